@@ -79,20 +79,14 @@ class HttpListener:
         state = ApiState(self._settings, broker, groups)
         self._app.open(state, None if make_relay is None else make_relay(state.stopping))
 
-    def take_over(self, transport: asyncio.Transport, broker_id: int, received: bytes = b"") -> None:
-        """Answer HTTP on a connection of broker ``broker_id``, which has proved to be it. ``received`` is what came
-        before.
-        """
+    def relayed_protocol(self, broker_id: int) -> asyncio.Protocol:
+        """Answers HTTP on a connection of broker ``broker_id``, which has proved to be it."""
         server = self._server
         protocol = self._relayed(
             config=server.config, server_state=server.server_state, app_state=server.lifespan.state
         )
         protocol.relaying_broker = broker_id
-        transport.set_protocol(protocol)
-        protocol.connection_made(transport)
-        if received:
-            protocol.data_received(received)
-        transport.resume_reading()
+        return protocol
 
     def close(self) -> None:
         """After ``serve`` has returned."""

@@ -7,7 +7,7 @@ Everything runs on one event loop; disk work runs in threads. The rooms: ``topic
 
 import functools
 from collections.abc import Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import structlog
 
@@ -37,6 +37,10 @@ from logstore.log.roller import Roller, RollResult, roll_threads
 from logstore.log.topic import Topic
 from logstore.settings import Settings
 from logstore.table_root import TableRoot
+
+if TYPE_CHECKING:  # one node imports nothing of the way between brokers
+    from logstore.broker.other_brokers import OtherBrokers
+    from logstore.broker.remote_appends import PeerRequests
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -82,6 +86,8 @@ class Broker:
         self._producing = Producing(journal, self.admission, authorizer, coordinator, filesystem, self._schedule.touch)
         self._batcher = Batcher(self._producing.produce, authorizer, self.admission)
         self._fetching = Fetching(journal, roller.refresh, self._topics.get, self.admission, authorizer)
+        #: None on one node.
+        self.others: OtherBrokers | None = None
         self._delegate()
 
     def _delegate(self) -> None:
@@ -182,6 +188,16 @@ class Broker:
             self._writers.shutdown()
             self._journal_lock.release()
         log.info("broker.stopped")
+
+    def join_cluster(self, peers: "PeerRequests") -> "OtherBrokers":
+        """From now on, records for partitions that other brokers lead go there. To be called once, after the start."""
+        from logstore.broker.other_brokers import OtherBrokers
+
+        self.others = others = OtherBrokers(
+            self._coordinator, self._topics, peers, self._producing, self.admission, self.authorizer, self.settings
+        )
+        self._producing.remote = others.appends
+        return others
 
     @property
     def brokers(self) -> Sequence[int]:

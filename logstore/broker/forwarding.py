@@ -7,6 +7,7 @@ forwarded at most once (C18): views differ for a moment, and two brokers could s
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from typing import Final
+from uuid import UUID
 
 from logstore.broker.context import Forwarding, RequestContext
 from logstore.cluster.coordinator import Coordinator
@@ -56,7 +57,11 @@ class Router:
 
     def leader(self, topic: Topic, partition: int) -> int:
         """The leader of a partition; ``NOBODY`` while there is none."""
-        return self._coordinator.partition_state(topic.topic_id, partition).leader
+        return self.leader_of(topic.topic_id, partition)
+
+    def leader_of(self, topic_id: UUID, partition: int) -> int:
+        """As ``leader``."""
+        return self._coordinator.partition_state(topic_id, partition).leader
 
     def other_broker(self, target: Target, names: Mapping[str, str], context: RequestContext) -> int | None:
         """The other broker that a request goes to; None: this one answers it, if only with the error that it finds.
@@ -89,8 +94,8 @@ class Router:
             url=url,
         )
 
-    def refusal(self, topic: Topic, partition: int, context: RequestContext) -> LogStoreError:
-        """Why records for a partition that another broker leads are not forwarded there."""
+    def refusal(self, topic: Topic, partition: int, context: RequestContext) -> LogStoreError | None:
+        """Why a request for a partition that another broker leads is not forwarded there; None if it is."""
         leader = self.leader(topic, partition)
         if leader == NOBODY:
             return no_leader(topic, partition)
@@ -99,7 +104,7 @@ class Router:
                 f"Broker {self.broker_id} does not lead {topic.name}-{partition}, and a request is forwarded once: "
                 "try again."
             )
-        return self.wrong_broker(leader)
+        return self.wrong_broker(leader) if context.forwarding is Forwarding.REFUSED else None
 
     def _find(self, target: Target, names: Mapping[str, str]) -> int | None:
         match target:

@@ -33,6 +33,7 @@ from logstore.errors import (
     QuarantinedError,
     TopicExistsError,
     UnknownTopicError,
+    UnknownTopicIdError,
 )
 from logstore.filesystem import FileSystem
 from logstore.journal.frame import Frame
@@ -204,6 +205,13 @@ class Topics:
             if name in self._quarantined:
                 raise self._quarantined[name]
             raise UnknownTopicError(f"Topic {name!r} not found.")
+        return topic
+
+    def by_id(self, topic_id: uuid.UUID) -> Topic:
+        """As ``get``. UnknownTopicIdError."""
+        topic = self._by_id.get(topic_id)
+        if topic is None:
+            raise UnknownTopicIdError(f"This broker has no topic with the id {topic_id}: it was deleted, or is new.")
         return topic
 
     def partition_state(self, context: RequestContext, topic: Topic, partition: int) -> PartitionState:
