@@ -66,6 +66,24 @@ class MalformedMessageError(InvalidRequestError):
     """A message of another broker cannot be read: it is cut, too long, or no message of the protocol."""
 
 
+class UnsupportedVersionError(InvalidRequestError):
+    """Another broker sends messages of a type or version that this release does not serve."""
+
+    kafka_name, kafka_code = "UNSUPPORTED_VERSION", 35
+
+
+class InconsistentClusterIdError(InvalidRequestError):
+    """The broker that connects is one of another cluster."""
+
+    kafka_name, kafka_code = "INCONSISTENT_CLUSTER_ID", 104
+
+
+class BrokerIdNotRegisteredError(InvalidRequestError):
+    """Another broker is at the address than the one that is meant."""
+
+    kafka_name, kafka_code = "BROKER_ID_NOT_REGISTERED", 102
+
+
 class UnknownTopicError(LogStoreError):
     kafka_name, kafka_code = "UNKNOWN_TOPIC_OR_PARTITION", 3
 
@@ -307,6 +325,12 @@ class WakeupError(LogStoreError):
 
 class AuthorizationError(LogStoreError):
     """The principal may not do this; nothing was done. The message names principal, operation and resource."""
+
+
+class PeerAuthenticationError(AuthorizationError):
+    """The broker that connects has not proved that it knows the secret of the cluster."""
+
+    kafka_name, kafka_code = "SASL_AUTHENTICATION_FAILED", 58
 
 
 class TopicAuthorizationError(AuthorizationError):

@@ -34,7 +34,7 @@ from logstore.cluster.coordinator import Coordinator
 from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
 from logstore.errors import LogStoreError
 from logstore.filesystem import FileSystem, local_filesystem
-from logstore.listening_sockets import listening_socket, url_of
+from logstore.listening_sockets import SocketBuffers, listening_socket, url_of
 from logstore.observability import configure_logging
 from logstore.settings import Settings
 
@@ -85,7 +85,8 @@ def serve(settings: Settings) -> int:
     if settings.log_level != "debug":
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     try:
-        listening = listening_socket(settings.host, settings.port)
+        buffers = SocketBuffers(settings.socket_send_buffer_bytes, settings.socket_receive_buffer_bytes)
+        listening = listening_socket(settings.host, settings.port, buffers=buffers)
     except LogStoreError as error:
         return _fail(f"cannot listen: {error.message}")
     except OSError as error:

@@ -179,6 +179,11 @@ class ZooKeeperCoordinator:
         return self._broker_id
 
     @property
+    def broker_epoch(self) -> int:
+        """-1 while the broker is not registered."""
+        return self.registration.broker_epoch
+
+    @property
     def view(self) -> ClusterView:
         return self._watched.view
 

@@ -116,6 +116,8 @@ def decode_header(data: Buffer) -> Header:
 # ---- HELLO, AUTH -----------------------------------------------------------------------------------------------------
 
 _HELLO: Final = struct.Struct("<iiq32s")
+# A stranger's, which may get into the log.
+_NAME_BYTES_MAX: Final = 64
 
 
 class Hello(NamedTuple):
@@ -140,7 +142,7 @@ def encode_hello(hello: Hello) -> bytes:
 def decode_hello(body: Buffer) -> Hello:
     reader = _Reader(body, "HELLO")
     broker_id, peer_id, broker_epoch, nonce = reader.take(_HELLO)
-    cluster_id, release = reader.text(), reader.text()
+    cluster_id, release = reader.text(_NAME_BYTES_MAX), reader.text(_NAME_BYTES_MAX)
     reader.end()
     return Hello(cluster_id, broker_id, peer_id, broker_epoch, nonce, release)
 
@@ -509,8 +511,11 @@ class _Reader:
         begin, self._at = self._at, self._at + self._require(count)
         return self._body[begin : self._at]
 
-    def text(self) -> str:
-        encoded = self.bytes(*self.take(_TEXT_BYTES))
+    def text(self, bytes_max: int = _TEXT_BYTES_MAX) -> str:
+        (count,) = self.take(_TEXT_BYTES)
+        if count > bytes_max:
+            raise MalformedMessageError(f"{self._what} has a text of {count} bytes; {bytes_max} are taken there")
+        encoded = self.bytes(count)
         try:
             return str(encoded, "utf-8")
         except UnicodeDecodeError as error:
