@@ -140,7 +140,7 @@ class Fetching:
         """Records of one partition for the store itself: nothing is reserved.
 
         Raises OffsetOutOfRangeError outside [log start, high watermark], UnknownPartitionError, UnknownTopicError if
-        the topic is deleted, TopicAuthorizationError.
+        the topic is deleted, NotLeaderOrFollowerError, OffsetNotAvailableError, TopicAuthorizationError.
         """
         self._authorizer.require(context, Operation.READ, ResourceType.TOPIC, topic.name)
         wanted = WantedPartition(topic, topic.partition(partition), offset)
@@ -161,9 +161,10 @@ class Fetching:
     ) -> tuple[int, int] | None:
         """The smallest offset with a timestamp of at least ``timestamp_ms``, and its timestamp; None without one.
 
-        Raises TopicAuthorizationError.
+        Raises TopicAuthorizationError, UnknownPartitionError, NotLeaderOrFollowerError, OffsetNotAvailableError.
         """
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
+        topic.partition(partition).require_leader().require_settled()
         return await self._reader.offset_for_timestamp(topic, partition, timestamp_ms)
 
     async def _fetch(

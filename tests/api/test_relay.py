@@ -198,12 +198,11 @@ async def test_a_long_poll_waits_at_the_leader_and_ends_with_its_client(tmp_path
         one = cluster.running[1].http
         path = "/topics/t/partitions/1/records?offset=0&max_wait_ms=20000"
         polling = asyncio.create_task(one.get(path))
-        log = cluster.topic("t", 2).partition(1)
-        await eventually_async(lambda: log._high_watermark.has_waiting_readers, "nobody waits at the leader")
+        under_way = cluster.running[2].listener._server.server_state.tasks
+        await eventually_async(lambda: len(under_way) == 1, "the poll is not at the leader")
         assert (await one.post("/topics/t", json={"records": [{"value": 1, "partition": 1}]})).status_code == 200
         assert [record["value"] for record in (await polling).json()] == [1]
         left = asyncio.create_task(one.get(path.replace("offset=0", "offset=1")))
-        under_way = cluster.running[2].listener._server.server_state.tasks
         await eventually_async(lambda: len(under_way) == 1, "the poll is not at the leader")
         left.cancel()
         await eventually_async(lambda: not under_way, "the poll goes on without its client")
