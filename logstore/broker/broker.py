@@ -44,6 +44,7 @@ from logstore.table_root import TableRoot
 
 if TYPE_CHECKING:  # one node imports nothing of the way between brokers
     from logstore.broker.other_brokers import OtherBrokers
+    from logstore.broker.partition_offsets import OffsetsElsewhere
     from logstore.broker.remote_appends import PeerRequests
 
 log = structlog.stdlib.get_logger(__name__)
@@ -269,6 +270,10 @@ class Broker:
         return FetchSession(
             broker_id, broker_epoch, self.journal, self.clock, self._topics.partition_log, self.replicas.followed
         )
+
+    async def offsets_elsewhere(self, logs: Sequence[PartitionLog]) -> "OffsetsElsewhere":
+        """The offsets of those of ``logs`` that other brokers lead, as their leaders tell them; -1 if one does not."""
+        return {} if self.others is None else await self.others.offsets(logs)
 
     def join_cluster(self, peers: "PeerRequests") -> "OtherBrokers":
         """From now on, records for partitions that other brokers lead go there. To be called once, after the start."""

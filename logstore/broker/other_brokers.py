@@ -1,11 +1,11 @@
 """The other brokers, as the rooms of this one use them: put together by ``Broker.join_cluster``, in a cluster only."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.forwarding import Router
-from logstore.broker.partition_offsets import Key, PartitionOffsets, offsets_elsewhere
+from logstore.broker.partition_offsets import OffsetsElsewhere, offsets_elsewhere
 from logstore.broker.peer_handlers import PeerHandlers
 from logstore.broker.producing import Producing
 from logstore.broker.remote_appends import PeerRequests, RemoteAppends
@@ -33,6 +33,6 @@ class OtherBrokers:
         self.handlers = PeerHandlers(producing, topics.by_id, admission, authorizer)
         self._peers = peers
 
-    async def offsets(self, logs: Sequence[PartitionLog]) -> Mapping[Key, PartitionOffsets]:
+    async def offsets(self, logs: Sequence[PartitionLog]) -> OffsetsElsewhere:
         """As ``offsets_elsewhere``."""
         return await offsets_elsewhere(self.router, self._peers, logs)
