@@ -22,6 +22,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import structlog
 import uvloop
@@ -42,11 +43,13 @@ from logstore.listening_sockets import SocketBuffers, listening_socket, url_of
 from logstore.observability import configure_logging
 from logstore.settings import Settings
 
+if TYPE_CHECKING:
+    from logstore.cluster_member import ClusterMember
+
 log = structlog.stdlib.get_logger(__name__)
 
 #: Within this time others lead what a broker led that stops. Supervisors lose patience after ten seconds.
 _HAND_OVER_S = 5.0
-_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - named, not listened on
 _HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -57,6 +60,8 @@ class Store:
     coordinator: Coordinator
     broker: Broker
     groups: GroupCoordinator
+    #: None on one node.
+    member: "ClusterMember | None" = None
 
 
 @contextlib.asynccontextmanager
@@ -77,30 +82,39 @@ async def running_store(
     """
     filesystem = filesystem or local_filesystem()
     async with contextlib.AsyncExitStack() as at_end:
+        member: ClusterMember | None = None
         coordinator: Coordinator
         if settings.zookeeper_connect is None:
             coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem)
         else:
-            # The socket of the peer listener is bound here: the registration names its address.
-            coordinator = _zookeeper_coordinator(settings, filesystem, clock, url, peer="")
+            member = _cluster_member(settings, filesystem, clock, url)
+            coordinator = member.coordinator
+            await member.start()
+            at_end.push_async_callback(member.stop)
         await coordinator.start()
         at_end.push_async_callback(coordinator.stop)
-        broker = await Broker.start(settings, coordinator, authorizer, quotas, clock=clock, filesystem=filesystem)
+        broker = await Broker.start(
+            settings,
+            coordinator,
+            authorizer,
+            quotas,
+            clock=clock,
+            filesystem=filesystem,
+            connect=None if member is None else member.connect,
+        )
         at_end.push_async_callback(broker.stop)
         groups = await at_end.enter_async_context(GroupCoordinator.running(broker))
-        yield Store(coordinator, broker, groups)
+        yield Store(coordinator, broker, groups, member)
 
 
-def _zookeeper_coordinator(
-    settings: Settings, filesystem: FileSystem, clock: Clock | None, url: str, peer: str
-) -> Coordinator:
+def _cluster_member(settings: Settings, filesystem: FileSystem, clock: Clock | None, url: str) -> "ClusterMember":
     try:
-        from logstore.cluster.zookeeper_coordinator import ZooKeeperCoordinator
+        from logstore.cluster_member import ClusterMember
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "kazoo":
             raise
         raise InvalidConfigError("zookeeper.connect needs the package kazoo: pip install 'logstore[cluster]'") from None
-    return ZooKeeperCoordinator.of(settings, filesystem, url=url, peer=peer, clock=clock)
+    return ClusterMember(settings, filesystem, clock, url)
 
 
 def serve(settings: Settings) -> int:
@@ -157,7 +171,10 @@ async def run(settings: Settings, listening: socket.socket) -> None:
                 gc.collect()
                 gc.freeze()
                 gc.enable()
-                listener.open(store.broker, store.groups)
+                if store.member is None:
+                    listener.open(store.broker, store.groups)
+                else:
+                    store.member.open(listener, store.broker, store.groups)
                 if settings.zookeeper_connect is not None and settings.controlled_shutdown_enable:
                     stop.hand_over = functools.partial(store.coordinator.hand_over, _HAND_OVER_S)
                 try:
@@ -201,8 +218,7 @@ class _Stop:
 
 def _advertised(listening: socket.socket, settings: Settings) -> str:
     """The URL for clients on other machines: a wildcard address is none of them."""
-    host = socket.gethostname() if settings.host in _WILDCARDS else settings.host
-    return url_of(listening, host)
+    return url_of(listening, settings.reachable_host)
 
 
 @contextlib.contextmanager

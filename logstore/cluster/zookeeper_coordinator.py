@@ -105,7 +105,7 @@ class ZooKeeperCoordinator:
 
     @classmethod
     def of(
-        cls, settings: Settings, filesystem: FileSystem, *, url: str, peer: str, clock: Clock | None = None
+        cls, settings: Settings, filesystem: FileSystem, *, url: str, clock: Clock | None = None
     ) -> "ZooKeeperCoordinator":
         """By the settings of a broker with ``zookeeper.connect``. InvalidConfigError."""
         assert settings.zookeeper_connect is not None
@@ -116,7 +116,7 @@ class ZooKeeperCoordinator:
             settings.broker_id,
             filesystem,
             url=url,
-            peer=peer,
+            peer="",  # ``Registration.advertise`` tells it
             rack=settings.broker_rack or socket.gethostname(),
             session_timeout_ms=settings.zookeeper_session_timeout_ms,
             policy=Policy(
