@@ -1,4 +1,4 @@
-"""The HTTP listener: one uvicorn server on a socket that it is given.
+"""The HTTP listener: one uvicorn server on the sockets that it is given.
 
 It answers from ``serve`` on; while the store starts, only that the process lives. ``open`` gives it the store. It stops
 in this order: long polls answer with what there is, requests in flight finish, connections close.
@@ -6,6 +6,7 @@ in this order: long polls answer with what there is, requests in flight finish, 
 
 import asyncio
 import contextlib
+import functools
 import socket
 from collections.abc import Callable, Iterator
 
@@ -63,6 +64,15 @@ class HttpListener:
             await self._server.serve([listener])
         finally:
             self._stopping.set()
+
+    async def serve_too(self, listener: socket.socket) -> None:
+        """Answer on one more socket, from now on until ``stop``, which closes it."""
+        config, server = self._server.config, self._server
+        protocol = functools.partial(
+            config.http_protocol_class, config=config, server_state=server.server_state, app_state={}
+        )
+        loop = asyncio.get_running_loop()
+        server.servers.append(await loop.create_server(protocol, sock=listener, backlog=BACKLOG))
 
     async def until_stopping(self) -> None:
         """Wait until no connection is accepted any more."""
