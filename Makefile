@@ -63,7 +63,7 @@ docs: setup ## Write the pages that are made from the code
 lock: ## Resolve the pinned requirements anew (needs uv)
 	@uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \
 		--no-header --no-annotate --no-emit-index-url --no-emit-find-links --quiet --output-file requirements.lock
-	@uv pip compile pyproject.toml --extra server --constraints requirements.lock --universal --python-version 3.11 \
+	@uv pip compile pyproject.toml --extra cluster --constraints requirements.lock --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links --quiet \
 		--output-file conf/server.lock
 	@uv pip compile airflow_dags/requirements.in --universal --python-version 3.11 --generate-hashes \

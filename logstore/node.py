@@ -1,5 +1,8 @@
 """The node: the parts of a store, put together and run from the sockets to the last answer.
 
+With ``zookeeper.connect`` it is a broker of a cluster: it registers with the addresses of its sockets, and before it
+stops others lead what it led (``controlled.shutdown.enable``). Only then is anything of ZooKeeper imported.
+
 From the bottom up: settings, coordinator, broker, consumer groups, listeners. The socket comes first (a busy port
 touches no data) and answers from then on; ``listening on`` is printed when the store is ready. SIGTERM and SIGINT end
 it from the top down: requests in flight finish, the broker seals what it holds, and the process ends with 0. Jobs, if
@@ -8,6 +11,7 @@ wanted, run in a process of their own from the announcement until the store begi
 
 import asyncio
 import contextlib
+import functools
 import gc
 import json
 import logging
@@ -15,7 +19,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -40,6 +44,9 @@ from logstore.settings import Settings
 
 log = structlog.stdlib.get_logger(__name__)
 
+#: Within this time others lead what a broker led that stops. Supervisors lose patience after ten seconds.
+_HAND_OVER_S = 5.0
+_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - named, not listened on
 _HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -58,22 +65,42 @@ async def running_store(
     authorizer: Authorizer,
     quotas: Quotas,
     *,
+    url: str = "",
     clock: Clock | None = None,
     filesystem: FileSystem | None = None,
 ) -> AsyncIterator[Store]:
     """A store without listeners, for as long as the block lasts.
 
-    ``authorizer`` decides who may do what in the store, ``quotas`` how much. Raises the errors of
-    ``Coordinator.start``, ``Broker.start`` and ``GroupCoordinator.start``.
+    ``authorizer`` decides who may do what in the store, ``quotas`` how much. ``url``: where the clients of a broker of
+    a cluster find it. Raises the errors of ``Coordinator.start``, ``Broker.start`` and ``GroupCoordinator.start``;
+    InvalidConfigError without the packages that a cluster needs.
     """
+    filesystem = filesystem or local_filesystem()
     async with contextlib.AsyncExitStack() as at_end:
-        coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem or local_filesystem())
+        coordinator: Coordinator
+        if settings.zookeeper_connect is None:
+            coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem)
+        else:
+            # The socket of the peer listener is bound here: the registration names its address.
+            coordinator = _zookeeper_coordinator(settings, filesystem, clock, url, peer="")
         await coordinator.start()
         at_end.push_async_callback(coordinator.stop)
         broker = await Broker.start(settings, coordinator, authorizer, quotas, clock=clock, filesystem=filesystem)
         at_end.push_async_callback(broker.stop)
         groups = await at_end.enter_async_context(GroupCoordinator.running(broker))
         yield Store(coordinator, broker, groups)
+
+
+def _zookeeper_coordinator(
+    settings: Settings, filesystem: FileSystem, clock: Clock | None, url: str, peer: str
+) -> Coordinator:
+    try:
+        from logstore.cluster.zookeeper_coordinator import ZooKeeperCoordinator
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "kazoo":
+            raise
+        raise InvalidConfigError("zookeeper.connect needs the package kazoo: pip install 'logstore[cluster]'") from None
+    return ZooKeeperCoordinator.of(settings, filesystem, url=url, peer=peer, clock=clock)
 
 
 def serve(settings: Settings, shared_port: int | None = None) -> int:
@@ -120,16 +147,19 @@ async def run(settings: Settings, listening: socket.socket, shared_port: int | N
     url = url_of(listening, settings.host)
     authorizer, quotas = Authorizer(), Quotas()
     listener = HttpListener(settings, authorizer, quotas)
-    with _signals(listener.stop):
+    stop = _Stop(listener)
+    with _signals(stop):
         serving = asyncio.create_task(listener.serve(listening))
         # Objects of the start stay for good: keep the garbage collector from looking at them.
         gc.disable()
         try:
-            async with running_store(settings, authorizer, quotas) as store:
+            async with running_store(settings, authorizer, quotas, url=_advertised(listening, settings)) as store:
                 gc.collect()
                 gc.freeze()
                 gc.enable()
                 listener.open(store.broker, store.groups)
+                if settings.zookeeper_connect is not None and settings.controlled_shutdown_enable:
+                    stop.hand_over = functools.partial(store.coordinator.hand_over, _HAND_OVER_S)
                 try:
                     if not listener.is_stopping:  # not announced if it was told to stop while it started
                         if shared_port is not None:
@@ -155,10 +185,42 @@ def _shared_socket(host: str, port: int) -> socket.socket:
         ) from error
 
 
+class _Stop:
+    """Stops the listener. A broker of a cluster hands over first, and answers until then; not at the second call."""
+
+    def __init__(self, listener: HttpListener) -> None:
+        self._listener = listener
+        self.hand_over: Callable[[], Coroutine[object, object, bool]] | None = None
+        self._handing_over: asyncio.Task[None] | None = None
+
+    def __call__(self) -> None:
+        if self.hand_over is not None and self._handing_over is None and not self._listener.is_stopping:
+            self._handing_over = asyncio.create_task(self._hand_over(self.hand_over))
+            return
+        if self._handing_over is not None:
+            self._handing_over.cancel()
+        self._listener.stop()
+
+    async def _hand_over(self, hand_over: Callable[[], Coroutine[object, object, bool]]) -> None:
+        try:
+            if not await hand_over():
+                log.warning("node.not_handed_over", seconds=_HAND_OVER_S, reason="others lead when its session ends")
+        finally:
+            if not self._listener.is_stopping:
+                self._listener.stop()
+
+
+def _advertised(listening: socket.socket, settings: Settings) -> str:
+    """The URL for clients on other machines: a wildcard address is none of them."""
+    host = socket.gethostname() if settings.host in _WILDCARDS else settings.host
+    return url_of(listening, host)
+
+
 @contextlib.contextmanager
 def _announced(settings: Settings, url: str) -> Iterator[None]:
     """Announce on stdout, and in the file that local tools read, that the store is ready."""
     endpoint = settings.data / "brokers" / str(settings.broker_id) / "endpoint.json"
+    local_filesystem().make_directory(endpoint.parent)
     local_filesystem().write_atomically(endpoint, json.dumps({"url": url, "pid": os.getpid()}).encode())
     log.info("node.listening", url=url)
     sys.stdout.write(f"listening on {url}\n")

@@ -5,8 +5,9 @@ Everything runs on one event loop; disk work runs in threads. The rooms: ``topic
 ``admission``, ``roll_schedule`` and ``upkeep``. They ask ``authorizer`` themselves who may do what.
 """
 
+import asyncio
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 import structlog
@@ -20,14 +21,14 @@ from logstore.broker.produce_result import PartitionResponse, ProduceResult
 from logstore.broker.producing import Producing
 from logstore.broker.quotas import Quotas
 from logstore.broker.roll_schedule import RollSchedule
-from logstore.broker.secret import load_secret
+from logstore.broker.secret import load_secret, load_shared_secret
 from logstore.broker.topic_catalog import TopicCatalog
 from logstore.broker.topic_tables import TopicTables
 from logstore.broker.topics import Topics
 from logstore.broker.upkeep import Upkeep
 from logstore.clock import Clock, SystemClock
 from logstore.cluster.coordinator import BrokerEndpoint, Coordinator, PartitionState
-from logstore.errors import BrokerNotReadyError
+from logstore.errors import BrokerNotReadyError, LogStoreError
 from logstore.filesystem import FileSystem, local_filesystem
 from logstore.journal.journal import Journal
 from logstore.limits import JOURNAL_FILE_BYTES, MIB
@@ -40,6 +41,9 @@ from logstore.settings import Settings
 from logstore.table_root import TableRoot
 
 log = structlog.stdlib.get_logger(__name__)
+
+#: Pause between two looks for partitions that a broker with a failed journal was given.
+_OFFLINE_S = 1.0
 
 
 class Broker:
@@ -60,9 +64,15 @@ class Broker:
         self.settings = settings
         self.cluster_id = coordinator.cluster_id
         self.broker_id = coordinator.broker_id
-        self.idempotency_secret = load_secret(settings.data / "brokers" / str(self.broker_id), filesystem)
+        if settings.zookeeper_connect is None:
+            self.idempotency_secret = load_secret(settings.log_directory, filesystem)
+        else:
+            one_node = settings.data / "brokers" / str(self.broker_id)
+            self.idempotency_secret = load_shared_secret(settings.data, one_node, filesystem)
         self._coordinator = coordinator
         self.journal = journal
+        journal.on_failure = self._journal_failed
+        self._telling_offline: asyncio.Task[None] | None = None
         #: Asked by every room, and by a listener before it reads a body.
         self.authorizer = authorizer
         self.quotas = quotas
@@ -138,7 +148,7 @@ class Broker:
         """
         clock = clock or SystemClock()
         filesystem = filesystem or local_filesystem()
-        journal_directory = settings.data / "brokers" / str(coordinator.broker_id) / "journal" / "0"
+        journal_directory = settings.log_directory / "journal" / "0"
         filesystem.make_directory(journal_directory)
         # The broker's own lock: no other process has the journal, even if the coordinator's lock was removed.
         journal_lock = LockFile.acquire(journal_directory)
@@ -169,9 +179,28 @@ class Broker:
         seconds = round(self.clock.monotonic() - began, 3)
         log.info("broker.started", data=str(self.settings.data), seconds=seconds, **self._topics.facts())
 
+    def _journal_failed(self) -> None:
+        if self.settings.zookeeper_connect is not None:
+            self._telling_offline = asyncio.create_task(self._tell_offline())
+
+    async def _tell_offline(self) -> None:
+        """Let others lead what a failed journal cannot serve, until the process ends: later partitions, too."""
+        told: Mapping[str, Sequence[int]] = {}
+        while True:
+            if (here := self._coordinator.replicas_here()) != told:
+                try:
+                    await self._coordinator.set_offline(here)
+                    told = here
+                    log.error("broker.offline", topics=len(here), reason="the journal has failed: others lead")
+                except LogStoreError as error:
+                    log.warning("broker.offline_not_told", why=error.message)
+            await asyncio.sleep(_OFFLINE_S)
+
     async def stop(self) -> None:
         """Refuse new appends, seal as much as ``ROLL_AT_STOP_S`` allows, and release the data directory."""
         self.admission.not_ready = "the store is stopping"
+        if self._telling_offline is not None:
+            self._telling_offline.cancel()
         await self._upkeep.stop()
         await self._schedule.stop()
         await self._topics.stop()
@@ -201,8 +230,10 @@ class Broker:
 
     @property
     def not_ready_reason(self) -> str | None:
-        """Why appends are refused; None while they are taken."""
-        return self.admission.not_ready_reason
+        """Why requests had better go elsewhere, or come later: appends are refused, or others lead; None while all is
+        well.
+        """
+        return self.admission.not_ready_reason or self._coordinator.not_ready_reason
 
 
 __all__ = [

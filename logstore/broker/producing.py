@@ -139,6 +139,8 @@ class Producing:
             self._admission.require_quota(context, QuotaKind.PRODUCED_BYTES)
         if identity is None:
             check_keys(topic, records)
+        if isinstance(identity, ProducerIdentity):
+            await self._require_issued(identity.producer_id)
         sticky = self._sticky_partition(topic, records, partition, identity)
         parts, payloads = await self._encode(topic, records, partition, sticky)
         self._filesystem.reached("produce.parsed")
@@ -165,7 +167,6 @@ class Producing:
             return sticky_partition(topic, next(self._sticky.setdefault(topic, itertools.count())))
         if isinstance(identity, IdempotencyKey):
             return identity.partition_hash
-        self._require_issued(identity.producer_id)
         require_partitions_named(records, partition)
         return 0
 
@@ -202,13 +203,15 @@ class Producing:
         self._authorizer.require_cluster(context, Operation.IDEMPOTENT_WRITE)
         self._admission.require_ready()
         if producer_id is not None:
-            self._require_issued(producer_id)
+            await self._require_issued(producer_id)
             if producer_epoch < PRODUCER_EPOCH_MAX:
                 return ProducerId(producer_id, producer_epoch + 1)
         return ProducerId(await self._coordinator.new_producer_id(), 0)
 
-    def _require_issued(self, producer_id: int) -> None:
+    async def _require_issued(self, producer_id: int) -> None:
         # Such an id may be issued later: its producer's batches would then be taken for repetitions.
+        if not self._coordinator.is_issued(producer_id):
+            await self._coordinator.refresh_producer_ids()
         if not self._coordinator.is_issued(producer_id):
             raise InvalidProducerRequestError(
                 f"Producer id {producer_id} was not issued by this store: ask POST /producers for one."

@@ -10,7 +10,7 @@ It decides by ``reconcile`` whenever the view changes. There is no message to ot
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final
 from uuid import UUID
 
@@ -79,6 +79,9 @@ class Controller:
         #: The version of ``/controller_epoch`` that this broker's election wrote; None while it is not the controller.
         self._epoch_version: int | None = None
         self.epoch = -1
+        #: Awaited after an election, before anything is decided: others made or removed tables meanwhile.
+        self.prepare: Callable[[], Awaitable[None]] | None = None
+        self._prepared_epoch = -1
         #: By topic, why its partitions cannot be placed.
         self.refused: Mapping[str, str] = {}
         #: The topics to look at; None for all.
@@ -89,8 +92,8 @@ class Controller:
 
     @property
     def is_active(self) -> bool:
-        """Whether this broker was elected, and knows of no successor."""
-        return self._epoch_version is not None
+        """Whether this broker was elected, has looked at the tables since, and knows of no successor."""
+        return self._epoch_version is not None and self._prepared_epoch == self.epoch
 
     def start(self) -> None:
         self._watched.listen(self._view_changed)
@@ -137,6 +140,9 @@ class Controller:
             try:
                 async with self._one_at_a_time:
                     await self._elect()
+                if self._epoch_version is not None and not self.is_active:
+                    await self._prepare()
+                async with self._one_at_a_time:
                     if self.is_active:
                         await self._reconcile(dataclasses.replace(self._policy, preferred=Preferred.NONE), changed)
             except (ZooKeeperUnavailableError, NotControllerError) as error:
@@ -159,6 +165,13 @@ class Controller:
                 except (ZooKeeperUnavailableError, NotControllerError) as error:
                     log.info("controller.not_rebalanced", why=error.message)
 
+    async def _prepare(self) -> None:
+        """Not among the controller's own requests: it waits for a change of the tables that is under way."""
+        epoch = self.epoch
+        if self.prepare is not None:
+            await self.prepare()
+        self._prepared_epoch = epoch
+
     # ---- election ---------------------------------------------------------------------------------------------------
 
     async def _elect(self) -> None:
@@ -167,7 +180,7 @@ class Controller:
         if view.controller is not None:
             if view.controller.broker_id != self._broker_id:
                 self._resign(f"broker {view.controller.broker_id} is the controller")
-            elif not self.is_active:
+            elif self._epoch_version is None:
                 await self._find_own_election()
             return
         self._resign(f"{znodes.CONTROLLER} is gone")
@@ -236,7 +249,7 @@ class Controller:
             raise NotControllerError(f"{refused.operation.path} has changed meanwhile: decide anew.") from refused
 
     def _check(self) -> Check:
-        if self._epoch_version is None:
+        if self._epoch_version is None or not self.is_active:
             raise NotControllerError(f"Broker {self._broker_id} is not the controller.")
         return Check(znodes.CONTROLLER_EPOCH, self._epoch_version)
 

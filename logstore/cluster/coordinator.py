@@ -7,7 +7,7 @@ are asynchronous; the others answer from the coordinator's own view. ``EmbeddedC
 """
 
 import enum
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -63,7 +63,8 @@ class KnownTopic:
     """What a coordinator needs to know of a topic's table.
 
     ``leader_epochs``: by partition, the last that table and journal have seen. ``has_records``: whether any were ever
-    sealed in the table. ``replication_factor``: that of a new topic (None: the default).
+    sealed in the table. ``replication_factor``: that of a new topic (None: the default). ``unclean``: whether its
+    partitions may lose records to have a leader (``unclean.leader.election.enable``).
     """
 
     name: str
@@ -71,6 +72,17 @@ class KnownTopic:
     leader_epochs: tuple[int, ...]
     has_records: bool = False
     replication_factor: int | None = None
+    unclean: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredTopic:
+    """A topic as the cluster has it. ``version`` rises when the configuration in its table has changed."""
+
+    topic_id: UUID
+    version: int
+    deleting: bool
+    num_partitions: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +97,9 @@ class BrokerEndpoint:
 #: Told that a partition has a leader, or another one, or other replicas in sync: topic id, partition, its new state.
 #: Called on the event loop, in the order of the changes of a partition.
 PartitionListener = Callable[[UUID, int, PartitionState], None]
+#: Told the name of a topic whose ``RegisteredTopic`` came, changed or went. Called on the event loop, after the
+#: listeners of its partitions.
+TopicListener = Callable[[str], None]
 
 
 class Coordinator(Protocol):
@@ -104,6 +119,16 @@ class Coordinator(Protocol):
     @property
     def brokers_by_id(self) -> Mapping[int, BrokerEndpoint]:
         """The same brokers with their addresses, in the order of their ids."""
+        ...
+
+    @property
+    def placeable_brokers(self) -> int:
+        """The number of brokers that new replicas can be given to now."""
+        ...
+
+    @property
+    def not_ready_reason(self) -> str | None:
+        """Why requests had better go to another broker; None if this one has its place in the cluster."""
         ...
 
     @property
@@ -143,8 +168,36 @@ class Coordinator(Protocol):
         """Tell ``listener`` of each partition that has a leader now, and of each change from now on."""
         ...
 
+    def listen_to_topics(self, listener: TopicListener) -> None:
+        """Tell ``listener`` of each topic that is registered now, and of each change from now on.
+
+        A coordinator of one node has none: the tables of its broker are all there is.
+        """
+        ...
+
+    def registered_topic(self, name: str) -> RegisteredTopic | None:
+        """The topic as the cluster has it; None if it is not registered."""
+        ...
+
+    def is_gone(self, topic_id: UUID) -> bool:
+        """Whether a topic with records was deleted for certain: no topic that is registered has its id."""
+        ...
+
+    def on_election(self, prepare: Callable[[], Awaitable[None]]) -> None:
+        """Await ``prepare`` whenever this broker was elected, before it decides anything: it tells of all tables by
+        ``set_partitions`` and ``forget_topic``.
+        """
+        ...
+
     def set_partitions(self, topic: KnownTopic) -> None:
-        """The topic was made, or has grown: the new partitions get a leader, now or later."""
+        """The topic was made, or has grown: the new partitions get a leader, or later. Or ``unclean`` is another."""
+        ...
+
+    async def table_changed(self, topic_id: UUID) -> None:
+        """The configuration in the topic's table has changed: other brokers read it again.
+
+        UnknownTopicIdError, ClusterStateError, ZooKeeperUnavailableError.
+        """
         ...
 
     async def mark_deleting(self, topic_id: UUID) -> None:
@@ -204,6 +257,17 @@ class Coordinator(Protocol):
         """Held while the log of the topic's table is repaired or checkpointed: by one broker at a time."""
         ...
 
+    async def set_offline(self, offline: Mapping[str, Sequence[int]]) -> None:
+        """By topic, the partitions that this broker's disk cannot serve: others lead them.
+
+        ZooKeeperUnavailableError.
+        """
+        ...
+
+    def replicas_here(self) -> Mapping[str, Sequence[int]]:
+        """By topic, the partitions that this broker has a replica of."""
+        ...
+
     async def hand_over(self, timeout_s: float) -> bool:
         """Before a stop: let others lead what this broker leads. Whether it leads nothing that another one could."""
         ...
@@ -218,5 +282,9 @@ class Coordinator(Protocol):
         ...
 
     def is_issued(self, producer_id: int) -> bool:
-        """Whether ``producer_id`` may have been given to a producer."""
+        """Whether ``producer_id`` may have been given to a producer, as far as this broker knows."""
+        ...
+
+    async def refresh_producer_ids(self) -> None:
+        """Learn which ids other brokers have given, before ``is_issued`` refuses one. ZooKeeperUnavailableError."""
         ...

@@ -33,6 +33,9 @@ NEW: Final = -1
 #: Kafka's `leader.imbalance.per.broker.percentage`.
 IMBALANCE_PERCENTAGE: Final = 10
 
+#: Of a topic whose table has records that no broker of the cluster is known to have acknowledged.
+NOT_ADOPTED: Final = "ZooKeeper does not know its table, which has records. Take it over: logstore cluster adopt {}"
+
 
 class Preferred(enum.Enum):
     """Which partitions go back to their preferred leaders."""
@@ -45,7 +48,9 @@ class Preferred(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What an operator has decided. ``unclean``: topics whose partitions may lose records to have a leader."""
+    """What an operator has decided. ``unclean``: topics whose partitions may lose records to have a leader; those whose
+    configuration says so may, too.
+    """
 
     default_replication_factor: int = 1
     preferred: Preferred = Preferred.NONE
@@ -90,11 +95,12 @@ def reconcile(
             if document.topic_id not in tables:
                 writes.append(TopicWrite(name, None, node.version))
             continue
+        table = by_name.get(name)
+        unclean = name in policy.unclean or (table is not None and table.unclean)
         rows = tuple(
-            _decide(_Replicas(view, name, partition), row, preferring, unclean=name in policy.unclean)
+            _decide(_Replicas(view, name, partition), row, preferring, unclean=unclean)
             for partition, row in enumerate(document.partitions)
         )
-        table = by_name.get(name)
         if table is not None:
             if table.topic_id != document.topic_id:
                 refused[name] = f"ZooKeeper has another topic of this name (id {document.topic_id})"
@@ -108,7 +114,7 @@ def reconcile(
             continue
         table = by_name[name]
         if table.has_records:
-            refused[name] = "its table has records and ZooKeeper does not know it: it has to be adopted"
+            refused[name] = NOT_ADOPTED.format(name)
         elif rows := placing.rows(table, (), refused):
             writes.append(TopicWrite(name, TopicRegistration(table.topic_id, 0, False, rows), NEW))
     return Decisions(tuple(writes), refused)

@@ -143,7 +143,16 @@ def test_a_table_without_records_is_placed_above_its_epochs():
 def test_a_table_with_records_is_not_placed():
     writes, refused = placed(ClusterView(None, {1: broker()}), KnownTopic("u", ID, (3,), has_records=True))
     assert (writes, list(refused)) == ([], ["u"])
-    assert "adopted" in refused["u"]
+    assert "logstore cluster adopt u" in refused["u"]
+
+
+def test_a_topic_whose_configuration_allows_it_is_led_by_a_replica_that_is_not_in_sync():
+    view = view_of(row(-1, (2,), (1, 2)), live=[1])
+    (topic,) = view.topics.values()
+    for unclean in (False, True):
+        table = KnownTopic("t", topic.document.topic_id, (0,), unclean=unclean)
+        writes = reconcile(view, {table.topic_id: table}, Policy()).writes
+        assert [one.document.partitions[0].leader for one in writes] == ([1] if unclean else [])
 
 
 def test_new_partitions_get_as_many_replicas_as_the_others_and_old_ones_stay():
