@@ -35,6 +35,8 @@ ROW_GROUP_BYTES_MAX = 16 * MIB
 JOURNAL_FILE_BYTES = 64 * MIB
 # The most bytes that one group commit writes before it fsyncs.
 JOURNAL_GROUP_BYTES_MAX = 32 * MIB
+# The newest frames that a broker of a cluster keeps in memory for followers.
+RECENT_FRAMES_BYTES = 32 * MIB
 
 DELTA_CHECKPOINT_INTERVAL = 100
 COMMIT_ATTEMPTS_MAX = 20

@@ -7,7 +7,7 @@ Everything runs on one event loop; disk work runs in threads. The rooms: ``topic
 
 import asyncio
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Self
 
 import structlog
@@ -20,6 +20,7 @@ from logstore.broker.fetching import Fetching
 from logstore.broker.produce_result import PartitionResponse, ProduceResult
 from logstore.broker.producing import Producing
 from logstore.broker.quotas import Quotas
+from logstore.broker.replicas import Replicas
 from logstore.broker.roll_schedule import RollSchedule
 from logstore.broker.secret import load_secret, load_shared_secret
 from logstore.broker.topic_catalog import TopicCatalog
@@ -31,12 +32,14 @@ from logstore.cluster.coordinator import BrokerEndpoint, Coordinator, PartitionS
 from logstore.errors import BrokerNotReadyError, LogStoreError
 from logstore.filesystem import FileSystem, local_filesystem
 from logstore.journal.journal import Journal
-from logstore.limits import JOURNAL_FILE_BYTES, MIB
+from logstore.limits import JOURNAL_FILE_BYTES, MIB, RECENT_FRAMES_BYTES
 from logstore.lock_file import LockFile, require_all
 from logstore.log.log_reader import FetchResult
 from logstore.log.partition_log import PartitionLog
 from logstore.log.roller import Roller, RollResult, roll_threads
 from logstore.log.topic import Topic
+from logstore.replication.fetch_session import FetchSession
+from logstore.replication.replica_fetcher import Connection, FetcherSettings
 from logstore.settings import Settings
 from logstore.table_root import TableRoot
 
@@ -44,6 +47,8 @@ log = structlog.stdlib.get_logger(__name__)
 
 #: Pause between two looks for partitions that a broker with a failed journal was given.
 _OFFLINE_S = 1.0
+#: Opens a connection to the broker with that id.
+Connect = Callable[[int], Awaitable[Connection]]
 
 
 class Broker:
@@ -60,6 +65,7 @@ class Broker:
         quotas: Quotas,
         clock: Clock,
         filesystem: FileSystem,
+        connect: Connect | None,
     ) -> None:
         self.settings = settings
         self.cluster_id = coordinator.cluster_id
@@ -86,8 +92,38 @@ class Broker:
         self._schedule = RollSchedule(roller, journal, clock, settings, by_name)
         self.admission = Admission(settings, journal, locks, self._schedule.press, quotas, clock)
         self._upkeep = Upkeep(roller, clock, by_name, functools.partial(require_all, locks))
+        #: Called with a topic and a partition when this broker begins to lead it, with each new epoch, and when it
+        #: leads it no more (``PartitionLog.is_leader`` says which).
+        self.leadership_listeners: list[Callable[[Topic, int], None]] = []
+        self.replicas = Replicas(
+            coordinator,
+            journal,
+            roller,
+            clock,
+            connect,
+            FetcherSettings(
+                wait_max_ms=settings.replica_fetch_wait_max_ms,
+                partition_bytes_max=settings.replica_fetch_max_bytes,
+                response_bytes_max=settings.replica_fetch_response_max_bytes,
+                backoff_s=settings.replica_fetch_backoff_ms / 1000,
+                timeout_s=settings.replica_socket_timeout_ms / 1000,
+            ),
+            fetchers_per_broker=settings.num_replica_fetchers,
+            lag_max_s=settings.replica_lag_time_max_ms / 1000,
+            changed=self._leadership_changed,
+        )
         self._topics = Topics(
-            by_name, settings, coordinator, catalog, journal, roller, self._schedule, self.admission, authorizer, clock
+            by_name,
+            settings,
+            coordinator,
+            catalog,
+            journal,
+            roller,
+            self._schedule,
+            self.replicas,
+            self.admission,
+            authorizer,
+            clock,
         )
         self._cluster = Cluster(coordinator, authorizer)
         self._tables = TopicTables(roller, self.admission, authorizer, self._schedule.rolled)
@@ -108,7 +144,6 @@ class Broker:
         self.problems = topics.problems
         self.was_deleted = topics.was_deleted
         self.topic_deleted_listeners = topics.removals.listeners
-        self.leadership_listeners = topics.leadership_listeners
         self.create_topic = topics.create
         self.internal_topic = topics.internal
         self.find_topic_for_produce = topics.find_for_produce
@@ -140,10 +175,12 @@ class Broker:
         *,
         clock: Clock | None = None,
         filesystem: FileSystem | None = None,
+        connect: Connect | None = None,
     ) -> Self:
         """Lock the journal, recover the data directory, and begin to serve.
 
-        ``coordinator`` has started, and stops after the broker. Raises DataDirectoryError if another process has the
+        ``coordinator`` has started, and stops after the broker. ``connect`` opens a connection to another broker, in a
+        cluster. Raises DataDirectoryError if another process has the
         journal, CorruptionError if stored bytes have changed since they were written.
         """
         clock = clock or SystemClock()
@@ -162,8 +199,11 @@ class Broker:
                 clock=clock,
                 file_bytes=file_bytes,
                 require_lock=functools.partial(require_all, locks),
+                recent_bytes=0 if connect is None else RECENT_FRAMES_BYTES,
             )
-            broker = cls(settings, coordinator, catalog, journal, journal_lock, authorizer, quotas, clock, filesystem)
+            broker = cls(
+                settings, coordinator, catalog, journal, journal_lock, authorizer, quotas, clock, filesystem, connect
+            )
             await broker._recover()
         except BaseException:
             journal_lock.release()
@@ -204,6 +244,7 @@ class Broker:
         await self._upkeep.stop()
         await self._schedule.stop()
         await self._topics.stop()
+        await self.replicas.stop()
         if self.admission.lost_lock is None:  # without its locks another process may be writing to the tables
             await self._schedule.roll_at_stop()
         await self._roller.drain()
@@ -216,6 +257,17 @@ class Broker:
             self._writers.shutdown()
             self._journal_lock.release()
         log.info("broker.stopped")
+
+    def _leadership_changed(self, topic: Topic, partition: int) -> None:
+        self._schedule.touch(topic)
+        for listener in self.leadership_listeners:
+            listener(topic, partition)
+
+    def fetch_session(self, broker_id: int, broker_epoch: int) -> FetchSession:
+        """The fetches of a follower over one connection; to be closed."""
+        return FetchSession(
+            broker_id, broker_epoch, self.journal, self.clock, self._topics.partition_log, self.replicas.followed
+        )
 
     @property
     def brokers_by_id(self) -> Mapping[int, BrokerEndpoint]:

@@ -48,7 +48,7 @@ _NEW = Claim()
 
 
 def claim(
-    topic: Topic, parts: Sequence[PartitionBatch], identity: ProducerIdentity | IdempotencyKey | None
+    topic: Topic, parts: Sequence[PartitionBatch], identity: ProducerIdentity | IdempotencyKey | None, acks: int
 ) -> list[Claim]:
     """A claim for each of ``parts``, which may have several batches of a partition, in order.
 
@@ -56,7 +56,7 @@ def claim(
     OutOfOrderSequenceError, DuplicateSequenceError, InvalidProducerEpochError. Raises errors of the whole request:
     InvalidProducerRequestError, IdempotencyKeyReusedError, ThrottledError.
     """
-    refusals = [refusal_of(topic, part) for part in parts]
+    refusals = [refusal_of(topic, part, acks) for part in parts]
     if identity is None:
         return [_NEW if why is None else Claim(error=why) for why in refusals]
     if isinstance(identity, ProducerIdentity):

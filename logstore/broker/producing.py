@@ -230,7 +230,7 @@ class Producing:
 
     def _append(self, context: RequestContext, prepared: Sequence[PreparedRequest], acks: int) -> Appended:
         """Claim the parts of all requests, give the new ones offsets, and hand them to the journal as one append."""
-        requests = [self._claim(one) for one in prepared]
+        requests = [self._claim(one, acks) for one in prepared]
         for one, request in zip(prepared, requests, strict=True):
             if request.new:
                 self._admission.require_room(one.topic, sum([len(one.payloads[at]) for at in request.new]))
@@ -255,9 +255,9 @@ class Producing:
             request.new_bytes = new_bytes
         return Appended(requests, acknowledgement)
 
-    def _claim(self, one: PreparedRequest) -> AppendedRequest:
+    def _claim(self, one: PreparedRequest, acks: int) -> AppendedRequest:
         topic, parts = one.topic, one.parts
-        claims = claim(topic, parts, one.identity)
+        claims = claim(topic, parts, one.identity, acks)
         new = [at for at, claimed in enumerate(claims) if claimed.is_new]
         # Only new records have to meet the topic's configuration of now. The decoder has checked the sizes of records
         # without an identity; keys may have become necessary while they were encoded.

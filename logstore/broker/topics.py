@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import urllib.parse
 import uuid
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from typing import TypeVar
 
 import structlog
@@ -18,6 +18,7 @@ from logstore.broker.context import RequestContext
 from logstore.broker.problems import TopicProblem, find_problems
 from logstore.broker.recovery import Unserved, recover_partitions
 from logstore.broker.removals import Removals
+from logstore.broker.replicas import Replicas
 from logstore.broker.roll_schedule import RollSchedule
 from logstore.broker.topic_catalog import TopicCatalog, check_no_collision, check_topic_name
 from logstore.clock import Clock
@@ -38,6 +39,7 @@ from logstore.filesystem import FileSystem
 from logstore.journal.frame import Frame
 from logstore.journal.journal import Journal
 from logstore.limits import PARTITIONS_PER_TOPIC_MAX
+from logstore.log.partition_log import PartitionLog
 from logstore.log.roller import Roller
 from logstore.log.topic import Topic
 from logstore.observability import forget_topic
@@ -64,6 +66,7 @@ class Topics:
         journal: Journal,
         roller: Roller,
         schedule: RollSchedule,
+        replicas: Replicas,
         admission: Admission,
         authorizer: Authorizer,
         clock: Clock,
@@ -77,13 +80,11 @@ class Topics:
         self._journal = journal
         self._roller = roller
         self._schedule = schedule
+        self._replicas = replicas
         self._admission = admission
         self._authorizer = authorizer
         self._clock = clock
         self.removals = Removals(catalog, journal, self._lock)
-        #: Called with a topic and a partition when this broker begins to lead it, with each new epoch, and when it
-        #: leads it no more (``PartitionLog.is_leader`` says which).
-        self.leadership_listeners: list[Callable[[Topic, int], None]] = []
         self._by_id: dict[uuid.UUID, Topic] = {}
         self._deleted: frozenset[uuid.UUID] = frozenset()
         #: By name: why a topic whose directory is there is not served.
@@ -161,22 +162,10 @@ class Topics:
         topic.grown = lambda grown: self._coordinator.set_partitions(_known(grown))
 
     def _partition_changed(self, topic_id: uuid.UUID, partition: int, state: PartitionState) -> None:
-        """The coordinator's event: lead the partition, or lead it no more."""
+        """The coordinator's event."""
         topic = self._by_id.get(topic_id)
-        if topic is None or partition >= len(topic.partitions):
-            return
-        partition_log = topic.partitions[partition]
-        if state.leader != self._coordinator.broker_id:
-            partition_log.resign(state.leader_epoch)
-            self._tell_of_leadership(topic, partition)
-        elif not partition_log.is_leader or partition_log.leader_epoch < state.leader_epoch:
-            partition_log.state.forget_producers(self._coordinator.producer_ids_begin)
-            partition_log.become_leader(state.leader_epoch)
-            self._tell_of_leadership(topic, partition)
-
-    def _tell_of_leadership(self, topic: Topic, partition: int) -> None:
-        for listener in self.leadership_listeners:
-            listener(topic, partition)
+        if topic is not None and partition < len(topic.partitions):
+            self._replicas.partition_changed(topic, topic.partitions[partition], state)
 
     def _snapshot_frames(self) -> list[Frame]:
         logs = [p for t in (*self._topics.values(), *self.removals.unfinished) for p in t.partitions]
@@ -205,6 +194,11 @@ class Topics:
                 raise self._quarantined[name]
             raise UnknownTopicError(f"Topic {name!r} not found.")
         return topic
+
+    def partition_log(self, topic_id: uuid.UUID, partition: int) -> PartitionLog | None:
+        """The log of a partition by its topic's id; None if it is not known here. For other brokers."""
+        topic = self._by_id.get(topic_id)
+        return None if topic is None or not 0 <= partition < len(topic.partitions) else topic.partitions[partition]
 
     def partition_state(self, context: RequestContext, topic: Topic, partition: int) -> PartitionState:
         """The leader and the replicas of a partition. Raises TopicAuthorizationError."""
@@ -347,6 +341,7 @@ class Topics:
             del self._topics[name], self._by_id[topic.topic_id]
             self._coordinator.forget_topic(topic.topic_id)
             self._roller.forget(topic)
+            self._replicas.forget(topic)
             forget_topic(name)
             await self.removals.begin(topic)
 

@@ -55,24 +55,23 @@ class Leadership:
 
     # ---- appends ----------------------------------------------------------------------------------------------------
 
-    def require_enough_replicas(self, acks: int) -> None:
-        """Before an append: NotEnoughReplicasError for acks=all below ``min.insync.replicas`` (C13),
-        NotLeaderOrFollowerError for fewer acks without a lease (C14). Nothing is stored then.
-        """
+    def refusal(self, acks: int) -> LogStoreError | None:
+        """Why no append is taken: acks=all below ``min.insync.replicas`` (C13), fewer acks without a lease (C14)."""
         in_sync = self.in_sync_replicas
         if in_sync is None:
-            return
+            return None
         if acks == ACKS_ALL:
             if not in_sync.has_enough:
-                raise NotEnoughReplicasError(
+                return NotEnoughReplicasError(
                     f"{len(in_sync.committed)} replicas are in sync, and min.insync.replicas is "
                     f"{in_sync.min_in_sync}: nothing was stored. Try again when more brokers are back."
                 )
         elif not self._has_lease():
-            raise NotLeaderOrFollowerError(
+            return NotLeaderOrFollowerError(
                 "This broker does not reach ZooKeeper, so that another one may lead by now: nothing was stored. Try "
                 "again, or send with acks=all."
             )
+        return None
 
     def acknowledge(self, end_offset: int, acks: int, acknowledgement: Acknowledgement) -> None:
         """Count ``acknowledgement`` down when what is below ``end_offset`` counts for ``acks``, which may be now."""

@@ -40,7 +40,7 @@ from logstore.log.active_segment import ActiveSegment, JournalBytes
 from logstore.log.frame_index import FrameIndex
 from logstore.log.high_watermark import HighWatermark
 from logstore.log.history import MissingRange
-from logstore.log.in_sync_replicas import InSyncReplicas
+from logstore.log.in_sync_replicas import Follower, InSyncReplicas
 from logstore.log.isolation import Isolation
 from logstore.log.journal_tail import JournalTail
 from logstore.log.leadership import Leadership
@@ -261,10 +261,9 @@ class PartitionLog:
         """Whether this broker leads the partition."""
         return self._leadership is not None
 
-    @property
-    def not_leader(self) -> NotLeaderOrFollowerError | None:
-        """Why appends are refused; None for the leader."""
-        return None if self._leadership is not None else self._not_leader()
+    def append_refusal(self, acks: int) -> LogStoreError | None:
+        """Why an append with ``acks`` is not taken; None if it is."""
+        return self._not_leader() if self._leadership is None else self._leadership.refusal(acks)
 
     def _not_leader(self) -> NotLeaderOrFollowerError:
         return NotLeaderOrFollowerError(
@@ -277,6 +276,13 @@ class PartitionLog:
         if self._leadership is None:
             raise self._not_leader()
         return self._leadership
+
+    def follower(self, broker_id: int) -> Follower | None:
+        """The replica as this leader knows it; None if there is none, or another broker leads."""
+        leadership = self._leadership
+        if leadership is None or leadership.in_sync_replicas is None:
+            return None
+        return leadership.in_sync_replicas.followers.get(broker_id)
 
     # ---- appending --------------------------------------------------------------------------------------------------
 
@@ -356,7 +362,7 @@ class PartitionLog:
     @property
     def is_quiet(self) -> bool:
         """Whether no frame is on its way to the disk."""
-        return self.next_offset == self.log_end_offset
+        return self.next_offset == self.log_end_offset and not self.active_segment.is_truncating
 
     def _begins_tail(self, header: FrameHeader) -> bool:
         """Whether a follower's first frame behind the sealed offset begins below it."""
