@@ -39,7 +39,7 @@ from logstore.cluster.coordinator import Coordinator
 from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
 from logstore.errors import InvalidConfigError, LogStoreError
 from logstore.filesystem import FileSystem, local_filesystem
-from logstore.listening_sockets import SocketBuffers, listening_socket, url_of
+from logstore.listening_sockets import SocketBuffers, listening_socket, shared_socket, url_of
 from logstore.observability import configure_logging
 from logstore.settings import Settings
 
@@ -117,17 +117,17 @@ def _cluster_member(settings: Settings, filesystem: FileSystem, clock: Clock | N
     return ClusterMember(settings, filesystem, clock, url)
 
 
-def serve(settings: Settings) -> int:
+def serve(settings: Settings, shared_port: int | None = None) -> int:
     """Serve until SIGTERM or SIGINT; the exit code of the process.
 
-    1 with one line on stderr if the port is taken or the data directory cannot be used.
+    ``shared_port``: one more to listen on, once the store is ready, beside other brokers of this machine. 1 with one
+    line on stderr if the port is taken or the data directory cannot be used.
     """
     configure_logging(settings.log_level, settings.log_format)
     if settings.log_level != "debug":
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     try:
-        buffers = SocketBuffers(settings.socket_send_buffer_bytes, settings.socket_receive_buffer_bytes)
-        listening = listening_socket(settings.host, settings.port, buffers=buffers)
+        listening = listening_socket(settings.host, settings.port, buffers=_socket_buffers(settings))
     except LogStoreError as error:
         return _fail(f"cannot listen: {error.message}")
     except OSError as error:
@@ -138,7 +138,7 @@ def serve(settings: Settings) -> int:
         )
     try:
         with listening, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(run(settings, listening))
+            runner.run(run(settings, listening, shared_port))
     except LogStoreError as error:
         return _fail(f"cannot start: {error.message}")
     except OSError as error:
@@ -151,8 +151,8 @@ def _fail(line: str) -> int:
     return 1
 
 
-async def run(settings: Settings, listening: socket.socket) -> None:
-    """Serve on ``listening`` until a signal."""
+async def run(settings: Settings, listening: socket.socket, shared_port: int | None = None) -> None:
+    """Serve on ``listening``, and once the store is ready on ``shared_port`` too, until a signal."""
     if not is_loopback(settings.host):
         log.warning(
             "node.open_to_others",
@@ -179,6 +179,8 @@ async def run(settings: Settings, listening: socket.socket) -> None:
                     stop.hand_over = functools.partial(store.coordinator.hand_over, _HAND_OVER_S)
                 try:
                     if not listener.is_stopping:  # not announced if it was told to stop while it started
+                        if shared_port is not None:
+                            await listener.serve_too(_shared_socket(settings, shared_port))
                         with _announced(settings, url):
                             async with background_jobs(settings, url) if settings.jobs_enable else nullcontext():
                                 await listener.until_stopping()
@@ -189,6 +191,19 @@ async def run(settings: Settings, listening: socket.socket) -> None:
             if not listener.is_stopping:
                 listener.stop()
             await serving
+
+
+def _socket_buffers(settings: Settings) -> SocketBuffers:
+    return SocketBuffers(settings.socket_send_buffer_bytes, settings.socket_receive_buffer_bytes)
+
+
+def _shared_socket(settings: Settings, port: int) -> socket.socket:
+    try:
+        return shared_socket(settings.host, port, _socket_buffers(settings))
+    except OSError as error:
+        raise InvalidConfigError(
+            f"port {port} of all brokers on {settings.host} cannot be had: {error.strerror or error}"
+        ) from error
 
 
 class _Stop:
