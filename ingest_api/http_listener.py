@@ -1,4 +1,4 @@
-"""The HTTP listener: one uvicorn server on a socket that it is given.
+"""The HTTP listener: one uvicorn server on the sockets that it is given.
 
 It answers from ``serve`` on; while the store starts, only that the process lives. ``open`` gives it the store. It stops
 in this order: long polls answer with what there is, requests in flight finish, connections close.
@@ -7,6 +7,7 @@ in this order: long polls answer with what there is, requests in flight finish, 
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import socket
 from collections.abc import Callable, Iterator
 
@@ -43,12 +44,13 @@ class HttpListener:
         self._settings = settings
         self._app = create_app(settings, authorizer, quotas)
         limits = ConnectionLimits.of(settings, max_connections=connections_within(settings.max_connections, files))
+        self._accepted = http_protocol(limits, self._app.short_requests)
         # The clients are bounded where they are; short requests are appended from there.
         self._relayed = http_protocol(dataclasses.replace(limits, idle_seconds=LISTENER_IDLE_S))
         self._server = _Server(
             uvicorn.Config(
                 self._app,
-                http=http_protocol(limits, self._app.short_requests),
+                http=self._accepted,
                 ws="none",
                 # The application has no start or stop of its own: the node starts and stops the store.
                 lifespan="off",
@@ -69,6 +71,15 @@ class HttpListener:
             await self._server.serve([listener])
         finally:
             self._stopping.set()
+
+    async def serve_too(self, listener: socket.socket) -> None:
+        """Answer on one more socket, from now on until ``stop``, which closes it."""
+        server = self._server
+        protocol = functools.partial(
+            self._accepted, config=server.config, server_state=server.server_state, app_state={}
+        )
+        loop = asyncio.get_running_loop()
+        server.servers.append(await loop.create_server(protocol, sock=listener, backlog=BACKLOG))
 
     async def until_stopping(self) -> None:
         """Wait until no connection is accepted any more."""

@@ -144,6 +144,16 @@ class InvalidReplicationFactorError(LogStoreError):
     kafka_name, kafka_code = "INVALID_REPLICATION_FACTOR", 38
 
 
+class InvalidReplicaAssignmentError(LogStoreError):
+    """The replicas that a partition should have are no list of brokers that are there."""
+
+    kafka_name, kafka_code = "INVALID_REPLICA_ASSIGNMENT", 39
+
+
+class NoReassignmentInProgressError(LogStoreError):
+    kafka_name, kafka_code = "NO_REASSIGNMENT_IN_PROGRESS", 85
+
+
 class InvalidConfigError(LogStoreError):
     """An unknown configuration key, or a value that its key does not take."""
 
@@ -475,6 +485,24 @@ class IneligibleReplicaError(LogStoreError):
     """A broker that is not registered, that stops, or that was started again since, joins no ISR (C4, KIP-903)."""
 
     kafka_name, kafka_code, retriable = "INELIGIBLE_REPLICA", 107, True
+
+
+class ElectionNotNeededError(LogStoreError):
+    """The partition has the leader already that the election would give it."""
+
+    kafka_name, kafka_code = "ELECTION_NOT_NEEDED", 84
+
+
+class PreferredLeaderNotAvailableError(LogStoreError):
+    """The first replica of the partition is not there, or not in sync: it does not lead."""
+
+    kafka_name, kafka_code, retriable = "PREFERRED_LEADER_NOT_AVAILABLE", 80, True
+
+
+class EligibleLeadersNotAvailableError(LogStoreError):
+    """No replica of the partition is there, so that none can lead."""
+
+    kafka_name, kafka_code, retriable = "ELIGIBLE_LEADERS_NOT_AVAILABLE", 83, True
 
 
 class UnstableOffsetCommitError(LogStoreError):

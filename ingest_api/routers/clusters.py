@@ -142,6 +142,9 @@ def _cluster(request: Request, broker: Broker) -> Cluster:
     return Cluster(
         metadata=resource_metadata(request, broker),
         cluster_id=broker.cluster_id,
+        controller=None
+        if broker.controller_id is None
+        else Link(related=link(request, broker.cluster_id, "brokers", str(broker.controller_id))),
         brokers=Link(related=link(request, broker.cluster_id, "brokers")),
         consumer_groups=Link(related=link(request, broker.cluster_id, "consumer-groups")),
         topics=Link(related=link(request, broker.cluster_id, "topics")),

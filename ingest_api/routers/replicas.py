@@ -1,6 +1,7 @@
 """Brokers with their settings, and the partitions of topics with their replicas, in REST v3 shapes."""
 
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from fastapi import Query
 from starlette.requests import Request
@@ -9,7 +10,7 @@ from ingest_api.dependencies import BrokerNumber, ClusterBroker, ConfigName, Con
 from ingest_api.errors import NoSuchResourceError
 from ingest_api.model_routes import AdministrationRoute, model_router
 from ingest_api.parameters import shown
-from ingest_api.routers.links import address, link, list_metadata, page_size, reassignment_link, resource_metadata
+from ingest_api.routers.links import link, list_metadata, page_size, reassignment_link, resource_metadata, store_url
 from ingest_api.routes import requires
 from ingest_api.schemas import administration
 from ingest_api.schemas.administration import (
@@ -31,11 +32,12 @@ from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, PartitionLog, Topic
 from logstore.broker.context import RequestContext
 from logstore.broker.forwarding import Target
+from logstore.cluster.coordinator import BrokerEndpoint
 from logstore.settings import plain_settings, secret_settings
 
 _BROKERS = "/v3/clusters/{cluster_id}/brokers"
 _PARTITIONS = "/v3/clusters/{cluster_id}/topics/{topic}/partitions"
-_PORTS = {"http": "80", "https": "443"}
+_PORTS = {"http": 80, "https": 443}
 
 router = model_router(AdministrationRoute, tags=["administration"])
 
@@ -46,7 +48,7 @@ async def list_brokers(request: Request, broker: ClusterBroker) -> ClusterBroker
     """The brokers of the cluster."""
     return ClusterBrokerList(
         metadata=list_metadata(request, broker.cluster_id, "brokers"),
-        data=[_broker(request, broker, number) for number in broker.brokers],
+        data=[_broker(request, broker, endpoint) for endpoint in broker.brokers_by_id.values()],
     )
 
 
@@ -54,8 +56,7 @@ async def list_brokers(request: Request, broker: ClusterBroker) -> ClusterBroker
 @requires(Operation.DESCRIBE, ResourceType.CLUSTER)
 async def get_broker(request: Request, broker: ClusterBroker, number: BrokerNumber) -> administration.ClusterBroker:
     """One broker."""
-    _require_broker(broker, number)
-    return _broker(request, broker, number)
+    return _broker(request, broker, _endpoint(broker, number))
 
 
 @router.get(
@@ -64,7 +65,7 @@ async def get_broker(request: Request, broker: ClusterBroker, number: BrokerNumb
 @requires(Operation.DESCRIBE_CONFIGS, ResourceType.CLUSTER, target=Target.BROKER)
 async def list_broker_configs(request: Request, broker: ClusterBroker, number: BrokerNumber) -> BrokerConfigList:
     """The settings of a broker, set or default. A start reads them; they are not changed here."""
-    _require_broker(broker, number)
+    _endpoint(broker, number)
     return BrokerConfigList(
         metadata=list_metadata(request, broker.cluster_id, "brokers", str(number), "configs"),
         data=[_config(request, broker, number, name, field) for name, field in sorted(plain_settings().items())],
@@ -81,7 +82,7 @@ async def get_broker_config(
     request: Request, broker: ClusterBroker, number: BrokerNumber, name: ConfigName
 ) -> BrokerConfigEntry:
     """One setting."""
-    _require_broker(broker, number)
+    _endpoint(broker, number)
     field = plain_settings().get(name)
     if field is None:
         raise NoSuchResourceError(f"No setting {shown(name)}: the list of all is one level up.")
@@ -102,7 +103,7 @@ async def list_broker_replicas(
     query: Annotated[PageQuery, Query()],
 ) -> ClusterReplicaList:
     """The replicas that a broker has: whole topics, a page at a time."""
-    _require_broker(broker, number)
+    _endpoint(broker, number)
     topics = [topic for topic in broker.topics(context, include_internal=True) if topic.name > (query.page_token or "")]
     size, found, next_token = page_size(query), list[ClusterReplica](), None
     for index, topic in enumerate(topics):
@@ -204,9 +205,11 @@ async def get_replica(
     raise NoSuchResourceError(f"Broker {number} has no replica of {topic.name}-{log.partition}.")
 
 
-def _require_broker(broker: Broker, number: int) -> None:
-    if number not in broker.brokers:
-        raise NoSuchResourceError(f"Broker {number} not found: the cluster has {', '.join(map(str, broker.brokers))}.")
+def _endpoint(broker: Broker, number: int) -> BrokerEndpoint:
+    found = broker.brokers_by_id
+    if number not in found:
+        raise NoSuchResourceError(f"Broker {number} not found: the cluster has {', '.join(map(str, found))}.")
+    return found[number]
 
 
 def _config(request: Request, broker: Broker, number: int, name: str, field: str) -> BrokerConfigEntry:
@@ -248,14 +251,16 @@ def _text(value: object) -> str | None:
             return str(value)
 
 
-def _broker(request: Request, broker: Broker, number: int) -> administration.ClusterBroker:
-    host, port = address(request)
+def _broker(request: Request, broker: Broker, endpoint: BrokerEndpoint) -> administration.ClusterBroker:
+    url = urlsplit(endpoint.url or store_url(request))
+    number = endpoint.id
     return administration.ClusterBroker(
         metadata=resource_metadata(request, broker, broker=str(number)),
         cluster_id=broker.cluster_id,
         broker_id=number,
-        host=host,
-        port=int(port or _PORTS[request.scope["scheme"]]),
+        host=url.hostname or "",
+        port=url.port or _PORTS[url.scheme],
+        rack=endpoint.rack,
         configs=Link(related=link(request, broker.cluster_id, "brokers", str(number), "configs")),
         partition_replicas=Link(related=link(request, broker.cluster_id, "brokers", str(number), "partition-replicas")),
     )

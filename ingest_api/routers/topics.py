@@ -38,7 +38,7 @@ async def list_topics(broker: StoreBroker, context: Context) -> list[str]:
 @requires(Operation.DESCRIBE, ResourceType.CLUSTER)
 async def list_brokers(broker: StoreBroker) -> BrokerIds:
     """The brokers of the cluster."""
-    return BrokerIds(brokers=[*broker.brokers])
+    return BrokerIds(brokers=[*broker.brokers_by_id])
 
 
 @router.get("/topics/{topic}", operation_id="getTopic", response_description="The topic.")

@@ -15,6 +15,7 @@ import structlog
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.batcher import Batcher
+from logstore.broker.cluster import Cluster
 from logstore.broker.fetching import Fetching
 from logstore.broker.produce_result import PartitionResponse, ProduceResult
 from logstore.broker.producing import Producing
@@ -27,7 +28,7 @@ from logstore.broker.topic_tables import TopicTables
 from logstore.broker.topics import Topics
 from logstore.broker.upkeep import Upkeep
 from logstore.clock import Clock, SystemClock
-from logstore.cluster.coordinator import Coordinator
+from logstore.cluster.coordinator import BrokerEndpoint, Coordinator, PartitionState
 from logstore.errors import BrokerNotReadyError, LogStoreError
 from logstore.filesystem import FileSystem, local_filesystem
 from logstore.journal.journal import Journal
@@ -129,6 +130,7 @@ class Broker:
             authorizer,
             clock,
         )
+        self._cluster = Cluster(coordinator, authorizer)
         self._tables = TopicTables(roller, self.admission, authorizer, self._schedule.rolled)
         self._producing = Producing(journal, self.admission, authorizer, coordinator, filesystem, self._schedule.touch)
         self._batcher = Batcher(self._producing.produce, authorizer, self.admission)
@@ -143,6 +145,9 @@ class Broker:
         self.topics = topics.all
         self.topic = topics.topic
         self.partition_state = topics.partition_state
+        self.partition_states = self._cluster.partition_states
+        self.elect_leaders = self._cluster.elect_leaders
+        self.reassign = self._cluster.reassign
         self.problems = topics.problems
         self.was_deleted = topics.was_deleted
         self.topic_deleted_listeners = topics.removals.listeners
@@ -286,9 +291,15 @@ class Broker:
         return others
 
     @property
-    def brokers(self) -> Sequence[int]:
-        """Ids of the brokers of the cluster that are there now, sorted."""
-        return sorted(self._coordinator.brokers)
+    def brokers_by_id(self) -> Mapping[int, BrokerEndpoint]:
+        """The brokers of the cluster that are there now, in the order of their ids."""
+        return self._coordinator.brokers_by_id
+
+    @property
+    def controller_id(self) -> int | None:
+        """The broker that decides who leads; None while there is none."""
+        found = self._coordinator.controller_id
+        return None if found < 0 else found
 
     @property
     def not_ready_reason(self) -> str | None:
@@ -298,4 +309,13 @@ class Broker:
         return self.admission.not_ready_reason or self._coordinator.not_ready_reason
 
 
-__all__ = ["Broker", "FetchResult", "PartitionLog", "PartitionResponse", "ProduceResult", "RollResult", "Topic"]
+__all__ = [
+    "Broker",
+    "FetchResult",
+    "PartitionLog",
+    "PartitionResponse",
+    "PartitionState",
+    "ProduceResult",
+    "RollResult",
+    "Topic",
+]

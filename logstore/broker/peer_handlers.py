@@ -19,6 +19,7 @@ from logstore.broker.context import INTERNAL, Forwarding, Principal, RequestCont
 from logstore.broker.produce_appends import PreparedRequest
 from logstore.broker.producing import Producing
 from logstore.errors import LogStoreError, MalformedMessageError
+from logstore.filesystem import Buffer
 from logstore.limits import REQUEST_RECORDS_MAX
 from logstore.log.topic import Topic
 from logstore.records.batch import EncodedBatch, PartitionBatch
@@ -52,7 +53,7 @@ class PeerHandlers:
         self._admission = admission
         self._authorizer = authorizer
 
-    async def append(self, body: bytes | memoryview) -> bytes:
+    async def append(self, body: Buffer) -> bytes:
         """APPENDED for the body of an APPEND. Raises what refuses all of it, and MalformedMessageError."""
         append = decode_append(body)
         context = _context(append)
@@ -85,7 +86,7 @@ class PeerHandlers:
         assert None not in outcomes
         return encode_appended([one for one in outcomes if one is not None])
 
-    async def describe(self, body: bytes | memoryview) -> bytes:
+    async def describe(self, body: Buffer) -> bytes:
         """DESCRIBED for the body of a DESCRIBE."""
         return encode_described([self._described(*asked) for asked in decode_describe(body)])
 

@@ -259,7 +259,7 @@ class MessageStream(asyncio.BufferedProtocol):
             length = MESSAGE_HEADER_BYTES + header.body_bytes
             if length > self.message_bytes_max:
                 raise MalformedMessageError(
-                    f"a message of {length} bytes is longer than {self.message_bytes_max}; it begins with {bytes(data)!r}"
+                    f"a message of {length} bytes is over {self.message_bytes_max}; it begins with {bytes(data)!r}"
                 )
             if header.version != VERSION:
                 raise UnsupportedVersionError(

@@ -36,6 +36,10 @@ class Peers:
             connection = await self._connected(key, timeout_s)
         return await connection.request(message_type, body, timeout_s)
 
+    async def connect(self, broker_id: int) -> PeerConnection:
+        """A connection of its own, the caller's to close. PeerUnavailableError."""
+        return await self._connect(broker_id)
+
     async def open_http(self, broker_id: int) -> Streams:
         """A connection of its own, which goes on as HTTP/1.1. PeerUnavailableError: nothing was sent."""
         connection = await self._connect(broker_id)
