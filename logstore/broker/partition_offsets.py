@@ -41,9 +41,7 @@ Key = tuple[UUID, int]
 OffsetsElsewhere = Mapping[Key, PartitionOffsets]
 
 
-async def offsets_elsewhere(
-    router: Router, peers: PeerRequests, logs: Sequence[PartitionLog]
-) -> OffsetsElsewhere:
+async def offsets_elsewhere(router: Router, peers: PeerRequests, logs: Sequence[PartitionLog]) -> OffsetsElsewhere:
     """The offsets of those of ``logs`` that other brokers lead: one message to each leader, all at once."""
     found: dict[Key, PartitionOffsets] = {}
     by_leader: dict[int, list[Key]] = {}

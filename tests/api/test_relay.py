@@ -4,9 +4,14 @@ import asyncio
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from logstore.broker.context import INTERNAL
+from logstore.errors import LeaderNotAvailableError
+from logstore.protocol.fetch_response import read_fetch_response
 from logstore.records.murmur2 import partition_for
+from logstore.replication.peer_http import CONTEXT_HEADER
 from tests.api.api_client import ARROW, BINARY_V2, JSON_V2
 from tests.support.eventually import eventually_async
 from tests.support.relaying import RelayingCluster, relaying_cluster
@@ -169,15 +174,12 @@ async def test_a_relayed_request_is_not_relayed_again(tmp_path: Path):
 
 
 async def test_what_a_client_says_of_itself_is_not_believed(tmp_path: Path):
-    from ingest_api.guard import relayed_header
-    from logstore.broker.context import INTERNAL
-
-    name, value = relayed_header(INTERNAL)
+    forged = {CONTEXT_HEADER.decode(): INTERNAL.encode().decode()}
     async with relaying_cluster(tmp_path, 1, 2) as cluster:
         await fill(cluster, partitions=2)
         offset = {"records": [{"value": "x", "partition": 0}]}
         for running in cluster.running.values():
-            answer = await running.http.post("/topics/__consumer_offsets", json=offset, headers={name: value})
+            answer = await running.http.post("/topics/__consumer_offsets", json=offset, headers=forged)
             assert answer.status_code == 400, answer.text
 
 
@@ -223,3 +225,63 @@ async def test_a_leader_that_is_gone(tmp_path: Path):
         both = {"records": [{"value": 1, "partition": p} for p in (0, 1)]}
         answer = await one.post("/topics/t", json=both)
         assert [place["error_code"] for place in answer.json()["offsets"]] == [None, 50309]
+
+
+async def test_a_fetch_of_several_leaders_has_all_their_records(tmp_path: Path):
+    async with relaying_cluster(tmp_path, 1, 2, 3) as cluster:
+        await fill(cluster)
+        asked = {"partitions": [{"topic": "t", "partition": p, "offset": p} for p in (2, 0, 1)], "max_wait_ms": 0}
+        found = await seen(cluster, "POST", "/fetch", json=asked)
+        for status, _, body in found.values():
+            assert status == 200, body
+            answers = list(read_fetch_response(pa.py_buffer(body)))
+            assert [answer.index for answer in answers] == [0, 1, 2]
+            for answer, (partition, offset) in zip(answers, [(2, 2), (0, 0), (1, 1)], strict=True):
+                assert answer.error is None
+                records = pa.Table.from_batches(answer.records(offset))
+                assert records["offset"].to_pylist() == list(range(offset, 3))
+                assert (answer.high_watermark, answer.next_offset) == (3, 3), partition
+
+
+async def test_a_fetch_of_several_leaders_waits_for_the_first_record(tmp_path: Path):
+    async with relaying_cluster(tmp_path, 1, 2, 3) as cluster:
+        one = cluster.running[1].http
+        asked = {"partitions": [{"topic": "t", "partition": p, "offset": 0} for p in range(3)], "max_wait_ms": 20_000}
+        for partition in range(3):
+            fetching = asyncio.create_task(one.post("/fetch", json=asked))
+            waiting = [running.listener._server.server_state.tasks for running in cluster.running.values()]
+            await eventually_async(lambda it=waiting: all(it), "not all leaders are asked to wait")
+            body = {"records": [{"value": 1, "partition": partition}]}
+            assert (await cluster.running[2].http.post("/topics/t", json=body)).status_code == 200
+            (answer,) = read_fetch_response(pa.py_buffer((await fetching).content))
+            assert answer.index == partition
+            assert answer.error is None
+            asked["partitions"][partition]["offset"] = 1
+            await eventually_async(lambda it=waiting: not any(it), "somebody waits on")
+        assert cluster.brokers[1].admission.answers.reserved == 0
+
+
+async def test_a_fetch_tells_of_the_leaders_that_cannot_be_asked(tmp_path: Path):
+    async with relaying_cluster(tmp_path, 1, 2) as cluster:
+        await fill(cluster, partitions=2)
+        await cluster.end(2)
+        asked = {"partitions": [{"topic": "t", "partition": p, "offset": 0} for p in (0, 1)], "max_wait_ms": 5_000}
+        answer = await cluster.running[1].http.post("/fetch", json=asked)
+        here, there = read_fetch_response(pa.py_buffer(answer.content))
+        assert here.error is None
+        assert isinstance(there.error, LeaderNotAvailableError)
+
+
+async def test_offsets_of_a_topic_come_from_their_leaders(tmp_path: Path):
+    async with relaying_cluster(tmp_path, 1, 2, 3) as cluster:
+        await fill(cluster, 5)
+        for path in ("/topics/t", "/topics/t/partitions", "/topics/t/partitions/1"):
+            status, body = await same(cluster, "GET", path)
+            assert status == 200, body
+        found = json.loads(body)
+        assert (found["leader"], found["high_watermark"], found["log_end_offset"]) == (2, 5, 5)
+        await cluster.end(2)
+        answer = await cluster.running[1].http.get("/topics/t/partitions")
+        assert answer.status_code == 200, answer.text
+        found = answer.json()
+        assert [one["high_watermark"] for one in found] == [5, -1, 5]

@@ -13,7 +13,7 @@ import httpx
 from consumer_offsets.group_coordinator import GroupCoordinator
 from consumer_offsets.group_shards import OFFSETS_TOPIC_CONFIGS
 from ingest_api.http_listener import HttpListener
-from logstore.between_brokers import BetweenBrokers
+from ingest_api.relay import Relay
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
@@ -24,9 +24,11 @@ from logstore.filesystem import FileSystem
 from logstore.listening_sockets import listening_socket, url_of
 from logstore.log.topic import Topic
 from logstore.records.offset_record import OFFSETS_TOPIC
+from logstore.replication.peer_http import PeerHttp
 from logstore.replication.peer_listener import PeerListener
 from logstore.replication.peer_options import PeerOptions
 from logstore.replication.peers import Peers
+from logstore.replication.protocol import MessageType
 from logstore.settings import Settings
 from logstore.table_root import TableRoot
 from tests.support.replicas import MemoryCluster, MemoryCoordinator
@@ -117,10 +119,16 @@ class RelayingCluster(MemoryCluster):
             self.brokers[broker_id] = broker
             at_end.callback(self.brokers.pop, broker_id, None)
             groups = await at_end.enter_async_context(GroupCoordinator.running(broker))
-            between = BetweenBrokers(peer, Peers(coordinator, options, self.peer_addresses.get))
-            at_end.callback(between.close)
+            peers = Peers(coordinator, options, self.peer_addresses.get)
+            http = PeerHttp(peers.open_http)
+            at_end.callback(peers.close)
+            at_end.callback(http.close)
             at_end.push_async_callback(stop)
-            between.open(broker, groups, listener)
+            others = broker.join_cluster(peers, http)
+            peer.handlers[MessageType.APPEND] = lambda _, message: others.handlers.append(message.body)
+            peer.handlers[MessageType.DESCRIBE] = lambda _, message: others.handlers.describe(message.body)
+            peer.http = lambda session: listener.relayed_protocol(session.broker_id)
+            listener.open(broker, groups, lambda stopping: Relay(others.router, http, stopping))
             found = self.running[broker_id] = RelayingBroker(broker, url, listener, peer)
             at_end.push_async_callback(found.http.aclose)
             self._ends[broker_id] = at_end.pop_all()
