@@ -46,7 +46,6 @@ log = structlog.stdlib.get_logger(__name__)
 
 #: Within this time others lead what a broker led that stops. Supervisors lose patience after ten seconds.
 _HAND_OVER_S = 5.0
-_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - named, not listened on
 _HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -152,7 +151,8 @@ async def run(settings: Settings, listening: socket.socket) -> None:
         # Objects of the start stay for good: keep the garbage collector from looking at them.
         gc.disable()
         try:
-            async with running_store(settings, authorizer, quotas, url=_advertised(listening, settings)) as store:
+            public_url = url_of(listening, settings.reachable_host)
+            async with running_store(settings, authorizer, quotas, url=public_url) as store:
                 gc.collect()
                 gc.freeze()
                 gc.enable()
@@ -196,12 +196,6 @@ class _Stop:
         finally:
             if not self._listener.is_stopping:
                 self._listener.stop()
-
-
-def _advertised(listening: socket.socket, settings: Settings) -> str:
-    """The URL for clients on other machines: a wildcard address is none of them."""
-    host = socket.gethostname() if settings.host in _WILDCARDS else settings.host
-    return url_of(listening, host)
 
 
 @contextlib.contextmanager
