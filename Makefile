@@ -9,7 +9,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-airflow demo test test-quick test-all test-airflow test-wheel torture run lint format bench docs lock clean
+.PHONY: help setup setup-airflow demo test test-quick test-all test-airflow test-wheel torture run cluster lint format bench docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ torture: setup ## Faults for a long time: make torture SEED=7 DURATION=600 (seco
 
 run: setup ## The store on ./data at http://127.0.0.1:8082, until Ctrl-C; make run PORT=8083 for another port
 	@exec $(BIN)/logstore serve --data ./data --port $(PORT)
+
+cluster: setup ## Three brokers and a ZooKeeper on ./data-cluster, until Ctrl-C; make cluster BROKERS=5 for more
+	@exec $(BIN)/logstore cluster start --brokers $(or $(BROKERS),3) --data ./data-cluster
 
 lint: setup ## Lint, formatting, layers and types
 	@$(RUN) ruff check

@@ -66,6 +66,24 @@ class MalformedMessageError(InvalidRequestError):
     """A message of another broker cannot be read: it is cut, too long, or no message of the protocol."""
 
 
+class UnsupportedVersionError(InvalidRequestError):
+    """Another broker sends messages of a type or version that this release does not serve."""
+
+    kafka_name, kafka_code = "UNSUPPORTED_VERSION", 35
+
+
+class InconsistentClusterIdError(InvalidRequestError):
+    """The broker that connects is one of another cluster."""
+
+    kafka_name, kafka_code = "INCONSISTENT_CLUSTER_ID", 104
+
+
+class BrokerIdNotRegisteredError(InvalidRequestError):
+    """Another broker is at the address than the one that is meant."""
+
+    kafka_name, kafka_code = "BROKER_ID_NOT_REGISTERED", 102
+
+
 class UnknownTopicError(LogStoreError):
     kafka_name, kafka_code = "UNKNOWN_TOPIC_OR_PARTITION", 3
 
@@ -124,6 +142,16 @@ class InvalidPartitionsError(LogStoreError):
 
 class InvalidReplicationFactorError(LogStoreError):
     kafka_name, kafka_code = "INVALID_REPLICATION_FACTOR", 38
+
+
+class InvalidReplicaAssignmentError(LogStoreError):
+    """The replicas that a partition should have are no list of brokers that are there."""
+
+    kafka_name, kafka_code = "INVALID_REPLICA_ASSIGNMENT", 39
+
+
+class NoReassignmentInProgressError(LogStoreError):
+    kafka_name, kafka_code = "NO_REASSIGNMENT_IN_PROGRESS", 85
 
 
 class InvalidConfigError(LogStoreError):
@@ -309,6 +337,12 @@ class AuthorizationError(LogStoreError):
     """The principal may not do this; nothing was done. The message names principal, operation and resource."""
 
 
+class PeerAuthenticationError(AuthorizationError):
+    """The broker that connects has not proved that it knows the secret of the cluster."""
+
+    kafka_name, kafka_code = "SASL_AUTHENTICATION_FAILED", 58
+
+
 class TopicAuthorizationError(AuthorizationError):
     kafka_name, kafka_code = "TOPIC_AUTHORIZATION_FAILED", 29
 
@@ -383,6 +417,18 @@ class NotLeaderOrFollowerError(LogStoreError):
     kafka_name, kafka_code, retriable = "NOT_LEADER_OR_FOLLOWER", 6, True
 
 
+class WrongBrokerError(NotLeaderOrFollowerError):
+    """Another broker answers this request, and the client has asked not to have it forwarded (``Logstore-Forward:
+    never``). Nothing was done. ``broker_id`` and ``url`` are those of that broker; None: an item of a larger answer
+    does not tell them.
+    """
+
+    def __init__(self, message: str, *, broker_id: int | None = None, url: str | None = None) -> None:
+        super().__init__(message)
+        self.broker_id = broker_id
+        self.url = url
+
+
 class LeaderNotAvailableError(LogStoreError):
     """No broker leads the partition now, or its leader is not ready: nothing was stored."""
 
@@ -439,6 +485,24 @@ class IneligibleReplicaError(LogStoreError):
     """A broker that is not registered, that stops, or that was started again since, joins no ISR (C4, KIP-903)."""
 
     kafka_name, kafka_code, retriable = "INELIGIBLE_REPLICA", 107, True
+
+
+class ElectionNotNeededError(LogStoreError):
+    """The partition has the leader already that the election would give it."""
+
+    kafka_name, kafka_code = "ELECTION_NOT_NEEDED", 84
+
+
+class PreferredLeaderNotAvailableError(LogStoreError):
+    """The first replica of the partition is not there, or not in sync: it does not lead."""
+
+    kafka_name, kafka_code, retriable = "PREFERRED_LEADER_NOT_AVAILABLE", 80, True
+
+
+class EligibleLeadersNotAvailableError(LogStoreError):
+    """No replica of the partition is there, so that none can lead."""
+
+    kafka_name, kafka_code, retriable = "ELIGIBLE_LEADERS_NOT_AVAILABLE", 83, True
 
 
 class UnstableOffsetCommitError(LogStoreError):

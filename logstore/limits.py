@@ -46,6 +46,8 @@ FETCH_BYTES_MAX = 64 * MIB
 FETCH_WAIT_MS_MAX = 60_000
 # The most partitions of one fetch request.
 FETCH_PARTITIONS_MAX = 10_000
+#: Partitions of one request for elections.
+ELECTIONS_MAX = 10_000
 # The most partitions of one request for offsets of times: each partition may cost a read of a row group.
 TIMES_PARTITIONS_MAX = 100
 # Bytes that readers of history and of large frames hold between two slices.

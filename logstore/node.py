@@ -22,6 +22,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import structlog
 import uvloop
@@ -38,9 +39,12 @@ from logstore.cluster.coordinator import Coordinator
 from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
 from logstore.errors import InvalidConfigError, LogStoreError
 from logstore.filesystem import FileSystem, local_filesystem
-from logstore.listening_sockets import listening_socket, url_of
+from logstore.listening_sockets import SocketBuffers, listening_socket, shared_socket, url_of
 from logstore.observability import configure_logging
 from logstore.settings import Settings
+
+if TYPE_CHECKING:
+    from logstore.cluster_member import ClusterMember
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -56,6 +60,8 @@ class Store:
     coordinator: Coordinator
     broker: Broker
     groups: GroupCoordinator
+    #: None on one node.
+    member: "ClusterMember | None" = None
 
 
 @contextlib.asynccontextmanager
@@ -76,42 +82,52 @@ async def running_store(
     """
     filesystem = filesystem or local_filesystem()
     async with contextlib.AsyncExitStack() as at_end:
+        member: ClusterMember | None = None
         coordinator: Coordinator
         if settings.zookeeper_connect is None:
             coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem)
         else:
-            # The socket of the peer listener is bound here: the registration names its address.
-            coordinator = _zookeeper_coordinator(settings, filesystem, clock, url, peer="")
+            member = _cluster_member(settings, filesystem, clock, url)
+            coordinator = member.coordinator
+            await member.start()
+            at_end.push_async_callback(member.stop)
         await coordinator.start()
         at_end.push_async_callback(coordinator.stop)
-        broker = await Broker.start(settings, coordinator, authorizer, quotas, clock=clock, filesystem=filesystem)
+        broker = await Broker.start(
+            settings,
+            coordinator,
+            authorizer,
+            quotas,
+            clock=clock,
+            filesystem=filesystem,
+            connect=None if member is None else member.connect,
+        )
         at_end.push_async_callback(broker.stop)
         groups = await at_end.enter_async_context(GroupCoordinator.running(broker))
-        yield Store(coordinator, broker, groups)
+        yield Store(coordinator, broker, groups, member)
 
 
-def _zookeeper_coordinator(
-    settings: Settings, filesystem: FileSystem, clock: Clock | None, url: str, peer: str
-) -> Coordinator:
+def _cluster_member(settings: Settings, filesystem: FileSystem, clock: Clock | None, url: str) -> "ClusterMember":
     try:
-        from logstore.cluster.zookeeper_coordinator import ZooKeeperCoordinator
+        from logstore.cluster_member import ClusterMember
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "kazoo":
             raise
         raise InvalidConfigError("zookeeper.connect needs the package kazoo: pip install 'logstore[cluster]'") from None
-    return ZooKeeperCoordinator.of(settings, filesystem, url=url, peer=peer, clock=clock)
+    return ClusterMember(settings, filesystem, clock, url)
 
 
-def serve(settings: Settings) -> int:
+def serve(settings: Settings, shared_port: int | None = None) -> int:
     """Serve until SIGTERM or SIGINT; the exit code of the process.
 
-    1 with one line on stderr if the port is taken or the data directory cannot be used.
+    ``shared_port``: one more to listen on, once the store is ready, beside other brokers of this machine. 1 with one
+    line on stderr if the port is taken or the data directory cannot be used.
     """
     configure_logging(settings.log_level, settings.log_format)
     if settings.log_level != "debug":
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     try:
-        listening = listening_socket(settings.host, settings.port)
+        listening = listening_socket(settings.host, settings.port, buffers=_socket_buffers(settings))
     except LogStoreError as error:
         return _fail(f"cannot listen: {error.message}")
     except OSError as error:
@@ -122,7 +138,7 @@ def serve(settings: Settings) -> int:
         )
     try:
         with listening, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(run(settings, listening))
+            runner.run(run(settings, listening, shared_port))
     except LogStoreError as error:
         return _fail(f"cannot start: {error.message}")
     except OSError as error:
@@ -135,8 +151,8 @@ def _fail(line: str) -> int:
     return 1
 
 
-async def run(settings: Settings, listening: socket.socket) -> None:
-    """Serve on ``listening`` until a signal."""
+async def run(settings: Settings, listening: socket.socket, shared_port: int | None = None) -> None:
+    """Serve on ``listening``, and once the store is ready on ``shared_port`` too, until a signal."""
     if not is_loopback(settings.host):
         log.warning(
             "node.open_to_others",
@@ -156,11 +172,16 @@ async def run(settings: Settings, listening: socket.socket) -> None:
                 gc.collect()
                 gc.freeze()
                 gc.enable()
-                listener.open(store.broker, store.groups)
+                if store.member is None:
+                    listener.open(store.broker, store.groups)
+                else:
+                    store.member.open(listener, store.broker, store.groups)
                 if settings.zookeeper_connect is not None and settings.controlled_shutdown_enable:
                     stop.hand_over = functools.partial(store.coordinator.hand_over, _HAND_OVER_S)
                 try:
                     if not listener.is_stopping:  # not announced if it was told to stop while it started
+                        if shared_port is not None:
+                            await listener.serve_too(_shared_socket(settings, shared_port))
                         with _announced(settings, url):
                             async with background_jobs(settings, url) if settings.jobs_enable else nullcontext():
                                 await listener.until_stopping()
@@ -171,6 +192,19 @@ async def run(settings: Settings, listening: socket.socket) -> None:
             if not listener.is_stopping:
                 listener.stop()
             await serving
+
+
+def _socket_buffers(settings: Settings) -> SocketBuffers:
+    return SocketBuffers(settings.socket_send_buffer_bytes, settings.socket_receive_buffer_bytes)
+
+
+def _shared_socket(settings: Settings, port: int) -> socket.socket:
+    try:
+        return shared_socket(settings.host, port, _socket_buffers(settings))
+    except OSError as error:
+        raise InvalidConfigError(
+            f"port {port} of all brokers on {settings.host} cannot be had: {error.strerror or error}"
+        ) from error
 
 
 class _Stop:

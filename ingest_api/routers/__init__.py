@@ -3,6 +3,7 @@
 from fastapi import APIRouter
 
 from ingest_api.routers import (
+    cluster,
     clusters,
     configs,
     consumer_groups,
@@ -39,6 +40,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     instance_records.router,
     instances.router,
     topics.router,
+    cluster.router,
     clusters.router,
     configs.router,
     replicas.router,

@@ -8,13 +8,14 @@ Everything runs on one event loop; disk work runs in threads. The rooms: ``topic
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import structlog
 
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.batcher import Batcher
+from logstore.broker.cluster import Cluster
 from logstore.broker.fetching import Fetching
 from logstore.broker.produce_result import PartitionResponse, ProduceResult
 from logstore.broker.producing import Producing
@@ -27,7 +28,7 @@ from logstore.broker.topic_tables import TopicTables
 from logstore.broker.topics import Topics
 from logstore.broker.upkeep import Upkeep
 from logstore.clock import Clock, SystemClock
-from logstore.cluster.coordinator import Coordinator
+from logstore.cluster.coordinator import BrokerEndpoint, Coordinator, PartitionState
 from logstore.errors import BrokerNotReadyError, LogStoreError
 from logstore.filesystem import FileSystem, local_filesystem
 from logstore.journal.journal import Journal
@@ -41,6 +42,10 @@ from logstore.replication.fetch_session import FetchSession
 from logstore.replication.replica_fetcher import Connection, FetcherSettings
 from logstore.settings import Settings
 from logstore.table_root import TableRoot
+
+if TYPE_CHECKING:  # one node imports nothing of the way between brokers
+    from logstore.broker.other_brokers import OtherBrokers
+    from logstore.broker.remote_appends import PeerRequests
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -125,10 +130,13 @@ class Broker:
             clock,
         )
         self._topics.appeared = self._topic_appeared
+        self._cluster = Cluster(coordinator, authorizer)
         self._tables = TopicTables(roller, self.admission, authorizer, self._schedule.rolled)
         self._producing = Producing(journal, self.admission, authorizer, coordinator, filesystem, self._schedule.touch)
         self._batcher = Batcher(self._producing.produce, authorizer, self.admission)
         self._fetching = Fetching(journal, roller.refresh, self._topics.get, self.admission, authorizer)
+        #: None on one node.
+        self.others: OtherBrokers | None = None
         self._delegate()
 
     def _delegate(self) -> None:
@@ -137,6 +145,9 @@ class Broker:
         self.topics = topics.all
         self.topic = topics.topic
         self.partition_state = topics.partition_state
+        self.partition_states = self._cluster.partition_states
+        self.elect_leaders = self._cluster.elect_leaders
+        self.reassign = self._cluster.reassign
         self.problems = topics.problems
         self.was_deleted = topics.was_deleted
         self.topic_deleted_listeners = topics.removals.listeners
@@ -273,10 +284,26 @@ class Broker:
             broker_id, broker_epoch, self.journal, self.clock, self._topics.partition_log, self.replicas.followed
         )
 
+    def join_cluster(self, peers: "PeerRequests") -> "OtherBrokers":
+        """From now on, records for partitions that other brokers lead go there. To be called once, after the start."""
+        from logstore.broker.other_brokers import OtherBrokers
+
+        self.others = others = OtherBrokers(
+            self._coordinator, self._topics, peers, self._producing, self.admission, self.authorizer, self.settings
+        )
+        self._producing.remote = others.appends
+        return others
+
     @property
-    def brokers(self) -> Sequence[int]:
-        """Ids of the brokers of the cluster that are there now, sorted."""
-        return sorted(self._coordinator.brokers)
+    def brokers_by_id(self) -> Mapping[int, BrokerEndpoint]:
+        """The brokers of the cluster that are there now, in the order of their ids."""
+        return self._coordinator.brokers_by_id
+
+    @property
+    def controller_id(self) -> int | None:
+        """The broker that decides who leads; None while there is none."""
+        found = self._coordinator.controller_id
+        return None if found < 0 else found
 
     @property
     def not_ready_reason(self) -> str | None:
@@ -286,4 +313,13 @@ class Broker:
         return self.admission.not_ready_reason or self._coordinator.not_ready_reason
 
 
-__all__ = ["Broker", "FetchResult", "PartitionLog", "PartitionResponse", "ProduceResult", "RollResult", "Topic"]
+__all__ = [
+    "Broker",
+    "FetchResult",
+    "PartitionLog",
+    "PartitionResponse",
+    "PartitionState",
+    "ProduceResult",
+    "RollResult",
+    "Topic",
+]

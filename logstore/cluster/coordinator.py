@@ -6,12 +6,14 @@ are asynchronous; the others answer from the coordinator's own view. ``EmbeddedC
 ``ZooKeeperCoordinator`` for a broker of a cluster; both emit the same events.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import enum
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Final, Protocol
 from uuid import UUID
 
+from logstore.errors import LogStoreError
 from logstore.lock_file import LockFile
 
 
@@ -20,6 +22,7 @@ class PartitionState:
     """Kafka's partition state: broker ids of the leader, all replicas, and those with all acknowledged records.
 
     ``recovering`` after an unclean election: the leader reads the table before it takes or gives a record (C11).
+    ``adding_replicas`` and ``removing_replicas`` are those of a reassignment under way.
     """
 
     leader: int
@@ -27,6 +30,28 @@ class PartitionState:
     replicas: tuple[int, ...]
     in_sync_replicas: tuple[int, ...]
     recovering: bool = False
+    adding_replicas: tuple[int, ...] = ()
+    removing_replicas: tuple[int, ...] = ()
+
+    @property
+    def is_under_replicated(self) -> bool:
+        """Whether a replica is not in sync, as Kafka counts: those that a reassignment adds do not matter yet."""
+        return len(self.in_sync_replicas) < len(self.replicas) - len(self.adding_replicas)
+
+    @property
+    def is_reassigning(self) -> bool:
+        return bool(self.adding_replicas or self.removing_replicas)
+
+
+class ElectionType(enum.StrEnum):
+    """Kafka's (KIP-460): the first replica leads again, or one leads that is not in sync, for want of others."""
+
+    PREFERRED = "preferred"
+    UNCLEAN = "unclean"
+
+
+#: By topic and partition, the error of an election; None where another broker leads now.
+Elected = Mapping[tuple[str, int], LogStoreError | None]
 
 
 #: Of a partition that is not known.
@@ -211,6 +236,25 @@ class Coordinator(Protocol):
         ``broker_epochs``: of each replica that is added, the registration whose position the leader knows (KIP-903).
         Raises FencedLeaderEpochError (step down), InvalidUpdateVersionError (decide anew), IneligibleReplicaError,
         BrokerNotReadyError (the outcome is open: the next event tells it).
+        """
+        ...
+
+    async def elect_leaders(
+        self, election: ElectionType, partitions: Mapping[str, Collection[int]] | None = None
+    ) -> Elected:
+        """Elect leaders of these partitions by topic, or of all that need it (None).
+
+        NotControllerError on a broker that is not the controller. Errors of a partition: UnknownTopicError,
+        UnknownPartitionError, ElectionNotNeededError, PreferredLeaderNotAvailableError,
+        EligibleLeadersNotAvailableError.
+        """
+        ...
+
+    async def reassign(self, topic: str, targets: Mapping[int, Sequence[int] | None]) -> None:
+        """Move partitions to other replicas, the preferred leader first; None takes a move back (KIP-455).
+
+        Raises NotControllerError, UnknownTopicError, UnknownPartitionError, InvalidReplicaAssignmentError,
+        NoReassignmentInProgressError.
         """
         ...
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from uuid import UUID
 
@@ -11,13 +11,21 @@ from logstore.cluster import checked_file
 from logstore.cluster.coordinator import (
     NO_PARTITION,
     BrokerEndpoint,
+    Elected,
+    ElectionType,
     KnownTopic,
     PartitionListener,
     PartitionState,
     RegisteredTopic,
     TopicListener,
 )
-from logstore.errors import DataDirectoryError, IneligibleReplicaError
+from logstore.errors import (
+    DataDirectoryError,
+    ElectionNotNeededError,
+    IneligibleReplicaError,
+    InvalidReplicaAssignmentError,
+    NoReassignmentInProgressError,
+)
 from logstore.filesystem import FileSystem
 from logstore.lock_file import LockFile
 from logstore.records.batch_identity import first_producer_id
@@ -209,6 +217,23 @@ class EmbeddedCoordinator:
         if tuple(in_sync_replicas) != state.in_sync_replicas or recovering:
             raise IneligibleReplicaError(f"Broker {self._broker_id} is the only replica there can be on one node.")
         return state
+
+    async def elect_leaders(
+        self,
+        election: ElectionType,  # noqa: ARG002
+        partitions: Mapping[str, Collection[int]] | None = None,
+    ) -> Elected:
+        not_needed = ElectionNotNeededError(f"Broker {self._broker_id} leads everything: there is no other one.")
+        return {(topic, number): not_needed for topic, numbers in (partitions or {}).items() for number in numbers}
+
+    async def reassign(self, topic: str, targets: Mapping[int, Sequence[int] | None]) -> None:
+        for number, replicas in targets.items():
+            if replicas is None:
+                raise NoReassignmentInProgressError(f"The partition {topic}-{number} is not being reassigned.")
+            if tuple(replicas) != (self._broker_id,):
+                raise InvalidReplicaAssignmentError(
+                    f"The partition {topic}-{number} is on broker {self._broker_id}: there is no other one."
+                )
 
     @contextlib.asynccontextmanager
     async def table_lock(self, topic: str) -> AsyncIterator[None]:  # noqa: ARG002

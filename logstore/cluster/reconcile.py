@@ -16,10 +16,17 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from logstore.cluster.assignment import Load, assign
-from logstore.cluster.coordinator import KnownTopic
+from logstore.cluster.coordinator import ElectionType, KnownTopic
 from logstore.cluster.view import ClusterView, TopicNode
 from logstore.cluster.znodes import NO_LEADER, PartitionRegistration, TopicRegistration, topic_path
-from logstore.errors import InvalidReplicationFactorError
+from logstore.errors import (
+    ElectionNotNeededError,
+    EligibleLeadersNotAvailableError,
+    InvalidReplicationFactorError,
+    PreferredLeaderNotAvailableError,
+    UnknownPartitionError,
+    UnknownTopicError,
+)
 
 #: The version of a document that is to be created.
 NEW: Final = -1
@@ -204,6 +211,41 @@ def elect_preferred(replicas: _Replicas, row: PartitionRegistration, prefers: Pr
     if row.leader in {NO_LEADER, first} or row.recovering or first not in row.isr:
         return row
     return _lead(row, first, row.isr) if prefers(first) and replicas.is_running(first) else row
+
+
+def elect(view: ClusterView, topic: str, partition: int, election: ElectionType) -> PartitionRegistration:
+    """The row after an election that somebody asks for (KIP-460).
+
+    Raises UnknownTopicError, UnknownPartitionError, ElectionNotNeededError, PreferredLeaderNotAvailableError,
+    EligibleLeadersNotAvailableError.
+    """
+    node = view.topics.get(topic)
+    if node is None or node.document.deleting:
+        raise UnknownTopicError(f"Topic {topic!r} not found.")
+    if not 0 <= partition < len(node.document.partitions):
+        raise UnknownPartitionError(f"Topic {topic!r} has no partition {partition}.")
+    row = node.document.partitions[partition]
+    replicas = _Replicas(view, topic, partition)
+    what = f"the partition {topic}-{partition}"
+    if election is ElectionType.UNCLEAN:
+        if row.leader != NO_LEADER:
+            raise ElectionNotNeededError(
+                f"Broker {row.leader} leads {what}: only one without a leader gets another one."
+            )
+        elected = elect_uncleanly(replicas, row)
+        if elected == row:
+            raise EligibleLeadersNotAvailableError(
+                f"None of the replicas {list(row.replicas)} of {what} is there: start one of these brokers."
+            )
+        return elected
+    first = row.target[0]
+    if row.leader == first:
+        raise ElectionNotNeededError(f"Broker {first} leads {what} already, as the first of its replicas.")
+    elected = elect_preferred(replicas, row, lambda _: True)
+    if elected == row:
+        why = "is not in sync" if replicas.is_running(first) and row.leader != NO_LEADER else "is not there"
+        raise PreferredLeaderNotAvailableError(f"Broker {first}, the first replica of {what}, {why}.")
+    return elected
 
 
 def _preferring(view: ClusterView, policy: Policy) -> Prefers:

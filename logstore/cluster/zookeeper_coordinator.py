@@ -23,6 +23,8 @@ from logstore.cluster.controller import IMBALANCE_CHECK_INTERVAL_S, Controller
 from logstore.cluster.coordinator import (
     NO_PARTITION,
     BrokerEndpoint,
+    Elected,
+    ElectionType,
     KnownTopic,
     PartitionListener,
     PartitionState,
@@ -105,7 +107,7 @@ class ZooKeeperCoordinator:
 
     @classmethod
     def of(
-        cls, settings: Settings, filesystem: FileSystem, *, url: str, peer: str, clock: Clock | None = None
+        cls, settings: Settings, filesystem: FileSystem, *, url: str, clock: Clock | None = None
     ) -> "ZooKeeperCoordinator":
         """By the settings of a broker with ``zookeeper.connect``. InvalidConfigError."""
         assert settings.zookeeper_connect is not None
@@ -116,7 +118,7 @@ class ZooKeeperCoordinator:
             settings.broker_id,
             filesystem,
             url=url,
-            peer=peer,
+            peer="",  # ``Registration.advertise`` tells it
             rack=settings.broker_rack or socket.gethostname(),
             session_timeout_ms=settings.zookeeper_session_timeout_ms,
             policy=Policy(
@@ -211,6 +213,11 @@ class ZooKeeperCoordinator:
         return self._broker_id
 
     @property
+    def broker_epoch(self) -> int:
+        """-1 while the broker is not registered."""
+        return self.registration.broker_epoch
+
+    @property
     def view(self) -> ClusterView:
         return self._watched.view
 
@@ -252,8 +259,10 @@ class ZooKeeperCoordinator:
         return self.registration.lease.is_held
 
     def partition_state(self, topic_id: UUID, partition: int) -> PartitionState:
-        states = _states(self.view.topics.get(self._names.get(topic_id, "")))
-        return states[partition] if 0 <= partition < len(states) else NO_PARTITION
+        node = self.view.topics.get(self._names.get(topic_id, ""))
+        if node is None or not 0 <= partition < len(node.document.partitions):
+            return NO_PARTITION
+        return _state(node.document, node.document.partitions[partition])
 
     def listen(self, listener: PartitionListener) -> None:
         self._listeners.append(listener)
@@ -370,6 +379,14 @@ class ZooKeeperCoordinator:
             name, topic_id, partition, seen, in_sync_replicas, broker_epochs, recovering=recovering
         )
 
+    async def elect_leaders(
+        self, election: ElectionType, partitions: Mapping[str, Collection[int]] | None = None
+    ) -> Elected:
+        return await self.controller.elect(election, partitions)
+
+    async def reassign(self, topic: str, targets: Mapping[int, Sequence[int] | None]) -> None:
+        await self.controller.reassign(topic, targets)
+
     async def table_changed(self, topic_id: UUID) -> None:
         """The configuration in the topic's table has changed: all brokers read it again."""
         await self._changes.bump_version(self._name(topic_id), topic_id)
@@ -439,10 +456,12 @@ class ZooKeeperCoordinator:
 
 
 def _states(node: TopicNode | None) -> tuple[PartitionState, ...]:
-    """By partition. A topic that is being deleted has no leaders."""
-    if node is None:
-        return ()
-    states = tuple(row.state for row in node.document.partitions)
-    if not node.document.deleting:
-        return states
-    return tuple(PartitionState(NO_LEADER, one.leader_epoch + 1, one.replicas, one.in_sync_replicas) for one in states)
+    """By partition."""
+    return () if node is None else tuple(_state(node.document, row) for row in node.document.partitions)
+
+
+def _state(document: TopicRegistration, row: PartitionRegistration) -> PartitionState:
+    """A topic that is being deleted has no leaders."""
+    if not document.deleting:
+        return row.state
+    return PartitionState(NO_LEADER, row.leader_epoch + 1, row.replicas, row.isr)

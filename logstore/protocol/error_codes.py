@@ -47,6 +47,7 @@ ERROR_CODES: Final[dict[type[LogStoreError], int]] = {
     errors.StaleMemberEpochError: 40922,
     errors.GroupMaxSizeReachedError: 40923,
     errors.NonEmptyGroupError: 40924,
+    errors.ElectionNotNeededError: 40925,
     errors.RequestTooLargeError: 41301,
     errors.RecordTooLargeError: 41302,
     errors.OffsetOutOfRangeError: 41601,
@@ -58,6 +59,7 @@ ERROR_CODES: Final[dict[type[LogStoreError], int]] = {
     errors.InvalidSessionTimeoutError: 42212,
     errors.UnsupportedAssignorError: 42213,
     errors.InvalidRegularExpressionError: 42214,
+    errors.WrongBrokerError: 42102,
     errors.ThrottledError: 42901,
     LogStoreError: 50002,
     errors.CommitStateUnknownError: 50003,
@@ -74,6 +76,9 @@ ERROR_CODES: Final[dict[type[LogStoreError], int]] = {
     errors.LeaderNotAvailableError: 50309,
     errors.NotEnoughReplicasError: 50310,
     errors.OffsetNotAvailableError: 50311,
+    errors.NotControllerError: 50312,
+    errors.PreferredLeaderNotAvailableError: 50320,
+    errors.EligibleLeadersNotAvailableError: 50321,
     errors.RequestTimedOutError: 50401,
     errors.NotEnoughReplicasAfterAppendError: 50402,
     # One code for all: a client knows by its request which one to make (``bad_request`` of ``error_of``).
@@ -82,8 +87,10 @@ ERROR_CODES: Final[dict[type[LogStoreError], int]] = {
     errors.InvalidPartitionsError: 40002,
     errors.InvalidReplicationFactorError: 40002,
     errors.InvalidConfigError: 40002,
+    errors.InvalidReplicaAssignmentError: 40002,
     # The kind alone.
     errors.UnknownClusterError: 404,
+    errors.NoReassignmentInProgressError: 404,
     errors.NoRecordsError: 422,
 }
 _BAD_REQUEST: Final = ERROR_CODES[errors.InvalidTopicError]

@@ -152,11 +152,6 @@ class ReplicaFetcher:
             self._changed.pop(followed.index, None)
             self._forgotten.append(followed.index)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether it follows nothing."""
-        return not self._followed
-
     async def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
@@ -177,6 +172,9 @@ class ReplicaFetcher:
 
     async def _run(self) -> None:
         while True:
+            while not self._followed:
+                self._wake.clear()
+                await self._wake.wait()
             try:
                 connection = await self._connect()
                 try:

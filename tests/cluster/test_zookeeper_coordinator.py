@@ -14,7 +14,7 @@ from logstore.cluster.znodes import NO_LEADER, ControllerEpoch
 from logstore.errors import (
     FencedLeaderEpochError,
     IneligibleReplicaError,
-    InvalidRequestError,
+    InvalidReplicaAssignmentError,
     InvalidUpdateVersionError,
     NotControllerError,
     UnknownTopicIdError,
@@ -316,7 +316,7 @@ async def test_leaders_are_elected_and_partitions_moved_on_request(brokers: Brok
     await controller.elect_leaders(Policy(preferred=Preferred.ALL))
     assert (await brokers.row("t")).leader == seen.leader
     (third,) = {1, 2, 3} - set(row.replicas)
-    with pytest.raises(InvalidRequestError, match=r"\[9\] are not there"):
+    with pytest.raises(InvalidReplicaAssignmentError, match=r"no brokers \[9\] now"):
         await controller.reassign("t", {0: [9]})
     await controller.reassign("t", {0: [third]})
     leader = brokers.running[seen.leader]
