@@ -18,6 +18,7 @@ from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
 from logstore.broker.fetching import FetchLimits, FetchPartition
 from logstore.broker.produce_appends import ProduceRequest
+from logstore.cluster.coordinator import ElectionType
 from logstore.errors import AuthorizationError, InvalidTopicError, TopicAuthorizationError
 from logstore.records.offset_record import InstanceKey
 from tests.support.authorizer_views import Denied, Nothing
@@ -33,6 +34,9 @@ BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
     "topics": (lambda _: (), {(Operation.DESCRIBE, TOPIC)}),
     "topic": (lambda _: ("t",), {(Operation.DESCRIBE, TOPIC)}),
     "partition_state": (lambda topic: (topic, 0), {(Operation.DESCRIBE, TOPIC)}),
+    "partition_states": (lambda topic: (topic,), {(Operation.DESCRIBE, TOPIC)}),
+    "elect_leaders": (lambda _: (ElectionType.PREFERRED,), {(Operation.ALTER, CLUSTER)}),
+    "reassign": (lambda topic: (topic, {0: [0]}), {(Operation.ALTER, CLUSTER)}),
     "problems": (lambda _: (), {(Operation.DESCRIBE, TOPIC)}),
     "was_deleted": (lambda _: (uuid4(),), {(Operation.CLUSTER_ACTION, CLUSTER)}),
     "create_topic": (lambda _: ("new",), {(Operation.CREATE, CLUSTER), (Operation.CREATE, TOPIC)}),
