@@ -66,6 +66,24 @@ class MalformedMessageError(InvalidRequestError):
     """A message of another broker cannot be read: it is cut, too long, or no message of the protocol."""
 
 
+class UnsupportedVersionError(InvalidRequestError):
+    """Another broker sends messages of a type or version that this release does not serve."""
+
+    kafka_name, kafka_code = "UNSUPPORTED_VERSION", 35
+
+
+class InconsistentClusterIdError(InvalidRequestError):
+    """The broker that connects is one of another cluster."""
+
+    kafka_name, kafka_code = "INCONSISTENT_CLUSTER_ID", 104
+
+
+class BrokerIdNotRegisteredError(InvalidRequestError):
+    """Another broker is at the address than the one that is meant."""
+
+    kafka_name, kafka_code = "BROKER_ID_NOT_REGISTERED", 102
+
+
 class UnknownTopicError(LogStoreError):
     kafka_name, kafka_code = "UNKNOWN_TOPIC_OR_PARTITION", 3
 
@@ -319,6 +337,12 @@ class AuthorizationError(LogStoreError):
     """The principal may not do this; nothing was done. The message names principal, operation and resource."""
 
 
+class PeerAuthenticationError(AuthorizationError):
+    """The broker that connects has not proved that it knows the secret of the cluster."""
+
+    kafka_name, kafka_code = "SASL_AUTHENTICATION_FAILED", 58
+
+
 class TopicAuthorizationError(AuthorizationError):
     kafka_name, kafka_code = "TOPIC_AUTHORIZATION_FAILED", 29
 
@@ -391,6 +415,18 @@ class NotLeaderOrFollowerError(LogStoreError):
     """The broker does not lead the partition; nothing was stored. Another one does, or will soon."""
 
     kafka_name, kafka_code, retriable = "NOT_LEADER_OR_FOLLOWER", 6, True
+
+
+class WrongBrokerError(NotLeaderOrFollowerError):
+    """Another broker answers this request, and the client has asked not to have it forwarded (``Logstore-Forward:
+    never``). Nothing was done. ``broker_id`` and ``url`` are those of that broker; None: an item of a larger answer
+    does not tell them.
+    """
+
+    def __init__(self, message: str, *, broker_id: int | None = None, url: str | None = None) -> None:
+        super().__init__(message)
+        self.broker_id = broker_id
+        self.url = url
 
 
 class LeaderNotAvailableError(LogStoreError):

@@ -22,6 +22,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import structlog
 import uvloop
@@ -38,15 +39,17 @@ from logstore.cluster.coordinator import Coordinator
 from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
 from logstore.errors import InvalidConfigError, LogStoreError
 from logstore.filesystem import FileSystem, local_filesystem
-from logstore.listening_sockets import listening_socket, shared_socket, url_of
+from logstore.listening_sockets import SocketBuffers, listening_socket, shared_socket, url_of
 from logstore.observability import configure_logging
 from logstore.settings import Settings
+
+if TYPE_CHECKING:
+    from logstore.cluster_member import ClusterMember
 
 log = structlog.stdlib.get_logger(__name__)
 
 #: Within this time others lead what a broker led that stops. Supervisors lose patience after ten seconds.
 _HAND_OVER_S = 5.0
-_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - named, not listened on
 _HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -57,6 +60,8 @@ class Store:
     coordinator: Coordinator
     broker: Broker
     groups: GroupCoordinator
+    #: None on one node.
+    member: "ClusterMember | None" = None
 
 
 @contextlib.asynccontextmanager
@@ -77,30 +82,39 @@ async def running_store(
     """
     filesystem = filesystem or local_filesystem()
     async with contextlib.AsyncExitStack() as at_end:
+        member: ClusterMember | None = None
         coordinator: Coordinator
         if settings.zookeeper_connect is None:
             coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem)
         else:
-            # The socket of the peer listener is bound here: the registration names its address.
-            coordinator = _zookeeper_coordinator(settings, filesystem, clock, url, peer="")
+            member = _cluster_member(settings, filesystem, clock, url)
+            coordinator = member.coordinator
+            await member.start()
+            at_end.push_async_callback(member.stop)
         await coordinator.start()
         at_end.push_async_callback(coordinator.stop)
-        broker = await Broker.start(settings, coordinator, authorizer, quotas, clock=clock, filesystem=filesystem)
+        broker = await Broker.start(
+            settings,
+            coordinator,
+            authorizer,
+            quotas,
+            clock=clock,
+            filesystem=filesystem,
+            connect=None if member is None else member.connect,
+        )
         at_end.push_async_callback(broker.stop)
         groups = await at_end.enter_async_context(GroupCoordinator.running(broker))
-        yield Store(coordinator, broker, groups)
+        yield Store(coordinator, broker, groups, member)
 
 
-def _zookeeper_coordinator(
-    settings: Settings, filesystem: FileSystem, clock: Clock | None, url: str, peer: str
-) -> Coordinator:
+def _cluster_member(settings: Settings, filesystem: FileSystem, clock: Clock | None, url: str) -> "ClusterMember":
     try:
-        from logstore.cluster.zookeeper_coordinator import ZooKeeperCoordinator
+        from logstore.cluster_member import ClusterMember
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "kazoo":
             raise
         raise InvalidConfigError("zookeeper.connect needs the package kazoo: pip install 'logstore[cluster]'") from None
-    return ZooKeeperCoordinator.of(settings, filesystem, url=url, peer=peer, clock=clock)
+    return ClusterMember(settings, filesystem, clock, url)
 
 
 def serve(settings: Settings, shared_port: int | None = None) -> int:
@@ -113,7 +127,7 @@ def serve(settings: Settings, shared_port: int | None = None) -> int:
     if settings.log_level != "debug":
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     try:
-        listening = listening_socket(settings.host, settings.port)
+        listening = listening_socket(settings.host, settings.port, buffers=_socket_buffers(settings))
     except LogStoreError as error:
         return _fail(f"cannot listen: {error.message}")
     except OSError as error:
@@ -157,13 +171,16 @@ async def run(settings: Settings, listening: socket.socket, shared_port: int | N
                 gc.collect()
                 gc.freeze()
                 gc.enable()
-                listener.open(store.broker, store.groups)
+                if store.member is None:
+                    listener.open(store.broker, store.groups)
+                else:
+                    store.member.open(listener, store.broker, store.groups)
                 if settings.zookeeper_connect is not None and settings.controlled_shutdown_enable:
                     stop.hand_over = functools.partial(store.coordinator.hand_over, _HAND_OVER_S)
                 try:
                     if not listener.is_stopping:  # not announced if it was told to stop while it started
                         if shared_port is not None:
-                            await listener.serve_too(_shared_socket(settings.host, shared_port))
+                            await listener.serve_too(_shared_socket(settings, shared_port))
                         with _announced(settings, url):
                             async with background_jobs(settings, url) if settings.jobs_enable else nullcontext():
                                 await listener.until_stopping()
@@ -176,12 +193,16 @@ async def run(settings: Settings, listening: socket.socket, shared_port: int | N
             await serving
 
 
-def _shared_socket(host: str, port: int) -> socket.socket:
+def _socket_buffers(settings: Settings) -> SocketBuffers:
+    return SocketBuffers(settings.socket_send_buffer_bytes, settings.socket_receive_buffer_bytes)
+
+
+def _shared_socket(settings: Settings, port: int) -> socket.socket:
     try:
-        return shared_socket(host, port)
+        return shared_socket(settings.host, port, _socket_buffers(settings))
     except OSError as error:
         raise InvalidConfigError(
-            f"port {port} of all brokers on {host} cannot be had: {error.strerror or error}"
+            f"port {port} of all brokers on {settings.host} cannot be had: {error.strerror or error}"
         ) from error
 
 
@@ -212,8 +233,7 @@ class _Stop:
 
 def _advertised(listening: socket.socket, settings: Settings) -> str:
     """The URL for clients on other machines: a wildcard address is none of them."""
-    host = socket.gethostname() if settings.host in _WILDCARDS else settings.host
-    return url_of(listening, host)
+    return url_of(listening, settings.reachable_host)
 
 
 @contextlib.contextmanager

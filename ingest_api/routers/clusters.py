@@ -24,6 +24,7 @@ from ingest_api.schemas.administration import (
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
+from logstore.broker.forwarding import Target
 from logstore.broker.topics import DEFAULT_REPLICATION_FACTOR
 from logstore.errors import InvalidConfigError
 
@@ -65,7 +66,7 @@ async def list_cluster_topics(request: Request, context: Context, broker: Cluste
         **refusals(400, 503),
     },
 )
-@requires(Operation.CREATE, ResourceType.TOPIC, names_in="body")
+@requires(Operation.CREATE, ResourceType.TOPIC, names_in="body", target=Target.CONTROLLER)
 async def create_topic(
     request: Request,
     response: Response,
@@ -106,7 +107,7 @@ async def get_cluster_topic(request: Request, broker: ClusterBroker, topic: Topi
     response_description="The topic as it is now.",
     responses=refusals(400, 503),
 )
-@requires(Operation.ALTER, ResourceType.TOPIC)
+@requires(Operation.ALTER, ResourceType.TOPIC, target=Target.CONTROLLER)
 async def update_topic(
     request: Request, context: Context, broker: ClusterBroker, topic: TopicInCluster, asked: UpdateTopicRequest
 ) -> ClusterTopic:
@@ -121,7 +122,7 @@ async def update_topic(
     response_description="Done.",
     responses=refusals(503),
 )
-@requires(Operation.DELETE, ResourceType.TOPIC)
+@requires(Operation.DELETE, ResourceType.TOPIC, target=Target.CONTROLLER)
 async def delete_topic(broker: ClusterBroker, context: Context, name: TopicName) -> None:
     """Delete a topic and its Delta table."""
     await broker.delete_topic(context, name)

@@ -31,6 +31,7 @@ from ingest_api.schemas.administration import (
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, PartitionLog, Topic
 from logstore.broker.context import RequestContext
+from logstore.broker.forwarding import Target
 from logstore.cluster.coordinator import BrokerEndpoint
 from logstore.settings import plain_settings, secret_settings
 
@@ -61,7 +62,7 @@ async def get_broker(request: Request, broker: ClusterBroker, number: BrokerNumb
 @router.get(
     f"{_BROKERS}/{{broker_id}}/configs", operation_id="listBrokerConfigs", response_description="Every setting."
 )
-@requires(Operation.DESCRIBE_CONFIGS, ResourceType.CLUSTER)
+@requires(Operation.DESCRIBE_CONFIGS, ResourceType.CLUSTER, target=Target.BROKER)
 async def list_broker_configs(request: Request, broker: ClusterBroker, number: BrokerNumber) -> BrokerConfigList:
     """The settings of a broker, set or default. A start reads them; they are not changed here."""
     _endpoint(broker, number)
@@ -76,7 +77,7 @@ async def list_broker_configs(request: Request, broker: ClusterBroker, number: B
     operation_id="getBrokerConfig",
     response_description="The setting.",
 )
-@requires(Operation.DESCRIBE_CONFIGS, ResourceType.CLUSTER)
+@requires(Operation.DESCRIBE_CONFIGS, ResourceType.CLUSTER, target=Target.BROKER)
 async def get_broker_config(
     request: Request, broker: ClusterBroker, number: BrokerNumber, name: ConfigName
 ) -> BrokerConfigEntry:
@@ -143,7 +144,7 @@ async def get_partition(
     operation_id="getClusterPartitionOffset",
     response_description="The first and the end offset.",
 )
-@requires(Operation.DESCRIBE, ResourceType.TOPIC)
+@requires(Operation.DESCRIBE, ResourceType.TOPIC, target=Target.PARTITION_LEADER)
 async def get_partition_offset(
     request: Request,
     broker: ClusterBroker,

@@ -21,6 +21,7 @@ from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, PartitionLog
 from logstore.broker.broker import Topic as OpenTopic
 from logstore.broker.context import RequestContext
+from logstore.broker.forwarding import Target
 
 router = model_router(MetadataRoute, tags=["topics"])
 
@@ -105,7 +106,7 @@ async def refresh(
     response_description="The files are out of the table.",
     responses=refusals(400, 503),
 )
-@requires(Operation.ALTER, ResourceType.TOPIC)
+@requires(Operation.ALTER, ResourceType.TOPIC, target=Target.TABLE_LEADER)
 async def drop_foreign_files(
     broker: StoreBroker, context: Context, topic: TopicInPath, _: DropForeignFilesRequest | None = None
 ) -> DroppedForeignFiles:

@@ -8,7 +8,7 @@ Everything runs on one event loop; disk work runs in threads. The rooms: ``topic
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import structlog
 
@@ -43,12 +43,16 @@ from logstore.replication.replica_fetcher import Connection, FetcherSettings
 from logstore.settings import Settings
 from logstore.table_root import TableRoot
 
+if TYPE_CHECKING:  # one node imports nothing of the way between brokers
+    from logstore.broker.other_brokers import OtherBrokers
+    from logstore.broker.remote_appends import PeerRequests
+
 log = structlog.stdlib.get_logger(__name__)
 
-#: Pause between two looks for partitions that a broker with a failed journal was given.
-_OFFLINE_S = 1.0
 #: Opens a connection to the broker with that id.
 Connect = Callable[[int], Awaitable[Connection]]
+#: Pause between two looks for partitions that a broker with a failed journal was given.
+_OFFLINE_S = 1.0
 
 
 class Broker:
@@ -130,6 +134,8 @@ class Broker:
         self._producing = Producing(journal, self.admission, authorizer, coordinator, filesystem, self._schedule.touch)
         self._batcher = Batcher(self._producing.produce, authorizer, self.admission)
         self._fetching = Fetching(journal, roller.refresh, self._topics.get, self.admission, authorizer)
+        #: None on one node.
+        self.others: OtherBrokers | None = None
         self._delegate()
 
     def _delegate(self) -> None:
@@ -268,6 +274,16 @@ class Broker:
         return FetchSession(
             broker_id, broker_epoch, self.journal, self.clock, self._topics.partition_log, self.replicas.followed
         )
+
+    def join_cluster(self, peers: "PeerRequests") -> "OtherBrokers":
+        """From now on, records for partitions that other brokers lead go there. To be called once, after the start."""
+        from logstore.broker.other_brokers import OtherBrokers
+
+        self.others = others = OtherBrokers(
+            self._coordinator, self._topics, peers, self._producing, self.admission, self.authorizer, self.settings
+        )
+        self._producing.remote = others.appends
+        return others
 
     @property
     def brokers_by_id(self) -> Mapping[int, BrokerEndpoint]:

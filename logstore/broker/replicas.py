@@ -8,7 +8,7 @@ takes or gives a record (C11).
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Final
 
 import structlog
@@ -31,6 +31,7 @@ from logstore.log.partition_log import PartitionLog
 from logstore.log.replica_bootstrap import reset_to_table
 from logstore.log.roller import Roller
 from logstore.log.topic import Topic
+from logstore.log.truncation import truncate
 from logstore.replication.replica_fetcher import Connection, FetcherSettings, ReplicaFetcher
 
 log = structlog.stdlib.get_logger(__name__)
@@ -115,7 +116,9 @@ class Replicas:
             self._waiting[key] = asyncio.create_task(self._lead_when_ready(topic, partition_log, state))
         else:
             partition_log.resign(state.leader_epoch)
-            if state.leader >= 0 and me in state.replicas:
+            if me not in state.replicas:
+                self._run(self._drop_stray(key, partition_log, state))
+            elif state.leader >= 0:
                 self._follow(topic, partition_log, state)
 
     def _resign(self, key: PartitionKey, partition_log: PartitionLog, epoch: int) -> None:
@@ -213,6 +216,22 @@ class Replicas:
             return True
         in_table = await asyncio.to_thread(newest_epoch, topic, partition_log)
         return in_table is not None and in_table == partition_log.state.leader_epochs.epoch_of(sealed - 1)
+
+    async def _drop_stray(self, key: PartitionKey, partition_log: PartitionLog, state: PartitionState) -> None:
+        """Free the frames of a partition that other brokers have now (C19)."""
+        while self._states.get(key) is state and not partition_log.is_closed:
+            if partition_log.is_quiet:
+                if partition_log.log_end_offset == partition_log.sealed_offset:
+                    return
+                try:
+                    await truncate(self._journal, partition_log, partition_log.sealed_offset, state.leader_epoch)
+                except LogStoreError as error:
+                    log.warning("replica.not_dropped", partition=str(partition_log), why=str(error))
+                    await asyncio.sleep(_RETRY_S)
+                else:
+                    log.info("replica.dropped", partition=str(partition_log))
+                    return
+            await asyncio.sleep(_QUIET_S)
 
     # ---- following --------------------------------------------------------------------------------------------------
 
@@ -357,8 +376,8 @@ class Replicas:
         except LogStoreError as error:
             log.warning("replica.not_refreshed", topic=topic.name, why=str(error))
 
-    def _run(self, work: "Awaitable[None]") -> None:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[assignment]
+    def _run(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -34,6 +34,7 @@ from logstore.errors import (
     QuarantinedError,
     TopicExistsError,
     UnknownTopicError,
+    UnknownTopicIdError,
 )
 from logstore.filesystem import FileSystem
 from logstore.journal.frame import Frame
@@ -199,6 +200,13 @@ class Topics:
         """The log of a partition by its topic's id; None if it is not known here. For other brokers."""
         topic = self._by_id.get(topic_id)
         return None if topic is None or not 0 <= partition < len(topic.partitions) else topic.partitions[partition]
+
+    def by_id(self, topic_id: uuid.UUID) -> Topic:
+        """As ``get``. UnknownTopicIdError."""
+        topic = self._by_id.get(topic_id)
+        if topic is None:
+            raise UnknownTopicIdError(f"This broker has no topic with the id {topic_id}: it was deleted, or is new.")
+        return topic
 
     def partition_state(self, context: RequestContext, topic: Topic, partition: int) -> PartitionState:
         """The leader and the replicas of a partition. Raises TopicAuthorizationError."""

@@ -9,6 +9,7 @@ from logstore.cli.command_group import FAILED, confirm
 from logstore.cli.options import ConfigOption, JsonOption, UrlOption, admin_of, complete_topics, parse_configs
 from logstore.cli.output import bytes_text, counted, print_json, print_problems, print_table
 from logstore.cli.topic_listing import ids_text, listing, print_listing, print_partitions
+from logstore.client.admin import ListedPartitions
 
 if TYPE_CHECKING:
     from logstore.client.metadata import ConfigEntry
@@ -111,7 +112,7 @@ def list_topics(
     With partitions, records, bytes (in Delta and in the journal), the age of the newest record, and problems. Lists of
     partitions have those of internal topics, too.
     """
-    wanted = [
+    wanted: list[ListedPartitions] = [
         state
         for state, is_asked in (
             ("under-replicated", under_replicated),

@@ -136,6 +136,10 @@ class _DeletedGroups:
     groups: tuple[_DeletedGroup, ...]
 
 
+#: Lists of partitions, as `logstore topic list` names them.
+ListedPartitions = Literal["under-replicated", "unavailable", "under-min-isr"]
+
+
 class Admin:
     """Administration of the topics and groups of one store.
 
@@ -186,9 +190,7 @@ class Admin:
         """The brokers that are there, the controller, and how many partitions lack replicas or a leader."""
         return decode(self._transport.request("GET", "/cluster").content, ClusterDescription)
 
-    def partition_replicas(
-        self, *, state: Literal["under-replicated", "unavailable", "under-min-isr"] | None = None
-    ) -> tuple[PartitionReplicas, ...]:
+    def partition_replicas(self, *, state: ListedPartitions | None = None) -> tuple[PartitionReplicas, ...]:
         """Leaders and replicas of the partitions in ``state`` (None: of all), by topic and partition."""
         found: list[PartitionReplicas] = []
         params: dict[str, str | int] = {} if state is None else {"state": state}

@@ -97,6 +97,10 @@ class Registration:
         """-1 while the broker is not registered."""
         return -1 if self._node is None else self._node.czxid
 
+    def advertise(self, peer: str) -> None:
+        """host:port for other brokers, before the broker registers."""
+        self._wanted = replace(self._wanted, peer=peer)
+
     # ---- once for each start ----------------------------------------------------------------------------------------
 
     async def begin(self) -> None:

@@ -107,7 +107,7 @@ class ZooKeeperCoordinator:
 
     @classmethod
     def of(
-        cls, settings: Settings, filesystem: FileSystem, *, url: str, peer: str, clock: Clock | None = None
+        cls, settings: Settings, filesystem: FileSystem, *, url: str, clock: Clock | None = None
     ) -> "ZooKeeperCoordinator":
         """By the settings of a broker with ``zookeeper.connect``. InvalidConfigError."""
         assert settings.zookeeper_connect is not None
@@ -118,7 +118,7 @@ class ZooKeeperCoordinator:
             settings.broker_id,
             filesystem,
             url=url,
-            peer=peer,
+            peer="",  # ``Registration.advertise`` tells it
             rack=settings.broker_rack or socket.gethostname(),
             session_timeout_ms=settings.zookeeper_session_timeout_ms,
             policy=Policy(
@@ -211,6 +211,11 @@ class ZooKeeperCoordinator:
     @property
     def broker_id(self) -> int:
         return self._broker_id
+
+    @property
+    def broker_epoch(self) -> int:
+        """-1 while the broker is not registered."""
+        return self.registration.broker_epoch
 
     @property
     def view(self) -> ClusterView:

@@ -230,7 +230,7 @@ class _Cluster:
         """Wait until each broker knows all of them, and a controller. ClusterProcessesError."""
         entries = self._entry.brokers
         wanted = {entry.id for entry in entries}
-        seen = "no answer"
+        seen: str | None = "no answer"
         try:
             async with asyncio.timeout(_AGREE_S):
                 for entry in entries:

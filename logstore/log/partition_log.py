@@ -47,6 +47,7 @@ from logstore.log.leadership import Leadership
 from logstore.log.log_segments import LogSegments
 from logstore.log.partition_frames import PartitionFrames
 from logstore.log.partition_state import PartitionState
+from logstore.records.batch import EncodedBatch
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity
 
 # Looked up once: an enumeration's members are slow to find.
@@ -292,7 +293,7 @@ class PartitionLog:
 
     def next_frame(
         self,
-        batch: pa.RecordBatch,
+        batch: pa.RecordBatch | EncodedBatch,
         payload: pa.Buffer,
         *,
         inflated_bytes: int,

@@ -25,7 +25,8 @@ from logstore.journal.errors import JournalRangeFreedError
 from logstore.journal.frame import FrameLocation
 from logstore.journal.journal import Journal
 from logstore.log.partition_log import PartitionLog
-from logstore.replication.protocol import Fetch, FetchedRow, FetchRow, encode_fetched
+from logstore.replication.peer_listener import PeerSession
+from logstore.replication.protocol import Body, Fetch, FetchedRow, FetchRow, Message, decode_fetch, encode_fetched
 
 FindLog = Callable[[UUID, int], PartitionLog | None]
 _NOT_TOLD: Final = (-1, -1, -1)
@@ -245,3 +246,22 @@ def _next_frames(row: _Row, max_bytes: int, *, anyway: bool) -> list[FrameLocati
 
 def _error(index: int, error: LogStoreError) -> FetchedRow:
     return FetchedRow(index, error.kafka_code, -1, -1, -1, -1, -1, 0)
+
+
+class FetchHandler:
+    """The sessions of followers, one for each connection. ``make`` takes the follower's id and its broker epoch."""
+
+    def __init__(self, make: Callable[[int, int], FetchSession]) -> None:
+        self._make = make
+        self._sessions: dict[PeerSession, FetchSession] = {}
+
+    async def fetch(self, session: PeerSession, message: Message) -> Body:
+        """FETCHED for a FETCH. Raises as ``FetchSession.fetch``, MalformedMessageError."""
+        found = self._sessions.get(session)
+        if found is None:
+            found = self._sessions[session] = self._make(session.broker_id, session.broker_epoch)
+            session.on_close(lambda: self._end(session))
+        return await found.fetch(decode_fetch(message.body))
+
+    def _end(self, session: PeerSession) -> None:
+        self._sessions.pop(session).close()

@@ -8,7 +8,6 @@ the topic's table (``replica_bootstrap``).
 """
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -54,9 +53,16 @@ _OTHER_EPOCH_S: Final = 0.05
 class Connection(Protocol):
     """A connection to the leader; see ``PeerConnection``."""
 
-    async def request(self, message_type: int, body: Body, timeout_s: float) -> Buffer: ...
+    async def request(self, message_type: MessageType, body: Body = b"", timeout_s: float | None = None) -> Buffer: ...
 
-    async def close(self) -> None: ...
+    @property
+    def is_stale(self) -> bool:
+        """Whether this broker has registered anew since: the leader must learn from which registration it is asked
+        (KIP-903).
+        """
+        ...
+
+    def close(self) -> None: ...
 
 
 #: Begins a log anew at the end of its table; whether that was done.
@@ -146,11 +152,6 @@ class ReplicaFetcher:
             self._changed.pop(followed.index, None)
             self._forgotten.append(followed.index)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether it follows nothing."""
-        return not self._followed
-
     async def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
@@ -171,14 +172,17 @@ class ReplicaFetcher:
 
     async def _run(self) -> None:
         while True:
+            while not self._followed:
+                self._wake.clear()
+                await self._wake.wait()
             try:
                 connection = await self._connect()
                 try:
                     self._is_unreachable = False
-                    await self._fetch_for_ever(connection)
+                    await self._fetch(connection)
+                    continue
                 finally:
-                    with contextlib.suppress(LogStoreError, OSError):
-                        await connection.close()
+                    connection.close()
             except (LogStoreError, OSError) as error:
                 if not self._is_unreachable:
                     self._is_unreachable = True
@@ -188,14 +192,14 @@ class ReplicaFetcher:
                 log.exception("replica.fetcher_failed", leader=self._leader)
             await asyncio.sleep(self._settings.backoff_s)
 
-    async def _fetch_for_ever(self, connection: Connection) -> None:
-        """A session: it begins with all partitions. Raises what ``connection`` raises."""
+    async def _fetch(self, connection: Connection) -> None:
+        """A session, until it is stale: it begins with all partitions. Raises what ``connection`` raises."""
         self._forgotten.clear()
         for followed in self._by_index.values():
             self._ask(followed)
         settings = self._settings
         in_session: set[int] = set()
-        while True:
+        while not connection.is_stale:
             rows = self._rows()
             in_session.update(row.session_index for row in rows)
             in_session.difference_update(self._forgotten)

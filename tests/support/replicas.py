@@ -23,7 +23,7 @@ from logstore.errors import (
 )
 from logstore.filesystem import Buffer, FileSystem
 from logstore.replication.fetch_session import FetchSession
-from logstore.replication.protocol import Body, decode_fetch
+from logstore.replication.protocol import Body, MessageType, decode_fetch
 from logstore.settings import Settings
 from logstore.table_root import TableRoot
 
@@ -170,7 +170,9 @@ class _Connection:
         self._broker = cluster.brokers[leader]
         self._session: FetchSession = self._broker.fetch_session(follower, 1)
 
-    async def request(self, message_type: int, body: Body, timeout_s: float) -> Buffer:
+    is_stale = False
+
+    async def request(self, message_type: MessageType, body: Body = b"", timeout_s: float | None = None) -> Buffer:
         del message_type, timeout_s
         self._require_open()
         assert isinstance(body, bytes)
@@ -184,7 +186,7 @@ class _Connection:
         if self._cluster.brokers.get(self._link[1]) is not self._broker:
             raise NetworkError("the connection was closed")
 
-    async def close(self) -> None:
+    def close(self) -> None:
         self._session.close()
 
 

@@ -1,6 +1,7 @@
 """Replication between brokers in one process: real journals, real tables, real partition logs."""
 
 import asyncio
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -228,5 +229,23 @@ def test_an_isr_whose_write_is_open_counts_until_it_is_known(tmp_path: Path) -> 
             cluster.without_zookeeper.clear()
             await waiting
             assert cluster.states[topic.topic_id, 0].in_sync_replicas == (1,)
+
+    run(scenario())
+
+
+def test_a_broker_that_is_no_replica_any_more_frees_its_frames(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_cluster(tmp_path, 1, 2) as cluster:
+            leader, second = cluster.brokers.values()
+            topic = leader.topic(INTERNAL, "t")
+            await produce(leader, topic, [b"a"])
+            await all_have(cluster, 1)
+            state = cluster.states[topic.topic_id, 0]
+            cluster.set(topic.topic_id, 0, dataclasses.replace(state, replicas=(1,), in_sync_replicas=(1,)))
+            await eventually_async(lambda: log_of(second).log_end_offset == 0, "not dropped")
+            assert not second.journal.needed_bytes
+            assert await produce(leader, topic, [b"b"]) == 1
+            cluster.set(topic.topic_id, 0, dataclasses.replace(state, in_sync_replicas=(1,)))
+            await all_have(cluster, 2)
 
     run(scenario())

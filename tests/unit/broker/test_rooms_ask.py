@@ -25,7 +25,9 @@ from tests.support.authorizer_views import Denied, Nothing
 from tests.support.running_broker import CLIENT, produce, records, run, running_broker
 
 #: Of a store's life; nobody outside calls them.
-LIFE = {"start", "stop", "running", "close", "topics_changed"}
+LIFE = {"start", "stop", "running", "close", "topics_changed", "join_cluster"}
+#: For other brokers, which have proved that they are.
+BETWEEN_BROKERS = {"fetch_session"}
 LIMITS = FetchLimits(1000, 1000, 1, 600_000)
 CLUSTER, TOPIC, GROUP = ResourceType.CLUSTER, ResourceType.TOPIC, ResourceType.GROUP
 
@@ -39,6 +41,9 @@ BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
     "reassign": (lambda topic: (topic, {0: [0]}), {(Operation.ALTER, CLUSTER)}),
     "problems": (lambda _: (), {(Operation.DESCRIBE, TOPIC)}),
     "was_deleted": (lambda _: (uuid4(),), {(Operation.CLUSTER_ACTION, CLUSTER)}),
+    "partition_states": (lambda topic: (topic,), {(Operation.DESCRIBE, TOPIC)}),
+    "elect_leaders": (lambda _: (ElectionType.PREFERRED, {"t": [0]}), {(Operation.ALTER, CLUSTER)}),
+    "reassign": (lambda topic: (topic, {0: [1]}), {(Operation.ALTER, CLUSTER)}),
     "create_topic": (lambda _: ("new",), {(Operation.CREATE, CLUSTER), (Operation.CREATE, TOPIC)}),
     "find_topic_for_produce": (lambda _: ("t",), {(Operation.WRITE, TOPIC)}),
     "topic_for_produce": (lambda _: ("t",), {(Operation.WRITE, TOPIC)}),
@@ -106,7 +111,7 @@ ASKED: set[tuple[Operation, ResourceType]] = set()
 
 def public_methods(thing: object) -> dict[str, Callable[..., Any]]:
     found = {name: getattr(thing, name) for name in dir(thing) if not name.startswith("_")}
-    return {name: method for name, method in found.items() if inspect.ismethod(method) and name not in LIFE}
+    return {name: method for name, method in found.items() if inspect.ismethod(method) and name not in LIFE | BETWEEN_BROKERS}
 
 
 async def call(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
