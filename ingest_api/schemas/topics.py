@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from ingest_api.schemas.base import Answer, Int32, Int64, Request
+from ingest_api.schemas.base import Answer, Int32, Int32OrNone, Int64, Request
 
 
 class BrokerIds(Answer):
@@ -19,14 +19,14 @@ class Partition(Answer):
     """Offsets are exclusive ends: `sealed_offset` is the first one that is not yet in the Delta table."""
 
     partition: Int32
-    leader: Int32
+    leader: Int32OrNone
     replicas: list[Replica]
     log_start_offset: Int64
     high_watermark: Int64
     log_end_offset: Int64
     last_stable_offset: Int64
     sealed_offset: Int64
-    leader_epoch: Int32
+    leader_epoch: Int32OrNone
     segments: int
     size_bytes: Int64
     unsealed_bytes: Int64
