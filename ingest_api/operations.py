@@ -83,7 +83,7 @@ ERRORS = {
     "that its offsets are not known. Nothing was stored now. Of members of groups, "
     "40914: no such member; 40915, 40921, 40922: another generation or member epoch; 40916: no common protocol; 40917: "
     "a rebalance has begun, join again; 40918: join with the given id; 40919, 40920: the group.instance.id is another "
-    "member's; 40923: the group is full; 40924: the group has members.",
+    "member's; 40923: the group is full; 40924: the group has members. 40925: no election was needed.",
     413: "41301: the body is over max.request.size; 41302: a record is over max.message.bytes. Nothing was stored.",
     415: "Content-Type or Content-Encoding is not one that is taken here.",
     416: "41601: the offset is outside [log start offset, high watermark]; the headers have both.",
@@ -98,7 +98,8 @@ ERRORS = {
     503: "50301: not ready; 50302: the disk is full; send again after Retry-After seconds. 50303: the topic or "
     "partition is quarantined, the message says why; 50304: another broker leads the partition. Nothing was stored. "
     "Of groups, 50305, 50306: the coordinator starts or stops; 50307: another node is the coordinator; 50308: an "
-    "offset is of a transaction that is still open.",
+    "offset is of a transaction that is still open. Of elections, 50320: the preferred leader is not there, or not in "
+    "sync; 50321: no replica is there.",
     504: "50401: the time ran out; the records may or may not be stored.",
 }
 

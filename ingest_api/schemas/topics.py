@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from ingest_api.schemas.base import Answer, Int32, Int32OrUnknown, Int64, Int64OrUnknown, Request
+from ingest_api.schemas.base import Answer, Int32, Int32OrNone, Int64, Int64OrNone, Request
 
 
 class BrokerIds(Answer):
@@ -22,17 +22,17 @@ class Partition(Answer):
     """
 
     partition: Int32
-    leader: Int32OrUnknown
+    leader: Int32OrNone
     replicas: list[Replica]
-    log_start_offset: Int64OrUnknown
-    high_watermark: Int64OrUnknown
-    log_end_offset: Int64OrUnknown
-    last_stable_offset: Int64OrUnknown
-    sealed_offset: Int64OrUnknown
-    leader_epoch: Int32OrUnknown
+    log_start_offset: Int64OrNone
+    high_watermark: Int64OrNone
+    log_end_offset: Int64OrNone
+    last_stable_offset: Int64OrNone
+    sealed_offset: Int64OrNone
+    leader_epoch: Int32OrNone
     segments: int
     size_bytes: Int64
-    unsealed_bytes: Int64OrUnknown
+    unsealed_bytes: Int64OrNone
 
 
 class Topic(Answer):
