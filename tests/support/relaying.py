@@ -4,6 +4,7 @@ state of partitions is a dictionary (``tests.support.replicas``).
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from logstore.broker.authorizer import Authorizer
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.broker.quotas import Quotas
+from logstore.broker.secret import load_secret
 from logstore.broker.topic_catalog import TopicCatalog
 from logstore.cluster.coordinator import BrokerEndpoint, PartitionState
 from logstore.filesystem import FileSystem
@@ -84,9 +86,11 @@ class RelayingCluster(MemoryCluster):
 
     async def serve(self, broker_id: int, **settings: Any) -> RelayingBroker:
         async with contextlib.AsyncExitStack() as at_end:
-            wanted = Settings(
-                data=self.data, broker_id=broker_id, port=0, zookeeper_connect="127.0.0.1:1/memory", **settings
-            )
+            wanted = Settings(data=self.data, broker_id=broker_id, port=0, **settings)
+            # Brokers of a cluster have one secret.
+            wanted.log_directory.mkdir(parents=True, exist_ok=True)
+            load_secret(self.data, FileSystem())
+            shutil.copy(self.data / "secret", wanted.log_directory / "secret")
             coordinator = self.coordinators[broker_id] = ListeningCoordinator(self, broker_id)
             at_end.callback(self.coordinators.pop, broker_id, None)
             options = PeerOptions()
