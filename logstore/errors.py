@@ -383,6 +383,18 @@ class NotLeaderOrFollowerError(LogStoreError):
     kafka_name, kafka_code, retriable = "NOT_LEADER_OR_FOLLOWER", 6, True
 
 
+class WrongBrokerError(NotLeaderOrFollowerError):
+    """Another broker answers this request, and the client has asked not to have it forwarded (``Logstore-Forward:
+    never``). Nothing was done. ``broker_id`` and ``url`` are those of that broker; None: an item of a larger answer
+    does not tell them.
+    """
+
+    def __init__(self, message: str, *, broker_id: int | None = None, url: str | None = None) -> None:
+        super().__init__(message)
+        self.broker_id = broker_id
+        self.url = url
+
+
 class LeaderNotAvailableError(LogStoreError):
     """No broker leads the partition now, or its leader is not ready: nothing was stored."""
 

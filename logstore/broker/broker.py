@@ -25,7 +25,7 @@ from logstore.broker.topic_tables import TopicTables
 from logstore.broker.topics import Topics
 from logstore.broker.upkeep import Upkeep
 from logstore.clock import Clock, SystemClock
-from logstore.cluster.coordinator import Coordinator
+from logstore.cluster.coordinator import BrokerEndpoint, Coordinator
 from logstore.errors import BrokerNotReadyError
 from logstore.filesystem import FileSystem, local_filesystem
 from logstore.journal.journal import Journal
@@ -187,6 +187,16 @@ class Broker:
     def brokers(self) -> Sequence[int]:
         """Ids of the brokers of the cluster that are there now, sorted."""
         return sorted(self._coordinator.brokers)
+
+    @property
+    def endpoints(self) -> Sequence[BrokerEndpoint]:
+        """The same brokers, with the addresses at which clients find them."""
+        return list(self._coordinator.brokers_by_id.values())
+
+    @property
+    def controller_id(self) -> int:
+        """Id of the broker that decides who leads; -1 while there is none."""
+        return self._coordinator.controller_id
 
     @property
     def not_ready_reason(self) -> str | None:

@@ -58,6 +58,7 @@ ERROR_CODES: Final[dict[type[LogStoreError], int]] = {
     errors.InvalidSessionTimeoutError: 42212,
     errors.UnsupportedAssignorError: 42213,
     errors.InvalidRegularExpressionError: 42214,
+    errors.WrongBrokerError: 42102,
     errors.ThrottledError: 42901,
     LogStoreError: 50002,
     errors.CommitStateUnknownError: 50003,
@@ -74,6 +75,7 @@ ERROR_CODES: Final[dict[type[LogStoreError], int]] = {
     errors.LeaderNotAvailableError: 50309,
     errors.NotEnoughReplicasError: 50310,
     errors.OffsetNotAvailableError: 50311,
+    errors.NotControllerError: 50312,
     errors.RequestTimedOutError: 50401,
     errors.NotEnoughReplicasAfterAppendError: 50402,
     # One code for all: a client knows by its request which one to make (``bad_request`` of ``error_of``).
