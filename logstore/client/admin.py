@@ -1,10 +1,14 @@
 """Topics and consumer groups over HTTP: make, look at, change, delete. No Arrow is needed here."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, Self, TypeAlias
+from functools import partial
+from typing import Any, Literal, Self, TypeAlias
 
 from logstore.client.addresses import DEFAULT_URL
+from logstore.client.cluster_metadata import ClusterMetadata
+from logstore.client.connections import Answer
 from logstore.client.metadata import (
     ConfigEntry,
     GroupDescription,
@@ -38,16 +42,6 @@ _GROUPS_PER_PAGE = 10_000
 _GROUPS_PER_DELETION = 1_000
 
 ConfigValue: TypeAlias = str | int | float | bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Cluster:
-    cluster_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Clusters:
-    data: tuple[_Cluster, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +131,8 @@ class Admin:
             request_timeout_s=request_timeout_ms / 1000,
             retry_timeout_s=default_api_timeout_ms / 1000,
         )
-        self._cluster_id = ""
+        #: The brokers, and who leads what. Requests of groups and of single partitions go where it says.
+        self.metadata = ClusterMetadata(self._transport)
 
     def close(self) -> None:
         self._transport.close()
@@ -156,10 +151,9 @@ class Admin:
     @property
     def cluster_id(self) -> str:
         """The cluster's id; asked for once."""
-        if not self._cluster_id:
-            clusters = decode(self._transport.request("GET", "/v3/clusters").content, _Clusters)
-            self._cluster_id = clusters.data[0].cluster_id
-        return self._cluster_id
+        if not self.metadata.cluster_id:
+            self._transport.keep_trying(self.metadata.load)
+        return self.metadata.cluster_id
 
     def status(self) -> StoreStatus:
         """The store and all its topics in numbers, and their problems."""
@@ -260,8 +254,8 @@ class Admin:
     def offsets(self, topic: str, partition: int, *, timestamp_ms: int | None = None) -> PartitionOffsets:
         """The ends of a partition, and the offset of a time; UnknownTopicError, UnknownPartitionError."""
         params = None if timestamp_ms is None else {"timestamp": timestamp_ms}
-        path = topic_path(topic, f"/partitions/{partition}/offsets")
-        return decode(self._transport.request("GET", path, params=params).content, PartitionOffsets)
+        answer = self._ask_leader(topic, partition, "GET", "/offsets", params=params)
+        return decode(answer.content, PartitionOffsets)
 
     def offsets_for_times(
         self, timestamps_ms: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int]
@@ -293,8 +287,8 @@ class Admin:
 
         Raises OffsetOutOfRangeError, UnknownTopicError, UnknownPartitionError.
         """
-        path = topic_path(topic, f"/partitions/{partition}/delete-records")
-        answer = self._transport.request("POST", path, json={"before_offset": before_offset}, idempotent=True)
+        body = {"before_offset": before_offset}
+        answer = self._ask_leader(topic, partition, "POST", "/delete-records", json=body, idempotent=True)
         return decode(answer.content, _LogStart).log_start_offset
 
     def groups(self) -> tuple[str, ...]:
@@ -318,7 +312,7 @@ class Admin:
 
     def describe_group(self, group: str) -> GroupDescription:
         """The group's state and members; UnknownGroupError."""
-        return decode(self._transport.request("GET", group_path(group, "")).content, GroupDescription)
+        return decode(self._ask_coordinator(group, "GET", "").content, GroupDescription)
 
     def group_offsets(self, group: str, *, topic: str | None = None) -> tuple[GroupOffset, ...]:
         """The group's committed offsets, by topic and partition; only those of ``topic`` if it is named.
@@ -326,12 +320,12 @@ class Admin:
         Raises UnknownGroupError, UnknownTopicError.
         """
         params = None if topic is None else {"topic": topic}
-        answer = self._transport.request("GET", group_path(group, "/offsets"), params=params)
+        answer = self._ask_coordinator(group, "GET", "/offsets", params=params)
         return decode(answer.content, _GroupOffsets).offsets
 
     def group_lag(self, group: str) -> GroupLag:
         """How far the group is behind the high watermarks, by topic and partition; UnknownGroupError."""
-        return decode(self._transport.request("GET", group_path(group, "/lag")).content, GroupLag)
+        return decode(self._ask_coordinator(group, "GET", "/lag").content, GroupLag)
 
     def commit_offsets(
         self,
@@ -364,7 +358,7 @@ class Admin:
         ]
         # Committing the same twice is committing it once: safe to send again.
         body = {"offsets": entries, **({} if member is None else member._asdict())}
-        self._transport.request("POST", group_path(group, "/offsets"), json=body, idempotent=True)
+        self._ask_coordinator(group, "POST", "/offsets", json=body, idempotent=True)
 
     def reset_offsets(
         self,
@@ -402,9 +396,8 @@ class Admin:
             "dry_run": dry_run,
         }
         # Shifting twice is not shifting once.
-        answer = self._transport.request(
-            "POST", group_path(group, "/reset-offsets"), json=asked, idempotent=dry_run or shift_by is None
-        )
+        idempotent = dry_run or shift_by is None
+        answer = self._ask_coordinator(group, "POST", "/reset-offsets", json=asked, idempotent=idempotent)
         return decode(answer.content, _ResetOffsets).offsets
 
     def delete_groups(self, groups: Sequence[str]) -> dict[str, LogStoreError]:
@@ -421,7 +414,28 @@ class Admin:
     def delete_group(self, group: str) -> None:
         """Delete the group: all its committed offsets; UnknownGroupError, NonEmptyGroupError."""
         # Sent once: a second DELETE after a lost answer would say that there is no such group.
-        self._transport.request("DELETE", group_path(group), idempotent=False)
+        self._ask_coordinator(group, "DELETE", "", idempotent=False)
+
+    def _ask_leader(self, topic: str, partition: int, method: str, rest: str, **options: Any) -> Answer:
+        """A request of a partition, to its leader; ``options`` as of ``Transport.request``."""
+        path = topic_path(topic, f"/partitions/{partition}{rest}")
+        self._look_around()
+        return self._transport.request(
+            method, path, send=partial(self.metadata.ask_leader, topic, partition), **options
+        )
+
+    def _ask_coordinator(self, group: str, method: str, rest: str, **options: Any) -> Answer:
+        """A request of a group, to its coordinator; ``options`` as of ``Transport.request``."""
+        path = group_path(group, rest)
+        self._look_around()
+        return self._transport.request(method, path, send=partial(self.metadata.ask_coordinator, group), **options)
+
+    def _look_around(self) -> None:
+        """Find out whether there are brokers to choose from. Without an answer the request itself fails, or is sent
+        again.
+        """
+        with suppress(LogStoreError):
+            self.metadata.load()
 
     @property
     def _topics_path(self) -> str:

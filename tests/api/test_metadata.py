@@ -51,7 +51,11 @@ async def test_brokers_leaders_and_coordinator_are_those_of_the_view(api, monkey
     await api.post("/groups/g/offsets", json={"offsets": [{"topic": "t", "partition": 0, "offset": 0}]})
     coordinator = api.broker._coordinator
     endpoints = {n: BrokerEndpoint(n, f"http://b{n}:8082", "r1") for n in (4, 7)}
-    states = [PartitionState(4, 9, (4, 7), (4, 7)), PartitionState(-1, 11, (7,), (7,)), PartitionState(7, 8, (7,), (7,))]
+    states = [
+        PartitionState(4, 9, (4, 7), (4, 7)),
+        PartitionState(-1, 11, (7,), (7,)),
+        PartitionState(7, 8, (7,), (7,)),
+    ]
     monkeypatch.setattr(type(coordinator), "brokers_by_id", endpoints)
     monkeypatch.setattr(type(coordinator), "controller_id", -1)
     monkeypatch.setattr(
