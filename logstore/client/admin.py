@@ -1,13 +1,13 @@
 """Topics and consumer groups over HTTP: make, look at, change, delete. No Arrow is needed here."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Self, TypeAlias
 
 from logstore.client.addresses import DEFAULT_URL
-from logstore.client.cluster_metadata import ClusterMetadata
+from logstore.client.cluster_metadata import DEFAULT_MAX_AGE_MS, ClusterMetadata
 from logstore.client.connections import Answer
 from logstore.client.metadata import (
     ConfigEntry,
@@ -24,6 +24,7 @@ from logstore.client.metadata import (
     TopicDescription,
     TopicListing,
     TopicPartition,
+    TopicPartitions,
     decode,
 )
 from logstore.client.transport import Transport, group_path, quote_name, topic_path
@@ -40,6 +41,7 @@ from logstore.protocol.error_codes import error_of
 
 _GROUPS_PER_PAGE = 10_000
 _GROUPS_PER_DELETION = 1_000
+_LOOK_SECONDS = 5.0
 
 ConfigValue: TypeAlias = str | int | float | bool
 
@@ -114,7 +116,8 @@ class Admin:
 
     ``bootstrap`` is ``http(s)://host:port`` or ``host:port``, several separated by commas. Every method raises
     StoreUnreachableError, NetworkError or RequestTimedOutError when no answer comes: ``request_timeout_ms`` is how long
-    one may take, ``default_api_timeout_ms`` how long a request is tried again where that is safe. A context manager.
+    one may take, ``default_api_timeout_ms`` how long a request is tried again where that is safe,
+    ``metadata_max_age_ms`` how old what is known of brokers and leaders may get. A context manager.
     """
 
     def __init__(
@@ -124,6 +127,7 @@ class Admin:
         client_id: str | None = None,
         request_timeout_ms: int = 30_000,
         default_api_timeout_ms: int = 10_000,
+        metadata_max_age_ms: int = DEFAULT_MAX_AGE_MS,
     ) -> None:
         self._transport = Transport(
             bootstrap,
@@ -132,7 +136,7 @@ class Admin:
             retry_timeout_s=default_api_timeout_ms / 1000,
         )
         #: The brokers, and who leads what. Requests of groups and of single partitions go where it says.
-        self.metadata = ClusterMetadata(self._transport)
+        self.metadata = ClusterMetadata(self._transport, max_age_ms=metadata_max_age_ms)
 
     def close(self) -> None:
         self._transport.close()
@@ -194,6 +198,22 @@ class Admin:
     def describe_topic(self, topic: str) -> TopicDescription:
         """Offsets, sizes and configuration; UnknownTopicError."""
         return decode(self._transport.request("GET", topic_path(topic)).content, TopicDescription)
+
+    def find_partitions(self, topics: Iterable[str], *, if_there: bool = False) -> dict[str, TopicPartitions]:
+        """The ids and numbers of partitions, by name; ``metadata`` has the leaders then. UnknownTopicError for a topic
+        that is not there; ``if_there``: that one is left out.
+        """
+        names = sorted(set(topics))
+        for name in names:
+            quote_name(name)
+        found = self._transport.keep_trying(lambda: self.metadata.find(names)) if names else {}
+        partitions: dict[str, TopicPartitions] = {}
+        for name, topic in found.items():
+            if isinstance(topic, TopicPartitions):
+                partitions[name] = topic
+            elif not (if_there and isinstance(topic, UnknownTopicError)):
+                raise topic
+        return partitions
 
     def topic_configs(self, topic: str) -> tuple[ConfigEntry, ...]:
         """Every configuration key of the topic and where its value comes from; UnknownTopicError."""
@@ -435,7 +455,7 @@ class Admin:
         again.
         """
         with suppress(LogStoreError):
-            self.metadata.load()
+            self.metadata.load(timeout_s=_LOOK_SECONDS)
 
     @property
     def _topics_path(self) -> str:

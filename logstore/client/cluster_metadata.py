@@ -24,7 +24,7 @@ from typing import Final, TypeVar
 
 from logstore import errors
 from logstore.client.metadata import TopicMetadata, TopicPartitions, decode
-from logstore.client.transport import Transport, quote_name, stores_nothing
+from logstore.client.transport import Transport, stores_nothing
 from logstore.errors import LogStoreError
 from logstore.protocol.error_codes import error_of
 
@@ -38,6 +38,9 @@ NO_LEADER: Final = -1
 DEFAULT_MAX_AGE_MS: Final = 300_000
 # One broker that hangs must not use up the time of a request that waits for the view.
 _TIMEOUT_S: Final = 5.0
+_RETRY_S: Final = 5.0
+# An attempt to reach a broker may take seconds.
+_UNREACHABLE_S_MIN: Final = 30.0
 # A request's head has 64 KiB.
 _NAMES_LENGTH_MAX: Final = 16_000
 
@@ -110,6 +113,12 @@ class ClusterMetadata:
         self._unreachable: dict[str, float] = {}
         self._told: set[str] = set()
         self._lock = threading.Lock()
+        self._closed = False
+
+    def close(self) -> None:
+        """Ask for nothing any more; the view stays as it is. Whoever waits for it waits no longer."""
+        self._closed = True
+        self._transport.interrupt()
 
     def add(self, transport: Transport) -> Transport:
         """Tell ``transport`` the brokers' addresses, too."""
@@ -170,7 +179,7 @@ class ClusterMetadata:
         """
         url = None if broker_id is ANY_BROKER else self._view.urls.get(broker_id)
         since = None if url is None else self._unreachable.get(url)
-        if url is None or (since is not None and time.monotonic() < since + self._max_age_s):
+        if url is None or (since is not None and time.monotonic() < since + max(self._max_age_s, _UNREACHABLE_S_MIN)):
             yield None
             if url is not None and url not in self._told:
                 self._told.add(url)
@@ -235,16 +244,34 @@ class ClusterMetadata:
         lost = (errors.NetworkError, errors.RequestTimedOutError, errors.NotEnoughReplicasAfterAppendError)
         return isinstance(error, lost) or stores_nothing(error)
 
+    def find(
+        self, topics: Iterable[str], *, timeout_s: float | None = None
+    ) -> dict[str, TopicPartitions | LogStoreError]:
+        """Ask for these topics: their ids and numbers of partitions, or why they cannot be told of. Raises as
+        ``Transport.ask_around``.
+        """
+        names = list(dict.fromkeys(topics))
+        answered = self.refresh(names, timeout_s=timeout_s)
+        return {name: self._found(name, answered.get(name)) for name in names}
+
+    def _found(self, name: str, topic: TopicMetadata | None) -> TopicPartitions | LogStoreError:
+        if topic is None:  # no name: the store took it for several
+            return errors.UnknownTopicError(f"Topic {name!r} not found.")
+        if topic.topic_id is None:
+            return error_of(topic.error_code or 500, topic.message or "")
+        known = self._view.topics.get(name)
+        is_same = known is not None and known.topic_id == topic.topic_id
+        return TopicPartitions(topic.topic_id, len(known.leaders if known and is_same else topic.partitions))
+
     def refresh(
         self,
         topics: Iterable[str] = (),
         group: str | None = None,
         *,
         since: float | None = None,
-        timeout_s: float = _TIMEOUT_S,
+        timeout_s: float | None = None,
     ) -> dict[str, TopicMetadata]:
-        """Ask for these topics, this coordinator and the brokers. Topics with an error are among those that are given
-        back; ``require`` raises it.
+        """Ask for these topics, this coordinator and the brokers; what was answered of the topics, by name.
 
         ``since`` (monotonic): what was asked for after that is not asked for again. Raises as ``Transport.ask_around``.
         """
@@ -253,17 +280,6 @@ class ClusterMetadata:
             found |= self._refresh(names, group, since, timeout_s)
             group = None
         return found
-
-    def require(self, topic: str, *, timeout_s: float = _TIMEOUT_S) -> TopicPartitions:
-        """Ask for ``topic``; raises its error, and as ``refresh``."""
-        quote_name(topic)
-        found = self.refresh([topic], timeout_s=timeout_s).get(topic)
-        if found is None or found.topic_id is None:
-            code = found.error_code if found is not None else None
-            raise error_of(code or 404, (found and found.message) or f"Topic {topic!r} not found.")
-        known = self._view.topics.get(topic)
-        count = len(found.partitions) if known is None or known.topic_id != found.topic_id else len(known.leaders)
-        return TopicPartitions(found.topic_id, count)
 
     def after(self, error: LogStoreError, topics: Iterable[str], began: float) -> None:
         """A request for ``topics``, sent at ``began`` (monotonic), has failed with ``error``: ask anew, if the view may
@@ -277,17 +293,21 @@ class ClusterMetadata:
         """Ask for those of ``topics`` that are not known, or old. Errors of asking are left to the next request."""
         now = time.monotonic()
         old = [topic for topic in topics if now >= self._asked.get(topic, -self._max_age_s) + self._max_age_s]
-        if old:
-            with suppress(LogStoreError):
-                self.refresh(old)
+        if not old:
+            return
+        try:
+            self.refresh(old, timeout_s=_TIMEOUT_S)
+        except LogStoreError:
+            # Not before each request, while there is no answer.
+            self._asked.update(dict.fromkeys(old, now - self._max_age_s + _RETRY_S))
 
-    def load(self) -> None:
-        """Ask for the brokers, unless they are known."""
+    def load(self, *, timeout_s: float | None = None) -> None:
+        """Ask for the brokers, unless they are known. Raises as ``refresh``."""
         if not self._view.cluster_id:
-            self.refresh()
+            self.refresh(timeout_s=timeout_s)
 
     def _refresh(
-        self, names: Sequence[str], group: str | None, since: float | None, timeout_s: float
+        self, names: Sequence[str], group: str | None, since: float | None, timeout_s: float | None
     ) -> dict[str, TopicMetadata]:
         if since is not None:
             names = [name for name in names if self._asked.get(name, since) <= since]
@@ -297,9 +317,13 @@ class ClusterMetadata:
         if group is not None:
             params["group"] = group
         began = time.monotonic()
+        timeout_s = self._transport.request_timeout_s if timeout_s is None else timeout_s
         if self.is_cluster:
             timeout_s = min(timeout_s, _TIMEOUT_S)
-        answer = decode(self._transport.ask_around("/metadata", params=params, timeout_s=timeout_s).content, _Answer)
+        content = self._transport.ask_around(
+            "/metadata", params=params, timeout_s=timeout_s, is_cancelled=lambda: self._closed
+        ).content
+        answer = decode(content, _Answer)
         with self._lock:
             self._take(answer, names, group, began)
             transports, urls = list(self._transports), tuple(self._view.urls.values())

@@ -68,7 +68,7 @@ class Transport:
         retry_timeout_s: float = 10.0,
     ) -> None:
         self.urls = parse_bootstrap(bootstrap)
-        self._request_timeout_s = request_timeout_s
+        self.request_timeout_s = request_timeout_s
         self._retry_timeout_s = retry_timeout_s
         self._stopped = threading.Event()
         self._headers = {"Logstore-Client-Id": client_id} if client_id else {}
@@ -131,7 +131,7 @@ class Transport:
             headers = {"Content-Type": "application/json", **(headers or {})}
         again = method in ("GET", "PUT", "DELETE") if idempotent is None else idempotent
         give_up = time.monotonic() + (self._retry_timeout_s if retry_timeout_s is None else retry_timeout_s)
-        wait_s = self._request_timeout_s + (timeout_s or 0)
+        wait_s = self.request_timeout_s + (timeout_s or 0)
 
         def once(at: str | None = None) -> Answer:
             return self.request_once(
@@ -181,14 +181,17 @@ class Transport:
             self._begin_behind(url)
         raise error
 
-    def ask_around(self, path: str, *, params: Mapping[str, str | int], timeout_s: float) -> Answer:
+    def ask_around(
+        self, path: str, *, params: Mapping[str, str | int], timeout_s: float, is_cancelled: Callable[[], bool]
+    ) -> Answer:
         """The 2xx answer to a GET, from the first address that gives one. Raises as ``request_once``, for the last."""
         failed: LogStoreError | None = None
         for _ in range(len(self._addresses)):
             try:
-                return self.request_once("GET", path, params=params, timeout_s=timeout_s)
+                return self.request_once("GET", path, params=params, timeout_s=timeout_s, is_cancelled=is_cancelled)
             except LogStoreError as error:
-                if not error.retriable or isinstance(error, errors.StoreUnreachableError) or self._stopped.is_set():
+                ended = self._stopped.is_set() or is_cancelled()
+                if ended or not error.retriable or isinstance(error, errors.StoreUnreachableError):
                     raise
                 # Others may answer where this one is lost, hangs, or stops; they come first now.
                 failed = error

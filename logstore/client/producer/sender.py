@@ -33,7 +33,7 @@ from logstore.client.producer.producer_batch import ProducerBatch, split
 from logstore.client.producer.record_accumulator import RecordAccumulator
 from logstore.client.producer.retries import Retries
 from logstore.client.producer.topic_queue import ClosedBatch
-from logstore.client.transport import Transport
+from logstore.client.transport import Transport, quote_name
 from logstore.errors import (
     LeaderNotAvailableError,
     LogStoreError,
@@ -104,12 +104,13 @@ class Sender:
         """
 
         def once(timeout_s: float) -> TopicPartitions:
-            try:
-                return self._metadata.require(topic, timeout_s=timeout_s)
-            except UnknownTopicError as error:
-                if was_made and self._metadata.is_cluster:
-                    raise LeaderNotAvailableError(error.message) from None
-                raise
+            quote_name(topic)
+            found = self._metadata.find([topic], timeout_s=timeout_s)[topic]
+            if isinstance(found, TopicPartitions):
+                return found
+            if isinstance(found, UnknownTopicError) and was_made and self._metadata.is_cluster:
+                raise LeaderNotAvailableError(found.message)
+            raise found
 
         found = self._retries.ask(once, give_up, outcomes)
         self._accumulator.set_partitions(topic, found)

@@ -205,7 +205,7 @@ def test_close_ends_a_wait():
         waits = threading.Event()
         while not asked:
             waits.wait(0.01)
-        while any(connections._busy for connections in transport._connections):
+        while any(connections._busy for connections in transport._connections.values()):
             waits.wait(0.01)
         transport.close()
         asking.join(30)
