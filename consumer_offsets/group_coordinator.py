@@ -174,6 +174,15 @@ class GroupCoordinator:
             shard.apply(changed)
         self.instances.topics_changed()
 
+    def coordinator_of(self, context: RequestContext, group: str) -> int:
+        """Id of the broker that coordinates the group; -1 while none does, or before there are any groups.
+
+        Raises GroupAuthorizationError, InvalidGroupError.
+        """
+        self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
+        check_group_name(group)
+        return self._shards.coordinator_of(group)
+
     # ---- requests of groups -----------------------------------------------------------------------------------------
 
     async def commit(

@@ -59,7 +59,9 @@ class _Producer:
                 return
             self.sent += 1
             identity = BatchIdentity(self.producer_id, self.epoch, batch.sequence)
-            self.client.append(process, batch, identity, ACKS_ALL, lambda base, error, b=batch: self.answered(b, base, error))
+            self.client.append(
+                process, batch, identity, ACKS_ALL, lambda base, error, b=batch: self.answered(b, base, error)
+            )
 
     def answered(self, batch: _Batch, base: int, error: LogStoreError | None) -> None:
         if batch not in self.pending:

@@ -8,14 +8,12 @@ from typing import Any
 from unittest.mock import patch
 from uuid import UUID
 
-import msgspec
-
 from logstore.cluster import znodes
 from logstore.cluster.assignment import begin_reassignment, cancel_reassignment
 from logstore.cluster.reconcile import Policy, Preferred, TopicWrite, apply, reconcile
-from logstore.cluster.zookeeper import VersionConflictError
 from logstore.cluster.znodes import NO_LEADER, PartitionRegistration
-from logstore.errors import NetworkError, NotLeaderOrFollowerError, OffsetNotAvailableError
+from logstore.cluster.zookeeper import VersionConflictError
+from logstore.errors import NetworkError, OffsetNotAvailableError
 from logstore.filesystem import Buffer
 from logstore.journal.frame import Frame, FrameFlags
 from logstore.log.relocation import relocate_oldest
@@ -250,7 +248,9 @@ class Cluster:
     # ---- the controller ---------------------------------------------------------------------------------------------
 
     def decide(self) -> None:
-        preferred = Preferred.NONE if self.is_calm else self.random.choice([Preferred.NONE, Preferred.NONE, Preferred.ALL])
+        preferred = (
+            Preferred.NONE if self.is_calm else self.random.choice([Preferred.NONE, Preferred.NONE, Preferred.ALL])
+        )
         policy = Policy(preferred=preferred, unclean={TOPIC} if self.unclean else ())
         self.decisions += reconcile(self.zookeeper.view, {}, policy).writes
 
@@ -485,9 +485,7 @@ class Cluster:
         for broker, process in list(self.processes.items()):
             if process.is_dead:
                 self.start(broker)
-            elif not process.session.is_connected or broker not in self.zookeeper.brokers:
-                self.session_begins(process)
-            elif not self.zookeeper.brokers[broker].is_running:
+            elif not process.session.is_connected or broker not in self.zookeeper.brokers or not self.zookeeper.brokers[broker].is_running:
                 self.session_begins(process)
         if not self.row.isr and not self.unclean:
             return False
@@ -524,8 +522,12 @@ class Cluster:
 
     def frames_of(self, process: Process) -> list[Frame]:
         log = process.log
-        frames = process.journal.read_many([f.location for f in log.index.frames(log.sealed_offset, log.log_end_offset)])
-        return [Frame(f.header._replace(flags=f.header.flags & ~FrameFlags.RELOCATED), bytes(f.payload)) for f in frames]
+        frames = process.journal.read_many(
+            [f.location for f in log.index.frames(log.sealed_offset, log.log_end_offset)]
+        )
+        return [
+            Frame(f.header._replace(flags=f.header.flags & ~FrameFlags.RELOCATED), bytes(f.payload)) for f in frames
+        ]
 
     def compare(self) -> None:
         """All replicas have the same; the table and the tail make up the log, with all that was acknowledged."""
@@ -564,15 +566,18 @@ class Cluster:
         for process in self.replicas:
             state = process.log.state
             if state.leader_epochs.entries != epochs:
-                raise BrokenError(f"C16: {process.broker_id} has the epochs {state.leader_epochs.entries}, not {epochs}")
+                raise BrokenError(
+                    f"C16: {process.broker_id} has the epochs {state.leader_epochs.entries}, not {epochs}"
+                )
             for producer in self.client.producer_ids:
                 here, there = state.producers.known(producer), leader.log.state.producers.known(producer)
                 if here[-1:] != there[-1:] and here and there:
                     raise BrokenError(f"C16: {process.broker_id} has {here} of a producer, not {there}")
                 forgotten = min(state.producers.evicted_up_to, leader.log.state.producers.evicted_up_to)
-                if bool(here) != bool(there) and max(
-                    state.producers.evicted_up_to, leader.log.state.producers.evicted_up_to
-                ) < producer:
+                if (
+                    bool(here) != bool(there)
+                    and max(state.producers.evicted_up_to, leader.log.state.producers.evicted_up_to) < producer
+                ):
                     raise BrokenError(f"C16: {process.broker_id} has {here} of a producer, not {there}, {forgotten}")
 
 
