@@ -23,8 +23,8 @@ from consumer_offsets.followed_topics import compiled
 from consumer_offsets.group_shards import GroupShard
 from consumer_offsets.groups import events
 from consumer_offsets.instances.instance_home import InstanceHome, Polled, PolledPartition
-from consumer_offsets.instances.instance_member import InstanceMember, new_membership, resumed_membership
-from consumer_offsets.instances.instance_record import Assigned, InstanceValue, Start
+from consumer_offsets.instances.instance_member import InstanceMember, new_membership, regex_of, resumed_membership
+from consumer_offsets.instances.instance_record import Assigned, InstanceValue, Start, Subscriber
 from consumer_offsets.instances.instance_starts import InstanceStarts, Position
 from consumer_offsets.offsets import CommittingMember, OffsetToCommit
 from logstore.backoff import backoffs
@@ -95,11 +95,12 @@ class ConsumerInstance:
         self._polls = 0
         self._settling: asyncio.Task[None] | None = None
         self._error: LogStoreError | None = None
+        self._view = home.broker.authorizer.view
         self._auto_committed_at = home.clock.monotonic()
         self._turns = itertools.count()
         #: Requests under way; the instance does not time out meanwhile.
         self._uses = 0
-        self.used_at = home.clock.monotonic()
+        self._used_at = home.clock.monotonic()
         self._is_closed = False
         #: Called when ``reading`` or the positions were changed, or the instance is closed: for the stream that reads.
         self.on_change: Callable[[], None] = lambda: None
@@ -127,15 +128,32 @@ class ConsumerInstance:
         instance commits by itself.
         """
         async with self._changing:
-            value = self.value
-            if commits and value.config.auto_commit:
+            if commits and self.value.config.auto_commit:
                 with suppress(LogStoreError):
                     await self._commit_handed(self._handed)
-            await self._starts.put(None)
-            member, self._member = self._member, None
-            self.close()
+            member = await self._end()
         if member is not None:
             await member.leave(reason)
+
+    async def delete_unused(self, timeout_s: float) -> bool:
+        """``delete`` it if no request is under way, and none was for ``timeout_s``. What was handed out last may not be
+        done: it is not committed.
+        """
+        async with self._changing:
+            if not self.is_unused(timeout_s):
+                return False
+            member = await self._end()
+        if member is not None:
+            await member.leave("The consumer instance was not used.")
+        return True
+
+    async def _end(self) -> InstanceMember | None:
+        """The member, which is to leave, once the record is gone."""
+        self.require_there()
+        await self._starts.put(None)
+        member, self._member = self._member, None
+        self.close()
+        return member
 
     @property
     def value(self) -> InstanceValue:
@@ -151,10 +169,9 @@ class ConsumerInstance:
         """Raises as ``value``."""
         _ = self.value
 
-    @property
-    def is_used(self) -> bool:
-        """Whether a request is under way."""
-        return self._uses > 0
+    def is_unused(self, timeout_s: float) -> bool:
+        """Whether no request is under way, and none was for ``timeout_s``."""
+        return not self._uses and self._used_at <= self._home.clock.monotonic() - timeout_s
 
     @asynccontextmanager
     async def used(self) -> AsyncIterator["ConsumerInstance"]:
@@ -164,7 +181,7 @@ class ConsumerInstance:
             yield self
         finally:
             self._uses -= 1
-            self.used_at = self._home.clock.monotonic()
+            self._used_at = self._home.clock.monotonic()
 
     # ---- subscription and assignment --------------------------------------------------------------------------------
 
@@ -195,7 +212,8 @@ class ConsumerInstance:
             if (topics is None) != (value.topics is None) and value.is_subscribed:
                 raise _exclusive("is subscribed in the other way")
             image = self._home.topics.topics
-            changed = msgspec.structs.replace(value, topics=topics, pattern=pattern)
+            by = Subscriber(context.principal, context.peer)
+            changed = msgspec.structs.replace(value, topics=topics, pattern=pattern, subscriber=by)
             names = self._starts.subscribed(changed)
             seen = {
                 name: value.seen.get(name) or (str(image[name].topic_id), image[name].partitions)
@@ -204,7 +222,7 @@ class ConsumerInstance:
             }
             await self._starts.put(msgspec.structs.replace(changed, seen=seen))
             if self._member is not None:
-                self._member.resubscribe(names, pattern)
+                self._member.resubscribe(names)
         self._wake()
 
     async def unsubscribe(self) -> None:
@@ -663,6 +681,7 @@ class ConsumerInstance:
         async with self._changing:
             value = self.value
             if value.is_subscribed:
+                self._look_at_permissions()
                 if self._polls and self._error is not None and not self._error.retriable:
                     error, self._error = self._error, None
                     raise error
@@ -673,6 +692,13 @@ class ConsumerInstance:
             self._error = None
             await self._find_missing()
             self._show()
+
+    def _look_at_permissions(self) -> None:
+        """Other topics may match for the subscriber since the last look."""
+        view = self._broker.authorizer.view
+        if view is not self._view and self._member is not None:
+            self._member.found_topics(self._starts.subscribed(self.value))
+        self._view = view
 
     async def _take_steps(self) -> None:
         member = await self._entered()
@@ -767,8 +793,8 @@ class ConsumerInstance:
             heartbeat_interval_s=_HEARTBEAT_INTERVAL_S,
             max_poll_interval_s=self._home.max_poll_interval_ms / 1000,
             give_up_s=_GIVE_UP_S,
-            topics=self._starts.subscribed(value),
-            regex=value.pattern,
+            topics=(topics := self._starts.subscribed(value)),
+            regex=regex_of(topics),
         )
 
     async def _commit_before_giving_up(self, partitions: Iterable[TopicPartition]) -> None:

@@ -67,7 +67,12 @@ class InstanceStarts:
             await self.put(msgspec.structs.replace(value, starts=kept))
 
     def subscribed(self, value: InstanceValue) -> frozenset[str]:
-        return frozenset(value.topics or ()) if value.pattern is None else self._home.topics.matching(value.pattern)
+        """Topics of the subscription: those that it names, or those that match it now and its subscriber may describe."""
+        if value.pattern is None:
+            return frozenset(value.topics or ())
+        found = self._home.topics.matching(value.pattern)
+        shown = self._broker.authorizer.described(value.subscriber.context, tuple(found))
+        return found if len(shown) == len(found) else shown
 
     def topic_id(self, at: TopicPartition) -> str | None:
         """The id of the topic, if it has the partition now."""
