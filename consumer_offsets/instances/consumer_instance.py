@@ -64,6 +64,8 @@ _ASSIGNORS: Final = ("sticky", "range", "cooperative-sticky", "roundrobin")
 _HEARTBEAT_INTERVAL_S: Final = 1.0
 _GIVE_UP_S: Final = 60.0
 _TIMEOUT_MS: Final = 30_000
+# A poll waits that long for its group, whatever its time-out is: one that never did would never read.
+_SETTLE_S: Final = 0.5
 _AUTO_COMMIT_S: Final = 5.0
 _PARTITION_BYTES_MAX: Final = 4 << 20
 _AGAIN: Final = (IllegalGenerationError, StaleMemberEpochError, RebalanceInProgressError)
@@ -94,6 +96,8 @@ class ConsumerInstance:
         self._woken = asyncio.Event()
         self._polls = 0
         self._settling: asyncio.Task[None] | None = None
+        #: What a poll waits for before it reads.
+        self._preparing: asyncio.Task[None] | None = None
         self._error: LogStoreError | None = None
         self._view = home.broker.authorizer.view
         self._auto_committed_at = home.clock.monotonic()
@@ -118,8 +122,9 @@ class ConsumerInstance:
         self._is_closed = True
         if self._member is not None:
             self._member.stop()
-        if self._settling is not None:
-            self._settling.cancel()
+        for task in (self._settling, self._preparing):
+            if task is not None:
+                task.cancel()
         self._woken.set()
         self.on_change()
 
@@ -433,7 +438,6 @@ class ConsumerInstance:
             if not has_turn:
                 yield Polled([], None)
                 return
-            await self._auto_commit()
             yield await self._until_polled(context, end, max_bytes, gone)
 
     @asynccontextmanager
@@ -477,9 +481,11 @@ class ConsumerInstance:
 
     async def _until_polled(self, context: RequestContext, end: float, max_bytes: int, gone: Gone) -> Polled:
         loop = asyncio.get_running_loop()
+        settled_by = max(end, loop.time() + _SETTLE_S)
         while True:
             self._woken.clear()
-            await self.settle()
+            if not await self._settled_by(settled_by):
+                return Polled([], None)
             self._require_something_to_read()
             left_ms = max(0, round((end - loop.time()) * 1000))
             positions = self._in_turn()
@@ -489,6 +495,35 @@ class ConsumerInstance:
             self.require_there()
             if loop.time() >= end or polled is None:
                 return Polled([], None)
+
+    async def _settled_by(self, end: float) -> bool:
+        """Commit what is due and ``settle``. False: it takes longer, and goes on without the poll; its error, if it
+        has one, is the next poll's.
+        """
+        if self._preparing is None or self._preparing.done():
+            self._preparing = asyncio.get_running_loop().create_task(self._prepare())
+            self._preparing.add_done_callback(self._prepared)
+        preparing = self._preparing
+        await asyncio.wait([preparing], timeout=max(0, end - asyncio.get_running_loop().time()))
+        if not preparing.done():
+            return False
+        if preparing.cancelled():
+            self.require_there()
+            return False
+        preparing.result()
+        return True
+
+    async def _prepare(self) -> None:
+        await self._auto_commit()
+        await self.settle()
+
+    def _prepared(self, preparing: "asyncio.Task[None]") -> None:
+        if preparing.cancelled() or (error := preparing.exception()) is None or self._polls:
+            return
+        if isinstance(error, LogStoreError):
+            self._error = error
+        else:
+            log.error("instance.settle_failed", group=self.key.group, instance=self.key.instance, exc_info=error)
 
     def _in_turn(self) -> list[tuple[TopicPartition, Position]]:
         """The positions; each time another partition is the first, so that a busy one keeps no other out."""
