@@ -26,6 +26,7 @@ log = structlog.stdlib.get_logger(__name__)
 
 _TIMEOUT_MS: Final = 30_000
 _LOOK_S: Final = 1.0
+_TELL_S: Final = 0.005
 
 
 class ConsumerInstances:
@@ -39,6 +40,8 @@ class ConsumerInstances:
         #: Creations under way count for the limit, too.
         self._creating = 0
         self._looking: asyncio.Task[None] | None = None
+        self._topics_changed = False
+        self._telling: asyncio.Task[None] | None = None
         #: Those that time out.
         self._removing: dict[ConsumerInstance, asyncio.Task[None]] = {}
 
@@ -49,7 +52,7 @@ class ConsumerInstances:
     async def close(self) -> None:
         """Stop, without a word to the groups: after a restart the instances go on."""
         self._shards.listeners.remove(self._on_shard)
-        ending = [task for task in (self._looking, *self._removing.values()) if task is not None]
+        ending = [task for task in (self._looking, self._telling, *self._removing.values()) if task is not None]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
@@ -59,8 +62,21 @@ class ConsumerInstances:
 
     def topics_changed(self) -> None:
         """Topics were made, deleted or have grown."""
-        for instance in self._instances.values():
-            instance.topics_changed()
+        self._topics_changed = True
+        if self._telling is None or self._telling.done():
+            self._telling = asyncio.get_running_loop().create_task(self._tell_of_topics())
+
+    async def _tell_of_topics(self) -> None:
+        """Each looks at what its pattern matches now: the loop does other work in between."""
+        clock = self._home.clock
+        while self._topics_changed:
+            self._topics_changed = False
+            end = clock.monotonic() + _TELL_S
+            for instance in list(self._instances.values()):
+                instance.topics_changed()
+                if clock.monotonic() > end:
+                    await asyncio.sleep(0)
+                    end = clock.monotonic() + _TELL_S
 
     async def create(self, context: RequestContext, group: str, name: str | None, config: InstanceConfig) -> str:
         """The name of a new instance, ``name`` if it has one.

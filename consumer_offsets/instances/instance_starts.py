@@ -67,7 +67,7 @@ class InstanceStarts:
             await self.put(msgspec.structs.replace(value, starts=kept))
 
     def subscribed(self, value: InstanceValue) -> frozenset[str]:
-        """Topics of the subscription: those that it names, or those that match it now and its subscriber may describe."""
+        """Topics that it names, or those that match it now and that its subscriber may describe."""
         if value.pattern is None:
             return frozenset(value.topics or ())
         found = self._home.topics.matching(value.pattern)
