@@ -358,10 +358,18 @@ class ConsumerInstance:
             asked = []
             for one in offsets:
                 at = TopicPartition(one.topic, one.partition)
-                self._broker.topic(context, at.topic, Operation.READ).partition(at.partition)
+                partition_log = self._broker.topic(context, at.topic, Operation.READ).partition(at.partition)
                 held = self._positions.get(at)
                 if held is None and not is_free:
                     raise self._not_held(at)
+                if one.offset > (end := partition_log.high_watermark):
+                    last = f"its last record has offset {end - 1}" if end else "it has no records yet"
+                    raise OffsetOutOfRangeError(
+                        f"Cannot commit beyond the end of {at.topic}-{at.partition}: {last}. Send the offset of the "
+                        "last record that is done.",
+                        log_start_offset=partition_log.log_start_offset,
+                        high_watermark=end,
+                    )
                 asked.append(OffsetToCommit(*at, one.offset, one.metadata, None if held is None else held.topic_id))
             await self._commit(context, asked)
             return {TopicPartition(one.topic, one.partition): one.offset for one in asked}

@@ -374,6 +374,18 @@ async def test_a_poll_waits_no_longer_than_it_was_told_for_the_commit_of_a_rebal
 # ---- positions and commits ------------------------------------------------------------------------------------------
 
 
+async def test_a_commit_beyond_the_end_is_told_the_last_record(api):
+    """The offset of the last record that is done is sent, not that of the next to read."""
+    await api.produce("t", [0, 1])
+    instance = await create(api)
+    await instance.assign(0, 1)
+    for partition, says in ((0, "its last record has offset 1"), (1, "it has no records yet")):
+        body = {"offsets": [{"topic": "t", "partition": partition, "offset": 2}]}
+        message = assert_error(await instance.post("/offsets", body), 416, 41601)
+        assert f"beyond the end of t-{partition}: {says}" in message
+    await instance.commit((0, 1))
+
+
 async def test_positions_are_moved_by_offset_to_the_ends_and_by_time(api):
     await api.produce("t", [0, 1])
     await asyncio.sleep(0.01)
