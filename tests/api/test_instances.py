@@ -444,7 +444,7 @@ async def test_an_instance_that_reads_nothing_commits_for_a_group_without_member
 
 
 async def test_auto_commit_is_of_what_earlier_polls_have_answered(api, monkeypatch):
-    monkeypatch.setattr("consumer_offsets.instances.consumer_instance._AUTO_COMMIT_S", 0)
+    monkeypatch.setattr("consumer_offsets.instances.instance_group.AUTO_COMMIT_S", 0)
     await api.produce("t", [0, 1, 2])
     instance = await create(api, auto_commit_enable="true")
     await instance.assign(0)
