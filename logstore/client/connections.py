@@ -98,7 +98,7 @@ class Connections:
             connection.close()
         elif connection.sock is not None:
             self._idle.append((connection, time.monotonic()))
-            if self._closed or self._retired:
+            if self._closed or self._retired:  # type: ignore[redundant-expr] # another thread sets them
                 self._close_idle()
         return answer
 

@@ -485,7 +485,11 @@ class Cluster:
         for broker, process in list(self.processes.items()):
             if process.is_dead:
                 self.start(broker)
-            elif not process.session.is_connected or broker not in self.zookeeper.brokers or not self.zookeeper.brokers[broker].is_running:
+            elif (
+                not process.session.is_connected
+                or broker not in self.zookeeper.brokers
+                or not self.zookeeper.brokers[broker].is_running
+            ):
                 self.session_begins(process)
         if not self.row.isr and not self.unclean:
             return False

@@ -9,7 +9,8 @@ from uuid import uuid4
 
 import pytest
 
-from consumer_offsets.group_coordinator import GroupCoordinator, GroupListings
+from consumer_offsets.group_coordinator import GroupCoordinator
+from consumer_offsets.group_queries import GroupListings
 from consumer_offsets.instances.instance_record import InstanceConfig
 from consumer_offsets.offset_reset import ResetTarget, ResetTo
 from consumer_offsets.offsets import CommittingMember, OffsetToCommit
