@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from ingest_api.dependencies import Context, StoreBroker
 from ingest_api.errors import http_error, shown_message
-from ingest_api.model_routes import MetadataRoute, model_router
+from ingest_api.model_routes import AdministrationRoute, model_router
 from ingest_api.operations import refusals
 from ingest_api.routers.links import page_size, store_url
 from ingest_api.routes import requires
@@ -31,7 +31,7 @@ from logstore.cluster.coordinator import ElectionType
 # Partitions that are looked at before other tasks of the event loop have their turn.
 _STEP = 200
 
-router = model_router(MetadataRoute, tags=["administration"])
+router = model_router(AdministrationRoute, tags=["administration"])
 
 
 @router.get("/cluster", operation_id="describeCluster", response_description="The cluster.")

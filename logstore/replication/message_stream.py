@@ -8,7 +8,7 @@ connection to another protocol, which sees the rest of its life.
 
 import asyncio
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 import numpy as np
 
@@ -176,8 +176,7 @@ class MessageStream(asyncio.BufferedProtocol):
     # ---- the loop's -------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is of no class of asyncio
         self._owner.connected()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
