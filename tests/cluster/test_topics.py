@@ -1,6 +1,9 @@
 """Topics over the brokers of a cluster: made, changed and deleted by the controller, followed by the others."""
 
 import asyncio
+import json
+import subprocess
+import sys
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,6 +14,7 @@ from logstore.broker.context import INTERNAL
 from logstore.broker.topic_catalog import TopicCatalog
 from logstore.cluster import checked_file, znodes
 from logstore.cluster.embedded_coordinator import last_epoch
+from logstore.cluster.zookeeper import Delete
 from logstore.errors import (
     DataDirectoryError,
     InvalidReplicationFactorError,
@@ -22,6 +26,7 @@ from tests.support.cluster_stores import ClusterStores
 from tests.support.coordinators import Brokers
 from tests.support.eventually import eventually_async
 from tests.support.running_broker import produce, read_all, running_broker
+from tests.support.server_process import ROOT
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
 
@@ -200,6 +205,60 @@ async def test_an_unknown_table_with_records_waits_for_adoption(stores: ClusterS
     await eventually_async(lambda: "found" in stores.coordinator(1).controller.refused, "not refused")
     (problem,) = one.problems(INTERNAL)
     assert problem.remedy == "Run: logstore cluster adopt found"
+    command = ["cluster", "adopt", "found", "--data", str(stores.data), "--zookeeper"]
+    code, _, err = await logstore(*command, stores.zookeeper.servers + "/elsewhere")
+    assert (code, err.count("\n")) == (1, 1)
+    connect = stores.zookeeper.servers + stores.zookeeper.chroot
+    code, out, err = await logstore(*command, connect)
+    assert (code, err) == (0, "")
+    assert "Topic found is the cluster's now, with 1 partition" in out
+    await stores.everywhere("found", 1)
+    assert one.problems(INTERNAL) == []
+    assert await read_all(one, one.topic(INTERNAL, "found")) == [(0, b"a"), (1, b"b")]
+    code, _, err = await logstore(*command, connect)
+    assert (code, err) == (1, "logstore: ZooKeeper knows topic found already.\n")
+
+
+async def test_a_topic_whose_registration_was_lost_keeps_the_tails_of_journals(stores: ClusterStores):
+    await stores.start(1, 2)
+    making = await stores.making()
+    await making.create_topic(INTERNAL, "t", partitions=2, configs={"segment.ms": "100000000"})
+    await stores.everywhere("t", 2)
+    for partition in range(2):
+        leader = stores.leader("t", partition)
+        topic = leader.topic(INTERNAL, "t")
+        await produce(leader, topic, [b"a"], partition=partition)
+        await leader.roll(INTERNAL, topic)
+        await produce(leader, topic, [b"b"], partition=partition)
+        leader._schedule.roll_at_stop = _nothing
+    led = {partition: stores.leader("t", partition).broker_id for partition in range(2)}
+    await stores.stop(1, 2)
+    path = stores.zookeeper.path(znodes.topic_path("t"))
+    await stores.zookeeper.zookeeper.multi([Delete(path, (await stores.zookeeper.zookeeper.get(path)).version)])
+    await stores.start(1, 2)
+    connect = stores.zookeeper.servers + stores.zookeeper.chroot
+    code, out, err = await logstore(
+        "cluster", "adopt", "t", "--data", str(stores.data), "--zookeeper", connect, "--json"
+    )
+    assert (code, err) == (0, "")
+    found = json.loads(out)["partitions"]
+    assert {one["partition"]: one["broker"] for one in found} == led
+    assert [one["unsealed_records"] for one in found] == [1, 1]
+    await stores.everywhere("t", 2)
+    for partition in range(2):
+        leader = stores.leader("t", partition)
+        topic = leader.topic(INTERNAL, "t")
+        assert await read_all(leader, topic, partition) == [(0, b"a"), (1, b"b")]
+        assert await produce(leader, topic, [b"c"], partition=partition) == 2
+
+
+async def logstore(*arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command."""
+    command = [sys.executable, "-m", "logstore.cli", *arguments]
+    ran = await asyncio.to_thread(
+        subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    return ran.returncode, ran.stdout, ran.stderr
 
 
 # ---- from one node ---------------------------------------------------------------------------------------------------
