@@ -112,15 +112,12 @@ def list_topics(
     With partitions, records, bytes (in Delta and in the journal), the age of the newest record, and problems. Lists of
     partitions have those of internal topics, too.
     """
-    wanted: list[ListedPartitions] = [
-        state
-        for state, is_asked in (
-            ("under-replicated", under_replicated),
-            ("unavailable", unavailable),
-            ("under-min-isr", under_min_isr),
-        )
-        if is_asked
-    ]
+    lists: tuple[tuple[ListedPartitions, bool], ...] = (
+        ("under-replicated", under_replicated),
+        ("unavailable", unavailable),
+        ("under-min-isr", under_min_isr),
+    )
+    wanted = [state for state, is_asked in lists if is_asked]
     if len(wanted) > 1:
         raise typer.BadParameter("give one of the three lists of partitions")
     if wanted:

@@ -25,7 +25,9 @@ pytestmark = pytest.mark.system
 
 
 def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    found = subprocess.run(command(*arguments), env=environment(), capture_output=True, text=True, timeout=200)
+    found = subprocess.run(
+        command(*arguments), env=environment(), capture_output=True, text=True, timeout=200, check=False
+    )
     assert found.returncode == code, found.stderr
     return found
 

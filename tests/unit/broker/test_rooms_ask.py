@@ -41,9 +41,6 @@ BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
     "reassign": (lambda topic: (topic, {0: [0]}), {(Operation.ALTER, CLUSTER)}),
     "problems": (lambda _: (), {(Operation.DESCRIBE, TOPIC)}),
     "was_deleted": (lambda _: (uuid4(),), {(Operation.CLUSTER_ACTION, CLUSTER)}),
-    "partition_states": (lambda topic: (topic,), {(Operation.DESCRIBE, TOPIC)}),
-    "elect_leaders": (lambda _: (ElectionType.PREFERRED, {"t": [0]}), {(Operation.ALTER, CLUSTER)}),
-    "reassign": (lambda topic: (topic, {0: [1]}), {(Operation.ALTER, CLUSTER)}),
     "create_topic": (lambda _: ("new",), {(Operation.CREATE, CLUSTER), (Operation.CREATE, TOPIC)}),
     "find_topic_for_produce": (lambda _: ("t",), {(Operation.WRITE, TOPIC)}),
     "topic_for_produce": (lambda _: ("t",), {(Operation.WRITE, TOPIC)}),
@@ -111,7 +108,8 @@ ASKED: set[tuple[Operation, ResourceType]] = set()
 
 def public_methods(thing: object) -> dict[str, Callable[..., Any]]:
     found = {name: getattr(thing, name) for name in dir(thing) if not name.startswith("_")}
-    return {name: method for name, method in found.items() if inspect.ismethod(method) and name not in LIFE | BETWEEN_BROKERS}
+    inside = LIFE | BETWEEN_BROKERS
+    return {name: method for name, method in found.items() if inspect.ismethod(method) and name not in inside}
 
 
 async def call(method: Callable[..., Any], *args: Any, **options: Any) -> Any:

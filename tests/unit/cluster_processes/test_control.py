@@ -45,7 +45,7 @@ async def test_a_broker_is_asked_for(directory: Directory) -> None:
 
 async def test_nobody_answers(directory: Directory, tmp_path: Path) -> None:
     for unknown in (directory, Directory(tmp_path / "nowhere")):
-        with pytest.raises(ClusterProcessesError, match="No cluster runs on .*: start it with logstore cluster start"):
+        with pytest.raises(ClusterProcessesError, match=r"No cluster runs on .*: start it with logstore cluster start"):
             await asyncio.to_thread(ask_to_start, unknown, 1)
 
 

@@ -33,7 +33,7 @@ def test_a_record_is_read_as_it_was_written(directory: Directory) -> None:
 def test_a_directory_of_one_node_is_refused(directory: Directory) -> None:
     check_directory(directory, None, None)
     write_cluster_file(directory)
-    with pytest.raises(ClusterProcessesError, match="belongs to a store of one node .* --data"):
+    with pytest.raises(ClusterProcessesError, match=r"belongs to a store of one node .* --data"):
         check_directory(directory, None, None)
     with pytest.raises(ClusterProcessesError, match="belongs to a store of one node"):
         check_directory(directory, None, "zk:2181")
