@@ -9,9 +9,9 @@ from logstore.cli.command_group import FAILED, confirm
 from logstore.cli.options import ConfigOption, JsonOption, UrlOption, admin_of, complete_topics, parse_configs
 from logstore.cli.output import bytes_text, counted, print_json, print_problems, print_table
 from logstore.cli.topic_listing import ids_text, listing, print_listing, print_partitions
-from logstore.client.admin import ListedPartitions
 
 if TYPE_CHECKING:
+    from logstore.client.admin import ListedPartitions
     from logstore.client.metadata import ConfigEntry
 
 app = typer.Typer(no_args_is_help=True, help="Create, look at, change and delete topics.", rich_markup_mode=None)
