@@ -129,6 +129,7 @@ class Broker:
             authorizer,
             clock,
         )
+        self._topics.appeared = self._topic_appeared
         self._cluster = Cluster(coordinator, authorizer)
         self._tables = TopicTables(roller, self.admission, authorizer, self._schedule.rolled)
         self._producing = Producing(journal, self.admission, authorizer, coordinator, filesystem, self._schedule.touch)
@@ -197,7 +198,9 @@ class Broker:
         journal_lock = LockFile.acquire(journal_directory)
         locks = [*coordinator.locks, journal_lock]
         try:
-            catalog = TopicCatalog(TableRoot(settings.data, filesystem))
+            in_cluster = settings.zookeeper_connect is not None
+            root = TableRoot(settings.data, filesystem, coordinator.broker_id if in_cluster else None)
+            catalog = TopicCatalog(root, is_shared=in_cluster)
             file_bytes = min(JOURNAL_FILE_BYTES, max(MIB, settings.journal_max_bytes // 32))
             journal = Journal(
                 journal_directory,
@@ -263,6 +266,12 @@ class Broker:
             self._writers.shutdown()
             self._journal_lock.release()
         log.info("broker.stopped")
+
+    def _topic_appeared(self, topic: Topic) -> None:
+        """Another broker may lead all of it: who follows topics learns of it all the same."""
+        for partition_log in topic.partitions:
+            for listener in self.leadership_listeners:
+                listener(topic, partition_log.partition)
 
     def _leadership_changed(self, topic: Topic, partition: int) -> None:
         self._schedule.touch(topic)

@@ -122,6 +122,11 @@ class Coordinator(Protocol):
         ...
 
     @property
+    def is_migration(self) -> bool:
+        """Whether the data directory is still that of a store of one node, which ``find_leaders`` makes a cluster's."""
+        ...
+
+    @property
     def placeable_brokers(self) -> int:
         """The number of brokers that new replicas can be given to now."""
         ...

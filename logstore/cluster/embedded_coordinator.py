@@ -80,6 +80,10 @@ class EmbeddedCoordinator:
         return {self._broker_id: BrokerEndpoint(self._broker_id, None)}
 
     @property
+    def is_migration(self) -> bool:
+        return False
+
+    @property
     def placeable_brokers(self) -> int:
         return 1
 

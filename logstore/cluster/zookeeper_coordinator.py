@@ -231,6 +231,10 @@ class ZooKeeperCoordinator:
         return {one: BrokerEndpoint(one, found.url, found.rack) for one, found in registered.items()}
 
     @property
+    def is_migration(self) -> bool:
+        return self.registration.is_migration
+
+    @property
     def placeable_brokers(self) -> int:
         return sum(broker.is_running for broker in self.view.brokers.values())
 

@@ -14,6 +14,7 @@ log, one answer that says why.
 import asyncio
 import contextlib
 import ipaddress
+import socket
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -133,15 +134,13 @@ class PeerListener:
 
         Raises OSError if the port is taken, InvalidConfigError if other machines reach ``host`` and there is no secret.
         """
-        listening = bound_socket(host, port, self._options.accepted_buffers)
-        try:
-            bound_host, bound_port, *_ = listening.getsockname()
-            self._options.secret.require_for(host, loopback=ipaddress.ip_address(bound_host).is_loopback)
-            loop = asyncio.get_running_loop()
-            self._server = await loop.create_server(lambda: _Connection(self).stream, sock=listening)
-        except BaseException:
-            listening.close()
-            raise
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        bound_host = str(found[0][4][0])
+        self._options.secret.require_for(host, loopback=ipaddress.ip_address(bound_host).is_loopback)
+        listening = bound_socket(bound_host, port, self._options.accepted_buffers)
+        bound_port = listening.getsockname()[1]
+        self._server = await loop.create_server(lambda: _Connection(self).stream, sock=listening)
         name = advertised_host or host
         self._address = f"[{name}]:{bound_port}" if ":" in name else f"{name}:{bound_port}"
 

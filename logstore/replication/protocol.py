@@ -481,7 +481,7 @@ _uuid = functools.lru_cache(maxsize=4096)(lambda raw: UUID(bytes=raw))
 
 def _text(text: str) -> bytes:
     """ValueError for more than 64 KiB."""
-    encoded = text.encode()
+    encoded = text.encode(errors="replace")
     if len(encoded) > _TEXT_BYTES_MAX:
         raise ValueError(f"a text between brokers may have {_TEXT_BYTES_MAX} bytes, not {len(encoded)}")
     return _TEXT_BYTES.pack(len(encoded)) + encoded
