@@ -16,7 +16,6 @@ import uvicorn
 
 from consumer_offsets.group_coordinator import GroupCoordinator
 from ingest_api.app import create_app
-from ingest_api.peer_http import LISTENER_IDLE_S
 from ingest_api.protocol import ConnectionLimits, http_protocol
 from ingest_api.relay import Relay
 from ingest_api.state import ApiState
@@ -25,6 +24,7 @@ from logstore.broker.broker import Broker
 from logstore.broker.quotas import Quotas
 from logstore.listening_sockets import BACKLOG
 from logstore.open_files import connections_within, open_files_limit, open_files_shortage
+from logstore.replication.peer_http import LISTENER_IDLE_S
 from logstore.settings import Settings
 
 log = structlog.stdlib.get_logger(__name__)

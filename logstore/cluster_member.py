@@ -6,7 +6,6 @@ registration has its address; it answers other brokers when the store has starte
 
 from consumer_offsets.group_coordinator import GroupCoordinator
 from ingest_api.http_listener import HttpListener
-from ingest_api.peer_http import PeerHttp
 from ingest_api.relay import Relay
 from logstore.broker.broker import Broker
 from logstore.clock import Clock
@@ -15,6 +14,7 @@ from logstore.errors import InvalidConfigError
 from logstore.filesystem import FileSystem
 from logstore.replication.fetch_session import FetchHandler
 from logstore.replication.peer_connection import PeerConnection
+from logstore.replication.peer_http import PeerHttp
 from logstore.replication.peer_listener import PeerListener, PeerSession
 from logstore.replication.peer_options import PeerOptions
 from logstore.replication.peers import Peers
@@ -55,7 +55,7 @@ class ClusterMember:
 
     def open(self, listener: HttpListener, broker: Broker, groups: GroupCoordinator) -> None:
         """Answer clients and other brokers, and send on to them what they have to answer."""
-        others = broker.join_cluster(self._peers)
+        others = broker.join_cluster(self._peers, self._http)
         fetches = FetchHandler(broker.fetch_session)
         handlers = others.handlers
 

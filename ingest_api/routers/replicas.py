@@ -154,6 +154,7 @@ async def get_partition_offset(
 ) -> PartitionWithOffsets:
     """The first offset of a partition, and the one after the last that readers see."""
     log.require_served()
+    log.require_leader().require_settled()
     metadata = resource_metadata(request, broker, topic=topic.name, partition=str(log.partition))
     metadata.self = f"{metadata.self}/offset"
     metadata.resource_name = f"{metadata.resource_name}/offset_type={query.offset_type}"

@@ -45,7 +45,9 @@ from logstore.table_root import TableRoot
 
 if TYPE_CHECKING:  # one node imports nothing of the way between brokers
     from logstore.broker.other_brokers import OtherBrokers
+    from logstore.broker.partition_offsets import OffsetsElsewhere
     from logstore.broker.remote_appends import PeerRequests
+    from logstore.replication.peer_http import PeerHttp
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -248,6 +250,8 @@ class Broker:
     async def stop(self) -> None:
         """Refuse new appends, seal as much as ``ROLL_AT_STOP_S`` allows, and release the data directory."""
         self.admission.not_ready = "the store is stopping"
+        if self.others is not None:
+            await self.others.appends.close()
         if self._telling_offline is not None:
             self._telling_offline.cancel()
         await self._upkeep.stop()
@@ -284,14 +288,28 @@ class Broker:
             broker_id, broker_epoch, self.journal, self.clock, self._topics.partition_log, self.replicas.followed
         )
 
-    def join_cluster(self, peers: "PeerRequests") -> "OtherBrokers":
-        """From now on, records for partitions that other brokers lead go there. To be called once, after the start."""
+    async def offsets_elsewhere(self, logs: Sequence[PartitionLog]) -> "OffsetsElsewhere":
+        """The offsets of those of ``logs`` that other brokers lead, as their leaders tell them; -1 if one does not."""
+        return {} if self.others is None else await self.others.offsets(logs)
+
+    def join_cluster(self, peers: "PeerRequests", http: "PeerHttp") -> "OtherBrokers":
+        """From now on, records of partitions that other brokers lead go there, and come from there. To be called once,
+        after the start.
+        """
         from logstore.broker.other_brokers import OtherBrokers
 
         self.others = others = OtherBrokers(
-            self._coordinator, self._topics, peers, self._producing, self.admission, self.authorizer, self.settings
+            self._coordinator,
+            self._topics,
+            peers,
+            http,
+            self._producing,
+            self.admission,
+            self.authorizer,
+            self.settings,
         )
         self._producing.remote = others.appends
+        self._fetching.remote = others.fetches
         return others
 
     @property

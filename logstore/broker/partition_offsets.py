@@ -1,7 +1,7 @@
 """Offsets of partitions, whoever leads them: of those that are led elsewhere, their leaders tell (DESCRIBE)."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -23,18 +23,25 @@ class PartitionOffsets(NamedTuple):
     sealed_offset: int = -1
     high_watermark: int = -1
     log_end_offset: int = -1
+    last_stable_offset: int = -1
+    #: In the leader's journal.
+    unsealed_bytes: int = -1
 
     @classmethod
-    def here(cls, log: PartitionLog) -> "PartitionOffsets":
-        return cls(log.leader_epoch, log.log_start_offset, log.sealed_offset, log.high_watermark, log.log_end_offset)
+    def of(cls, log: PartitionLog, elsewhere: "OffsetsElsewhere") -> "PartitionOffsets":
+        """From ``elsewhere`` if they are there, else as this broker has them."""
+        if (found := elsewhere.get((log.topic_id, log.partition))) is not None:
+            return found
+        ends = log.log_start_offset, log.sealed_offset, log.high_watermark, log.log_end_offset, log.last_stable_offset
+        return cls(log.leader_epoch, *ends, log.unsealed_bytes)
 
 
 Key = tuple[UUID, int]
+#: By topic id and partition; none of those that are led here.
+OffsetsElsewhere = Mapping[Key, PartitionOffsets]
 
 
-async def offsets_elsewhere(
-    router: Router, peers: PeerRequests, logs: Sequence[PartitionLog]
-) -> dict[Key, PartitionOffsets]:
+async def offsets_elsewhere(router: Router, peers: PeerRequests, logs: Sequence[PartitionLog]) -> OffsetsElsewhere:
     """The offsets of those of ``logs`` that other brokers lead: one message to each leader, all at once."""
     found: dict[Key, PartitionOffsets] = {}
     by_leader: dict[int, list[Key]] = {}

@@ -97,9 +97,8 @@ class PeerHandlers:
             leadership.require_settled()
         except LogStoreError as error:
             return DescribedRow(error.kafka_code)
-        return DescribedRow(
-            0, leadership.epoch, log.log_start_offset, log.sealed_offset, log.high_watermark, log.log_end_offset
-        )
+        ends = log.log_start_offset, log.sealed_offset, log.high_watermark, log.log_end_offset, log.last_stable_offset
+        return DescribedRow(0, leadership.epoch, *ends, log.unsealed_bytes)
 
 
 def _context(append: Append) -> RequestContext:

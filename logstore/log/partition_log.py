@@ -256,6 +256,7 @@ class PartitionLog:
                     "stored. Try again."
                 )
             )
+            self._high_watermark.wake_readers()
 
     @property
     def is_leader(self) -> bool:

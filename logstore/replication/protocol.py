@@ -410,7 +410,7 @@ def decode_appended(body: Buffer) -> list[AppendedPart]:
 # ---- DESCRIBE, DESCRIBED ---------------------------------------------------------------------------------------------
 
 _PARTITION: Final = struct.Struct("<16si")
-_DESCRIBED_ROW: Final = struct.Struct("<hiqqqq")
+_DESCRIBED_ROW: Final = struct.Struct("<hiqqqqqq")
 
 
 class DescribedRow(NamedTuple):
@@ -423,6 +423,9 @@ class DescribedRow(NamedTuple):
     sealed_offset: int = -1
     high_watermark: int = -1
     log_end_offset: int = -1
+    last_stable_offset: int = -1
+    unsealed_bytes: int = -1
+    """In the leader's journal."""
 
 
 def encode_describe(partitions: Sequence[tuple[UUID, int]]) -> bytes:
