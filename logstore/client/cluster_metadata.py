@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from logstore import errors
 from logstore.client.metadata import TopicMetadata, TopicPartitions, decode
@@ -45,6 +45,8 @@ _UNREACHABLE_S_MIN: Final = 30.0
 _NAMES_LENGTH_MAX: Final = 16_000
 
 T = TypeVar("T")
+#: The leader of a partition, by topic and number, or the coordinator of a group, by name.
+Role: TypeAlias = tuple[str, int] | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,14 @@ class _Leaders:
 
     def by_epoch(self) -> Iterator[tuple[int, int]]:
         return zip(self.epochs, self.leaders, strict=True)
+
+
+@dataclass(slots=True)
+class Way:
+    """``url`` None: to any broker, which forwards. ``was_refused``: there is an answer, and it is a refusal."""
+
+    url: str | None
+    was_refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,26 +182,20 @@ class ClusterMetadata:
     # ---- the way to a broker ----------------------------------------------------------------------------------------
 
     @contextmanager
-    def way_to(self, broker_id: int | None) -> Iterator[str | None]:
-        """The URL for a request to a broker, which the block sends; None: to any broker, which forwards it.
+    def way_to(self, broker_id: int | None, role: Role) -> Iterator["Way"]:
+        """The way to a broker, for a request that the block sends. ``role`` is why the request goes there.
 
         A broker that takes no connection gets the next requests by way of others.
         """
         url = None if broker_id is ANY_BROKER else self._view.urls.get(broker_id)
         since = None if url is None else self._unreachable.get(url)
         if url is None or (since is not None and time.monotonic() < since + max(self._max_age_s, _UNREACHABLE_S_MIN)):
-            yield None
-            if url is not None and url not in self._told:
-                self._told.add(url)
-                log.warning(
-                    "Broker %s cannot be reached at %s from here: its requests go through another broker. Is that its "
-                    "advertised address, and can this machine reach it?",
-                    broker_id,
-                    url,
-                )
+            yield (way := Way(None))
+            if url is not None and url not in self._told and not way.was_refused:
+                self._tell(broker_id, url, role)
             return
         try:
-            yield url
+            yield Way(url)
         except errors.StoreUnreachableError:
             with self._lock:
                 if url in self._view.urls.values():
@@ -201,6 +205,26 @@ class ClusterMetadata:
             with self._lock:
                 self._unreachable.pop(url, None)
                 self._told.discard(url)
+
+    def _tell(self, broker_id: int | None, url: str, role: Role) -> None:
+        """A request for a broker that takes no connection was answered: it is unreachable from here, or has died, and
+        another one has taken its place.
+        """
+        with suppress(LogStoreError):
+            if isinstance(role, str):
+                self.refresh(group=role)
+                right = self._view.coordinators.get(role)
+            else:
+                self.refresh([role[0]])
+                right = self.leader(*role)
+            if right == broker_id and url in self._unreachable and url not in self._told:
+                self._told.add(url)
+                log.warning(
+                    "Broker %s cannot be reached at %s from here: its requests go through another broker. Is that its "
+                    "advertised address, and can this machine reach it?",
+                    broker_id,
+                    url,
+                )
 
     def ask_coordinator(self, group: str, send: Callable[[str | None], T]) -> T:
         """``send`` a request to the coordinator of ``group``: called with its URL, or None for any broker.
@@ -212,8 +236,8 @@ class ClusterMetadata:
                 self.refresh(group=group)
         began = time.monotonic()
         try:
-            with self.way_to(self._view.coordinators.get(group, ANY_BROKER)) as url:
-                return send(url)
+            with self.way_to(self._view.coordinators.get(group, ANY_BROKER), group) as way:
+                return send(way.url)
         except LogStoreError as error:
             if self.may_have_moved(error):
                 with self._lock:
@@ -228,8 +252,8 @@ class ClusterMetadata:
             self.keep_fresh([topic])
         began = time.monotonic()
         try:
-            with self.way_to(self.leader(topic, partition)) as url:
-                return send(url)
+            with self.way_to(self.leader(topic, partition), (topic, partition)) as way:
+                return send(way.url)
         except LogStoreError as error:
             self.after(error, [topic], began)
             raise

@@ -303,9 +303,10 @@ class Fetcher:
             wait_ms,
         )
         began = time.monotonic()
-        with self._metadata.way_to(worker.broker) as url:
+        with self._metadata.way_to(worker.broker, turn[0].partition) as way:
             timeout_s = options.request_timeout_ms / 1000
-            responses = fetch(self._transport, request, timeout_s, lambda: worker.is_outdated, at=url)
+            responses = fetch(self._transport, request, timeout_s, lambda: worker.is_outdated, at=way.url)
+            way.was_refused = any(response.error_code for response in responses)
 
         def read(response: PartitionData) -> tuple[int, list[CompletedFetch]]:
             return response.index, self._read_response(response, turn[response.index], began)
