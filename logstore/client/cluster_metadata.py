@@ -313,17 +313,20 @@ class ClusterMetadata:
             with suppress(LogStoreError):
                 self.refresh(topics, since=began)
 
-    def keep_fresh(self, topics: Iterable[str]) -> None:
-        """Ask for those of ``topics`` that are not known, or old. Errors of asking are left to the next request."""
+    def keep_fresh(self, topics: Iterable[str]) -> bool:
+        """Ask for those of ``topics`` that are not known, or old; whether there were any. Errors of asking are left to
+        the next request.
+        """
         now = time.monotonic()
         old = [topic for topic in topics if now >= self._asked.get(topic, -self._max_age_s) + self._max_age_s]
         if not old:
-            return
+            return False
         try:
             self.refresh(old, timeout_s=_TIMEOUT_S)
         except LogStoreError:
             # Not before each request, while there is no answer.
             self._asked.update(dict.fromkeys(old, now - self._max_age_s + _RETRY_S))
+        return True
 
     def load(self, *, timeout_s: float | None = None) -> None:
         """Ask for the brokers, unless they are known. Raises as ``refresh``."""

@@ -440,6 +440,8 @@ def _handler(cluster: PlayedCluster, broker: "_Broker", number: int) -> type[Bas
         def do_GET(self) -> None:
             headers = {name.lower(): value for name, value in self.headers.items()}
             url = urlsplit(self.path)
+            length = int(headers.get("content-length", 0))
+            body = self.rfile.read(length)
             request = Request(
                 number,
                 self.command,
@@ -447,9 +449,9 @@ def _handler(cluster: PlayedCluster, broker: "_Broker", number: int) -> type[Bas
                 headers.get("logstore-forward") == "never",
                 {name: values[0] for name, values in parse_qs(url.query).items()},
                 headers,
-                self.rfile.read(int(headers.get("content-length", 0))),
+                body,
             )
-            if broker.is_stopped:
+            if broker.is_stopped or len(body) < length:
                 self.cut()
                 return
             cluster.requests.append(request)

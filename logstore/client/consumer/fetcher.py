@@ -241,9 +241,11 @@ class Fetcher:
             topics = {asked.partition.topic for asked in turn}
             began = time.monotonic()
             try:
-                self._metadata.keep_fresh(topics)
-                refusal = self._take(turn, self._fetch(worker, turn))
-                worker.failing = _Backoff()
+                refusal = None
+                # With another view, others may be asked for these partitions.
+                if not self._metadata.keep_fresh(topics) or not self._metadata.is_cluster:
+                    refusal = self._take(turn, self._fetch(worker, turn))
+                    worker.failing = _Backoff()
             except LogStoreError as error:
                 if worker.is_outdated:
                     continue
