@@ -246,8 +246,13 @@ class ClusterMetadata:
                         self._view = replace(self._view, coordinators=others)
             raise
 
-    def ask_leader(self, topic: str, partition: int, send: Callable[[str | None], T]) -> T:
-        """``send`` a request to the leader of a partition, as ``ask_coordinator``."""
+    def ask_leader(
+        self, topic: str, partition: int, send: Callable[[str | None], T], *, topic_id: str | None = None
+    ) -> T:
+        """``send`` a request to the leader of a partition, as ``ask_coordinator``.
+
+        ``topic_id``: a leader that has not heard of the topic with this id yet is LeaderNotAvailableError.
+        """
         if self.is_cluster:
             self.keep_fresh([topic])
         began = time.monotonic()
@@ -256,6 +261,8 @@ class ClusterMetadata:
                 return send(way.url)
         except LogStoreError as error:
             self.after(error, [topic], began)
+            if topic_id is not None and self.is_unheard_of(error, topic, topic_id, partition, began=began):
+                raise errors.LeaderNotAvailableError(f"The leader has not heard of it yet: {error.message}") from None
             raise
 
     # ---- asking -----------------------------------------------------------------------------------------------------

@@ -228,9 +228,6 @@ def test_close_is_quick_while_brokers_hang(cluster: PlayedCluster):
     released.set()
 
 
-# ---- groups -----------------------------------------------------------------------------------------------------------
-
-
 def test_commits_go_to_the_coordinator_and_follow_it(cluster: PlayedCluster):
     cluster.coordinators["g"] = 2
     cluster.append([b"a", b"b", b"c"])
@@ -285,3 +282,26 @@ def test_an_admin_goes_on_when_its_only_address_dies(cluster: PlayedCluster):
         assert admin.cluster_id == "played"
         cluster.kill(1)
         assert admin.describe_topic("t").name == "t"
+
+
+def test_an_answer_of_the_former_leader_that_comes_late_is_dropped(cluster: PlayedCluster):
+    """Both leaders were asked from the same offset."""
+    cluster.append([b"a", b"b"])
+    held, released = threading.Event(), threading.Event()
+
+    def hold(request: Request) -> None:
+        if request.path == "/fetch" and request.broker == 1 and not held.is_set():
+            held.set()
+            released.wait(20)
+
+    cluster.after = hold
+    with consumer(cluster) as reading:
+        reading.assign(ALL)
+        eventually(lambda: not reading.poll(timeout_s=0.05) and held.is_set(), "the former leader is asked")
+        cluster.lead(3)
+        reading._metadata.refresh(["t"])
+        assert read(reading, 2) == {0: [b"a", b"b"]}
+        released.set()
+        eventually(lambda: 1 not in reading._fetcher._workers, "the former leader has answered")
+        cluster.append([b"c"])
+        assert read(reading, 1) == {0: [b"c"]}
