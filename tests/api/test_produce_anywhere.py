@@ -35,8 +35,9 @@ def places(answer: httpx.Response) -> list[tuple]:
     return [(one["partition"], one["offset"], one["error_code"]) for one in answer.json()["offsets"]]
 
 
-async def test_a_key_is_known_whichever_broker_the_retry_reaches(tmp_path: Path):
-    async with relaying_cluster(tmp_path, 1, 2, 3) as cluster:
+@pytest.mark.parametrize("replicated", [False, True])
+async def test_a_key_is_known_whichever_broker_the_retry_reaches(tmp_path: Path, *, replicated: bool):
+    async with relaying_cluster(tmp_path, 1, 2, 3, replicated=replicated) as cluster:
         key = {"Idempotency-Key": "once"}
         for number, running in cluster.running.items():
             answer = await running.http.post("/topics/t", json=records(0, 1, 2, 2), headers=key)
