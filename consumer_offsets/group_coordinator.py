@@ -7,12 +7,13 @@ the same name is made again. A request is committed as a whole or refused as a w
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Container, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from consumer_offsets.committed_offsets import NO_PRODUCER_ID, TopicPartition
 from consumer_offsets.followed_topics import FollowedTopics
+from consumer_offsets.group_listing import GroupListing, GroupListings, merged
 from consumer_offsets.group_members import GroupMembers
 from consumer_offsets.group_shards import GroupShard, GroupShards, answered, check_group_name
 from consumer_offsets.groups import events
@@ -27,7 +28,8 @@ from consumer_offsets.offset_reset import OffsetReset, ResetTarget, ResetTo, res
 from consumer_offsets.offsets import CommittingMember, OffsetToCommit
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
-from logstore.broker.context import INTERNAL, RequestContext
+from logstore.broker.context import INTERNAL, Forwarding, RequestContext
+from logstore.broker.partition_offsets import NOTHING_ELSEWHERE, OffsetsElsewhere, PartitionOffsets
 from logstore.broker.topic_ids import require_topic_id
 from logstore.clock import Clock, SystemClock
 from logstore.errors import (
@@ -46,6 +48,9 @@ from logstore.errors import (
 from logstore.limits import GROUP_NAME_LENGTH_MAX, OFFSET_METADATA_BYTES_MAX
 from logstore.protocol.assignors.registry import SERVER_ASSIGNORS
 from logstore.records.offset_record import NO_GENERATION, NO_LEADER_EPOCH, InstanceKey, OffsetCommit
+
+if TYPE_CHECKING:  # one node needs nothing of it
+    from consumer_offsets.groups_elsewhere import GroupsElsewhere
 
 _TIMEOUT_MS = 30_000
 #: Of consumer instances.
@@ -80,30 +85,6 @@ class PartitionLag:
     high_watermark: int
     lag: int
     member: MemberDescription | None
-
-
-@dataclass(frozen=True, slots=True)
-class GroupListing:
-    """As GroupDescription, in numbers. ``partitions`` are those that the lags count, see ``GroupCoordinator.lag``."""
-
-    group: str
-    kind: str
-    state: str
-    protocol_type: str | None
-    protocol: str | None
-    generation: int
-    members: int
-    partitions: int
-    total_lag: int
-    max_lag: int
-
-
-@dataclass(frozen=True, slots=True)
-class GroupListings:
-    """A page. ``next`` is the name that the next page comes ``after``; None: there are no more."""
-
-    groups: list[GroupListing]
-    next: str | None
 
 
 class GroupCoordinator:
@@ -290,9 +271,12 @@ class GroupCoordinator:
         offsets = []
         for name, numbers in sorted(topics.items()):
             topic = self._broker.topic(context, name, Operation.READ)
+            elsewhere = await self._broker.offsets_elsewhere(topic.partitions)
             for number in sorted(set(numbers)) or range(len(topic.partitions)):
+                log = topic.partition(number)
+                ends = PartitionOffsets.of(log, elsewhere)
                 found = await reset_offset(
-                    self._broker, topic, topic.partition(number), target, committed.get(TopicPartition(name, number))
+                    self._broker, topic, log, ends, target, committed.get(TopicPartition(name, number))
                 )
                 offsets.append(OffsetToCommit(name, number, found, topic_id=str(topic.topic_id)))
         return offsets
@@ -322,6 +306,28 @@ class GroupCoordinator:
         """Names of the groups with members or committed offsets that the principal may describe, sorted."""
         return self._authorizer.authorize(context, Operation.DESCRIBE, ResourceType.GROUP, self._names())
 
+    async def all_groups(self, context: RequestContext) -> list[str]:
+        """As ``groups``, of all brokers. CoordinatorNotAvailableError."""
+        elsewhere = self._elsewhere(context)
+        return sorted([*self.groups(context), *(await elsewhere.names(context) if elsewhere else ())])
+
+    async def list_all_groups(
+        self, context: RequestContext, *, after: str = "", limit: int, states: Collection[str] | None = None
+    ) -> GroupListings:
+        """As ``list_groups``, of all brokers. CoordinatorNotAvailableError."""
+        here = await self.list_groups(context, after=after, limit=limit, states=states)
+        if (elsewhere := self._elsewhere(context)) is None:
+            return here
+        return merged([here, *await elsewhere.listings(context, after=after, limit=limit, states=states)], limit)
+
+    def _elsewhere(self, context: RequestContext) -> "GroupsElsewhere | None":
+        """The groups of other brokers; None on one node, and for a request that one of them has sent."""
+        if self._broker.others is None or context.forwarding is not Forwarding.ALLOWED:
+            return None
+        from consumer_offsets.groups_elsewhere import GroupsElsewhere
+
+        return GroupsElsewhere(self._broker.others)
+
     async def list_groups(
         self, context: RequestContext, *, after: str = "", limit: int, states: Container[str] | None = None
     ) -> GroupListings:
@@ -330,6 +336,7 @@ class GroupCoordinator:
         """
         found: list[GroupListing] = []
         looked_at, rest = 0, 0
+        elsewhere = await self._offsets_elsewhere([topic.name for topic in self._broker.topics(INTERNAL)])
         for name in self._names(after):
             if len(found) == limit or looked_at + rest > _PAGE_PARTITIONS:
                 return GroupListings(found, after)
@@ -346,7 +353,7 @@ class GroupCoordinator:
                 continue  # it is gone, or has moved, meanwhile
             if states is not None and described.state not in states:
                 continue
-            lags = [each.lag for each in self._lags(context, described, committed)]
+            lags = [each.lag for each in self._lags(context, described, committed, elsewhere)]
             rest += len(lags)
             found.append(
                 GroupListing(
@@ -391,15 +398,28 @@ class GroupCoordinator:
             if key.topic in shown and topic in (None, key.topic)
         ]
 
-    def lag(self, context: RequestContext, group: str) -> list[PartitionLag]:
+    def lag(
+        self, context: RequestContext, group: str, elsewhere: OffsetsElsewhere = NOTHING_ELSEWHERE
+    ) -> list[PartitionLag]:
         """The lag in all partitions of the topics that the group has committed to, or that are assigned to its members,
         and that the principal may describe, in order.
 
+        ``elsewhere``: the offsets of partitions that other brokers lead; those whose leader does not tell are left out.
         Raises GroupAuthorizationError, UnknownGroupError.
         """
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
         committed = dict(self._known(group))
-        return list(self._lags(context, self._described(group), committed))
+        return list(self._lags(context, self._described(group), committed, elsewhere))
+
+    async def fetch_lag(self, context: RequestContext, group: str) -> list[PartitionLag]:
+        """As ``lag``, with the offsets that the leaders of all partitions tell now."""
+        return self.lag(
+            context, group, await self._offsets_elsewhere({each.topic for each in self.lag(context, group)})
+        )
+
+    async def _offsets_elsewhere(self, topics: Iterable[str]) -> OffsetsElsewhere:
+        served = [topic for name in topics if (topic := self._served(name)) is not None]
+        return await self._broker.offsets_elsewhere([log for topic in served for log in topic.partitions])
 
     def describe(self, context: RequestContext, group: str) -> GroupDescription:
         """The group and its members. GroupAuthorizationError, UnknownGroupError, and as ``committed``."""
@@ -422,15 +442,17 @@ class GroupCoordinator:
     ) -> dict[str, LogStoreError | None]:
         """Delete several, each as ``delete``: by name the error of those that were not."""
         names = list(dict.fromkeys(groups))
+        elsewhere = self._elsewhere(context)
+        outcomes = {} if elsewhere is None else dict(await elsewhere.delete(context, names))
+        here = [name for name in names if name not in outcomes]
         answers = await asyncio.gather(
-            *(self.delete(context, name, timeout_ms=timeout_ms) for name in names), return_exceptions=True
+            *(self.delete(context, name, timeout_ms=timeout_ms) for name in here), return_exceptions=True
         )
-        errors: dict[str, LogStoreError | None] = {}
-        for name, answer in zip(names, answers, strict=True):
+        for name, answer in zip(here, answers, strict=True):
             if answer is not None and not isinstance(answer, LogStoreError):
                 raise answer
-            errors[name] = answer
-        return errors
+            outcomes[name] = answer
+        return {name: outcomes[name] for name in names}
 
     # ---- groups and topics ------------------------------------------------------------------------------------------
 
@@ -445,7 +467,11 @@ class GroupCoordinator:
         return self._shards.machine(group).describe(group) or GroupDescription(group, "", "Empty", NO_GENERATION)
 
     def _lags(
-        self, context: RequestContext, described: GroupDescription, committed: Mapping[TopicPartition, OffsetCommit]
+        self,
+        context: RequestContext,
+        described: GroupDescription,
+        committed: Mapping[TopicPartition, OffsetCommit],
+        elsewhere: OffsetsElsewhere,
     ) -> Iterator[PartitionLag]:
         owners = described.owners()
         topics = {place.topic for place in (*committed, *owners)}
@@ -453,10 +479,13 @@ class GroupCoordinator:
             topic = self._served(name)
             for log in () if topic is None else topic.partitions:
                 place = TopicPartition(name, log.partition)
+                ends = PartitionOffsets.of(log, elsewhere)
+                if ends.high_watermark < 0:
+                    continue
                 offset = committed[place].offset if place in committed else None
-                begin = log.log_start_offset if offset is None else offset
-                lag = max(0, log.high_watermark - begin)
-                yield PartitionLag(*place, offset, log.log_start_offset, log.high_watermark, lag, owners.get(place))
+                begin = ends.log_start_offset if offset is None else offset
+                lag = max(0, ends.high_watermark - begin)
+                yield PartitionLag(*place, offset, ends.log_start_offset, ends.high_watermark, lag, owners.get(place))
 
     def _require_empty(self, group: str) -> None:
         if not self._shards.machine(group).is_empty(group):
@@ -498,7 +527,8 @@ class GroupCoordinator:
             require_topic_id(topic, asked.topic_id)
             partition_log = topic.partition(asked.partition)
             partition_log.require_served()
-            if not 0 <= asked.offset <= partition_log.high_watermark:
+            # Where a log ends that another broker leads, only that one knows: as in Kafka, nobody is asked.
+            if asked.offset < 0 or (partition_log.is_leader and asked.offset > partition_log.high_watermark):
                 raise OffsetOutOfRangeError(
                     f"Cannot commit offset {asked.offset} of {asked.topic}-{asked.partition}: "
                     f"send the offset to read next, 0 to {partition_log.high_watermark}.",
