@@ -94,6 +94,13 @@ class GroupShards:
 
     # ---- lookups ----------------------------------------------------------------------------------------------------
 
+    def coordinator_of(self, group: str) -> int:
+        """Id of the broker that coordinates the group; -1 while none does, or before there are any groups."""
+        if self._topic is None:
+            return -1
+        partition = partition_for(group, len(self._topic.partitions))
+        return self._broker.partition_state(INTERNAL, self._topic, partition).leader
+
     def active(self) -> list[GroupShard]:
         """Those that take requests."""
         return [shard for shard in self._shards.values() if shard.is_active]

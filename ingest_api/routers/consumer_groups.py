@@ -6,8 +6,7 @@ from typing import Annotated, Final
 from fastapi import Depends, Path, Query
 from starlette.requests import Request
 
-from consumer_offsets.group_coordinator import PartitionLag
-from consumer_offsets.group_listing import GroupListing
+from consumer_offsets.group_queries import GroupListing, PartitionLag
 from consumer_offsets.groups.description import GroupDescription, MemberDescription
 from ingest_api.dependencies import ClusterBroker, Context, GroupInPath, GroupName, PartitionNumber, State, TopicName
 from ingest_api.errors import NoSuchResourceError
@@ -152,9 +151,8 @@ async def list_lags(
     request: Request, state: State, context: Context, broker: ClusterBroker, group: GroupName
 ) -> schemas.ConsumerLagList:
     """The lag of a group in each partition, the largest first."""
-    lags = sorted(
-        await state.groups.fetch_lag(context, group), key=lambda each: (-each.lag, each.topic, each.partition)
-    )
+    found = await state.groups.fetch_lag(context, group)
+    lags = sorted(found, key=lambda each: (-each.lag, each.topic, each.partition))
     return schemas.ConsumerLagList(
         metadata=list_metadata(request, broker.cluster_id, "consumer-groups", group, "lags"),
         data=[_lag(request, broker, group, each) for each in lags],

@@ -26,6 +26,7 @@ from logstore.errors import (
 from logstore.journal.journal import Journal
 from logstore.journal.journal_file import PartitionKey
 from logstore.log.in_sync_replicas import InSyncReplicas
+from logstore.log.leadership import Leadership
 from logstore.log.newest_footers import newest_epoch
 from logstore.log.partition_log import PartitionLog
 from logstore.log.replica_bootstrap import reset_to_table
@@ -276,18 +277,31 @@ class Replicas:
             leadership.commit(state.replicas, state.in_sync_replicas, self._clock.monotonic())
         self._watch(key, partition_log)
         self._settle(key, partition_log)
+        self._expand(key, partition_log)
 
     def followed(self, partition_log: PartitionLog, broker_id: int) -> None:
         """A follower has told its position: it may join the ISR."""
         key = _key(partition_log)
         if key in self._unsettled:
             self._settle(key, partition_log)
+        in_sync = partition_log.require_leader().in_sync_replicas
+        if in_sync is not None and broker_id not in in_sync.committed:
+            self._expand(key, partition_log)
+
+    def _expand(self, key: PartitionKey, partition_log: PartitionLog) -> None:
+        """Take those that have caught up into the ISR. Asked after each change, too: a follower that has everything
+        tells its position once.
+        """
+        if key in self._altering or not partition_log.is_leader:
+            return
         leadership = partition_log.require_leader()
         in_sync = leadership.in_sync_replicas
-        if in_sync is None or broker_id in in_sync.committed or key in self._altering:
+        if in_sync is None:
             return
-        if in_sync.may_join(broker_id, partition_log.high_watermark, leadership.epoch_start):
-            self._alter(key, partition_log, (*in_sync.committed, broker_id))
+        high_watermark, epoch_start = partition_log.high_watermark, leadership.epoch_start
+        joining = [one for one in in_sync.followers if in_sync.may_join(one, high_watermark, epoch_start)]
+        if joining:
+            self._alter(key, partition_log, (*in_sync.committed, *joining))
 
     def _settle(self, key: PartitionKey, partition_log: PartitionLog) -> None:
         if key in self._unsettled and partition_log.require_leader().is_settled:
@@ -312,7 +326,13 @@ class Replicas:
     def _alter(self, key: PartitionKey, partition_log: PartitionLog, in_sync_replicas: Iterable[int]) -> None:
         task = asyncio.create_task(self._write_isr(key, partition_log, tuple(in_sync_replicas)))
         self._altering[key] = task
-        task.add_done_callback(lambda _: self._altering.pop(key, None))
+
+        def ended(_: asyncio.Task[None]) -> None:
+            del self._altering[key]
+            if not task.cancelled():
+                self._expand(key, partition_log)
+
+        task.add_done_callback(ended)
 
     async def _write_isr(self, key: PartitionKey, partition_log: PartitionLog, wanted: tuple[int, ...]) -> None:
         """Write an ISR until the outcome is known; meanwhile both count (C3)."""
@@ -337,7 +357,7 @@ class Replicas:
                     )
                 except BrokerNotReadyError:  # the outcome is open: asking again tells it
                     await asyncio.sleep(_RETRY_S)
-                    if not partition_log.is_leader or partition_log.leader_epoch != leadership.epoch:
+                    if not self._leads_still(partition_log, leadership):
                         return
                     continue
                 except InvalidUpdateVersionError:
@@ -346,7 +366,8 @@ class Replicas:
                     delay_s = _RETRY_S
                     return
                 except (FencedLeaderEpochError, UnknownTopicIdError):
-                    self._resign(key, partition_log, seen.leader_epoch)
+                    if self._leads_still(partition_log, leadership):  # and not again, with another epoch
+                        self._resign(key, partition_log, seen.leader_epoch)
                     return
                 if len(wanted) < len(seen.in_sync_replicas):
                     self.isr_shrinks += 1
@@ -366,6 +387,10 @@ class Replicas:
                 leadership.end_proposal()
             if delay_s:
                 await asyncio.sleep(delay_s)
+
+    @staticmethod
+    def _leads_still(partition_log: PartitionLog, leadership: Leadership) -> bool:
+        return partition_log.is_leader and partition_log.require_leader() is leadership
 
     # ---- history ----------------------------------------------------------------------------------------------------
 

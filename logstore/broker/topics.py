@@ -48,10 +48,11 @@ from logstore.errors import (
 from logstore.filesystem import FileSystem
 from logstore.journal.frame import Frame
 from logstore.journal.journal import Journal
-from logstore.limits import PARTITIONS_PER_TOPIC_MAX
+from logstore.limits import PARTITIONS_PER_TOPIC_MAX, TOPIC_NAME_LENGTH_MAX
 from logstore.log.partition_log import PartitionLog
 from logstore.log.roller import Roller
 from logstore.log.topic import Topic
+from logstore.names import is_legal_name
 from logstore.observability import forget_topic
 from logstore.settings import Settings
 from logstore.topic_config import TopicConfig, config_key, validate_overrides
@@ -263,7 +264,7 @@ class Topics:
         if topic is None:
             if name in self._quarantined:
                 raise self._quarantined[name]
-            raise UnknownTopicError(f"Topic {name!r} not found.")
+            raise _unknown(name)
         return topic
 
     def partition_log(self, topic_id: uuid.UUID, partition: int) -> PartitionLog | None:
@@ -665,3 +666,11 @@ def _check_replication_factor(asked: int | None, default: int, brokers: int) -> 
 def _check_partitions(count: int) -> None:
     if not 1 <= count <= PARTITIONS_PER_TOPIC_MAX:
         raise InvalidPartitionsError(f"A topic has 1 to {PARTITIONS_PER_TOPIC_MAX} partitions, not {count}.")
+
+
+def _unknown(name: str) -> UnknownTopicError:
+    if not is_legal_name(name, TOPIC_NAME_LENGTH_MAX):
+        return UnknownTopicError(f"Topic {name[:TOPIC_NAME_LENGTH_MAX]!r} not found: no topic can have that name.")
+    return UnknownTopicError(
+        f"Topic {name!r} not found: logstore topic list has the names, logstore topic create {name} makes it."
+    )

@@ -18,6 +18,7 @@ READING = "/consumers/rest/instances/reading"
 #: Every such route, with a good body if it takes one. The requests are sent in this order.
 ROUTES: list[tuple[str, str, Any]] = [
     ("GET", "/topics", None),
+    ("GET", "/metadata", None),
     ("GET", "/topics/t", None),
     ("GET", "/topics/t/partitions", None),
     ("GET", "/topics/t/partitions/1", None),

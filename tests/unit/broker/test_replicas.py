@@ -8,7 +8,9 @@ import pytest
 
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
+from logstore.cluster.coordinator import PartitionState
 from logstore.errors import (
+    FencedLeaderEpochError,
     NotEnoughReplicasError,
     NotLeaderOrFollowerError,
     OffsetNotAvailableError,
@@ -247,5 +249,50 @@ def test_a_broker_that_is_no_replica_any_more_frees_its_frames(tmp_path: Path) -
             assert await produce(leader, topic, [b"b"]) == 1
             cluster.set(topic.topic_id, 0, dataclasses.replace(state, in_sync_replicas=(1,)))
             await all_have(cluster, 2)
+
+    run(scenario())
+
+
+def test_followers_that_catch_up_while_the_isr_is_being_changed_join_after_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_cluster(tmp_path, 1, 2, 3) as cluster:
+            leader = cluster.brokers[1]
+            topic = leader.topic(INTERNAL, "t")
+            await produce(leader, topic, [b"a"])
+            await all_have(cluster, 1)
+            cluster.without_zookeeper.add(1)
+            cluster.elect(topic.topic_id, 0, 1, in_sync_replicas=(1,))
+            followers = log_of(leader).require_leader().in_sync_replicas.followers.values()
+            await eventually_async(lambda: all(one.position == 1 for one in followers), "no position")
+            cluster.without_zookeeper.clear()
+            await eventually_async(
+                lambda: set(cluster.states[topic.topic_id, 0].in_sync_replicas) == {1, 2, 3}, "not joined"
+            )
+
+    run(scenario())
+
+
+def test_an_isr_change_that_is_refused_ends_only_the_epoch_that_asked_for_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_cluster(tmp_path, 1, 2) as cluster:
+            leader = cluster.brokers[1]
+            topic = leader.topic(INTERNAL, "t")
+            asked, answered = asyncio.Event(), asyncio.Event()
+
+            async def refused(*_: object, **__: object) -> PartitionState:
+                asked.set()
+                await answered.wait()
+                raise FencedLeaderEpochError("another leader")
+
+            coordinator = cluster.coordinators[1]
+            alter, coordinator.alter_partition = coordinator.alter_partition, refused
+            cluster.elect(topic.topic_id, 0, 1, in_sync_replicas=(1,))
+            await asked.wait()
+            coordinator.alter_partition = alter
+            cluster.elect(topic.topic_id, 0, 2, in_sync_replicas=(1, 2))
+            cluster.elect(topic.topic_id, 0, 1)
+            answered.set()
+            await produce(leader, topic, [b"a"])
+            await all_have(cluster, 1)
 
     run(scenario())

@@ -9,7 +9,8 @@ from uuid import uuid4
 
 import pytest
 
-from consumer_offsets.group_coordinator import GroupCoordinator, GroupListings
+from consumer_offsets.group_coordinator import GroupCoordinator
+from consumer_offsets.group_queries import GroupListings
 from consumer_offsets.instances.instance_record import InstanceConfig
 from consumer_offsets.offset_reset import ResetTarget, ResetTo
 from consumer_offsets.offsets import CommittingMember, OffsetToCommit
@@ -75,6 +76,7 @@ GROUPS: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
         lambda _: (InstanceKey("g", "c"), "id", [OffsetToCommit("t", 0, 1)], CommittingMember()),
         {(Operation.READ, GROUP)},
     ),
+    "coordinator_of": (lambda _: ("g",), {(Operation.DESCRIBE, GROUP)}),
     "groups": (lambda _: (), {(Operation.DESCRIBE, GROUP)}),
     "list_groups": (lambda _: (), {(Operation.DESCRIBE, GROUP)}),
     "reset": (lambda _: ("g", ResetTarget(ResetTo.EARLIEST)), {(Operation.READ, GROUP)}),
