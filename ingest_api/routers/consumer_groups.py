@@ -50,7 +50,9 @@ async def list_groups(
     page = await state.groups.list_all_groups(context, after=query.page_token or "", limit=page_size(query))
     return schemas.ConsumerGroupList(
         metadata=list_metadata(request, broker.cluster_id, "consumer-groups", query=query, next_token=page.next),
-        data=[_group(request, broker, group) for group in page.groups],
+        data=[
+            _group(request, broker, group, state.groups.coordinator_of(context, group.group)) for group in page.groups
+        ],
     )
 
 
@@ -58,7 +60,7 @@ async def list_groups(
 @requires(Operation.DESCRIBE, ResourceType.GROUP)
 async def get_group(request: Request, broker: ClusterBroker, group: GroupInPath) -> schemas.ConsumerGroup:
     """One group."""
-    return _group(request, broker, group)
+    return _group(request, broker, group, broker.broker_id)
 
 
 @router.get(f"{_GROUP}/consumers", operation_id="listConsumers", response_description="The members of the group.")
@@ -184,7 +186,9 @@ async def get_lag(
     )
 
 
-def _group(request: Request, broker: Broker, group: GroupDescription | GroupListing) -> schemas.ConsumerGroup:
+def _group(
+    request: Request, broker: Broker, group: GroupDescription | GroupListing, coordinator: int
+) -> schemas.ConsumerGroup:
     path = (broker.cluster_id, "consumer-groups", group.group)
     return schemas.ConsumerGroup.model_validate(
         {
@@ -196,9 +200,7 @@ def _group(request: Request, broker: Broker, group: GroupDescription | GroupList
             "state": _WORD.sub("_", group.state).upper(),
             # As in Kafka, a group that is only committed to is a classic one.
             "type": (group.kind or "classic").upper(),
-            "coordinator": Link(
-                related=link(request, broker.cluster_id, "brokers", str(broker.coordinator_of(group.group)))
-            ),
+            "coordinator": Link(related=link(request, broker.cluster_id, "brokers", str(coordinator))),
             "consumers": Link(related=link(request, *path, "consumers")),
             "lag_summary": Link(related=link(request, *path, "lag-summary")),
         }

@@ -288,11 +288,6 @@ class Broker:
             broker_id, broker_epoch, self.journal, self.clock, self._topics.partition_log, self.replicas.followed
         )
 
-    def coordinator_of(self, group: str) -> int:
-        """The broker that coordinates a group. CoordinatorNotAvailableError."""
-        found = None if self.others is None else self.others.router.group_coordinator(group)
-        return self.broker_id if found is None else found
-
     async def offsets_elsewhere(self, logs: Sequence[PartitionLog]) -> "OffsetsElsewhere":
         """The offsets of those of ``logs`` that other brokers lead, as their leaders tell them; -1 if one does not."""
         return {} if self.others is None else await self.others.offsets(logs)
