@@ -66,7 +66,7 @@ REQUESTS_IN_HAND_MAX: Final = 64
 # Refused connections that the log names each second: strangers must not fill the disk.
 _REFUSALS_LOGGED_PER_SECOND: Final = 5
 _STOP_SECONDS: Final = 5.0
-# A connection is looked at so often within the time that its peer has.
+# A connection is looked at so often in the time that its peer has.
 _LOOKS: Final = 4
 
 _OF_THE_HANDSHAKE: Final = (MessageType.HELLO, MessageType.AUTH)
@@ -126,6 +126,7 @@ class PeerListener:
         self._strangers: dict[_Connection, None] = {}
         self._peers: set[_Connection] = set()
         self._tasks: set[asyncio.Task[Sequence[Buffer]]] = set()
+        self._is_stopping = False
         self._all_ended = asyncio.Event()
         self.refusals = _Refusals()
 
@@ -158,6 +159,7 @@ class PeerListener:
         """Take no more connections and requests, and end. Requests in hand are answered if they are done soon."""
         if self._server is None:
             return
+        self._is_stopping = True
         self._server.close()
         for stranger in list(self._strangers):
             stranger.stream.abort()
@@ -183,6 +185,8 @@ class PeerListener:
 
     def arrived(self, connection: "_Connection") -> None:
         self._strangers[connection] = None
+        if self._is_stopping:
+            connection.stream.abort()
         if len(self._strangers) > STRANGERS_MAX:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
@@ -254,9 +258,9 @@ class _Connection:
         self._pending: deque[_Pending] = deque()
         self._pending_bytes = 0
         self._is_stopping = False
-        # Bytes of answers that wait for the peer, and since when they are so many.
-        self._unsent_bytes = 0
-        self._unsent_since = 0.0
+        # Bytes that wait for the peer, or when it was heard last; and how many looks have found no change.
+        self._seen: tuple[int, float] = (0, 0.0)
+        self._quiet_looks = 0
         self._timer: asyncio.TimerHandle | None = None
 
     # ---- the stream's -----------------------------------------------------------------------------------------------
@@ -475,15 +479,18 @@ class _Connection:
             self._timer.cancel()
 
     def _look(self) -> None:
-        now, unsent = self._loop.time(), self.stream.unsent_bytes
-        if unsent != self._unsent_bytes:
-            self._unsent_bytes, self._unsent_since = unsent, now
-        if unsent and now - self._unsent_since >= self._options.timeout_s:
-            self.cut(f"it took nothing of an answer for {self._options.timeout_s:g} s")
-        elif not (self._pending or unsent) and now - self.stream.heard_at >= self._options.timeout_s:
-            self.stream.end()
-        else:
+        """Looks are counted, not time: a process that stood still finds its peers as they were, and what they sent."""
+        unsent = self.stream.unsent_bytes
+        seen = unsent, 0.0 if unsent else self.stream.heard_at
+        is_its_turn = unsent or not self._pending
+        self._quiet_looks = self._quiet_looks + 1 if is_its_turn and seen == self._seen else 0
+        self._seen = seen
+        if self._quiet_looks < _LOOKS:
             self._look_later()
+        elif unsent:
+            self.cut(f"it took nothing of an answer for {self._options.timeout_s:g} s")
+        else:
+            self.stream.end()
 
 
 def _not_ready(header: Header) -> BrokerNotReadyError:

@@ -27,6 +27,7 @@ from logstore.replication import peer_listener
 from logstore.replication.peer_auth import ClusterSecret, new_nonce
 from logstore.replication.peer_listener import REQUESTS_IN_HAND_MAX, STRANGERS_MAX, PeerListener
 from logstore.replication.protocol import (
+    ANSWER_TYPES,
     HANDSHAKE_BYTES_MAX,
     MESSAGE_HEADER_BYTES,
     Hello,
@@ -309,7 +310,7 @@ async def test_http_on_the_port_ends_with_one_line_of_the_log():
     assert "it begins with b'GET / HTTP/1" in line["reason"]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 async def test_random_bytes_end_their_connection_and_no_other(seed):
     noise = random.Random(seed).randbytes(10_000)
     async with listening(given=options(timeout_s=5)) as listener, connected(listener) as connection:
@@ -812,9 +813,11 @@ async def test_an_answer_that_is_none_makes_the_peer_unavailable(answer):
                 pass
 
 
-async def test_a_peer_that_does_not_read_holds_requests_back_until_their_time_is_over():
-    """Nothing is kept for it without end, and what was not sent is told as not sent."""
-    released = asyncio.Event()
+@contextlib.asynccontextmanager
+async def connected_to_a_deaf_broker():
+    """A connection to a broker that reads nothing after the handshake, until the event is set; what it reads then."""
+    hears = asyncio.Event()
+    heard = []
 
     async def deaf(broker):
         hello = (await broker.receive()).body
@@ -823,16 +826,42 @@ async def test_a_peer_that_does_not_read_holds_requests_back_until_their_time_is
         await broker.receive()
         await broker.send(MessageType.AUTH, 1, SECRET.proof_of_asked(hello, answer))
         broker.reader._transport.pause_reading()
-        await released.wait()
+        await hears.wait()
+        broker.reader._transport.resume_reading()
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                header, body = await broker.receive()
+                heard.append(bytes(body[:10]))
+                await broker.send(ANSWER_TYPES[header.type], header.correlation)
 
     given = options(made_buffers=SocketBuffers(send=65_536))
     async with serving(deaf) as address, connected(address, given) as connection:
+        yield connection, hears, heard
+
+
+async def test_a_peer_that_does_not_read_holds_requests_back_until_their_time_is_over():
+    """Nothing is kept for it without end, and what was not sent is told as not sent."""
+    async with connected_to_a_deaf_broker() as (connection, hears, _):
         asked = [asyncio.create_task(connection.request(APPEND, bytes(MIB), SHORT_S)) for _ in range(20)]
         failures = await asyncio.gather(*asked, return_exceptions=True)
         assert {type(failure) for failure in failures} == {PeerUnavailableError}
         assert sum(not failure.nothing_sent for failure in failures) < 10
         assert failures[-1].nothing_sent
-        released.set()
+        hears.set()
+
+
+async def test_requests_that_have_to_wait_are_sent_in_the_order_of_their_calls():
+    async with connected_to_a_deaf_broker() as (connection, hears, heard):
+        names = [b"request %02d" % number for number in range(20)]
+        asked = [asyncio.create_task(connection.request(APPEND, name + bytes(MIB))) for name in names[:-1]]
+        await loop_turns()
+        # One more has begun, and runs before those that wait hear that they may go on.
+        asked.append(asyncio.create_task(connection.request(APPEND, names[-1])))
+        connection._stream.resume_writing()
+        await loop_turns()
+        hears.set()
+        await asyncio.gather(*asked)
+        assert heard == names
 
 
 async def test_a_connection_that_is_not_used_ends_here_first():

@@ -339,6 +339,16 @@ def test_a_flipped_bit_anywhere_is_found(found, data):
         split_frames(buffer)
 
 
+def test_every_byte_of_a_frame_counts():
+    buffer = bytearray(stored(frame()))
+    for at in range(len(buffer)):
+        buffer[at] ^= 1
+        with pytest.raises(CorruptionError):
+            split_frames(buffer)
+        buffer[at] ^= 1
+    assert split_frames(buffer)
+
+
 @given(payloads, st.data())
 def test_frames_that_are_cut_are_found(found, data):
     whole = [stored(frame(payload)) for payload in found]
