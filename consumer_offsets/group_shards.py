@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from consumer_offsets.coordinator_shard import CoordinatorShard, partition_for
+from consumer_offsets.coordinator_shard import CoordinatorShard
 from consumer_offsets.groups_machine import GroupsMachine
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
@@ -20,6 +20,7 @@ from logstore.errors import (
 )
 from logstore.limits import GROUP_NAME_LENGTH_MAX
 from logstore.names import is_legal_name
+from logstore.records.murmur2 import partition_for
 from logstore.records.offset_record import OFFSETS_TOPIC
 
 T = TypeVar("T")
@@ -92,6 +93,13 @@ class GroupShards:
             listener(shard)
 
     # ---- lookups ----------------------------------------------------------------------------------------------------
+
+    def coordinator_of(self, group: str) -> int:
+        """Id of the broker that coordinates the group; -1 while none does, or before there are any groups."""
+        if self._topic is None:
+            return -1
+        partition = partition_for(group, len(self._topic.partitions))
+        return self._broker.partition_state(INTERNAL, self._topic, partition).leader
 
     def active(self) -> list[GroupShard]:
         """Those that take requests."""

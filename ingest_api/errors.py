@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from ingest_api.topic_ids import topic_id_headers
 from logstore import errors
@@ -104,8 +105,8 @@ def http_error(error: LogStoreError) -> HttpError:
     return HttpError(kind_of(code), code)
 
 
-def error_body(error_code: int, message: str) -> bytes:
-    return msgspec.json.encode({"error_code": error_code, "message": message})
+def error_body(error_code: int, message: str, **more: object) -> bytes:
+    return msgspec.json.encode({"error_code": error_code, "message": message, **more})
 
 
 def shown_message(message: str) -> str:
@@ -115,12 +116,11 @@ def shown_message(message: str) -> str:
 
 
 def error_response(http: HttpError, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(
-        error_body(http.error_code, shown_message(message)),
-        http.status,
-        headers,
-        "application/json",
-    )
+    return _error_response(http, error_body(http.error_code, shown_message(message)), headers)
+
+
+def _error_response(http: HttpError, body: bytes, headers: Mapping[str, str] | None) -> Response:
+    return Response(body, http.status, headers, "application/json")
 
 
 def log_store_error_response(error: LogStoreError, more_headers: Mapping[str, str] | None = None) -> Response:
@@ -139,29 +139,36 @@ def log_store_error_response(error: LogStoreError, more_headers: Mapping[str, st
             headers["Connection"] = "close"
         case MethodNotAllowedError():
             headers["Allow"] = error.allow
+        case errors.WrongBrokerError():
+            http = http_error(error)
+            told = error_body(http.error_code, shown_message(error.message), broker_id=error.broker_id, url=error.url)
+            return _error_response(http, told, headers)
         case _:
             pass
     return error_response(http_error(error), error.message, headers)
 
 
-def _is_event_source(request: Request) -> bool:
-    """Whether a browser's EventSource asks, or another client that takes nothing but Server-Sent Events."""
-    takes = request.headers.get("accept")
-    return request.method == "GET" and takes == EVENT_STREAM and request.url.path.endswith("/events")
+def come_back_later(scope: Scope, error: LogStoreError) -> Response | None:
+    """The answer for a browser's EventSource, or another client that takes nothing but Server-Sent Events, to which the
+    store has only to say that it shall come again; None for others.
 
-
-def _come_back() -> Response:
-    """An EventSource gives up for ever on any status but 200. After an empty stream it connects again, and keeps its
+    An EventSource gives up for ever on any status but 200. After an empty stream it connects again, and keeps its
     position (https://html.spec.whatwg.org/multipage/server-sent-events.html, "fail the connection").
     """
-    return Response(f"retry: {random.randint(*EVENT_RETRY_MS)}\n\n", media_type=EVENT_STREAM)  # noqa: S311
+    if http_error(error).status not in (429, 503) or scope["method"] != "GET" or not scope["path"].endswith("/events"):
+        return None
+    if [value for name, value in scope["headers"] if name == b"accept"] != [EVENT_STREAM.encode()]:
+        return None
+    wait_ms = random.randint(*EVENT_RETRY_MS)  # noqa: S311
+    if isinstance(error, errors.ThrottledError):
+        wait_ms += 1_000 * error.retry_after_s
+    return Response(f"retry: {wait_ms}\n\n", media_type=EVENT_STREAM)
 
 
 def error_answer(request: Request, error: LogStoreError) -> Response:
     """The answer of a route that raised ``error``."""
-    if _is_event_source(request) and http_error(error).status == 503:
-        return _come_back()
-    return log_store_error_response(error, topic_id_headers(request.scope))
+    later = come_back_later(request.scope, error)
+    return later or log_store_error_response(error, topic_id_headers(request.scope))
 
 
 def add_error_handlers(app: FastAPI) -> None:

@@ -51,13 +51,25 @@ def listening_socket(
     return inherited
 
 
+def shared_socket(host: str, port: int, buffers: SocketBuffers) -> socket.socket:
+    """A socket on a port on which other processes of this user listen, too: the kernel gives each a part of the
+    connections (SO_REUSEPORT).
+
+    Listening and non-blocking. Raises OSError if another process has the port for itself.
+    """
+    return bound_socket(host, port, buffers, is_shared=True)
+
+
 def url_of(listener: socket.socket, host: str) -> str:
     """The URL of what listens there; ``host`` as it was configured."""
-    port = listener.getsockname()[1]
+    return url_on(host, listener.getsockname()[1])
+
+
+def url_on(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def bound_socket(host: str, port: int, buffers: SocketBuffers) -> socket.socket:
+def bound_socket(host: str, port: int, buffers: SocketBuffers, *, is_shared: bool = False) -> socket.socket:
     """A new one, listening and non-blocking. OSError if the port is taken."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -66,6 +78,8 @@ def bound_socket(host: str, port: int, buffers: SocketBuffers) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         buffers.apply(listener)
+        if is_shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
         # Now, not when the server starts: else a second server could bind the port as well and fail only later.
         listener.listen(BACKLOG)

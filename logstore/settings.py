@@ -299,6 +299,53 @@ class Settings(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Events from this level on.")
     log_format: Literal["console", "json"] = Field("console", description="Log lines for people or for programs.")
+    # ---- the cluster ----
+    zookeeper_connect: str | None = Field(
+        None,
+        description="The ZooKeeper through which the brokers of a cluster agree: `host:port,host:port/path`. The path, "
+        "if there is one, is there already. Default: one node, without ZooKeeper.",
+    )
+    zookeeper_session_timeout_ms: int = Field(
+        18_000,
+        ge=1,
+        description="A broker that ZooKeeper has not heard of for so long leads nothing any more. ZooKeeper grants 2 "
+        "to 20 of its ticks.",
+    )
+    broker_rack: str | None = Field(
+        None,
+        min_length=1,
+        description="Replicas of a partition are spread over racks. Default: the name of the host.",
+    )
+    log_dirs: Path | None = Field(
+        None,
+        description="The directory of this broker alone, with its journal: one, on a disk of its machine. Default: "
+        "`brokers/<id>` in the data directory. For a broker of a cluster.",
+    )
+    default_replication_factor: int = Field(
+        1, ge=1, le=32_767, description="Replicas of the partitions of a topic that is created without a factor."
+    )
+    offsets_topic_replication_factor: int = Field(
+        3,
+        ge=1,
+        le=32_767,
+        description="Replicas of the topic of group offsets; fewer if there are fewer brokers when it is made.",
+    )
+    controlled_shutdown_enable: bool = Field(
+        default=True, description="Whether a broker that is told to stop first lets others lead its partitions."
+    )
+    auto_leader_rebalance_enable: bool = Field(
+        default=True, description="Whether the controller gives partitions back to their preferred leaders."
+    )
+    leader_imbalance_check_interval_seconds: int = Field(
+        300, ge=1, description="Pause between two looks of the controller at preferred leaders."
+    )
+    leader_imbalance_per_broker_percentage: int = Field(
+        10,
+        ge=0,
+        le=100,
+        description="A broker gets its partitions back when others lead more than this share of those that prefer it.",
+    )
+    # ---- readers elsewhere ----
     data_location: str | None = Field(
         None,
         description="URI under which readers on other machines see the data directory. Default: its own `file://` URI.",
@@ -378,6 +425,20 @@ class Settings(BaseSettings):
             raise ValueError("it takes a URI such as file:///srv/log or s3a://bucket/log")
         return value.rstrip("/")
 
+    @field_validator("log_dirs", mode="before")
+    @classmethod
+    def _check_log_dirs(cls, value: object) -> object:
+        if isinstance(value, (list, tuple)) or (isinstance(value, str) and "," in value):
+            raise ValueError("it takes one directory")
+        return value
+
+    @model_validator(mode="after")
+    def _check_cluster(self) -> Self:
+        # One node does not know its journal again, so that another directory would pass for an empty one.
+        if self.log_dirs is not None and self.zookeeper_connect is None:
+            raise ValueError("log.dirs is for a broker of a cluster: set zookeeper.connect, or leave log.dirs out")
+        return self
+
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
         # Kafka requires the same of queued.max.request.bytes: otherwise the largest request never fits.
@@ -413,6 +474,11 @@ class Settings(BaseSettings):
     def topic_journal_bytes_max(self) -> int:
         """Bytes that the journal may hold of one topic."""
         return self.journal_topic_max_bytes or max(1, self.journal_max_bytes // 4)
+
+    @property
+    def log_directory(self) -> Path:
+        """The broker's own directory, with its journal."""
+        return self.log_dirs or self.data / "brokers" / str(self.broker_id)
 
     @property
     def location(self) -> str:

@@ -38,7 +38,6 @@ from logstore.journal.journal import Journal
 from logstore.limits import DELTA_CHECKPOINT_INTERVAL, MIB
 from logstore.log.frame_index import IndexedFrame
 from logstore.log.frame_records import frame_records
-from logstore.log.isolation import Isolation
 from logstore.log.partition_log import PartitionLog
 from logstore.log.table_follower import TableFollower
 from logstore.log.topic import Topic
@@ -53,8 +52,9 @@ from logstore.table_files import TableFiles
 log = structlog.stdlib.get_logger(__name__)
 
 T = TypeVar("T")
-# Bytes that are checked and decoded in one go, mostly with the interpreter held: about half a millisecond.
+# What is checked and decoded in one go, mostly with the interpreter held: about half a millisecond.
 _READ_BYTES = 1 * MIB
+_READ_FRAMES = 128
 _ATTEMPTS = 5
 # A tenth of the weight of other threads. It is enough, because those often wait for the disk.
 _NICENESS = 10
@@ -88,6 +88,7 @@ class _Range:
     producers: bytes
     idempotency_keys: bytes
     markers: tuple[Marker, ...]
+    producers_forgotten_up_to: int
     pieces: list[_Piece]
 
 
@@ -192,11 +193,7 @@ class Roller:
     async def _write_new(self, topic: Topic, partitions: Sequence[PartitionLog]) -> list[RollPart]:
         for _ in range(_ATTEMPTS):
             # Without an await: the plans of one commit are of one moment.
-            spans = [
-                _plan(p, topic.config.segment_bytes)
-                for p in partitions
-                if p.sealed_offset < p.readable_end(Isolation.READ_COMMITTED)
-            ]
+            spans = [_plan(p, topic.config.segment_bytes) for p in partitions if p.sealed_offset < p.rollable_end]
             if not spans:
                 return []
             with contextlib.suppress(JournalRangeFreedError):  # copied forward meanwhile: the index knows where to
@@ -293,7 +290,7 @@ class Roller:
             layout=layout_of(topic.name),
         ) as writer:
             append_time_ms = 0
-            for frames in _in_chunks(piece.frames, _READ_BYTES):
+            for frames in _in_chunks(piece.frames):
                 stored = self._journal.read_many([f.location for f in frames])
                 for batch in frame_records(stored):
                     writer.write(batch)
@@ -305,6 +302,7 @@ class Roller:
                 idempotency_keys=[b for b in unpack_batches(span.idempotency_keys) if base <= b.base_offset < end],
                 append_time_ms=append_time_ms,
                 markers=[marker for marker in span.markers if marker.offset < end],
+                producers_forgotten_up_to=span.producers_forgotten_up_to,
             )
 
     # ---- following the table ----------------------------------------------------------------------------------------
@@ -344,7 +342,7 @@ def _plan(partition_log: PartitionLog, segment_bytes: int) -> _Range:
     now_ms = partition_log.now_ms()
     partition_log.state.producers.expire(now_ms)
     partition_log.state.idempotency_keys.expire(now_ms)
-    base, end = partition_log.sealed_offset, partition_log.readable_end(Isolation.READ_COMMITTED)
+    base, end = partition_log.sealed_offset, partition_log.rollable_end
     pieces = []
     start = base
     while start < end:
@@ -360,15 +358,16 @@ def _plan(partition_log: PartitionLog, segment_bytes: int) -> _Range:
         partition_log.state.producers.pack(),
         partition_log.state.idempotency_keys.pack(),
         partition_log.state.producers.markers,
+        partition_log.state.producers.evicted_up_to,
         pieces,
     )
 
 
-def _in_chunks(frames: list[IndexedFrame], max_bytes: int) -> list[list[IndexedFrame]]:
+def _in_chunks(frames: list[IndexedFrame]) -> list[list[IndexedFrame]]:
     chunks: list[list[IndexedFrame]] = [[]]
     total = 0
     for frame in frames:
-        if total >= max_bytes:
+        if total >= _READ_BYTES or len(chunks[-1]) == _READ_FRAMES:
             chunks.append([])
             total = 0
         chunks[-1].append(frame)

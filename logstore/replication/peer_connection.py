@@ -104,6 +104,11 @@ class PeerConnection:
         return connection
 
     @property
+    def is_stale(self) -> bool:
+        """Whether this broker has registered anew since."""
+        return self.local_epoch != self._local.broker_epoch
+
+    @property
     def is_closed(self) -> bool:
         """Whether a request would fail without being sent."""
         return bool(self._reason)

@@ -57,8 +57,9 @@ from logstore.replication.protocol import (
 
 log = structlog.stdlib.get_logger(__name__)
 
-#: Connections of brokers at once: each follower has a few, and each relayed request one.
-CONNECTIONS_MAX: Final = 1_000
+#: Connections of one broker at once: one for each request that it relays (``peer_http`` bounds them), and a few others.
+#: Of each broker for itself, so that one that relays much keeps no follower out.
+CONNECTIONS_PER_BROKER_MAX: Final = 640
 #: Connections at once that have not proved anything yet.
 STRANGERS_MAX: Final = 100
 #: Requests of one connection that wait for their answers; more are not read.
@@ -114,7 +115,9 @@ HttpFactory = Callable[[PeerSession], asyncio.Protocol]
 class PeerListener:
     """``handlers`` and ``http`` may be set later: until then such requests are answered BROKER_NOT_AVAILABLE (8)."""
 
-    def __init__(self, local: LocalBroker, options: PeerOptions, *, connections_max: int = CONNECTIONS_MAX) -> None:
+    def __init__(
+        self, local: LocalBroker, options: PeerOptions, *, connections_max: int = CONNECTIONS_PER_BROKER_MAX
+    ) -> None:
         self.handlers: dict[MessageType, Handler] = {}
         self.http: HttpFactory | None = None
         self._local = local
@@ -192,10 +195,10 @@ class PeerListener:
             del self._strangers[oldest]
             oldest.cut(f"{STRANGERS_MAX} newer connections have not said who they are either")
 
-    def proved(self, connection: "_Connection") -> None:
-        """ThrottledError if there are too many."""
-        if len(self._peers) >= self._connections_max:
-            raise ThrottledError(f"broker {self._local.broker_id} has {self._connections_max} connections of brokers")
+    def proved(self, connection: "_Connection", broker_id: int) -> None:
+        """ThrottledError if the broker has too many."""
+        if sum(session.broker_id == broker_id for session in self.sessions) >= self._connections_max:
+            raise ThrottledError(f"broker {broker_id} has {self._connections_max} connections here already")
         self._strangers.pop(connection, None)
         self._peers.add(connection)
 
@@ -310,7 +313,7 @@ class _Connection:
             raise PeerAuthenticationError(
                 f"broker {hello.broker_id} has another cluster.secret, or none: give all brokers the same"
             )
-        self._listener.proved(self)
+        self._listener.proved(self, hello.broker_id)
         self.session = PeerSession(hello, self.stream.peer)
         self.stream.allow(self._options.message_bytes_max)
         self.stream.send(MessageType.AUTH, header.correlation, encode_auth(secret.proof_of_asked(*self._hellos)))
@@ -384,8 +387,10 @@ class _Connection:
     async def _answer(self, handler: Handler, message: Message) -> Sequence[Buffer]:
         assert self.session is not None
         name = MessageType(message.header.type).name
+        answer = handler(self.session, message)
+        del message  # the handler may be done with it long before it answers
         try:
-            pieces = pieces_of(await handler(self.session, message))
+            pieces = pieces_of(await answer)
         except LogStoreError:
             raise
         except Exception as error:

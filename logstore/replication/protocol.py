@@ -286,7 +286,7 @@ def split_frames(buffer: Buffer) -> list[Frame]:
 
 _APPEND: Final = struct.Struct("<hII")
 _APPEND_PART: Final = struct.Struct("<16siQhqIIqQI")
-_APPENDED_PART: Final = struct.Struct("<hqqq")
+_APPENDED_PART: Final = struct.Struct("<hqqq?")
 
 
 class AppendPart(NamedTuple):
@@ -325,6 +325,8 @@ class AppendedPart(NamedTuple):
     base_offset: int = -1
     append_time_ms: int = -1
     log_start_offset: int = -1
+    repeated: bool = False
+    """The batch was stored before, and not again."""
 
 
 def encode_append(append: Append) -> list[Buffer]:
@@ -398,9 +400,9 @@ def decode_appended(body: Buffer) -> list[AppendedPart]:
     reader.expect(_APPENDED_PART, count)
     parts = []
     for _ in range(count):
-        kafka_code, base_offset, append_time_ms, log_start_offset = reader.take(_APPENDED_PART)
+        kafka_code, base_offset, append_time_ms, log_start_offset, repeated = reader.take(_APPENDED_PART)
         error = None if kafka_code == 0 else reader.error(kafka_code)
-        parts.append(AppendedPart(error, base_offset, append_time_ms, log_start_offset))
+        parts.append(AppendedPart(error, base_offset, append_time_ms, log_start_offset, bool(repeated)))
     reader.end()
     return parts
 
@@ -408,7 +410,7 @@ def decode_appended(body: Buffer) -> list[AppendedPart]:
 # ---- DESCRIBE, DESCRIBED ---------------------------------------------------------------------------------------------
 
 _PARTITION: Final = struct.Struct("<16si")
-_DESCRIBED_ROW: Final = struct.Struct("<hiqqqq")
+_DESCRIBED_ROW: Final = struct.Struct("<hiqqqqqq")
 
 
 class DescribedRow(NamedTuple):
@@ -421,6 +423,9 @@ class DescribedRow(NamedTuple):
     sealed_offset: int = -1
     high_watermark: int = -1
     log_end_offset: int = -1
+    last_stable_offset: int = -1
+    unsealed_bytes: int = -1
+    """In the leader's journal."""
 
 
 def encode_describe(partitions: Sequence[tuple[UUID, int]]) -> bytes:

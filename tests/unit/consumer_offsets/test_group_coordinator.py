@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from consumer_offsets.coordinator_shard import partition_for
 from consumer_offsets.group_coordinator import GroupCoordinator
 from consumer_offsets.groups.events import (
     ConsumerGroupHeartbeat,
@@ -52,6 +51,7 @@ from logstore.errors import (
     UnstableOffsetCommitError,
 )
 from logstore.protocol.consumer_protocol import Assignment, Subscription, encode_assignment, encode_subscription
+from logstore.records.murmur2 import partition_for
 from logstore.records.offset_record import OFFSETS_TOPIC, OffsetCommit, OffsetKey
 from tests.support.eventually import eventually_async
 from tests.support.faulty_filesystem import FaultyFileSystem

@@ -5,6 +5,7 @@ import contextlib
 import random
 import resource
 import struct
+import weakref
 
 import pytest
 import uvicorn
@@ -371,12 +372,17 @@ async def test_a_flood_of_refusals_does_not_fill_the_log():
     assert sum(line["others_before"] for line in lines) <= 60 - len(lines)
 
 
-async def test_there_are_so_many_connections_of_brokers_and_no_more():
-    async with listening(connections_max=2) as listener, connected(listener), connected(listener):
-        with pytest.raises(PeerUnavailableError, match="has 2 connections of brokers"):
+async def test_a_broker_has_so_many_connections_and_takes_none_from_another():
+    async with listening(connections_max=2) as listener, connected(listener), connected(listener) as second:
+        with pytest.raises(PeerUnavailableError, match="broker 1 has 2 connections here already"):
             async with connected(listener):
                 pass
-        assert len(listener.sessions) == 2
+        async with connected(listener, local=Local(3)):
+            assert [session.broker_id for session in listener.sessions].count(1) == 2
+        second.close()
+        await eventually_async(lambda: len(listener.sessions) == 1)
+        async with connected(listener):
+            pass
 
 
 # ---- requests --------------------------------------------------------------------------------------------------------
@@ -480,6 +486,26 @@ async def test_a_handler_that_breaks_is_one_answer_and_one_line():
             assert raised.value.kafka_code == -1
             assert await connection.request(DESCRIBE, b"goes on") == b"goes on"
     assert [line["request"] for line in logs if line["event"] == "peer.request_failed"] == ["APPEND"]
+
+
+async def test_a_request_whose_handler_lets_it_go_takes_no_memory_while_it_waits():
+    go_on = asyncio.Event()
+    bodies = []
+
+    async def waiting(body):
+        bodies.append(weakref.ref(body.obj))
+        del body
+        await go_on.wait()
+        return b""
+
+    async with listening() as listener, connected(listener) as connection:
+        listener.handlers[APPEND] = lambda _session, message: waiting(message.body)
+        asked = asyncio.create_task(connection.request(APPEND, bytes(200_000)))
+        await eventually_async(lambda: bodies)
+        await loop_turns()
+        assert bodies[0]() is None
+        go_on.set()
+        await asked
 
 
 async def test_without_a_handler_the_broker_is_not_ready():

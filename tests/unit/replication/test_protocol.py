@@ -93,9 +93,9 @@ failures = st.builds(
     st.sampled_from([errors.NotLeaderOrFollowerError, errors.OutOfOrderSequenceError]),
     text,
 )
-appended = st.lists(st.one_of(st.builds(AppendedPart, st.none(), i64, i64, i64), failures))
+appended = st.lists(st.one_of(st.builds(AppendedPart, st.none(), i64, i64, i64, st.booleans()), failures))
 partitions = st.lists(st.tuples(st.uuids(), i32))
-described = st.lists(st.builds(DescribedRow, i16, i32, i64, i64, i64, i64))
+described = st.lists(st.builds(DescribedRow, i16, i32, i64, i64, i64, i64, i64, i64))
 
 
 def joined(pieces) -> bytes:
