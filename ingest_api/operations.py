@@ -87,8 +87,8 @@ ERRORS = {
     413: "41301: the body is over max.request.size; 41302: a record is over max.message.bytes. Nothing was stored.",
     415: "Content-Type or Content-Encoding is not one that is taken here.",
     416: "41601: the offset is outside [log start offset, high watermark]; the headers have both.",
-    421: "42101: Host is no name of this store, see allowed.hosts. 42102: another broker answers this, and the request is "
-    "not to be forwarded; the body has its broker_id and url. Nothing was done.",
+    421: "42101: Host is no name of this store, see allowed.hosts. 42102: another broker answers this, and the request "
+    "is not to be forwarded; the body has its broker_id and url. Nothing was done.",
     422: "42206: the body is not acceptable, nothing was stored; 422: a query parameter is not; 42207: a record cannot "
     "be written as JSON, read it as binary; 42211: the Idempotency-Key was used for another request; 42204: the "
     "configuration of a consumer instance is not acceptable. Of members of groups, 42212: the session timeout is out "

@@ -1,4 +1,4 @@
-"""Metadata: the brokers, the leaders of partitions, the coordinator of a group, in one answer, as this broker sees them.
+"""Metadata: the brokers, the leaders of partitions, the coordinator of a group, as this broker sees them.
 
 Any broker answers, from its own view. A client sends its requests where this says; where it is wrong or old the other
 broker says so, and the client asks again.
