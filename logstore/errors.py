@@ -62,10 +62,6 @@ class RequestTooLargeError(LogStoreError):
     kafka_name, kafka_code = "MESSAGE_TOO_LARGE", 10
 
 
-class MalformedMessageError(InvalidRequestError):
-    """A message of another broker cannot be read: it is cut, too long, or no message of the protocol."""
-
-
 class UnknownTopicError(LogStoreError):
     kafka_name, kafka_code = "UNKNOWN_TOPIC_OR_PARTITION", 3
 
@@ -124,6 +120,16 @@ class InvalidPartitionsError(LogStoreError):
 
 class InvalidReplicationFactorError(LogStoreError):
     kafka_name, kafka_code = "INVALID_REPLICATION_FACTOR", 38
+
+
+class InvalidReplicaAssignmentError(LogStoreError):
+    """The replicas that a partition should have are no list of brokers that are there."""
+
+    kafka_name, kafka_code = "INVALID_REPLICA_ASSIGNMENT", 39
+
+
+class NoReassignmentInProgressError(LogStoreError):
+    kafka_name, kafka_code = "NO_REASSIGNMENT_IN_PROGRESS", 85
 
 
 class InvalidConfigError(LogStoreError):
@@ -453,6 +459,24 @@ class IneligibleReplicaError(LogStoreError):
     kafka_name, kafka_code, retriable = "INELIGIBLE_REPLICA", 107, True
 
 
+class ElectionNotNeededError(LogStoreError):
+    """The partition has the leader already that the election would give it."""
+
+    kafka_name, kafka_code = "ELECTION_NOT_NEEDED", 84
+
+
+class PreferredLeaderNotAvailableError(LogStoreError):
+    """The first replica of the partition is not there, or not in sync: it does not lead."""
+
+    kafka_name, kafka_code, retriable = "PREFERRED_LEADER_NOT_AVAILABLE", 80, True
+
+
+class EligibleLeadersNotAvailableError(LogStoreError):
+    """No replica of the partition is there, so that none can lead."""
+
+    kafka_name, kafka_code, retriable = "ELIGIBLE_LEADERS_NOT_AVAILABLE", 83, True
+
+
 class UnstableOffsetCommitError(LogStoreError):
     """A transaction that is still open has committed one of the offsets asked for (KIP-447): ask again when it has
     ended.
@@ -493,6 +517,47 @@ class NetworkError(LogStoreError):
     kafka_name, kafka_code, retriable = "NETWORK_EXCEPTION", 13, True
 
 
+class StoreUnreachableError(NetworkError):
+    """None of the addresses takes a connection: nothing was sent."""
+
+
+class UnknownHostError(StoreUnreachableError):
+    """No host of the addresses has an IP address: the name is misspelt, or the name server does not answer."""
+
+
+# ---- between the brokers of a cluster --------------------------------------------------------------------------------
+
+
+class MalformedMessageError(LogStoreError):
+    """A message of another broker cannot be read: it is cut, too long, or no message of the protocol."""
+
+    kafka_name, kafka_code = "INVALID_REQUEST", 42
+
+
+class UnsupportedVersionError(LogStoreError):
+    """Another broker sends messages of a type or version that this release does not serve."""
+
+    kafka_name, kafka_code = "UNSUPPORTED_VERSION", 35
+
+
+class InconsistentClusterIdError(LogStoreError):
+    """The broker that connects is one of another cluster."""
+
+    kafka_name, kafka_code = "INCONSISTENT_CLUSTER_ID", 104
+
+
+class BrokerIdNotRegisteredError(LogStoreError):
+    """Another broker is at the address than the one that is meant."""
+
+    kafka_name, kafka_code = "BROKER_ID_NOT_REGISTERED", 102
+
+
+class PeerAuthenticationError(LogStoreError):
+    """The broker that connects has not proved that it knows the secret of the cluster."""
+
+    kafka_name, kafka_code = "SASL_AUTHENTICATION_FAILED", 58
+
+
 class PeerUnavailableError(NetworkError):
     """Another broker of the cluster cannot be reached, does not answer in time, or the connection to it broke.
 
@@ -502,14 +567,6 @@ class PeerUnavailableError(NetworkError):
     def __init__(self, message: str, *, nothing_sent: bool = False) -> None:
         super().__init__(message)
         self.nothing_sent = nothing_sent
-
-
-class StoreUnreachableError(NetworkError):
-    """None of the addresses takes a connection: nothing was sent."""
-
-
-class UnknownHostError(StoreUnreachableError):
-    """No host of the addresses has an IP address: the name is misspelt, or the name server does not answer."""
 
 
 # ---- storage and commits --------------------------------------------------------------------------------------------

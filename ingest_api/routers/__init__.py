@@ -3,6 +3,7 @@
 from fastapi import APIRouter
 
 from ingest_api.routers import (
+    cluster,
     clusters,
     configs,
     consumer_groups,
@@ -41,6 +42,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     instances.router,
     metadata.router,
     topics.router,
+    cluster.router,
     clusters.router,
     configs.router,
     replicas.router,

@@ -1,4 +1,4 @@
-"""Metadata: the brokers, the leaders of partitions, the coordinator of a group, as this broker sees them.
+"""Metadata: brokers, leaders of partitions, the coordinator of a group, in one answer, as this broker sees them.
 
 Any broker answers, from its own view. A client sends its requests where this says; where it is wrong or old the other
 broker says so, and the client asks again.
@@ -29,8 +29,8 @@ async def get_metadata(state: State, context: Context, query: Annotated[Metadata
     names = dict.fromkeys(name for name in (query.topics or "").split(",") if name)
     return Metadata(
         cluster_id=broker.cluster_id,
-        controller_id=broker.controller_id,
-        brokers=[BrokerEndpoint(broker_id=one.id, url=one.url, rack=one.rack) for one in broker.endpoints],
+        controller_id=-1 if broker.controller_id is None else broker.controller_id,
+        brokers=[BrokerEndpoint(broker_id=one.id, url=one.url, rack=one.rack) for one in broker.brokers_by_id.values()],
         topics=[_topic(context, broker, name) for name in names],
         coordinator_id=None if query.group is None else state.groups.coordinator_of(context, query.group),
     )

@@ -1,6 +1,6 @@
 """Topics and consumer groups over HTTP: make, look at, change, delete. No Arrow is needed here."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +10,7 @@ from logstore.client.addresses import DEFAULT_URL
 from logstore.client.cluster_metadata import DEFAULT_MAX_AGE_MS, ClusterMetadata
 from logstore.client.connections import Answer
 from logstore.client.metadata import (
+    ClusterDescription,
     ConfigEntry,
     GroupDescription,
     GroupLag,
@@ -19,6 +20,7 @@ from logstore.client.metadata import (
     OffsetAndTimestamp,
     OffsetReset,
     PartitionOffsets,
+    PartitionReplicas,
     RollDescription,
     StoreStatus,
     TopicDescription,
@@ -84,6 +86,25 @@ class _DroppedForeignFiles:
 
 
 @dataclass(frozen=True, slots=True)
+class _PartitionReplicasList:
+    partitions: tuple[PartitionReplicas, ...]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _ElectedPartition:
+    topic: str
+    partition: int
+    error_code: int | None
+    message: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _ElectedLeaders:
+    partitions: tuple[_ElectedPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _GroupOffsets:
     offsets: tuple[GroupOffset, ...]
 
@@ -109,6 +130,10 @@ class _DeletedGroup:
 @dataclass(frozen=True, slots=True)
 class _DeletedGroups:
     groups: tuple[_DeletedGroup, ...]
+
+
+#: Lists of partitions, as `logstore topic list` names them.
+ListedPartitions = Literal["under-replicated", "unavailable", "under-min-isr"]
 
 
 class Admin:
@@ -165,6 +190,45 @@ class Admin:
             self._transport.keep_trying(self.metadata.load)
         return self.metadata.cluster_id
 
+    def describe_cluster(self) -> ClusterDescription:
+        """The brokers that are there, the controller, and how many partitions lack replicas or a leader."""
+        return decode(self._transport.request("GET", "/cluster").content, ClusterDescription)
+
+    def partition_replicas(self, *, state: ListedPartitions | None = None) -> tuple[PartitionReplicas, ...]:
+        """Leaders and replicas of the partitions in ``state`` (None: of all), by topic and partition."""
+        found: list[PartitionReplicas] = []
+        params: dict[str, str | int] = {} if state is None else {"state": state}
+        while True:
+            answer = self._transport.request("GET", "/cluster/partitions", params=params)
+            page = decode(answer.content, _PartitionReplicasList)
+            found += page.partitions
+            if page.next is None:
+                return tuple(found)
+            params["page_token"] = page.next
+
+    def elect_leaders(
+        self,
+        election_type: Literal["preferred", "unclean"],
+        partitions: Collection[TopicPartition] | Collection[tuple[str, int]] | None = None,
+    ) -> dict[TopicPartition, LogStoreError | None]:
+        """Have leaders elected (KIP-460) of these partitions, or of all that need one (None); up to ``ELECTIONS_MAX``.
+
+        ``preferred``: the first replica leads again, if it is in sync. ``unclean``: a replica leads that may lack
+        acknowledged records, where no other one can. An error of a partition is its value: ElectionNotNeededError,
+        PreferredLeaderNotAvailableError, EligibleLeadersNotAvailableError, UnknownTopicError, UnknownPartitionError.
+        """
+        body: dict[str, object] = {"election_type": election_type}
+        if partitions is not None:
+            body["partitions"] = [{"topic": topic, "partition": number} for topic, number in partitions]
+        # An election that has been held is not needed again: safe to send again, but then the answer says so.
+        answer = self._transport.request("POST", "/cluster/elect-leaders", json=body)
+        return {
+            TopicPartition(one.topic, one.partition): None
+            if one.error_code is None
+            else error_of(one.error_code, one.message or "")
+            for one in decode(answer.content, _ElectedLeaders).partitions
+        }
+
     def status(self) -> StoreStatus:
         """The store and all its topics in numbers, and their problems."""
         return decode(self._transport.request("GET", "/status").content, StoreStatus)
@@ -180,18 +244,20 @@ class Admin:
         topic: str,
         *,
         partitions: int | None = None,
+        replication_factor: int | None = None,
         configs: Mapping[str, ConfigValue] | None = None,
         validate_only: bool = False,
     ) -> None:
-        """Make a topic; ``partitions`` None takes the store's ``num.partitions``.
+        """Make a topic; None takes the store's ``num.partitions`` and ``default.replication.factor``.
 
-        Raises TopicExistsError, InvalidRequestError (name, partition count or a configuration).
+        Raises TopicExistsError, InvalidRequestError (name, partition count, replication factor or a configuration).
         """
         body = {
             "topic_name": topic,
             "configs": [{"name": name, "value": _config_text(value)} for name, value in (configs or {}).items()],
             "validate_only": validate_only,
             **({} if partitions is None else {"partitions_count": partitions}),
+            **({} if replication_factor is None else {"replication_factor": replication_factor}),
         }
         try:
             self._transport.request("POST", self._topics_path, json=body)

@@ -125,6 +125,8 @@ class Journal:
         self._committer: asyncio.Task[None] | None = None
         self._closing = False
         self._failed: LogStoreError | None = None
+        #: Called once, when the journal has failed for good.
+        self.on_failure: Callable[[], None] = lambda: None
         self._full = False
         self._recent = RecentFrames(recent_bytes) if recent_bytes else None
 
@@ -333,8 +335,9 @@ class Journal:
     def _fail(self, error: LogStoreError, group: list[_Append]) -> None:
         """Fail the group and everything queued behind it, in order, in this step of the loop."""
         full = isinstance(error, StorageFullError)
-        if not full:
-            self._failed = self._failed or error
+        if not full and self._failed is None:
+            self._failed = error
+            self.on_failure()
         if not full or not self._full:
             _log.error("journal_append_failed", message=str(error), final=not full)
         self._full = full
@@ -488,6 +491,7 @@ class Journal:
         if self._failed is None:
             self._failed = failure
             _log.error("journal_failed", message=str(failure))
+            self.on_failure()
 
     async def close(self) -> None:
         """Store the queued appends, then close the files. Raises StorageError if the last bytes could not be synced."""

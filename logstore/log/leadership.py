@@ -26,6 +26,7 @@ ACKS_ALL = -1
 class Leadership:
     __slots__ = (
         "_durable",
+        "_has_ended",
         "_has_lease",
         "_high_watermark",
         "_log_end_offset",
@@ -47,6 +48,7 @@ class Leadership:
         self.epoch_start = log_end_offset
         self.in_sync_replicas = in_sync_replicas
         self._has_lease = has_lease
+        self._has_ended = False
         self._high_watermark = high_watermark
         self._log_end_offset = log_end_offset
         # Few appends wait for the log end: the queue is made for the first of them.
@@ -55,24 +57,23 @@ class Leadership:
 
     # ---- appends ----------------------------------------------------------------------------------------------------
 
-    def require_enough_replicas(self, acks: int) -> None:
-        """Before an append: NotEnoughReplicasError for acks=all below ``min.insync.replicas`` (C13),
-        NotLeaderOrFollowerError for fewer acks without a lease (C14). Nothing is stored then.
-        """
+    def refusal(self, acks: int) -> LogStoreError | None:
+        """Why no append is taken: acks=all below ``min.insync.replicas`` (C13), fewer acks without a lease (C14)."""
         in_sync = self.in_sync_replicas
         if in_sync is None:
-            return
+            return None
         if acks == ACKS_ALL:
             if not in_sync.has_enough:
-                raise NotEnoughReplicasError(
+                return NotEnoughReplicasError(
                     f"{len(in_sync.committed)} replicas are in sync, and min.insync.replicas is "
                     f"{in_sync.min_in_sync}: nothing was stored. Try again when more brokers are back."
                 )
         elif not self._has_lease():
-            raise NotLeaderOrFollowerError(
+            return NotLeaderOrFollowerError(
                 "This broker does not reach ZooKeeper, so that another one may lead by now: nothing was stored. Try "
                 "again, or send with acks=all."
             )
+        return None
 
     def acknowledge(self, end_offset: int, acks: int, acknowledgement: Acknowledgement) -> None:
         """Count ``acknowledgement`` down when what is below ``end_offset`` counts for ``acks``, which may be now."""
@@ -103,6 +104,11 @@ class Leadership:
         self._high_watermark.appends.fail_above(self._high_watermark.offset, error)
         if self._durable is not None:
             self._durable.fail_above(self._log_end_offset, error)
+
+    def end(self, error: LogStoreError) -> None:
+        """Another broker leads: fail what waits, and move the high watermark no more, whatever comes later."""
+        self._has_ended = True
+        self.fail(error)
 
     # ---- replicas ---------------------------------------------------------------------------------------------------
 
@@ -156,7 +162,8 @@ class Leadership:
     def _count_replicas(self) -> None:
         in_sync = self.in_sync_replicas
         assert in_sync is not None
-        self._high_watermark.advance(in_sync.high_watermark(self._log_end_offset))
+        if not self._has_ended:
+            self._high_watermark.advance(in_sync.high_watermark(self._log_end_offset))
 
 
 def _no_lease() -> LogStoreError:

@@ -52,3 +52,12 @@ def _footer_of(files: TableFiles, name: str) -> SegmentFooter | None:
         return None
     except OSError as error:
         raise storage_error(f"reading {files.where(name)}", error) from error
+
+
+def newest_epoch(topic: Topic, partition_log: PartitionLog) -> int | None:
+    """The leader epoch of the record before the sealed offset of the topic's snapshot; None if no segment tells it.
+
+    Blocking. StorageError.
+    """
+    footers = newest_footers(topic, partition_log)
+    return footers[0].leader_epochs[-1][0] if footers and footers[0].leader_epochs else None

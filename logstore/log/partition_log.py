@@ -40,13 +40,14 @@ from logstore.log.active_segment import ActiveSegment, JournalBytes
 from logstore.log.frame_index import FrameIndex
 from logstore.log.high_watermark import HighWatermark
 from logstore.log.history import MissingRange
-from logstore.log.in_sync_replicas import InSyncReplicas
+from logstore.log.in_sync_replicas import Follower, InSyncReplicas
 from logstore.log.isolation import Isolation
 from logstore.log.journal_tail import JournalTail
 from logstore.log.leadership import Leadership
 from logstore.log.log_segments import LogSegments
 from logstore.log.partition_frames import PartitionFrames
 from logstore.log.partition_state import PartitionState
+from logstore.records.batch import EncodedBatch
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity
 
 # Looked up once: an enumeration's members are slow to find.
@@ -249,22 +250,22 @@ class PartitionLog:
         self.leader_epoch = max(self.leader_epoch, epoch)
         if (leadership := self._leadership) is not None:
             self._leadership = None
-            leadership.fail(
+            leadership.end(
                 RequestTimedOutError(
                     f"{self.topic}-{self.partition} has a new leader (epoch {epoch}): the records may or may not be "
                     "stored. Try again."
                 )
             )
+            self._high_watermark.wake_readers()
 
     @property
     def is_leader(self) -> bool:
         """Whether this broker leads the partition."""
         return self._leadership is not None
 
-    @property
-    def not_leader(self) -> NotLeaderOrFollowerError | None:
-        """Why appends are refused; None for the leader."""
-        return None if self._leadership is not None else self._not_leader()
+    def append_refusal(self, acks: int) -> LogStoreError | None:
+        """Why an append with ``acks`` is not taken; None if it is."""
+        return self._not_leader() if self._leadership is None else self._leadership.refusal(acks)
 
     def _not_leader(self) -> NotLeaderOrFollowerError:
         return NotLeaderOrFollowerError(
@@ -278,6 +279,13 @@ class PartitionLog:
             raise self._not_leader()
         return self._leadership
 
+    def follower(self, broker_id: int) -> Follower | None:
+        """The replica as this leader knows it; None if there is none, or another broker leads."""
+        leadership = self._leadership
+        if leadership is None or leadership.in_sync_replicas is None:
+            return None
+        return leadership.in_sync_replicas.followers.get(broker_id)
+
     # ---- appending --------------------------------------------------------------------------------------------------
 
     def now_ms(self) -> int:
@@ -286,7 +294,7 @@ class PartitionLog:
 
     def next_frame(
         self,
-        batch: pa.RecordBatch,
+        batch: pa.RecordBatch | EncodedBatch,
         payload: pa.Buffer,
         *,
         inflated_bytes: int,
@@ -356,7 +364,7 @@ class PartitionLog:
     @property
     def is_quiet(self) -> bool:
         """Whether no frame is on its way to the disk."""
-        return self.next_offset == self.log_end_offset
+        return self.next_offset == self.log_end_offset and not self.active_segment.is_truncating
 
     def _begins_tail(self, header: FrameHeader) -> bool:
         """Whether a follower's first frame behind the sealed offset begins below it."""

@@ -52,8 +52,9 @@ from logstore.table_files import TableFiles
 log = structlog.stdlib.get_logger(__name__)
 
 T = TypeVar("T")
-# Bytes that are checked and decoded in one go, mostly with the interpreter held: about half a millisecond.
+# What is checked and decoded in one go, mostly with the interpreter held: about half a millisecond.
 _READ_BYTES = 1 * MIB
+_READ_FRAMES = 128
 _ATTEMPTS = 5
 # A tenth of the weight of other threads. It is enough, because those often wait for the disk.
 _NICENESS = 10
@@ -289,7 +290,7 @@ class Roller:
             layout=layout_of(topic.name),
         ) as writer:
             append_time_ms = 0
-            for frames in _in_chunks(piece.frames, _READ_BYTES):
+            for frames in _in_chunks(piece.frames):
                 stored = self._journal.read_many([f.location for f in frames])
                 for batch in frame_records(stored):
                     writer.write(batch)
@@ -362,11 +363,11 @@ def _plan(partition_log: PartitionLog, segment_bytes: int) -> _Range:
     )
 
 
-def _in_chunks(frames: list[IndexedFrame], max_bytes: int) -> list[list[IndexedFrame]]:
+def _in_chunks(frames: list[IndexedFrame]) -> list[list[IndexedFrame]]:
     chunks: list[list[IndexedFrame]] = [[]]
     total = 0
     for frame in frames:
-        if total >= max_bytes:
+        if total >= _READ_BYTES or len(chunks[-1]) == _READ_FRAMES:
             chunks.append([])
             total = 0
         chunks[-1].append(frame)

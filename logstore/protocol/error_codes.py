@@ -47,6 +47,7 @@ ERROR_CODES: Final[dict[type[LogStoreError], int]] = {
     errors.StaleMemberEpochError: 40922,
     errors.GroupMaxSizeReachedError: 40923,
     errors.NonEmptyGroupError: 40924,
+    errors.ElectionNotNeededError: 40925,
     errors.RequestTooLargeError: 41301,
     errors.RecordTooLargeError: 41302,
     errors.OffsetOutOfRangeError: 41601,
@@ -76,6 +77,8 @@ ERROR_CODES: Final[dict[type[LogStoreError], int]] = {
     errors.NotEnoughReplicasError: 50310,
     errors.OffsetNotAvailableError: 50311,
     errors.NotControllerError: 50312,
+    errors.PreferredLeaderNotAvailableError: 50320,
+    errors.EligibleLeadersNotAvailableError: 50321,
     errors.RequestTimedOutError: 50401,
     errors.NotEnoughReplicasAfterAppendError: 50402,
     # One code for all: a client knows by its request which one to make (``bad_request`` of ``error_of``).
@@ -84,8 +87,10 @@ ERROR_CODES: Final[dict[type[LogStoreError], int]] = {
     errors.InvalidPartitionsError: 40002,
     errors.InvalidReplicationFactorError: 40002,
     errors.InvalidConfigError: 40002,
+    errors.InvalidReplicaAssignmentError: 40002,
     # The kind alone.
     errors.UnknownClusterError: 404,
+    errors.NoReassignmentInProgressError: 404,
     errors.NoRecordsError: 422,
 }
 _BAD_REQUEST: Final = ERROR_CODES[errors.InvalidTopicError]

@@ -116,6 +116,8 @@ def decode_header(data: Buffer) -> Header:
 # ---- HELLO, AUTH -----------------------------------------------------------------------------------------------------
 
 _HELLO: Final = struct.Struct("<iiq32s")
+# A stranger's, which may get into the log.
+_NAME_BYTES_MAX: Final = 64
 
 
 class Hello(NamedTuple):
@@ -140,7 +142,7 @@ def encode_hello(hello: Hello) -> bytes:
 def decode_hello(body: Buffer) -> Hello:
     reader = _Reader(body, "HELLO")
     broker_id, peer_id, broker_epoch, nonce = reader.take(_HELLO)
-    cluster_id, release = reader.text(), reader.text()
+    cluster_id, release = reader.text(_NAME_BYTES_MAX), reader.text(_NAME_BYTES_MAX)
     reader.end()
     return Hello(cluster_id, broker_id, peer_id, broker_epoch, nonce, release)
 
@@ -284,7 +286,7 @@ def split_frames(buffer: Buffer) -> list[Frame]:
 
 _APPEND: Final = struct.Struct("<hII")
 _APPEND_PART: Final = struct.Struct("<16siQhqIIqQI")
-_APPENDED_PART: Final = struct.Struct("<hqqq")
+_APPENDED_PART: Final = struct.Struct("<hqqq?")
 
 
 class AppendPart(NamedTuple):
@@ -323,6 +325,8 @@ class AppendedPart(NamedTuple):
     base_offset: int = -1
     append_time_ms: int = -1
     log_start_offset: int = -1
+    repeated: bool = False
+    """The batch was stored before, and not again."""
 
 
 def encode_append(append: Append) -> list[Buffer]:
@@ -396,9 +400,9 @@ def decode_appended(body: Buffer) -> list[AppendedPart]:
     reader.expect(_APPENDED_PART, count)
     parts = []
     for _ in range(count):
-        kafka_code, base_offset, append_time_ms, log_start_offset = reader.take(_APPENDED_PART)
+        kafka_code, base_offset, append_time_ms, log_start_offset, repeated = reader.take(_APPENDED_PART)
         error = None if kafka_code == 0 else reader.error(kafka_code)
-        parts.append(AppendedPart(error, base_offset, append_time_ms, log_start_offset))
+        parts.append(AppendedPart(error, base_offset, append_time_ms, log_start_offset, bool(repeated)))
     reader.end()
     return parts
 
@@ -406,7 +410,7 @@ def decode_appended(body: Buffer) -> list[AppendedPart]:
 # ---- DESCRIBE, DESCRIBED ---------------------------------------------------------------------------------------------
 
 _PARTITION: Final = struct.Struct("<16si")
-_DESCRIBED_ROW: Final = struct.Struct("<hiqqqq")
+_DESCRIBED_ROW: Final = struct.Struct("<hiqqqqqq")
 
 
 class DescribedRow(NamedTuple):
@@ -419,6 +423,9 @@ class DescribedRow(NamedTuple):
     sealed_offset: int = -1
     high_watermark: int = -1
     log_end_offset: int = -1
+    last_stable_offset: int = -1
+    unsealed_bytes: int = -1
+    """In the leader's journal."""
 
 
 def encode_describe(partitions: Sequence[tuple[UUID, int]]) -> bytes:
@@ -477,7 +484,7 @@ _uuid = functools.lru_cache(maxsize=4096)(lambda raw: UUID(bytes=raw))
 
 def _text(text: str) -> bytes:
     """ValueError for more than 64 KiB."""
-    encoded = text.encode()
+    encoded = text.encode(errors="replace")
     if len(encoded) > _TEXT_BYTES_MAX:
         raise ValueError(f"a text between brokers may have {_TEXT_BYTES_MAX} bytes, not {len(encoded)}")
     return _TEXT_BYTES.pack(len(encoded)) + encoded
@@ -507,8 +514,11 @@ class _Reader:
         begin, self._at = self._at, self._at + self._require(count)
         return self._body[begin : self._at]
 
-    def text(self) -> str:
-        encoded = self.bytes(*self.take(_TEXT_BYTES))
+    def text(self, bytes_max: int = _TEXT_BYTES_MAX) -> str:
+        (count,) = self.take(_TEXT_BYTES)
+        if count > bytes_max:
+            raise MalformedMessageError(f"{self._what} has a text of {count} bytes; {bytes_max} are taken there")
+        encoded = self.bytes(count)
         try:
             return str(encoded, "utf-8")
         except UnicodeDecodeError as error:

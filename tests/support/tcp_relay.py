@@ -57,4 +57,5 @@ class TcpRelay:
                 await self._open.wait()
                 writer.write(data)
                 await writer.drain()
+        await self._open.wait()  # the end of a connection does not pass either
         writer.close()

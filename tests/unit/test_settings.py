@@ -237,7 +237,7 @@ def test_a_secret_is_not_shown_when_it_is_wrong_either():
     class WithPassword(Settings):
         truststore_password: SecretStr = Field(SecretStr("long enough"), min_length=8)
 
-    assert secret_settings(WithPassword) == {"truststore_password"}
+    assert secret_settings(WithPassword) == {"cluster_secret", "truststore_password"}
     assert "long enough" not in repr(WithPassword())
     with pytest.raises(ValidationError) as raised:
         WithPassword(truststore_password="hunter2", port=-1)

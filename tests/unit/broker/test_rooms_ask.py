@@ -9,7 +9,8 @@ from uuid import uuid4
 
 import pytest
 
-from consumer_offsets.group_coordinator import GroupCoordinator, GroupListings
+from consumer_offsets.group_coordinator import GroupCoordinator
+from consumer_offsets.group_queries import GroupListings
 from consumer_offsets.instances.instance_record import InstanceConfig
 from consumer_offsets.offset_reset import ResetTarget, ResetTo
 from consumer_offsets.offsets import CommittingMember, OffsetToCommit
@@ -18,13 +19,16 @@ from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
 from logstore.broker.fetching import FetchLimits, FetchPartition
 from logstore.broker.produce_appends import ProduceRequest
+from logstore.cluster.coordinator import ElectionType
 from logstore.errors import AuthorizationError, InvalidTopicError, TopicAuthorizationError
 from logstore.records.offset_record import InstanceKey
 from tests.support.authorizer_views import Denied, Nothing
 from tests.support.running_broker import CLIENT, produce, records, run, running_broker
 
 #: Of a store's life; nobody outside calls them.
-LIFE = {"start", "stop", "running", "close", "topics_changed"}
+LIFE = {"start", "stop", "running", "close", "topics_changed", "join_cluster"}
+#: For other brokers, which have proved that they are.
+BETWEEN_BROKERS = {"fetch_session"}
 LIMITS = FetchLimits(1000, 1000, 1, 600_000)
 CLUSTER, TOPIC, GROUP = ResourceType.CLUSTER, ResourceType.TOPIC, ResourceType.GROUP
 
@@ -33,6 +37,9 @@ BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
     "topics": (lambda _: (), {(Operation.DESCRIBE, TOPIC)}),
     "topic": (lambda _: ("t",), {(Operation.DESCRIBE, TOPIC)}),
     "partition_state": (lambda topic: (topic, 0), {(Operation.DESCRIBE, TOPIC)}),
+    "partition_states": (lambda topic: (topic,), {(Operation.DESCRIBE, TOPIC)}),
+    "elect_leaders": (lambda _: (ElectionType.PREFERRED,), {(Operation.ALTER, CLUSTER)}),
+    "reassign": (lambda topic: (topic, {0: [0]}), {(Operation.ALTER, CLUSTER)}),
     "problems": (lambda _: (), {(Operation.DESCRIBE, TOPIC)}),
     "was_deleted": (lambda _: (uuid4(),), {(Operation.CLUSTER_ACTION, CLUSTER)}),
     "create_topic": (lambda _: ("new",), {(Operation.CREATE, CLUSTER), (Operation.CREATE, TOPIC)}),
@@ -103,7 +110,11 @@ ASKED: set[tuple[Operation, ResourceType]] = set()
 
 def public_methods(thing: object) -> dict[str, Callable[..., Any]]:
     found = {name: getattr(thing, name) for name in dir(thing) if not name.startswith("_")}
-    return {name: method for name, method in found.items() if inspect.ismethod(method) and name not in LIFE}
+    return {
+        name: method
+        for name, method in found.items()
+        if inspect.ismethod(method) and name not in LIFE | BETWEEN_BROKERS
+    }
 
 
 async def call(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
