@@ -244,3 +244,35 @@ def test_a_secret_is_not_shown_when_it_is_wrong_either():
     password, port = sorted(_explain(raised.value, WithPassword), reverse=True)
     assert password.startswith("truststore.password cannot be what was given: ")
     assert port.startswith("port cannot be '-1'")
+
+
+def test_the_journal_of_a_broker_of_a_cluster_may_be_elsewhere(elsewhere: Path):
+    write_config(
+        elsewhere, 'zookeeper.connect = "zk:2181/one"\nbroker.id = 3\nlog.dirs = "/disk"\nlog.level = "debug"\n'
+    )
+    assert load_settings().log_directory == Path("/disk")
+    write_config(elsewhere, "broker.id = 3\n")
+    assert load_settings().log_directory == Path("data/brokers/3")
+    with pytest.raises(InvalidConfigError, match=r"log\.dirs is for a broker of a cluster: set zookeeper\.connect"):
+        load_settings(log_dirs=Path("/disk"))
+    with pytest.raises(InvalidConfigError, match=r"log\.dirs cannot be '/a,/b': it takes one directory"):
+        load_settings(log_dirs="/a,/b", zookeeper_connect="zk")
+
+
+def test_settings_that_are_keys_of_topics_too_give_them_their_defaults(elsewhere: Path):
+    write_config(elsewhere, "min.insync.replicas = 2\nunclean.leader.election.enable = true\n")
+    assert load_settings().topic_defaults == {"min.insync.replicas": "2", "unclean.leader.election.enable": "true"}
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("replica.high.watermark.checkpoint.interval.ms", "no checkpoint"),
+        ("transaction.state.log.replication.factor", "no transactions yet"),
+        ("process.roles", "through ZooKeeper"),
+    ],
+)
+def test_kafkas_settings_without_meaning_in_a_cluster_say_why(elsewhere: Path, name: str, why: str):
+    write_config(elsewhere, f"{name} = 1\n")
+    with pytest.raises(InvalidConfigError, match=f"no setting '{name}': .*{why}"):
+        load_settings()
