@@ -281,3 +281,35 @@ def test_settings_between_brokers_are_checked(elsewhere: Path, text: str, messag
 )
 def test_others_reach_the_host_that_is_advertised_or_listened_on(given, host):
     assert load_settings(**given).reachable_host == host
+
+
+def test_the_journal_of_a_broker_of_a_cluster_may_be_elsewhere(elsewhere: Path):
+    write_config(
+        elsewhere, 'zookeeper.connect = "zk:2181/one"\nbroker.id = 3\nlog.dirs = "/disk"\nlog.level = "debug"\n'
+    )
+    assert load_settings().log_directory == Path("/disk")
+    write_config(elsewhere, "broker.id = 3\n")
+    assert load_settings().log_directory == Path("data/brokers/3")
+    with pytest.raises(InvalidConfigError, match=r"log\.dirs is for a broker of a cluster: set zookeeper\.connect"):
+        load_settings(log_dirs=Path("/disk"))
+    with pytest.raises(InvalidConfigError, match=r"log\.dirs cannot be '/a,/b': it takes one directory"):
+        load_settings(log_dirs="/a,/b", zookeeper_connect="zk")
+
+
+def test_settings_that_are_keys_of_topics_too_give_them_their_defaults(elsewhere: Path):
+    write_config(elsewhere, "min.insync.replicas = 2\nunclean.leader.election.enable = true\n")
+    assert load_settings().topic_defaults == {"min.insync.replicas": "2", "unclean.leader.election.enable": "true"}
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("replica.high.watermark.checkpoint.interval.ms", "no checkpoint"),
+        ("transaction.state.log.replication.factor", "no transactions yet"),
+        ("process.roles", "through ZooKeeper"),
+    ],
+)
+def test_kafkas_settings_without_meaning_in_a_cluster_say_why(elsewhere: Path, name: str, why: str):
+    write_config(elsewhere, f"{name} = 1\n")
+    with pytest.raises(InvalidConfigError, match=f"no setting '{name}': .*{why}"):
+        load_settings()
