@@ -26,6 +26,7 @@ from ingest_api.schemas.cluster import (
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import PartitionState, Topic
 from logstore.broker.cluster import PartitionCounts, is_under_min_isr
+from logstore.broker.forwarding import Target
 from logstore.cluster.coordinator import ElectionType
 
 # Partitions that are looked at before other tasks of the event loop have their turn.
@@ -100,7 +101,7 @@ async def list_partitions(
     response_description="How each election ended.",
     responses=refusals(503),
 )
-@requires(Operation.ALTER, ResourceType.CLUSTER)
+@requires(Operation.ALTER, ResourceType.CLUSTER, target=Target.CONTROLLER)
 async def elect_leaders(context: Context, broker: StoreBroker, asked: ElectLeadersRequest) -> ElectedLeaders:
     """Have the controller elect leaders of partitions, as Kafka's ElectLeaders does."""
     partitions: dict[str, set[int]] | None = None
