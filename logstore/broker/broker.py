@@ -318,6 +318,11 @@ class Broker:
         return self._coordinator.brokers_by_id
 
     @property
+    def is_controller(self) -> bool:
+        """Whether this broker makes, changes and deletes topics, as far as it knows."""
+        return self._coordinator.controller_id == self.broker_id
+
+    @property
     def controller_id(self) -> int | None:
         """The broker that decides who leads; None while there is none."""
         found = self._coordinator.controller_id

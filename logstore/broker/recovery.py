@@ -157,16 +157,13 @@ def _finish(
             partition_log.postpone_recovery(functools.partial(_finish, topic, partition_log, tail, producer_ids_begin))
             return
         footers = newest_footers(topic, partition_log)
-        if footers and tail.snapshot is None:
-            epochs = footers[0].leader_epochs
+        if footers:
             partition_log.recover_append_time(footers[0].append_time_ms)
+            if tail.snapshot is None:
+                epochs = footers[0].leader_epochs
     partition_log.recover(tail, sealed_offset=sealed, leader_epochs=epochs)
     if tail.end_offset < in_table:
-        keys = [batch for footer in reversed(footers) for batch in footer.idempotency_keys]
-        producers, markers = (footers[0].producers, footers[0].markers) if footers else ((), ())
-        partition_log.state.recover_from_footers(
-            producers, keys, producer_ids_begin=producer_ids_begin(), markers=markers
-        )
+        partition_log.state.recover_from_footers(footers, producer_ids_begin())
     try:
         partition_log.finish_recovery()
     except CorruptionError as error:

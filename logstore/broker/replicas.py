@@ -213,7 +213,7 @@ class Replicas:
 
     async def _agrees(self, topic: Topic, partition_log: PartitionLog, sealed: int) -> bool:
         """Whether the tail goes on where the table ends: both have the record before from the same leader."""
-        if sealed <= partition_log.sealed_offset:
+        if sealed == 0 or sealed < partition_log.sealed_offset:
             return True
         in_table = await asyncio.to_thread(newest_epoch, topic, partition_log)
         return in_table is not None and in_table == partition_log.state.leader_epochs.epoch_of(sealed - 1)

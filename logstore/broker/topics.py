@@ -26,7 +26,7 @@ from logstore.broker.roll_schedule import RollSchedule
 from logstore.broker.topic_catalog import TopicCatalog, check_no_collision, check_topic_name
 from logstore.broker.topic_discovery import TopicDiscovery
 from logstore.clock import Clock
-from logstore.cluster.coordinator import Coordinator, KnownTopic, PartitionState
+from logstore.cluster.coordinator import ADOPT, Coordinator, KnownTopic, PartitionState
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import (
@@ -304,9 +304,20 @@ class Topics:
             topic: why for topic, why in self._schedule.failures.items() if topic.has_unsealed and not topic.deleted
         }
         refused = {topic for topic in failures if self._admission.refuses(topic)}
-        found = find_problems(self._topics, self._quarantined, self._unserved, failures, refused)
+        unopened = {**self._quarantined, **self._not_adopted()}
+        found = find_problems(self._topics, unopened, self._unserved, failures, refused)
         shown = self._authorizer.described(context, [problem.topic for problem in found])
         return [problem for problem in found if problem.topic in shown]
+
+    def _not_adopted(self) -> dict[str, QuarantinedError]:
+        """Topics whose tables have records, and that the cluster does not know: nobody leads them."""
+        if self._discovery is None:
+            return {}
+        return {
+            name: QuarantinedError("ZooKeeper does not know its table, which has records", f"Run: {ADOPT.format(name)}")
+            for name, topic in self._topics.items()
+            if self._coordinator.registered_topic(name) is None and any(p.sealed_offset for p in topic.partitions)
+        }
 
     # ---- changes ----------------------------------------------------------------------------------------------------
 
@@ -371,10 +382,12 @@ class Topics:
         return self._coordinator.controller_id == self._coordinator.broker_id
 
     def _require_controller(self) -> None:
-        if not self._is_controller:
+        found = self._coordinator.controller_id
+        if found < 0:
+            raise NotControllerError("The cluster has no controller at present. Nothing was changed: try again soon.")
+        if found != self._coordinator.broker_id:
             raise NotControllerError(
-                f"Broker {self._coordinator.controller_id} is the controller: topics are made, changed and deleted "
-                "there."
+                f"Broker {found} is the controller: topics are made, changed and deleted there. Nothing was changed."
             )
 
     async def _until_led(self, topic: Topic) -> None:

@@ -178,6 +178,12 @@ class Admin:
         return self._transport.urls
 
     @property
+    def addresses(self) -> tuple[str, ...]:
+        """The addresses of ``bootstrap``, and those of all brokers of a cluster."""
+        self._look_around()
+        return self._transport.addresses
+
+    @property
     def cluster_id(self) -> str:
         """The cluster's id; asked for once."""
         if not self.metadata.cluster_id:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from logstore import errors
 from logstore.client.metadata import TopicMetadata, TopicPartitions, decode
@@ -45,6 +45,8 @@ _UNREACHABLE_S_MIN: Final = 30.0
 _NAMES_LENGTH_MAX: Final = 16_000
 
 T = TypeVar("T")
+#: The leader of a partition, by topic and number, or the coordinator of a group, by name.
+Role: TypeAlias = tuple[str, int] | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,14 @@ class _Leaders:
 
     def by_epoch(self) -> Iterator[tuple[int, int]]:
         return zip(self.epochs, self.leaders, strict=True)
+
+
+@dataclass(slots=True)
+class Way:
+    """``url`` None: to any broker, which forwards. ``was_refused``: there is an answer, and it is a refusal."""
+
+    url: str | None
+    was_refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,26 +182,20 @@ class ClusterMetadata:
     # ---- the way to a broker ----------------------------------------------------------------------------------------
 
     @contextmanager
-    def way_to(self, broker_id: int | None) -> Iterator[str | None]:
-        """The URL for a request to a broker, which the block sends; None: to any broker, which forwards it.
+    def way_to(self, broker_id: int | None, role: Role) -> Iterator["Way"]:
+        """The way to a broker, for a request that the block sends. ``role`` is why the request goes there.
 
         A broker that takes no connection gets the next requests by way of others.
         """
         url = None if broker_id is ANY_BROKER else self._view.urls.get(broker_id)
         since = None if url is None else self._unreachable.get(url)
         if url is None or (since is not None and time.monotonic() < since + max(self._max_age_s, _UNREACHABLE_S_MIN)):
-            yield None
-            if url is not None and url not in self._told:
-                self._told.add(url)
-                log.warning(
-                    "Broker %s cannot be reached at %s from here: its requests go through another broker. Is that its "
-                    "advertised address, and can this machine reach it?",
-                    broker_id,
-                    url,
-                )
+            yield (way := Way(None))
+            if url is not None and url not in self._told and not way.was_refused:
+                self._tell(broker_id, url, role)
             return
         try:
-            yield url
+            yield Way(url)
         except errors.StoreUnreachableError:
             with self._lock:
                 if url in self._view.urls.values():
@@ -201,6 +205,26 @@ class ClusterMetadata:
             with self._lock:
                 self._unreachable.pop(url, None)
                 self._told.discard(url)
+
+    def _tell(self, broker_id: int | None, url: str, role: Role) -> None:
+        """A request for a broker that takes no connection was answered: it is unreachable from here, or has died, and
+        another one has taken its place.
+        """
+        with suppress(LogStoreError):
+            if isinstance(role, str):
+                self.refresh(group=role)
+                right = self._view.coordinators.get(role)
+            else:
+                self.refresh([role[0]])
+                right = self.leader(*role)
+            if right == broker_id and url in self._unreachable and url not in self._told:
+                self._told.add(url)
+                log.warning(
+                    "Broker %s cannot be reached at %s from here: its requests go through another broker. Is that its "
+                    "advertised address, and can this machine reach it?",
+                    broker_id,
+                    url,
+                )
 
     def ask_coordinator(self, group: str, send: Callable[[str | None], T]) -> T:
         """``send`` a request to the coordinator of ``group``: called with its URL, or None for any broker.
@@ -212,8 +236,8 @@ class ClusterMetadata:
                 self.refresh(group=group)
         began = time.monotonic()
         try:
-            with self.way_to(self._view.coordinators.get(group, ANY_BROKER)) as url:
-                return send(url)
+            with self.way_to(self._view.coordinators.get(group, ANY_BROKER), group) as way:
+                return send(way.url)
         except LogStoreError as error:
             if self.may_have_moved(error):
                 with self._lock:
@@ -222,16 +246,23 @@ class ClusterMetadata:
                         self._view = replace(self._view, coordinators=others)
             raise
 
-    def ask_leader(self, topic: str, partition: int, send: Callable[[str | None], T]) -> T:
-        """``send`` a request to the leader of a partition, as ``ask_coordinator``."""
+    def ask_leader(
+        self, topic: str, partition: int, send: Callable[[str | None], T], *, topic_id: str | None = None
+    ) -> T:
+        """``send`` a request to the leader of a partition, as ``ask_coordinator``.
+
+        ``topic_id``: a leader that has not heard of the topic with this id yet is LeaderNotAvailableError.
+        """
         if self.is_cluster:
             self.keep_fresh([topic])
         began = time.monotonic()
         try:
-            with self.way_to(self.leader(topic, partition)) as url:
-                return send(url)
+            with self.way_to(self.leader(topic, partition), (topic, partition)) as way:
+                return send(way.url)
         except LogStoreError as error:
             self.after(error, [topic], began)
+            if topic_id is not None and self.is_unheard_of(error, topic, topic_id, partition, began=began):
+                raise errors.LeaderNotAvailableError(f"The leader has not heard of it yet: {error.message}") from None
             raise
 
     # ---- asking -----------------------------------------------------------------------------------------------------
@@ -289,17 +320,20 @@ class ClusterMetadata:
             with suppress(LogStoreError):
                 self.refresh(topics, since=began)
 
-    def keep_fresh(self, topics: Iterable[str]) -> None:
-        """Ask for those of ``topics`` that are not known, or old. Errors of asking are left to the next request."""
+    def keep_fresh(self, topics: Iterable[str]) -> bool:
+        """Ask for those of ``topics`` that are not known, or old; whether there were any. Errors of asking are left to
+        the next request.
+        """
         now = time.monotonic()
         old = [topic for topic in topics if now >= self._asked.get(topic, -self._max_age_s) + self._max_age_s]
         if not old:
-            return
+            return False
         try:
             self.refresh(old, timeout_s=_TIMEOUT_S)
         except LogStoreError:
             # Not before each request, while there is no answer.
             self._asked.update(dict.fromkeys(old, now - self._max_age_s + _RETRY_S))
+        return True
 
     def load(self, *, timeout_s: float | None = None) -> None:
         """Ask for the brokers, unless they are known. Raises as ``refresh``."""

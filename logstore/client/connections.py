@@ -60,7 +60,8 @@ class Connections:
         self._idle: list[tuple[http.client.HTTPConnection, float]] = []
         # With whether its request is no longer wanted.
         self._busy: dict[http.client.HTTPConnection, Callable[[], bool]] = {}
-        self._closed = self._retired = False
+        self._closed = False
+        self._keeps = True
 
     def exchange(
         self,
@@ -98,20 +99,20 @@ class Connections:
             connection.close()
         elif connection.sock is not None:
             self._idle.append((connection, time.monotonic()))
-            if self._closed or self._retired:  # type: ignore[redundant-expr] # another thread sets them
+            if not self._keeps:
                 self._close_idle()
         return answer
 
     def close(self) -> None:
         """Requests that wait for an answer fail, as do all later ones."""
-        self._closed = True
+        self._closed, self._keeps = True, False
         for connection in list(self._busy.copy()):
             self._interrupt(connection)
         self._close_idle()
 
     def retire(self) -> None:
         """Keep no connection any more: those of requests under way close with their answers."""
-        self._retired = True
+        self._keeps = False
         self._close_idle()
 
     def interrupt(self) -> None:

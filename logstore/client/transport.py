@@ -78,6 +78,11 @@ class Transport:
         # In the order in which they are tried: the first one is that which answered last.
         self._addresses = tuple(self._connections)
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Those of ``bootstrap``, then those of other brokers that are known."""
+        return tuple(self._connections)
+
     def set_brokers(self, urls: Iterable[str]) -> None:
         """The addresses besides those of ``bootstrap``. Connections to others end."""
         known = dict.fromkeys((*self.urls, *urls))

@@ -94,6 +94,9 @@ class BrokerEndpoint:
     rack: str | None = None
 
 
+#: The command for a topic whose table has records, and that the cluster does not know.
+ADOPT: Final = "logstore cluster adopt {}"
+
 #: Told that a partition has a leader, or another one, or other replicas in sync: topic id, partition, its new state.
 #: Called on the event loop, in the order of the changes of a partition.
 PartitionListener = Callable[[UUID, int, PartitionState], None]

@@ -133,8 +133,9 @@ class ZooKeeperCoordinator:
     # ---- start and stop ---------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        await asyncio.to_thread(self._lock)
         try:
+            await asyncio.to_thread(self.registration.look_at_data)
+            await asyncio.to_thread(self._lock)
             await self.zookeeper.start()
             try:
                 await self.registration.begin()

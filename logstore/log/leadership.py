@@ -26,6 +26,7 @@ ACKS_ALL = -1
 class Leadership:
     __slots__ = (
         "_durable",
+        "_has_ended",
         "_has_lease",
         "_high_watermark",
         "_log_end_offset",
@@ -47,6 +48,7 @@ class Leadership:
         self.epoch_start = log_end_offset
         self.in_sync_replicas = in_sync_replicas
         self._has_lease = has_lease
+        self._has_ended = False
         self._high_watermark = high_watermark
         self._log_end_offset = log_end_offset
         # Few appends wait for the log end: the queue is made for the first of them.
@@ -103,6 +105,11 @@ class Leadership:
         if self._durable is not None:
             self._durable.fail_above(self._log_end_offset, error)
 
+    def end(self, error: LogStoreError) -> None:
+        """Another broker leads: fail what waits, and move the high watermark no more, whatever comes later."""
+        self._has_ended = True
+        self.fail(error)
+
     # ---- replicas ---------------------------------------------------------------------------------------------------
 
     @property
@@ -155,7 +162,8 @@ class Leadership:
     def _count_replicas(self) -> None:
         in_sync = self.in_sync_replicas
         assert in_sync is not None
-        self._high_watermark.advance(in_sync.high_watermark(self._log_end_offset))
+        if not self._has_ended:
+            self._high_watermark.advance(in_sync.high_watermark(self._log_end_offset))
 
 
 def _no_lease() -> LogStoreError:

@@ -250,7 +250,7 @@ class PartitionLog:
         self.leader_epoch = max(self.leader_epoch, epoch)
         if (leadership := self._leadership) is not None:
             self._leadership = None
-            leadership.fail(
+            leadership.end(
                 RequestTimedOutError(
                     f"{self.topic}-{self.partition} has a new leader (epoch {epoch}): the records may or may not be "
                     "stored. Try again."

@@ -124,19 +124,14 @@ class PartitionState:
         self.open_transactions.replace(newest.open_transactions if newest else ())
         self._knows_all_producers = True
 
-    def recover_from_footers(
-        self,
-        producers: Iterable[RememberedBatch],
-        idempotency_keys: Iterable[RememberedBatch],
-        *,
-        producer_ids_begin: int,
-        markers: Iterable[Marker] = (),
-    ) -> None:
-        """Take over the batches that segments remember, if the journal ends before the table does. Producers that
+    def recover_from_footers(self, footers: Sequence[SegmentFooter], producer_ids_begin: int) -> None:
+        """The journal ends before the table does: what segments remember counts, as for ``replace``. Producers that
         appended behind the segments are unknown; their ids are below ``producer_ids_begin``.
         """
-        self.producers.replace(producers, markers)
-        self.idempotency_keys.replace(idempotency_keys)
+        leader_epochs = self.leader_epochs
+        self.replace(footers, producer_ids_begin)
+        if not footers:
+            self.leader_epochs = leader_epochs
         self._knows_all_producers = False
         self.forget_producers(producer_ids_begin)
 

@@ -52,8 +52,10 @@ class _Row:
     def has_frames(self) -> bool:
         return self.log.log_end_offset > self.asked.fetch_offset
 
-    def require_led(self) -> None:
-        """Raise the error that the row is answered with if this broker does not lead in the epoch that it names."""
+    def require_answerable(self) -> None:
+        """Raise the error that the row is answered with if this broker does not lead in the epoch that it names, or if
+        its journal has freed what follows the position.
+        """
         log, epoch = self.log, self.asked.leader_epoch
         if log.closed is not None:
             raise UnknownTopicIdError(f"The topic of {log.topic}-{log.partition} is gone.")
@@ -63,6 +65,11 @@ class _Row:
             raise UnknownLeaderEpochError(f"Epoch {epoch} of {log.topic}-{log.partition} is not known here yet.")
         log.require_leader()
         log.require_served()
+        begin = log.sealed_offset if log.index.base_offset is None else log.index.base_offset
+        if self.asked.fetch_offset < begin:
+            raise OffsetMovedToTieredStorageError(
+                f"Offsets below {begin} of {log.topic}-{log.partition} are in its table."
+            )
 
 
 class FetchSession:
@@ -133,12 +140,7 @@ class FetchSession:
             row = self._rows[index] = _Row(asked, log, lambda: self._woken(index))
         row.asked = asked
         try:
-            row.require_led()
-            begin = log.sealed_offset if log.index.base_offset is None else log.index.base_offset
-            if asked.fetch_offset < begin:
-                raise OffsetMovedToTieredStorageError(
-                    f"Offsets below {begin} of {log.topic}-{log.partition} are in its table."
-                )
+            row.require_answerable()
             diverged = log.diverged_at(asked.fetch_offset, asked.last_fetched_epoch)
             if diverged is not None:
                 row.told = _NOT_TOLD
@@ -192,7 +194,7 @@ class FetchSession:
                 break
             del self._dirty[index]
             try:
-                row.require_led()
+                row.require_answerable()
             except LogStoreError as error:
                 self._drop(index)
                 answers[index] = _error(index, error)

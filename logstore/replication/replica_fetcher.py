@@ -341,6 +341,7 @@ class ReplicaFetcher:
 
     async def _begin_anew(self, followed: _Followed) -> None:
         """Take the end of the topic's table for the end of the log."""
+        before = followed.end
         try:
             done = await self._reset(
                 followed.topic,
@@ -350,4 +351,5 @@ class ReplicaFetcher:
         except LogStoreError as error:
             log.warning("replica.not_reset", partition=str(followed.log), why=str(error))
             done = False
-        self._ask(followed, 0.0 if done else self._settings.backoff_s)
+        # A leader that says the same again would be asked without a pause.
+        self._ask(followed, 0.0 if done and followed.end != before else self._settings.backoff_s)

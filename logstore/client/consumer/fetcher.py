@@ -241,9 +241,11 @@ class Fetcher:
             topics = {asked.partition.topic for asked in turn}
             began = time.monotonic()
             try:
-                self._metadata.keep_fresh(topics)
-                refusal = self._take(turn, self._fetch(worker, turn))
-                worker.failing = _Backoff()
+                refusal = None
+                # With another view, others may be asked for these partitions.
+                if not self._metadata.keep_fresh(topics) or not self._metadata.is_cluster:
+                    refusal = self._take(turn, self._fetch(worker, turn))
+                    worker.failing = _Backoff()
             except LogStoreError as error:
                 if worker.is_outdated:
                     continue
@@ -303,9 +305,10 @@ class Fetcher:
             wait_ms,
         )
         began = time.monotonic()
-        with self._metadata.way_to(worker.broker) as url:
+        with self._metadata.way_to(worker.broker, turn[0].partition) as way:
             timeout_s = options.request_timeout_ms / 1000
-            responses = fetch(self._transport, request, timeout_s, lambda: worker.is_outdated, at=url)
+            responses = fetch(self._transport, request, timeout_s, lambda: worker.is_outdated, at=way.url)
+            way.was_refused = any(response.error_code for response in responses)
 
         def read(response: PartitionData) -> tuple[int, list[CompletedFetch]]:
             return response.index, self._read_response(response, turn[response.index], began)

@@ -165,7 +165,8 @@ class ProduceRequests:
                 content, count = body(request.batches), len(request.batches)
             began = time.monotonic()
             try:
-                with self._metadata.way_to(self._leader(request)) as url:
+                role = request.topic.name, min(request.partitions)
+                with self._metadata.way_to(self._leader(request), role) as way:
                     answer = self._transport.request_once(
                         "POST",
                         topic_path(request.topic.name),
@@ -173,15 +174,16 @@ class ProduceRequests:
                         headers=request.headers,
                         params=self._params,
                         timeout_s=timeout_s,
-                        at=url,
+                        at=way.url,
                     )
+                    self._take(request, answer, refused, began)
+                    way.was_refused = bool(request.refusals)
             except LogStoreError as error:
                 request.refusals.clear()
                 if may_be_stored(error):
                     request.in_doubt.update(request.partitions)
                 failed = self._unless_unheard_of(error, request, max(request.partitions), began)
                 raise failed from None
-            self._take(request, answer, refused, began)
             if request.refusals:
                 release_stored()
                 failed = next(iter(request.refusals.values()))

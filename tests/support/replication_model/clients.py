@@ -73,8 +73,14 @@ class _Producer:
             self.client.cluster.acknowledge(base, batch.count, batch.payload)
             return
         is_first = batch is self.pending[0]
+        # A leader that was replaced and does not know it yet may refuse what follows the records of its successor.
+        leads = self.at is not None and self.client.cluster.leads(self.at)
         self.at, self.sent = None, 0
-        if is_first and isinstance(error, (OutOfOrderSequenceError, InvalidProducerEpochError, DuplicateSequenceError)):
+        if (
+            is_first
+            and leads
+            and isinstance(error, (OutOfOrderSequenceError, InvalidProducerEpochError, DuplicateSequenceError))
+        ):
             if not self.client.cluster.is_lossy:
                 raise AssertionError(f"C16: {error}")
             # Records before it are lost: the producer begins a new epoch, and gives up what it cannot tell of.

@@ -141,6 +141,10 @@ class Cluster:
                 raise BrokenError("an unclean election")
         self.note(f"zk {row}")
 
+    def leads(self, process: Process) -> bool:
+        """Whether the process leads in the newest epoch."""
+        return (process.broker_id, process.log.leader_epoch) == (self.row.leader, self.row.leader_epoch)
+
     def note(self, what: str) -> None:
         if TRACING:
             self.trace.append(f"{self.loop.time():.3f} {what}")

@@ -6,7 +6,7 @@ import pytest
 
 from logstore.cluster_processes import ports
 from logstore.cluster_processes.ports import ReservedPorts
-from logstore.listening_sockets import listening_socket, shared_socket
+from logstore.listening_sockets import SocketBuffers, listening_socket, shared_socket
 
 HOST = "127.0.0.1"
 
@@ -46,14 +46,14 @@ def test_a_port_that_others_share_is_refused_to_a_second_cluster(monkeypatch: py
     monkeypatch.setattr(ports, "_WAIT_S", 0.1)
     with ReservedPorts() as first, ReservedPorts() as second:
         port = first.reserve(HOST, shared=True)
-        with shared_socket(HOST, port), pytest.raises(OSError, match="in use"):
+        with shared_socket(HOST, port, SocketBuffers()), pytest.raises(OSError, match="in use"):
             second.reserve(HOST, port, shared=True)
 
 
 def test_several_listen_on_a_shared_port_and_each_gets_connections() -> None:
     with ReservedPorts() as reserved:
         port = reserved.reserve(HOST, shared=True)
-        with shared_socket(HOST, port) as one, shared_socket(HOST, port) as other:
+        with shared_socket(HOST, port, SocketBuffers()) as one, shared_socket(HOST, port, SocketBuffers()) as other:
             for _ in range(100):
                 assert connects(port)
             counts = []

@@ -53,7 +53,7 @@ def state(fetcher: ToldFetcher) -> SubscriptionState:
 
 
 def topic(topic_id: str, partitions: int = 2, name: str = "orders") -> TopicDescription:
-    described = tuple(PartitionDescription(at, 1, 0, 9, 9, 9, 0, 1, 0, 0, 0) for at in range(partitions))
+    described = tuple(PartitionDescription(at, 1, (), 0, 9, 9, 9, 0, 1, 0, 0, 0) for at in range(partitions))
     return TopicDescription(
         **{
             field: None
