@@ -9,7 +9,6 @@ import pytest
 
 from tests.cluster.test_serve import environment, started
 from tests.support.coordinators import Brokers
-from tests.support.eventually import eventually_async
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
 
@@ -46,10 +45,7 @@ async def test_three_brokers_answer_as_one(brokers: Brokers, tmp_path: Path):
                 codes = {one["error_code"] for one in answer.json()["offsets"]}
         for http in clients:
             for number in range(3):
-                await eventually_async(
-                    lambda it=http, name=f"produced-{number}": it.get(f"/topics/{name}"), "not there"
-                )
-                found = (await http.get(f"/topics/produced-{number}")).json()
+                found = (await until_ok(http, "GET", f"/topics/produced-{number}")).json()
                 assert {one["leader"] for one in found["partitions"]} == {1, 2, 3}
                 assert sum(one["high_watermark"] for one in found["partitions"]) >= 30
         path = "/topics/produced-0/partitions/{}/records?max_wait_ms=0"
