@@ -15,10 +15,10 @@ from logstore.filesystem import FileSystem
 from logstore.replication.fetch_session import FetchHandler
 from logstore.replication.peer_connection import PeerConnection
 from logstore.replication.peer_http import PeerHttp
-from logstore.replication.peer_listener import PeerListener, PeerSession
+from logstore.replication.peer_listener import PeerListener
 from logstore.replication.peer_options import PeerOptions
 from logstore.replication.peers import Peers
-from logstore.replication.protocol import Body, Message, MessageType
+from logstore.replication.protocol import MessageType
 from logstore.settings import Settings
 
 
@@ -58,17 +58,11 @@ class ClusterMember:
         others = broker.join_cluster(self._peers, self._http)
         fetches = FetchHandler(broker.fetch_session)
         handlers = others.handlers
-
-        async def append(_: PeerSession, message: Message) -> Body:
-            return await handlers.append(message.body)
-
-        async def describe(_: PeerSession, message: Message) -> Body:
-            return await handlers.describe(message.body)
-
+        # Plain functions: nothing but the handlers themselves holds the body of a request.
         self._listener.handlers |= {
             MessageType.FETCH: fetches.fetch,
-            MessageType.APPEND: append,
-            MessageType.DESCRIBE: describe,
+            MessageType.APPEND: lambda _, message: handlers.append(message.body),
+            MessageType.DESCRIBE: lambda _, message: handlers.describe(message.body),
         }
         self._listener.http = lambda session: listener.relayed_protocol(session.broker_id)
         listener.open(broker, groups, lambda stopping: Relay(others.router, self._http, stopping))

@@ -170,10 +170,14 @@ class Fetching:
     ) -> tuple[int, int] | None:
         """The smallest offset with a timestamp of at least ``timestamp_ms``, and its timestamp; None without one.
 
-        Raises TopicAuthorizationError, UnknownPartitionError, NotLeaderOrFollowerError, OffsetNotAvailableError.
+        Raises TopicAuthorizationError, UnknownPartitionError, NotLeaderOrFollowerError, OffsetNotAvailableError,
+        LeaderNotAvailableError.
         """
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
-        topic.partition(partition).require_leader().require_settled()
+        log = topic.partition(partition)
+        if self.remote is not None and not log.is_leader and not context.is_forwarded:
+            return await self.remote.offset_for_timestamp(context, topic, partition, timestamp_ms)
+        log.require_leader().require_settled()
         return await self._reader.offset_for_timestamp(topic, partition, timestamp_ms)
 
     async def _fetch(

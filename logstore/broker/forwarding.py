@@ -55,6 +55,11 @@ class Router:
         """Of this broker."""
         return self._coordinator.broker_id
 
+    @property
+    def other_brokers(self) -> list[int]:
+        """Those that are there now."""
+        return [one for one in self._coordinator.brokers if one != self.broker_id]
+
     def leader(self, topic: Topic, partition: int) -> int:
         """The leader of a partition; ``NOBODY`` while there is none."""
         return self.leader_of(topic.topic_id, partition)

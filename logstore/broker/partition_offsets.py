@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -39,6 +40,7 @@ class PartitionOffsets(NamedTuple):
 Key = tuple[UUID, int]
 #: By topic id and partition; none of those that are led here.
 OffsetsElsewhere = Mapping[Key, PartitionOffsets]
+NOTHING_ELSEWHERE: Final[OffsetsElsewhere] = MappingProxyType({})
 
 
 async def offsets_elsewhere(router: Router, peers: PeerRequests, logs: Sequence[PartitionLog]) -> OffsetsElsewhere:

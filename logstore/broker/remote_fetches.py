@@ -5,6 +5,7 @@ asked to wait, and the first that has some ends the wait of the others. Invarian
 before they are read.
 """
 
+import urllib.parse
 from collections.abc import Sequence
 from typing import Final
 
@@ -17,6 +18,7 @@ from logstore.broker.forwarding import NOBODY, Router, no_leader
 from logstore.broker.purgatory import FetchLimits, WantedPartition
 from logstore.errors import LeaderNotAvailableError, LogStoreError, PeerUnavailableError
 from logstore.log.log_reader import FetchResult
+from logstore.log.topic import Topic
 from logstore.protocol.error_codes import error_of
 from logstore.protocol.fetch_response import MEDIA_TYPE, PartitionData, read_fetch_response
 from logstore.replication.peer_http import PeerHttp
@@ -93,6 +95,23 @@ class RemoteFetches:
             return {at: refusal for at, _ in asked}
         except LogStoreError as error:
             return {at: error for at, _ in asked}
+
+    async def offset_for_timestamp(
+        self, context: RequestContext, topic: Topic, partition: int, timestamp_ms: int
+    ) -> tuple[int, int] | None:
+        """As ``Fetching.offset_for_timestamp``, by the leader. LeaderNotAvailableError, and its own errors."""
+        leader = self._router.leader(topic, partition)
+        if leader == NOBODY:
+            raise no_leader(topic, partition)
+        path = f"/topics/{urllib.parse.quote(topic.name)}/partitions/{partition}/offsets?timestamp={timestamp_ms}"
+        try:
+            answer = await self._http.ask(leader, "GET", path, context.encode())
+        except PeerUnavailableError as error:
+            raise LeaderNotAvailableError(f"Broker {leader} leads the partition: {error.message}") from error
+        if answer.status != _OK:
+            raise _error(answer.body)
+        found = msgspec.json.decode(b"".join(answer.body))
+        return None if found["offset"] is None else (found["offset"], found["timestamp"])
 
 
 def _error(body: Sequence[bytes]) -> LogStoreError:

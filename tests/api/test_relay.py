@@ -285,3 +285,47 @@ async def test_offsets_of_a_topic_come_from_their_leaders(tmp_path: Path):
         assert answer.status_code == 200, answer.text
         found = answer.json()
         assert [one["high_watermark"] for one in found] == [5, -1, 5]
+
+
+async def test_lags_resets_and_times_of_partitions_with_several_leaders(tmp_path: Path):
+    async with relaying_cluster(tmp_path, 1, 2, 3) as cluster:
+        await fill(cluster, 4)
+        group = group_of(cluster, 2)
+        body = {"offsets": [{"topic": "t", "partition": p, "offset": p} for p in range(3)]}
+        assert (await same(cluster, "POST", f"/groups/{group}/offsets", json=body))[0] == 200
+        _, found = await same(cluster, "GET", f"/groups/{group}/lag")
+        assert [one["lag"] for one in json.loads(found)["partitions"]] == [4, 3, 2]
+        _, found = await same(cluster, "GET", f"/v3/clusters/memory/consumer-groups/{group}/lag-summary")
+        assert json.loads(found)["total_lag"] == 9
+        times = {"partitions": [{"partition": p, "timestamp": 0} for p in range(3)]}
+        status, found = await same(cluster, "POST", "/topics/t/offsets-for-times", json=times)
+        assert status == 200, found
+        assert [one["offset"] for one in json.loads(found)["offsets"]] == [0, 0, 0]
+        for target, ends in (({"to": "latest"}, 4), ({"to_timestamp": 0}, 0)):
+            _, found = await same(cluster, "POST", f"/groups/{group}/reset-offsets", json={**target, "dry_run": True})
+            assert [one["offset"] for one in json.loads(found)["offsets"]] == [ends] * 3, found
+
+
+async def test_lists_of_groups_have_those_of_all_brokers(tmp_path: Path):
+    async with relaying_cluster(tmp_path, 1, 2, 3) as cluster:
+        await fill(cluster)
+        names = [f"g{n:02}" for n in range(12)]
+        for name in names:
+            body = {"offsets": [{"topic": "t", "partition": 1, "offset": 1}]}
+            assert (await cluster.running[1].http.post(f"/groups/{name}/offsets", json=body)).status_code == 200
+        assert {partition_for(name, 3) for name in names} == {0, 1, 2}
+        _, body = await same(cluster, "GET", "/groups")
+        assert json.loads(body) == names
+        listed, after = [], ""
+        while after is not None:
+            _, body = await same(cluster, "GET", f"/group-listings?limit=5{after and '&after=' + after}")
+            page = json.loads(body)
+            listed += [(one["group"], one["total_lag"]) for one in page["groups"]]
+            after = page["next"]
+        assert listed == [(name, 8) for name in names]
+        _, body = await same(cluster, "GET", "/v3/clusters/memory/consumer-groups?page_size=100")
+        assert [one["consumer_group_id"] for one in json.loads(body)["data"]] == names
+        answer = await cluster.running[2].http.post("/delete-groups", json={"groups": [*names, "nobody"]})
+        codes = [(one["group"], one["error_code"]) for one in answer.json()["groups"]]
+        assert codes == [*((name, None) for name in names), ("nobody", 40405)]
+        assert (await same(cluster, "GET", "/groups"))[1] == b"[]"

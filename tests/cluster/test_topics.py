@@ -2,16 +2,17 @@
 
 import asyncio
 import json
-import subprocess
-import sys
+import shutil
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from logstore.broker.context import INTERNAL
 from logstore.broker.topic_catalog import TopicCatalog
+from logstore.cli.app import app
 from logstore.cluster import checked_file, znodes
 from logstore.cluster.embedded_coordinator import last_epoch
 from logstore.cluster.zookeeper import Delete
@@ -26,7 +27,6 @@ from tests.support.cluster_stores import ClusterStores
 from tests.support.coordinators import Brokers
 from tests.support.eventually import eventually_async
 from tests.support.running_broker import produce, read_all, running_broker
-from tests.support.server_process import ROOT
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
 
@@ -118,6 +118,42 @@ async def test_a_restart_and_a_deletion_while_a_broker_was_away(stores: ClusterS
 
 async def _nothing() -> None:
     pass
+
+
+async def test_a_table_that_comes_late_gets_its_records_from_the_journal(stores: ClusterStores):
+    await stores.start(1)
+    making = await stores.making()
+    topic = await making.create_topic(INTERNAL, "t", configs={"segment.ms": "100000000"})
+    await produce(making, topic, [b"a", b"b"])
+    making._schedule.roll_at_stop = _nothing
+    await stores.stop(1)
+    (stores.data / "topics/t").rename(stores.data / "aside")
+    (one,) = await stores.start(1)
+    (problem,) = one.problems(INTERNAL)
+    assert problem.reason.startswith(f"The journal holds 2 records of the topic with id {topic.topic_id}")
+    (stores.data / "aside").rename(stores.data / "topics/t")
+    (topic,) = await stores.everywhere("t", 1)
+    assert await read_all(one, topic) == [(0, b"a"), (1, b"b")]
+    assert await produce(one, topic, [b"c"]) == 2
+    assert one.problems(INTERNAL) == []
+    await stores.stop(1)
+    (one,) = await stores.start(1)
+    (topic,) = await stores.everywhere("t", 1)
+    assert await read_all(one, topic) == [(0, b"a"), (1, b"b"), (2, b"c")]
+
+
+async def test_an_old_image_of_the_disk_leads_nothing(stores: ClusterStores, tmp_path: Path):
+    await stores.start(1)
+    await stores.stop(1)
+    shutil.copytree(stores.data / "brokers/1", tmp_path / "image")
+    await stores.start(1)
+    await (await stores.making()).create_topic(INTERNAL, "t")
+    await stores.stop(1)
+    shutil.rmtree(stores.data / "brokers/1")
+    shutil.copytree(tmp_path / "image", stores.data / "brokers/1")
+    (one,) = await stores.start(1)
+    assert (await stores.zookeeper.row("t")).isr == ()
+    assert not one.topic(INTERNAL, "t").partitions[0].is_leader
 
 
 async def test_a_table_whose_creator_died_is_registered_by_the_next_controller(stores: ClusterStores):
@@ -254,11 +290,8 @@ async def test_a_topic_whose_registration_was_lost_keeps_the_tails_of_journals(s
 
 async def logstore(*arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a command."""
-    command = [sys.executable, "-m", "logstore.cli", *arguments]
-    ran = await asyncio.to_thread(
-        subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
-    return ran.returncode, ran.stdout, ran.stderr
+    ran = await asyncio.to_thread(CliRunner().invoke, app, list(arguments))
+    return ran.exit_code, ran.stdout, ran.stderr
 
 
 # ---- from one node ---------------------------------------------------------------------------------------------------

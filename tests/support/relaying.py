@@ -77,12 +77,13 @@ class RelayingCluster(MemoryCluster):
     def topic(self, name: str, broker: int | None = None) -> Topic:
         return self.brokers[broker or self.placement[0]].topic(INTERNAL, name)
 
-    def lead(self, name: str, *leaders: int) -> None:
-        """Partition p of the topic has ``leaders[p]`` as its only replica and leader."""
+    def lead(self, name: str, *leaders: int, replicated: bool = False) -> None:
+        """Partition p of the topic is led by ``leaders[p]``, which is its only replica unless ``replicated``."""
         topic_id = self.topic(name).topic_id
         for partition, leader in enumerate(leaders):
             epoch = self.states[topic_id, partition].leader_epoch + 1
-            self.set(topic_id, partition, PartitionState(leader, epoch, (leader,), (leader,)))
+            replicas = (leader, *(one for one in self.placement if one != leader)) if replicated else (leader,)
+            self.set(topic_id, partition, PartitionState(leader, epoch, replicas, replicas))
 
     async def serve(self, broker_id: int, **settings: Any) -> RelayingBroker:
         async with contextlib.AsyncExitStack() as at_end:
@@ -149,10 +150,15 @@ class RelayingCluster(MemoryCluster):
 
 @contextlib.asynccontextmanager
 async def relaying_cluster(
-    data: Path, *brokers: int, partitions: int = 3, configs: dict[str, str] | None = None, **settings: Any
+    data: Path,
+    *brokers: int,
+    partitions: int = 3,
+    configs: dict[str, str] | None = None,
+    replicated: bool = False,
+    **settings: Any,
 ) -> AsyncIterator[RelayingCluster]:
-    """A topic ``t``, whose partition p is led by broker p of ``brokers``, in turns; it has no other replica. So are
-    those of the offsets.
+    """A topic ``t``, whose partition p is led by broker p of ``brokers``, in turns; it has no other replica unless
+    ``replicated``. So are those of the offsets.
     """
     catalog = TopicCatalog(TableRoot(data, FileSystem()))
     catalog.create("t", num_partitions=partitions, config_overrides=configs or {})
@@ -161,8 +167,9 @@ async def relaying_cluster(
     try:
         for broker in brokers:
             await cluster.serve(broker, **settings)
-        cluster.lead("t", *(brokers[number % len(brokers)] for number in range(partitions)))
-        cluster.lead(OFFSETS_TOPIC, *brokers)
+        leaders = [brokers[number % len(brokers)] for number in range(partitions)]
+        cluster.lead("t", *leaders, replicated=replicated)
+        cluster.lead(OFFSETS_TOPIC, *brokers, replicated=replicated)
         yield cluster
     finally:
         await cluster.end_all()

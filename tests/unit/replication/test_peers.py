@@ -5,6 +5,7 @@ import contextlib
 import random
 import resource
 import struct
+import weakref
 
 import pytest
 import uvicorn
@@ -27,6 +28,7 @@ from logstore.replication import peer_listener
 from logstore.replication.peer_auth import ClusterSecret, new_nonce
 from logstore.replication.peer_listener import REQUESTS_IN_HAND_MAX, STRANGERS_MAX, PeerListener
 from logstore.replication.protocol import (
+    ANSWER_TYPES,
     HANDSHAKE_BYTES_MAX,
     MESSAGE_HEADER_BYTES,
     Hello,
@@ -309,7 +311,7 @@ async def test_http_on_the_port_ends_with_one_line_of_the_log():
     assert "it begins with b'GET / HTTP/1" in line["reason"]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 async def test_random_bytes_end_their_connection_and_no_other(seed):
     noise = random.Random(seed).randbytes(10_000)
     async with listening(given=options(timeout_s=5)) as listener, connected(listener) as connection:
@@ -370,12 +372,17 @@ async def test_a_flood_of_refusals_does_not_fill_the_log():
     assert sum(line["others_before"] for line in lines) <= 60 - len(lines)
 
 
-async def test_there_are_so_many_connections_of_brokers_and_no_more():
-    async with listening(connections_max=2) as listener, connected(listener), connected(listener):
-        with pytest.raises(PeerUnavailableError, match="has 2 connections of brokers"):
+async def test_a_broker_has_so_many_connections_and_takes_none_from_another():
+    async with listening(connections_max=2) as listener, connected(listener), connected(listener) as second:
+        with pytest.raises(PeerUnavailableError, match="broker 1 has 2 connections here already"):
             async with connected(listener):
                 pass
-        assert len(listener.sessions) == 2
+        async with connected(listener, local=Local(3)):
+            assert [session.broker_id for session in listener.sessions].count(1) == 2
+        second.close()
+        await eventually_async(lambda: len(listener.sessions) == 1)
+        async with connected(listener):
+            pass
 
 
 # ---- requests --------------------------------------------------------------------------------------------------------
@@ -479,6 +486,26 @@ async def test_a_handler_that_breaks_is_one_answer_and_one_line():
             assert raised.value.kafka_code == -1
             assert await connection.request(DESCRIBE, b"goes on") == b"goes on"
     assert [line["request"] for line in logs if line["event"] == "peer.request_failed"] == ["APPEND"]
+
+
+async def test_a_request_whose_handler_lets_it_go_takes_no_memory_while_it_waits():
+    go_on = asyncio.Event()
+    bodies = []
+
+    async def waiting(body):
+        bodies.append(weakref.ref(body.obj))
+        del body
+        await go_on.wait()
+        return b""
+
+    async with listening() as listener, connected(listener) as connection:
+        listener.handlers[APPEND] = lambda _session, message: waiting(message.body)
+        asked = asyncio.create_task(connection.request(APPEND, bytes(200_000)))
+        await eventually_async(lambda: bodies)
+        await loop_turns()
+        assert bodies[0]() is None
+        go_on.set()
+        await asked
 
 
 async def test_without_a_handler_the_broker_is_not_ready():
@@ -812,9 +839,11 @@ async def test_an_answer_that_is_none_makes_the_peer_unavailable(answer):
                 pass
 
 
-async def test_a_peer_that_does_not_read_holds_requests_back_until_their_time_is_over():
-    """Nothing is kept for it without end, and what was not sent is told as not sent."""
-    released = asyncio.Event()
+@contextlib.asynccontextmanager
+async def connected_to_a_deaf_broker():
+    """A connection to a broker that reads nothing after the handshake, until the event is set; what it reads then."""
+    hears = asyncio.Event()
+    heard = []
 
     async def deaf(broker):
         hello = (await broker.receive()).body
@@ -823,16 +852,42 @@ async def test_a_peer_that_does_not_read_holds_requests_back_until_their_time_is
         await broker.receive()
         await broker.send(MessageType.AUTH, 1, SECRET.proof_of_asked(hello, answer))
         broker.reader._transport.pause_reading()
-        await released.wait()
+        await hears.wait()
+        broker.reader._transport.resume_reading()
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                header, body = await broker.receive()
+                heard.append(bytes(body[:10]))
+                await broker.send(ANSWER_TYPES[header.type], header.correlation)
 
     given = options(made_buffers=SocketBuffers(send=65_536))
     async with serving(deaf) as address, connected(address, given) as connection:
+        yield connection, hears, heard
+
+
+async def test_a_peer_that_does_not_read_holds_requests_back_until_their_time_is_over():
+    """Nothing is kept for it without end, and what was not sent is told as not sent."""
+    async with connected_to_a_deaf_broker() as (connection, hears, _):
         asked = [asyncio.create_task(connection.request(APPEND, bytes(MIB), SHORT_S)) for _ in range(20)]
         failures = await asyncio.gather(*asked, return_exceptions=True)
         assert {type(failure) for failure in failures} == {PeerUnavailableError}
         assert sum(not failure.nothing_sent for failure in failures) < 10
         assert failures[-1].nothing_sent
-        released.set()
+        hears.set()
+
+
+async def test_requests_that_have_to_wait_are_sent_in_the_order_of_their_calls():
+    async with connected_to_a_deaf_broker() as (connection, hears, heard):
+        names = [b"request %02d" % number for number in range(20)]
+        asked = [asyncio.create_task(connection.request(APPEND, name + bytes(MIB))) for name in names[:-1]]
+        await loop_turns()
+        # One more has begun, and runs before those that wait hear that they may go on.
+        asked.append(asyncio.create_task(connection.request(APPEND, names[-1])))
+        connection._stream.resume_writing()
+        await loop_turns()
+        hears.set()
+        await asyncio.gather(*asked)
+        assert heard == names
 
 
 async def test_a_connection_that_is_not_used_ends_here_first():

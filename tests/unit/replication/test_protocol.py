@@ -93,9 +93,9 @@ failures = st.builds(
     st.sampled_from([errors.NotLeaderOrFollowerError, errors.OutOfOrderSequenceError]),
     text,
 )
-appended = st.lists(st.one_of(st.builds(AppendedPart, st.none(), i64, i64, i64), failures))
+appended = st.lists(st.one_of(st.builds(AppendedPart, st.none(), i64, i64, i64, st.booleans()), failures))
 partitions = st.lists(st.tuples(st.uuids(), i32))
-described = st.lists(st.builds(DescribedRow, i16, i32, i64, i64, i64, i64))
+described = st.lists(st.builds(DescribedRow, i16, i32, i64, i64, i64, i64, i64, i64))
 
 
 def joined(pieces) -> bytes:
@@ -337,6 +337,16 @@ def test_a_flipped_bit_anywhere_is_found(found, data):
     buffer[at] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(CorruptionError):
         split_frames(buffer)
+
+
+def test_every_byte_of_a_frame_counts():
+    buffer = bytearray(stored(frame()))
+    for at in range(len(buffer)):
+        buffer[at] ^= 1
+        with pytest.raises(CorruptionError):
+            split_frames(buffer)
+        buffer[at] ^= 1
+    assert split_frames(buffer)
 
 
 @given(payloads, st.data())
