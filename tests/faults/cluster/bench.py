@@ -64,7 +64,6 @@ class Nemesis:
         self._recorder = recorder
         self.kinds: dict[str, Callable[[BrokerProcess], None]] = {
             "kill": self._kill,
-            "power_cut": self._power_cut,
             "terminate": self._terminate,
             "pause": self._pause,
             "blink": self._blink,
@@ -100,10 +99,6 @@ class Nemesis:
 
     def _kill(self, victim: BrokerProcess) -> None:
         victim.server.kill()
-        self._wait(0, SESSION_MS / 1000 + 2)
-
-    def _power_cut(self, victim: BrokerProcess) -> None:
-        victim.server.power_cut(self._chance.randrange(1 << 30))
         self._wait(0, SESSION_MS / 1000 + 2)
 
     def _terminate(self, victim: BrokerProcess) -> None:
