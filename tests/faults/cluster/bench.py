@@ -178,6 +178,7 @@ def _run(
     for topic in TOPICS:
         create_topic(brokers.urls[0], topic, recorder)
     brokers.wait_until_healed(_HEALED_S)
+    brokers.wait_until_known([topic.name for topic in TOPICS], _HEALED_S)
     observer = DeltaObserver(brokers.data, history)
     nemesis = Nemesis(brokers, chance, recorder)
     workload = Workload(
