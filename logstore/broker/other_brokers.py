@@ -10,6 +10,7 @@ from logstore.broker.peer_handlers import PeerHandlers
 from logstore.broker.producing import Producing
 from logstore.broker.remote_appends import PeerRequests, RemoteAppends
 from logstore.broker.remote_fetches import RemoteFetches
+from logstore.broker.remote_topics import RemoteTopics
 from logstore.broker.topics import Topics
 from logstore.cluster.coordinator import Coordinator
 from logstore.log.partition_log import PartitionLog
@@ -37,6 +38,7 @@ class OtherBrokers:
         self.appends = RemoteAppends(self.router, peers, settings.queued_max_request_bytes)
         self.fetches = RemoteFetches(self.router, http)
         self.handlers = PeerHandlers(producing, topics.by_id, admission, authorizer)
+        topics.create_elsewhere = RemoteTopics(self.router, http, coordinator.cluster_id).create
         self.http = http
         self._peers = peers
 

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import urllib.parse
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TypeVar
 
 import structlog
@@ -101,6 +101,8 @@ class Topics:
         self.removals.listeners.append(self._removed)
         #: Called with a topic that another broker made, once it is served here.
         self.appeared: Callable[[Topic], None] = lambda _: None
+        #: Has the controller make a topic; None on one node.
+        self.create_elsewhere: Callable[[RequestContext, str], Awaitable[None]] | None = None
         #: None on one node.
         self._discovery: TopicDiscovery | None = None
         if settings.zookeeper_connect is not None:
@@ -412,7 +414,12 @@ class Topics:
             return topic
         self._admission.require_ready()
         with contextlib.suppress(TopicExistsError):  # another request was faster
-            await self.create(context, name)
+            if self._is_controller or self.create_elsewhere is None:
+                await self.create(context, name)
+            else:
+                await self.create_elsewhere(context, name)
+        if self._discovery is not None:
+            await self._discovery.until(lambda: name in self._topics, _APPEARS_S)
         return self.get(name)
 
     async def _create(
