@@ -52,6 +52,8 @@ class Process(Owner):
         )
         #: Whether recovery has ended, so that others may connect; and whether records are taken.
         self.is_recovered = self.is_ready = False
+        #: The offsets that were checked last.
+        self.checked: tuple[int, ...] = ()
         #: Up to where readers of this leader have looked, in its epoch.
         self.shown = (-1, 0)
 
