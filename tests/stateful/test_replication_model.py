@@ -139,6 +139,7 @@ PLANTED: dict[str, tuple[Any, str, Any] | str] = {
         "_apply",
         rewritten(
             ReplicaFetcher._apply,
+            ("self._by_index.get(row.session_index)", "next(iter(self._followed.values()), None)"),
             ("followed is None or not followed.is_wanted or followed.asked != followed.end", "followed is None or followed.log.is_leader"),
         ),
     ),

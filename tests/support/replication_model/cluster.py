@@ -96,6 +96,7 @@ class Cluster:
         self.clock = Clock(self.loop)
         self.topic_id = TOPIC_ID
         self.file_bytes = chance.choice([900, 2_500])
+        self.fetched_bytes = chance.choice([140, 300, 1_000])
         self.recent_bytes = chance.choice([0, 400, 10_000])
         self.table = Table(TOPIC_ID)
         self.disks = {broker: Disk() for broker in BROKERS}
@@ -362,6 +363,8 @@ class Cluster:
             self.client.produce(process)
 
     def act_roll(self, process: Process) -> None:
+        if self.row.leader != NO_LEADER and self.random.random() < 0.7:
+            process = self.processes[self.row.leader]
         if not process.is_dead and process.is_ready:
             process.start(process.roller.roll, process.topic)
 
@@ -397,7 +400,7 @@ class Cluster:
     def act_start(self, process: Process) -> None:
         dead = [broker for broker, process in self.processes.items() if process.is_dead]
         if dead:
-            self.start(self.random.choice(dead), lost=self.random.random() < 0.15)
+            self.start(self.random.choice(dead), lost=self.random.random() < 0.25)
 
     def act_reassign(self, process: Process) -> None:
         self.reassign()
@@ -613,13 +616,13 @@ _ACTS: list[tuple[Callable[[Cluster, Process], None], int]] = [
     (Cluster.act_request, 14),
     (Cluster.act_decide, 6),
     (Cluster.act_produce, 24),
-    (Cluster.act_roll, 3),
+    (Cluster.act_roll, 4),
     (Cluster.act_relocate, 2),
     (Cluster.act_refresh, 1),
-    (Cluster.act_session_end, 2),
-    (Cluster.act_session_begin, 3),
-    (Cluster.act_kill, 2),
-    (Cluster.act_start, 4),
+    (Cluster.act_session_end, 3),
+    (Cluster.act_session_begin, 4),
+    (Cluster.act_kill, 3),
+    (Cluster.act_start, 6),
     (Cluster.act_reassign, 1),
 ]
 ACTS = [act for act, _ in _ACTS]
