@@ -5,7 +5,6 @@ recorded when it begins, too, so that no generation is used twice, and a restart
 parked request is always answered, also that of a member that is removed, and that of a client which has asked again.
 """
 
-
 from consumer_offsets.groups.classic_joins import (
     has_room,
     require_common_protocol,
