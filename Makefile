@@ -9,7 +9,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-airflow demo test test-quick test-all test-airflow test-wheel torture run lint format bench docs lock clean
+.PHONY: help setup setup-airflow demo test test-quick test-all test-airflow test-wheel torture run cluster lint format bench docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ torture: setup ## Faults for a long time: make torture SEED=7 DURATION=600 (seco
 run: setup ## The store on ./data at http://127.0.0.1:8082, until Ctrl-C; make run PORT=8083 for another port
 	@exec $(BIN)/logstore serve --data ./data --port $(PORT)
 
+cluster: setup ## Three brokers and a ZooKeeper on ./data-cluster, until Ctrl-C; make cluster BROKERS=5 for more
+	@exec $(BIN)/logstore cluster start --brokers $(or $(BROKERS),3) --data ./data-cluster
+
 lint: setup ## Lint, formatting, layers and types
 	@$(RUN) ruff check
 	@$(RUN) ruff format --check
@@ -60,7 +63,7 @@ docs: setup ## Write the pages that are made from the code
 lock: ## Resolve the pinned requirements anew (needs uv)
 	@uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \
 		--no-header --no-annotate --no-emit-index-url --no-emit-find-links --quiet --output-file requirements.lock
-	@uv pip compile pyproject.toml --extra server --constraints requirements.lock --universal --python-version 3.11 \
+	@uv pip compile pyproject.toml --extra cluster --constraints requirements.lock --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links --quiet \
 		--output-file conf/server.lock
 	@uv pip compile airflow_dags/requirements.in --universal --python-version 3.11 --generate-hashes \

@@ -12,7 +12,6 @@ and does what it asks for. Invariants, all on the event loop:
 """
 
 import asyncio
-import functools
 import heapq
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -39,7 +38,6 @@ from logstore.errors import (
 )
 from logstore.limits import KIB
 from logstore.records.batch import DecodedRecords
-from logstore.records.murmur2 import murmur2
 from logstore.records.offset_record import wire_batch
 
 log = structlog.stdlib.get_logger(__name__)
@@ -96,13 +94,6 @@ class _Append:
     records: list[Record]
     encoded: list[tuple[bytes, bytes | None]]
     answers: list[Answer]
-
-
-# ``murmur2`` is made for columns: for one name it takes half as long as the rest of a commit.
-@functools.lru_cache(maxsize=10_000)
-def partition_for(key: str, num_partitions: int) -> int:
-    """The partition of an internal topic, and so the shard, that a group or transactional id belongs to."""
-    return (murmur2(key.encode()) & 0x7FFFFFFF) % num_partitions
 
 
 class CoordinatorShard(Generic[M]):

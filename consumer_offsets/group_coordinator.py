@@ -1,8 +1,8 @@
 """The group coordinator: commit and reset offsets, delete groups; ``group_queries`` reads them.
 
-Invariants: a committed offset names a partition that exists, in [0, high watermark] at the time of the commit. The
-offset belongs to the topic, not to its name: when a topic is deleted its offsets are gone at once, also if a topic of
-the same name is made again. A request is committed as a whole or refused as a whole.
+Invariants: a committed offset names a partition that exists, in [0, high watermark] at the time of the commit if this
+broker leads it. The offset belongs to the topic, not to its name: when a topic is deleted its offsets are gone at once,
+also if a topic of the same name is made again. A request is committed as a whole or refused as a whole.
 """
 
 import asyncio
@@ -28,6 +28,7 @@ from consumer_offsets.offsets import CommittingMember, OffsetToCommit
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL, RequestContext
+from logstore.broker.partition_offsets import PartitionOffsets
 from logstore.broker.topic_ids import require_topic_id
 from logstore.clock import Clock, SystemClock
 from logstore.errors import (
@@ -112,6 +113,15 @@ class GroupCoordinator(GroupQueries):
         for shard in self._shards.active():
             shard.apply(changed)
         self.instances.topics_changed()
+
+    def coordinator_of(self, context: RequestContext, group: str) -> int:
+        """Id of the broker that coordinates the group; -1 while none does, or before there are any groups.
+
+        Raises GroupAuthorizationError, InvalidGroupError.
+        """
+        self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
+        check_group_name(group)
+        return self._shards.coordinator_of(group)
 
     # ---- requests of groups -----------------------------------------------------------------------------------------
 
@@ -229,9 +239,12 @@ class GroupCoordinator(GroupQueries):
         offsets = []
         for name, numbers in sorted(topics.items()):
             topic = self._broker.topic(context, name, Operation.READ)
+            elsewhere = await self._broker.offsets_elsewhere(topic.partitions)
             for number in sorted(set(numbers)) or range(len(topic.partitions)):
+                log = topic.partition(number)
+                ends = PartitionOffsets.of(log, elsewhere)
                 found = await reset_offset(
-                    self._broker, topic, topic.partition(number), target, committed.get(TopicPartition(name, number))
+                    self._broker, topic, log, ends, target, committed.get(TopicPartition(name, number))
                 )
                 offsets.append(OffsetToCommit(name, number, found, topic_id=str(topic.topic_id)))
         return offsets
@@ -272,15 +285,17 @@ class GroupCoordinator(GroupQueries):
     ) -> dict[str, LogStoreError | None]:
         """Delete several, each as ``delete``: by name the error of those that were not."""
         names = list(dict.fromkeys(groups))
+        elsewhere = self._elsewhere(context)
+        outcomes = {} if elsewhere is None else dict(await elsewhere.delete(context, names))
+        here = [name for name in names if name not in outcomes]
         answers = await asyncio.gather(
-            *(self.delete(context, name, timeout_ms=timeout_ms) for name in names), return_exceptions=True
+            *(self.delete(context, name, timeout_ms=timeout_ms) for name in here), return_exceptions=True
         )
-        errors: dict[str, LogStoreError | None] = {}
-        for name, answer in zip(names, answers, strict=True):
+        for name, answer in zip(here, answers, strict=True):
             if answer is not None and not isinstance(answer, LogStoreError):
                 raise answer
-            errors[name] = answer
-        return errors
+            outcomes[name] = answer
+        return {name: outcomes[name] for name in names}
 
     def _require_empty(self, group: str) -> None:
         if not self._shards.machine(group).is_empty(group):
@@ -299,7 +314,8 @@ class GroupCoordinator(GroupQueries):
             require_topic_id(topic, asked.topic_id)
             partition_log = topic.partition(asked.partition)
             partition_log.require_served()
-            if not 0 <= asked.offset <= partition_log.high_watermark:
+            # Where a log ends that another broker leads, only that one knows: as in Kafka, nobody is asked.
+            if asked.offset < 0 or (partition_log.is_leader and asked.offset > partition_log.high_watermark):
                 raise OffsetOutOfRangeError(
                     f"Cannot commit offset {asked.offset} of {asked.topic}-{asked.partition}: "
                     f"send the offset to read next, 0 to {partition_log.high_watermark}.",

@@ -1,18 +1,21 @@
 """What can be asked of consumer groups: their committed offsets, lags, members, and lists of them.
 
+In a cluster each broker knows the groups that it coordinates, and asks others for theirs (``groups_elsewhere``).
 All of it is durable, but for ``GroupQueries.describe``. Each name of a group or topic is asked for at the authorizer.
 """
 
 import asyncio
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from consumer_offsets.committed_offsets import TopicPartition
 from consumer_offsets.group_shards import GroupShards
 from consumer_offsets.groups.description import GroupDescription, MemberDescription
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
-from logstore.broker.context import INTERNAL, RequestContext
+from logstore.broker.context import INTERNAL, Forwarding, RequestContext
+from logstore.broker.partition_offsets import NOTHING_ELSEWHERE, OffsetsElsewhere, PartitionOffsets
 from logstore.errors import (
     CoordinatorLoadInProgressError,
     NotCoordinatorError,
@@ -23,6 +26,9 @@ from logstore.errors import (
 )
 from logstore.limits import GROUP_NAME_LENGTH_MAX
 from logstore.records.offset_record import NO_GENERATION, OffsetCommit
+
+if TYPE_CHECKING:  # one node needs nothing of it
+    from consumer_offsets.groups_elsewhere import GroupsElsewhere
 
 #: Of a page of groups: that many partitions, and the loop does other work in between.
 _PAGE_PARTITIONS = 100_000
@@ -92,6 +98,28 @@ class GroupQueries:
         """Names of the groups with members or committed offsets that the principal may describe, sorted."""
         return self._authorizer.authorize(context, Operation.DESCRIBE, ResourceType.GROUP, self._names())
 
+    async def all_groups(self, context: RequestContext) -> list[str]:
+        """As ``groups``, of all brokers. CoordinatorNotAvailableError."""
+        elsewhere = self._elsewhere(context)
+        return sorted([*self.groups(context), *(await elsewhere.names(context) if elsewhere else ())])
+
+    async def list_all_groups(
+        self, context: RequestContext, *, after: str = "", limit: int, states: Collection[str] | None = None
+    ) -> GroupListings:
+        """As ``list_groups``, of all brokers. CoordinatorNotAvailableError."""
+        here = await self.list_groups(context, after=after, limit=limit, states=states)
+        if (elsewhere := self._elsewhere(context)) is None:
+            return here
+        return _merged([here, *await elsewhere.listings(context, after=after, limit=limit, states=states)], limit)
+
+    def _elsewhere(self, context: RequestContext) -> "GroupsElsewhere | None":
+        """The groups of other brokers; None on one node, and for a request that one of them has sent."""
+        if self._broker.others is None or context.forwarding is not Forwarding.ALLOWED:
+            return None
+        from consumer_offsets.groups_elsewhere import GroupsElsewhere
+
+        return GroupsElsewhere(self._broker.others)
+
     async def list_groups(
         self, context: RequestContext, *, after: str = "", limit: int, states: Container[str] | None = None
     ) -> GroupListings:
@@ -100,6 +128,7 @@ class GroupQueries:
         """
         found: list[GroupListing] = []
         looked_at, rest = 0, 0
+        elsewhere = await self._offsets_elsewhere([topic.name for topic in self._broker.topics(INTERNAL)])
         for name in self._names(after):
             if len(found) == limit or looked_at + rest > _PAGE_PARTITIONS:
                 return GroupListings(found, after)
@@ -116,7 +145,7 @@ class GroupQueries:
                 continue  # it is gone, or has moved, meanwhile
             if states is not None and described.state not in states:
                 continue
-            lags = [each.lag for each in self._lags(context, described, committed)]
+            lags = [each.lag for each in self._lags(context, described, committed, elsewhere)]
             rest += len(lags)
             found.append(
                 GroupListing(
@@ -161,15 +190,27 @@ class GroupQueries:
             if key.topic in shown and topic in (None, key.topic)
         ]
 
-    def lag(self, context: RequestContext, group: str) -> list[PartitionLag]:
+    def lag(
+        self, context: RequestContext, group: str, elsewhere: OffsetsElsewhere = NOTHING_ELSEWHERE
+    ) -> list[PartitionLag]:
         """The lag in all partitions of the topics that the group has committed to, or that are assigned to its members,
         and that the principal may describe, in order.
 
+        ``elsewhere``: the offsets of partitions that other brokers lead; those whose leader does not tell are left out.
         Raises GroupAuthorizationError, UnknownGroupError.
         """
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
         committed = dict(self._known(group))
-        return list(self._lags(context, self._described(group), committed))
+        return list(self._lags(context, self._described(group), committed, elsewhere))
+
+    async def fetch_lag(self, context: RequestContext, group: str) -> list[PartitionLag]:
+        """As ``lag``, with the offsets that the leaders of all partitions tell now."""
+        topics = {each.topic for each in self.lag(context, group)}
+        return self.lag(context, group, await self._offsets_elsewhere(topics))
+
+    async def _offsets_elsewhere(self, topics: Iterable[str]) -> OffsetsElsewhere:
+        served = [topic for name in topics if (topic := self._served(name)) is not None]
+        return await self._broker.offsets_elsewhere([log for topic in served for log in topic.partitions])
 
     def describe(self, context: RequestContext, group: str) -> GroupDescription:
         """The group and its members. GroupAuthorizationError, UnknownGroupError, and as ``committed``."""
@@ -190,7 +231,11 @@ class GroupQueries:
         return self._shards.machine(group).describe(group) or GroupDescription(group, "", "Empty", NO_GENERATION)
 
     def _lags(
-        self, context: RequestContext, described: GroupDescription, committed: Mapping[TopicPartition, OffsetCommit]
+        self,
+        context: RequestContext,
+        described: GroupDescription,
+        committed: Mapping[TopicPartition, OffsetCommit],
+        elsewhere: OffsetsElsewhere,
     ) -> Iterator[PartitionLag]:
         owners = described.owners()
         topics = {place.topic for place in (*committed, *owners)}
@@ -198,10 +243,13 @@ class GroupQueries:
             topic = self._served(name)
             for log in () if topic is None else topic.partitions:
                 place = TopicPartition(name, log.partition)
+                ends = PartitionOffsets.of(log, elsewhere)
+                if ends.high_watermark < 0:
+                    continue
                 offset = committed[place].offset if place in committed else None
-                begin = log.log_start_offset if offset is None else offset
-                lag = max(0, log.high_watermark - begin)
-                yield PartitionLag(*place, offset, log.log_start_offset, log.high_watermark, lag, owners.get(place))
+                begin = ends.log_start_offset if offset is None else offset
+                lag = max(0, ends.high_watermark - begin)
+                yield PartitionLag(*place, offset, ends.log_start_offset, ends.high_watermark, lag, owners.get(place))
 
     def _known(self, group: str) -> list[tuple[TopicPartition, OffsetCommit]]:
         current = self._current(group)
@@ -225,3 +273,13 @@ class GroupQueries:
             return self._broker.topic(INTERNAL, name)
         except (UnknownTopicError, QuarantinedError):
             return None
+
+
+def _merged(pages: Sequence[GroupListings], limit: int) -> GroupListings:
+    """Pages that begin behind the same name, as one: as far as all of them go, and at most ``limit`` groups."""
+    end = min((page.next for page in pages if page.next is not None), default=None)
+    groups = sorted((one for page in pages for one in page.groups), key=lambda one: one.group)
+    reached = [one for one in groups if end is None or one.group <= end]
+    if len(reached) <= limit:
+        return GroupListings(reached, end)
+    return GroupListings(reached[:limit], reached[limit - 1].group)

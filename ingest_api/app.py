@@ -20,6 +20,7 @@ from ingest_api.errors import (
 )
 from ingest_api.event_stream import HEAD_ONLY
 from ingest_api.guard import Arrival, Guard, enter
+from ingest_api.relay import Relay
 from ingest_api.request_log import RequestLog
 from ingest_api.routers import ROUTERS
 from ingest_api.routes import DeclaredRoute, RouteTable
@@ -64,8 +65,8 @@ def create_app(settings: Settings, authorizer: Authorizer, quotas: Quotas) -> "A
 class Application(FastAPI):
     """FastAPI behind one guard, with a short way to the routes for records.
 
-    The order, for every request: ``RequestLog``, search of the route, guard, endpoint. FastAPI sees no request that the
-    guard has refused, and none without a route.
+    The order, for every request: ``RequestLog``, search of the route, guard, in a cluster ``Relay``, endpoint. FastAPI
+    sees no request that the guard has refused, none without a route, and none that another broker answers.
 
     The record routes pass by FastAPI: its regular expressions, layers of middleware and dependencies would take longer
     than the records themselves.
@@ -74,6 +75,8 @@ class Application(FastAPI):
     def __init__(self, guard: Guard, **options: Any) -> None:
         super().__init__(**options)
         self.guard = guard
+        #: None on one node.
+        self.relay: Relay | None = None
         self.state.api = None
         self.router.route_class = DeclaredRoute
         self.declared_routes = RouteTable(ROUTERS)
@@ -82,8 +85,10 @@ class Application(FastAPI):
         self.short_requests = ShortRequests(self.declared_routes.find, guard)
         self._answer_logged = RequestLog(self._admit)
 
-    def open(self, state: ApiState) -> None:
+    def open(self, state: ApiState, relay: Relay | None = None) -> None:
         """Answer everything from now on."""
+        self.guard.in_cluster = relay is not None
+        self.relay = relay
         self.state.api = self.short_requests.state = state
 
     def stop_waiting(self) -> None:
@@ -116,7 +121,11 @@ class Application(FastAPI):
             await self._answer_without_route(scope)(scope, receive, send)
             return
         found.enter(scope)
-        enter(scope, self.guard.admit(arrival, found))
+        context = self.guard.admit(arrival, found)
+        if self.relay is not None and (broker_id := self.relay.other_broker(found, context)) is not None:
+            await self.relay.pass_on(broker_id, found.route.requirement.target, context, scope, receive, send)
+            return
+        enter(scope, context)
         if arrival.method == "HEAD":
             # The server leaves the body out.
             scope = {**scope, "method": "GET", HEAD_ONLY: True}

@@ -105,8 +105,8 @@ def http_error(error: LogStoreError) -> HttpError:
     return HttpError(kind_of(code), code)
 
 
-def error_body(error_code: int, message: str) -> bytes:
-    return msgspec.json.encode({"error_code": error_code, "message": message})
+def error_body(error_code: int, message: str, **more: object) -> bytes:
+    return msgspec.json.encode({"error_code": error_code, "message": message, **more})
 
 
 def shown_message(message: str) -> str:
@@ -116,12 +116,11 @@ def shown_message(message: str) -> str:
 
 
 def error_response(http: HttpError, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(
-        error_body(http.error_code, shown_message(message)),
-        http.status,
-        headers,
-        "application/json",
-    )
+    return _error_response(http, error_body(http.error_code, shown_message(message)), headers)
+
+
+def _error_response(http: HttpError, body: bytes, headers: Mapping[str, str] | None) -> Response:
+    return Response(body, http.status, headers, "application/json")
 
 
 def log_store_error_response(error: LogStoreError, more_headers: Mapping[str, str] | None = None) -> Response:
@@ -140,6 +139,10 @@ def log_store_error_response(error: LogStoreError, more_headers: Mapping[str, st
             headers["Connection"] = "close"
         case MethodNotAllowedError():
             headers["Allow"] = error.allow
+        case errors.WrongBrokerError():
+            http = http_error(error)
+            told = error_body(http.error_code, shown_message(error.message), broker_id=error.broker_id, url=error.url)
+            return _error_response(http, told, headers)
         case _:
             pass
     return error_response(http_error(error), error.message, headers)

@@ -4,6 +4,9 @@ Ways: the application's routes, HEAD, OPTIONS, paths without a route, and short 
 The guard checks ``Host`` and ``Origin`` (``allowed_hosts``), makes the ``RequestContext`` with its principal, asks for
 permission for the operation that the route declares, and charges the quota of requests. The broker asks the same
 ``Authorizer`` for every name, also for those in bodies.
+
+A request that another broker relays has passed a guard: its context comes with it (``relayed_context``) and is believed
+on connections between brokers only. Permission is asked again; the quota was charged there.
 """
 
 import itertools
@@ -19,14 +22,17 @@ from starlette.types import Scope
 from ingest_api.allowed_hosts import AllowedHosts
 from ingest_api.routes import FoundRoute
 from logstore.broker.authorizer import Authorizer
-from logstore.broker.context import ANONYMOUS, Principal, RequestContext
+from logstore.broker.context import ANONYMOUS, Forwarding, Principal, RequestContext
 from logstore.broker.quotas import QuotaKind, Quotas
-from logstore.errors import ThrottledError
+from logstore.errors import InvalidRequestError, ThrottledError
+from logstore.replication.peer_http import CONTEXT_HEADER
 
 HeaderPairs = Sequence[tuple[bytes, bytes]]
 
 REQUEST_ID: Final = b"x-request-id"
 CLIENT_ID: Final = b"logstore-client-id"
+FORWARD: Final = b"logstore-forward"
+_NEVER: Final = b"never"
 _SANE = re.compile(rb"[!-~](?:[ -~]{0,126}[!-~])?")
 _IN_SCOPE: Final = "logstore.context"
 # A request id is the process and a number: 128 random bits take three times as long.
@@ -35,13 +41,17 @@ _COUNTER: Final = itertools.count(1)
 
 
 class Arrival(NamedTuple):
-    """A request before the guard. ``peer`` is an address; ``headers`` have lower-case names."""
+    """A request before the guard. ``peer`` is an address; ``headers`` have lower-case names.
+
+    ``relayed`` is the context of a request that another broker has let in.
+    """
 
     method: str
     request_id: str
     client_id: str
     peer: str
     headers: HeaderPairs
+    relayed: RequestContext | None = None
 
 
 class Guard:
@@ -50,6 +60,8 @@ class Guard:
         self.quotas = quotas
         self._hosts = hosts
         self._listener = listener
+        #: Whether ``Logstore-Forward`` means anything.
+        self.in_cluster = False
 
     def admit(self, arrival: Arrival, found: FoundRoute | None) -> RequestContext:
         """The context of a request that may be carried out; ``found`` is None if there is no route for it.
@@ -57,20 +69,28 @@ class Guard:
         Raises MisdirectedRequestError, ForeignOriginError, AuthorizationError, ThrottledError. To be called once for
         each request: it charges the quota of requests.
         """
-        self._hosts.check(arrival.method, arrival.headers)
-        principal = self._authenticate(arrival)
-        context = RequestContext(arrival.request_id, arrival.client_id, self._listener, arrival.peer, None, principal)
+        if (context := arrival.relayed) is None:
+            self._hosts.check(arrival.method, arrival.headers)
+            context = self._context(arrival)
         if found is not None and found.names:
             operation, resource_type = found.route.requirement.operation, found.route.requirement.resource_type
             assert operation is not None
             for name in found.names:
                 self.authorizer.require(context, operation, resource_type, name)
-        seconds = self.quotas.charge(context, QuotaKind.REQUESTS, 1)
+        seconds = 0.0 if arrival.relayed else self.quotas.charge(context, QuotaKind.REQUESTS, 1)
         if seconds > 0:
             raise ThrottledError(
-                f"{principal} sends more requests than its quota allows: wait.", retry_after_s=math.ceil(seconds)
+                f"{context.principal} sends more requests than its quota allows: wait.",
+                retry_after_s=math.ceil(seconds),
             )
         return context
+
+    def _context(self, arrival: Arrival) -> RequestContext:
+        principal = self._authenticate(arrival)
+        forwarding = _forwarding(arrival.headers) if self.in_cluster else Forwarding.ALLOWED
+        return RequestContext(
+            arrival.request_id, arrival.client_id, self._listener, arrival.peer, None, principal, forwarding
+        )
 
     def _authenticate(self, _: Arrival) -> Principal:
         return ANONYMOUS
@@ -86,6 +106,24 @@ def context_of(request: Request) -> RequestContext:
     context = request.scope[_IN_SCOPE]
     assert isinstance(context, RequestContext)
     return context
+
+
+def _forwarding(headers: HeaderPairs) -> Forwarding:
+    for name, value in headers:
+        if name == FORWARD:
+            if value.lower() != _NEVER:
+                raise InvalidRequestError("Logstore-Forward takes one value, never: leave it out, or send that.")
+            return Forwarding.REFUSED
+    return Forwarding.ALLOWED
+
+
+def relayed_context(headers: HeaderPairs) -> RequestContext | None:
+    """The context of a request that came over a connection between brokers; None if it cannot be read."""
+    found = [value for name, value in headers if name == CONTEXT_HEADER]
+    try:
+        return RequestContext.decode(found[0])
+    except (IndexError, ValueError):
+        return None
 
 
 def request_id_of(headers: HeaderPairs) -> str:

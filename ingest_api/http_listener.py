@@ -1,4 +1,4 @@
-"""The HTTP listener: one uvicorn server on a socket that it is given.
+"""The HTTP listener: one uvicorn server on the sockets that it is given.
 
 It answers from ``serve`` on; while the store starts, only that the process lives. ``open`` gives it the store. It stops
 in this order: long polls answer with what there is, requests in flight finish, connections close.
@@ -6,6 +6,8 @@ in this order: long polls answer with what there is, requests in flight finish, 
 
 import asyncio
 import contextlib
+import dataclasses
+import functools
 import socket
 from collections.abc import Callable, Iterator
 
@@ -15,18 +17,23 @@ import uvicorn
 from consumer_offsets.group_coordinator import GroupCoordinator
 from ingest_api.app import create_app
 from ingest_api.protocol import ConnectionLimits, http_protocol
+from ingest_api.relay import Relay
 from ingest_api.state import ApiState
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.broker import Broker
 from logstore.broker.quotas import Quotas
 from logstore.listening_sockets import BACKLOG
 from logstore.open_files import connections_within, open_files_limit, open_files_shortage
+from logstore.replication.peer_http import LISTENER_IDLE_S
 from logstore.settings import Settings
 
 log = structlog.stdlib.get_logger(__name__)
 
 # After this, requests in flight are cut: their outcome is unknown to the client, as after any lost connection.
 GRACEFUL_SHUTDOWN_SECONDS = 10
+
+
+MakeRelay = Callable[[asyncio.Event], Relay]
 
 
 class HttpListener:
@@ -36,13 +43,14 @@ class HttpListener:
             log.warning("listener.few_open_files", reason=shortage)
         self._settings = settings
         self._app = create_app(settings, authorizer, quotas)
+        limits = ConnectionLimits.of(settings, max_connections=connections_within(settings.max_connections, files))
+        self._accepted = http_protocol(limits, self._app.short_requests)
+        # The clients are bounded where they are; short requests are appended from there.
+        self._relayed = http_protocol(dataclasses.replace(limits, idle_seconds=LISTENER_IDLE_S))
         self._server = _Server(
             uvicorn.Config(
                 self._app,
-                http=http_protocol(
-                    ConnectionLimits.of(settings, max_connections=connections_within(settings.max_connections, files)),
-                    self._app.short_requests,
-                ),
+                http=self._accepted,
                 ws="none",
                 # The application has no start or stop of its own: the node starts and stops the store.
                 lifespan="off",
@@ -64,13 +72,32 @@ class HttpListener:
         finally:
             self._stopping.set()
 
+    async def serve_too(self, listener: socket.socket) -> None:
+        """Answer on one more socket, from now on until ``stop``, which closes it."""
+        server = self._server
+        protocol = functools.partial(
+            self._accepted, config=server.config, server_state=server.server_state, app_state={}
+        )
+        loop = asyncio.get_running_loop()
+        server.servers.append(await loop.create_server(protocol, sock=listener, backlog=BACKLOG))
+
     async def until_stopping(self) -> None:
         """Wait until no connection is accepted any more."""
         await self._stopping.wait()
 
-    def open(self, broker: Broker, groups: GroupCoordinator) -> None:
-        """Answer everything from now on."""
-        self._app.open(ApiState(self._settings, broker, groups))
+    def open(self, broker: Broker, groups: GroupCoordinator, make_relay: MakeRelay | None = None) -> None:
+        """Answer everything from now on. ``make_relay``: in a cluster, with the event that is set when this stops."""
+        state = ApiState(self._settings, broker, groups)
+        self._app.open(state, None if make_relay is None else make_relay(state.stopping))
+
+    def relayed_protocol(self, broker_id: int) -> asyncio.Protocol:
+        """Answers HTTP on a connection of broker ``broker_id``, which has proved to be it."""
+        server = self._server
+        protocol = self._relayed(
+            config=server.config, server_state=server.server_state, app_state=server.lifespan.state
+        )
+        protocol.relaying_broker = broker_id
+        return protocol
 
     def close(self) -> None:
         """After ``serve`` has returned."""

@@ -91,6 +91,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
+        #: The broker at the other end, on a connection between brokers: it relays requests of its clients.
+        self.relaying_broker: int | None = None
         #: The client sends nothing more; an answer may still reach it.
         self.client_ended = False
         #: The connection was cut because the client did not take its answer.
@@ -120,7 +122,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.limits.max_connections:
+        if len(self.connections) > self.limits.max_connections and self.relaying_broker is None:
             bound = self.limits.max_connections
             self._refusal = _TOO_MANY_CONNECTIONS, f"All {bound} connections are taken (max.connections): try later."
             # The connection does not linger: it must not hold the file descriptor that the bound is there to save.

@@ -1,4 +1,5 @@
-"""Routes: which one a request is for, and the operation that each declares, by which the guard asks for permission.
+"""Routes: which one a request is for, and what each declares: the operation, by which the guard asks for permission,
+and the broker of a cluster that answers.
 
 Invariant: a route without such a declaration cannot be made.
 """
@@ -15,11 +16,19 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from logstore.broker.authorizer import CLUSTER_NAME, Operation, ResourceType
+from logstore.broker.forwarding import Target
 
 # A path may have 64 KiB, so the cache holds at most this many times that.
 _PATHS_CACHED: Final = 256
 _FOUND: Final = "logstore.route"
 _PARAMETERS: Final = {ResourceType.TOPIC: "topic", ResourceType.GROUP: "group"}
+#: What the path of a route has to name, so that its target can be found.
+_NAMED: Final = {
+    Target.PARTITION_LEADER: ("topic", "partition"),
+    Target.TABLE_LEADER: ("topic",),
+    Target.GROUP_COORDINATOR: ("group",),
+    Target.BROKER: ("broker_id",),
+}
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
@@ -34,6 +43,8 @@ class Requirement:
     operation: Operation | None
     resource_type: ResourceType
     names_in: Literal["path", "body", "answer"]
+    #: The broker that answers.
+    target: Target = Target.ANY
 
     def names(self, path_parameters: Mapping[str, str]) -> Sequence[str]:
         """Names of the resources in the path."""
@@ -48,12 +59,22 @@ _declared: dict[Callable[..., Any], Requirement] = {}
 
 
 def requires(
-    operation: Operation, resource_type: ResourceType, *, names_in: Literal["path", "body", "answer"] = "path"
+    operation: Operation,
+    resource_type: ResourceType,
+    *,
+    names_in: Literal["path", "body", "answer"] = "path",
+    target: Target | None = None,
 ) -> Callable[[Endpoint], Endpoint]:
-    """Declare the operation of an endpoint; stands below ``@router.get`` and its like."""
+    """Declare the operation of an endpoint, and the broker that answers; stands below ``@router.get`` and its like.
+
+    Without a ``target``, groups that the path names are answered by their coordinators, everything else by any broker.
+    """
+    if target is None:
+        of_a_group = resource_type is ResourceType.GROUP and names_in == "path"
+        target = Target.GROUP_COORDINATOR if of_a_group else Target.ANY
 
     def declare(endpoint: Endpoint) -> Endpoint:
-        _declared[endpoint] = Requirement(operation, resource_type, names_in)
+        _declared[endpoint] = Requirement(operation, resource_type, names_in, target)
         return endpoint
 
     return declare
@@ -80,6 +101,8 @@ class DeclaredRoute(APIRoute):
         parameter = _PARAMETERS.get(declared.resource_type)
         if parameter is not None and (f"{{{parameter}}}" in path) != (declared.names_in == "path"):
             raise TypeError(f"The route {path} says that its names are in the {declared.names_in}: that is not so.")
+        if missing := [name for name in _NAMED.get(declared.target, ()) if f"{{{name}}}" not in path]:
+            raise TypeError(f"The route {path} does not name its {', '.join(missing)}: nobody can tell who answers it.")
         super().__init__(path, endpoint, **options)
         self.requirement = declared
 

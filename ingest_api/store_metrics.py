@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from consumer_offsets.group_coordinator import GroupCoordinator
 from logstore import __version__
 from logstore.broker.broker import Broker, PartitionLog
+from logstore.broker.cluster import PartitionCounts
 from logstore.broker.context import RequestContext
 from logstore.errors import UnknownGroupError
 
@@ -65,7 +66,14 @@ class Observed(NamedTuple):
 async def observe(context: RequestContext, broker: Broker, groups: GroupCoordinator) -> Observed:
     topics: list[tuple[str, list[_Row]]] = []
     looked_at = 0
+    # As Kafka counts: each broker what it leads, and the controller what nobody leads.
+    led, all_of_them, replicas = PartitionCounts(), PartitionCounts(), 0
     for topic in broker.topics(context, include_internal=True):
+        for state in broker.partition_states(context, topic):
+            all_of_them.add(topic, state)
+            replicas += broker.broker_id in state.replicas
+            if state.leader == broker.broker_id:
+                led.add(topic, state)
         rows = [(_labels(topic=topic.name, partition=log.partition), _numbers(log)) for log in topic.partitions]
         topics.append((topic.name, rows))
         looked_at += len(rows)
@@ -73,9 +81,11 @@ async def observe(context: RequestContext, broker: Broker, groups: GroupCoordina
             looked_at = 0
             await asyncio.sleep(0)
     lags: list[tuple[str, list[_Row]]] = []
+    every_log = [log for topic in broker.topics(context, include_internal=True) for log in topic.partitions]
+    elsewhere = await broker.offsets_elsewhere(every_log)
     for group in groups.groups(context):
         with contextlib.suppress(UnknownGroupError):  # deleted meanwhile
-            found = groups.lag(context, group)
+            found = groups.lag(context, group, elsewhere)
             rows = [(_labels(group=group, topic=lag.topic, partition=lag.partition), (lag.lag,)) for lag in found]
             lags.append((group, rows))
             looked_at += len(rows)
@@ -83,7 +93,29 @@ async def observe(context: RequestContext, broker: Broker, groups: GroupCoordina
             looked_at = 0
             await asyncio.sleep(0)
     problems = broker.problems(context)
+    is_controller = broker.controller_id == broker.broker_id
     single = (
+        ("logstore_active_controller_count", "1 at the broker that decides who leads, else 0.", "", is_controller),
+        (
+            "logstore_offline_partitions_count",
+            "Partitions of the cluster without a leader; the controller tells them, others say 0.",
+            "",
+            all_of_them.unavailable if is_controller else 0,
+        ),
+        (
+            "logstore_under_replicated_partitions",
+            "Partitions led here with fewer replicas in sync than they have.",
+            "",
+            led.under_replicated,
+        ),
+        (
+            "logstore_under_min_isr_partition_count",
+            "Partitions led here with fewer replicas in sync than min.insync.replicas.",
+            "",
+            led.under_min_isr,
+        ),
+        ("logstore_partition_count", "Partitions of which this broker has a replica.", "", replicas),
+        ("logstore_leader_count", "Partitions that this broker leads.", "", led.partitions),
         ("logstore_build_info", "Which release this is; always 1.", _labels(version=__version__), 1),
         ("logstore_ready", "1 if appends are taken, else 0.", "", broker.not_ready_reason is None),
         ("logstore_journal_max_bytes", "The setting journal.max.bytes.", "", broker.settings.journal_max_bytes),

@@ -25,6 +25,8 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "max.message.bytes": ("message.max.bytes",),
     "compression.type": ("compression.type",),
     "message.timestamp.type": ("log.message.timestamp.type",),
+    "min.insync.replicas": ("min.insync.replicas",),
+    "unclean.leader.election.enable": ("unclean.leader.election.enable",),
 }
 
 #: Settings of Kafka's brokers that are refused, as names or globs, and why.
@@ -37,13 +39,15 @@ WITHOUT_MEANING: Mapping[tuple[str, ...], str] = {
     ("log.message.timestamp.*.max.ms",): "timestamps are not bounded",
     ("log.message.format.version", "log.message.downconversion.enable"): "there is one format of records",
     ("log.local.retention.*", "remote.log.*"): "history is in the table from the first roll on",
-    ("log.dir", "log.dirs"): "the store has one directory, the setting data",
+    ("log.dir",): "tables are in the setting data, and the journal of a broker of a cluster in log.dirs",
     ("listeners", "advertised.listeners"): "there is one HTTP listener: host, port, allowed.hosts",
     ("socket.request.max.bytes",): "the largest request is max.request.size",
     ("num.network.threads", "num.io.threads", "background.threads"): "there is one event loop, and threads as needed",
-    ("default.replication.factor", "min.insync.replicas", "replica.*", "unclean.leader.election.*"): (
-        "there is one node"
-    ),
+    ("replica.high.watermark.checkpoint.interval.ms",): "the high watermark has no checkpoint: logs are cut by epochs",
+    ("process.roles", "node.id", "controller.*"): "brokers agree through ZooKeeper: broker.id, zookeeper.connect",
+    ("broker.id.generation.enable", "reserved.broker.max.id"): "each broker is told its own broker.id",
+    ("zookeeper.connection.timeout.ms",): "the time to connect is zookeeper.session.timeout.ms",
+    ("transaction.state.log.*",): "there are no transactions yet",
 }
 
 _TIME_UNITS_MS = {"minutes": 60_000, "hours": 3_600_000}

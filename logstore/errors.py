@@ -122,6 +122,16 @@ class InvalidReplicationFactorError(LogStoreError):
     kafka_name, kafka_code = "INVALID_REPLICATION_FACTOR", 38
 
 
+class InvalidReplicaAssignmentError(LogStoreError):
+    """The replicas that a partition should have are no list of brokers that are there."""
+
+    kafka_name, kafka_code = "INVALID_REPLICA_ASSIGNMENT", 39
+
+
+class NoReassignmentInProgressError(LogStoreError):
+    kafka_name, kafka_code = "NO_REASSIGNMENT_IN_PROGRESS", 85
+
+
 class InvalidConfigError(LogStoreError):
     """An unknown configuration key, or a value that its key does not take."""
 
@@ -379,6 +389,54 @@ class NotLeaderOrFollowerError(LogStoreError):
     kafka_name, kafka_code, retriable = "NOT_LEADER_OR_FOLLOWER", 6, True
 
 
+class WrongBrokerError(NotLeaderOrFollowerError):
+    """Another broker answers this request, and the client has asked not to have it forwarded (``Logstore-Forward:
+    never``). Nothing was done. ``broker_id`` and ``url`` are those of that broker; None: an item of a larger answer
+    does not tell them.
+    """
+
+    def __init__(self, message: str, *, broker_id: int | None = None, url: str | None = None) -> None:
+        super().__init__(message)
+        self.broker_id = broker_id
+        self.url = url
+
+
+class LeaderNotAvailableError(LogStoreError):
+    """No broker leads the partition now, or its leader is not ready: nothing was stored."""
+
+    kafka_name, kafka_code, retriable = "LEADER_NOT_AVAILABLE", 5, True
+
+
+class NotEnoughReplicasError(LogStoreError):
+    """Fewer replicas than ``min.insync.replicas`` are in sync; nothing was stored."""
+
+    kafka_name, kafka_code, retriable = "NOT_ENOUGH_REPLICAS", 19, True
+
+
+class NotEnoughReplicasAfterAppendError(LogStoreError):
+    """Replicas were lost after the append: whether the records are stored will show."""
+
+    kafka_name, kafka_code, retriable = "NOT_ENOUGH_REPLICAS_AFTER_APPEND", 20, True
+
+
+class OffsetNotAvailableError(LogStoreError):
+    """A leader that was elected just now does not know yet where the partition ends (KIP-207)."""
+
+    kafka_name, kafka_code, retriable = "OFFSET_NOT_AVAILABLE", 78, True
+
+
+class UnknownLeaderEpochError(LogStoreError):
+    """The caller knows a newer leader epoch than this broker."""
+
+    kafka_name, kafka_code, retriable = "UNKNOWN_LEADER_EPOCH", 75, True
+
+
+class OffsetMovedToTieredStorageError(LogStoreError):
+    """The offset is in the topic's table, and no longer in the leader's journal (KIP-405)."""
+
+    kafka_name, kafka_code = "OFFSET_MOVED_TO_TIERED_STORAGE", 109
+
+
 class ZooKeeperUnavailableError(BrokerNotReadyError):
     """ZooKeeper does not answer. Of a write, the outcome is open: read before you write again."""
 
@@ -399,6 +457,24 @@ class IneligibleReplicaError(LogStoreError):
     """A broker that is not registered, that stops, or that was started again since, joins no ISR (C4, KIP-903)."""
 
     kafka_name, kafka_code, retriable = "INELIGIBLE_REPLICA", 107, True
+
+
+class ElectionNotNeededError(LogStoreError):
+    """The partition has the leader already that the election would give it."""
+
+    kafka_name, kafka_code = "ELECTION_NOT_NEEDED", 84
+
+
+class PreferredLeaderNotAvailableError(LogStoreError):
+    """The first replica of the partition is not there, or not in sync: it does not lead."""
+
+    kafka_name, kafka_code, retriable = "PREFERRED_LEADER_NOT_AVAILABLE", 80, True
+
+
+class EligibleLeadersNotAvailableError(LogStoreError):
+    """No replica of the partition is there, so that none can lead."""
+
+    kafka_name, kafka_code, retriable = "ELIGIBLE_LEADERS_NOT_AVAILABLE", 83, True
 
 
 class UnstableOffsetCommitError(LogStoreError):
@@ -447,6 +523,50 @@ class StoreUnreachableError(NetworkError):
 
 class UnknownHostError(StoreUnreachableError):
     """No host of the addresses has an IP address: the name is misspelt, or the name server does not answer."""
+
+
+# ---- between the brokers of a cluster --------------------------------------------------------------------------------
+
+
+class MalformedMessageError(LogStoreError):
+    """A message of another broker cannot be read: it is cut, too long, or no message of the protocol."""
+
+    kafka_name, kafka_code = "INVALID_REQUEST", 42
+
+
+class UnsupportedVersionError(LogStoreError):
+    """Another broker sends messages of a type or version that this release does not serve."""
+
+    kafka_name, kafka_code = "UNSUPPORTED_VERSION", 35
+
+
+class InconsistentClusterIdError(LogStoreError):
+    """The broker that connects is one of another cluster."""
+
+    kafka_name, kafka_code = "INCONSISTENT_CLUSTER_ID", 104
+
+
+class BrokerIdNotRegisteredError(LogStoreError):
+    """Another broker is at the address than the one that is meant."""
+
+    kafka_name, kafka_code = "BROKER_ID_NOT_REGISTERED", 102
+
+
+class PeerAuthenticationError(LogStoreError):
+    """The broker that connects has not proved that it knows the secret of the cluster."""
+
+    kafka_name, kafka_code = "SASL_AUTHENTICATION_FAILED", 58
+
+
+class PeerUnavailableError(NetworkError):
+    """Another broker of the cluster cannot be reached, does not answer in time, or the connection to it broke.
+
+    ``nothing_sent``: the request has not left this broker, so it had no effect; otherwise its outcome is unknown.
+    """
+
+    def __init__(self, message: str, *, nothing_sent: bool = False) -> None:
+        super().__init__(message)
+        self.nothing_sent = nothing_sent
 
 
 # ---- storage and commits --------------------------------------------------------------------------------------------

@@ -35,6 +35,8 @@ ROW_GROUP_BYTES_MAX = 16 * MIB
 JOURNAL_FILE_BYTES = 64 * MIB
 # The most bytes that one group commit writes before it fsyncs.
 JOURNAL_GROUP_BYTES_MAX = 32 * MIB
+# The newest frames that a broker of a cluster keeps in memory for followers.
+RECENT_FRAMES_BYTES = 32 * MIB
 
 DELTA_CHECKPOINT_INTERVAL = 100
 COMMIT_ATTEMPTS_MAX = 20
@@ -44,6 +46,8 @@ FETCH_BYTES_MAX = 64 * MIB
 FETCH_WAIT_MS_MAX = 60_000
 # The most partitions of one fetch request.
 FETCH_PARTITIONS_MAX = 10_000
+#: Partitions of one request for elections.
+ELECTIONS_MAX = 10_000
 # The most partitions of one request for offsets of times: each partition may cost a read of a row group.
 TIMES_PARTITIONS_MAX = 100
 # Bytes that readers of history and of large frames hold between two slices.

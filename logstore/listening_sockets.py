@@ -7,6 +7,7 @@ wait in its queue while one store stops and the next one starts on it, and none 
 import os
 import socket
 from collections.abc import MutableMapping
+from dataclasses import dataclass
 from typing import Final
 
 from logstore.errors import InvalidConfigError
@@ -17,29 +18,68 @@ BACKLOG: Final = 2048
 _FIRST_INHERITED: Final = 3
 
 
-def listening_socket(host: str, port: int, environment: MutableMapping[str, str] | None = None) -> socket.socket:
+@dataclass(frozen=True, slots=True)
+class SocketBuffers:
+    """Sizes in bytes; -1 is the system's choice, which adapts it to each connection."""
+
+    send: int = -1
+    receive: int = -1
+
+    def apply(self, to: socket.socket) -> None:
+        """To a socket before it connects or listens; accepted connections have the buffers of the listening socket."""
+        for option, size in ((socket.SO_SNDBUF, self.send), (socket.SO_RCVBUF, self.receive)):
+            if size != -1:
+                to.setsockopt(socket.SOL_SOCKET, option, size)
+
+
+def listening_socket(
+    host: str,
+    port: int,
+    environment: MutableMapping[str, str] | None = None,
+    *,
+    buffers: SocketBuffers = SocketBuffers(),
+) -> socket.socket:
     """The inherited socket if the service manager gave one, else a new one on ``host`` and ``port`` (0: a free one).
 
     Listening and non-blocking. Raises OSError if the port is taken, InvalidConfigError for more than one inherited
     socket or one that listens to no TCP port.
     """
     inherited = _inherited(os.environ if environment is None else environment)
-    return _bound(host, port) if inherited is None else inherited
+    if inherited is None:
+        return bound_socket(host, port, buffers)
+    buffers.apply(inherited)
+    return inherited
+
+
+def shared_socket(host: str, port: int, buffers: SocketBuffers = SocketBuffers()) -> socket.socket:
+    """A socket on a port on which other processes of this user listen, too: the kernel gives each a part of the
+    connections (SO_REUSEPORT).
+
+    Listening and non-blocking. Raises OSError if another process has the port for itself.
+    """
+    return bound_socket(host, port, buffers, is_shared=True)
 
 
 def url_of(listener: socket.socket, host: str) -> str:
     """The URL of what listens there; ``host`` as it was configured."""
-    port = listener.getsockname()[1]
+    return url_on(host, listener.getsockname()[1])
+
+
+def url_on(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def bound_socket(host: str, port: int, buffers: SocketBuffers, *, is_shared: bool = False) -> socket.socket:
+    """A new one, listening and non-blocking. OSError if the port is taken."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        buffers.apply(listener)
+        if is_shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
         # Now, not when the server starts: else a second server could bind the port as well and fail only later.
         listener.listen(BACKLOG)

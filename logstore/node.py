@@ -1,5 +1,8 @@
 """The node: the parts of a store, put together and run from the sockets to the last answer.
 
+With ``zookeeper.connect`` it is a broker of a cluster: it registers with the addresses of its sockets, and before it
+stops others lead what it led (``controlled.shutdown.enable``). Only then is anything of ZooKeeper imported.
+
 From the bottom up: settings, coordinator, broker, consumer groups, listeners. The socket comes first (a busy port
 touches no data) and answers from then on; ``listening on`` is printed when the store is ready. SIGTERM and SIGINT end
 it from the top down: requests in flight finish, the broker seals what it holds, and the process ends with 0. Jobs, if
@@ -8,6 +11,7 @@ wanted, run in a process of their own from the announcement until the store begi
 
 import asyncio
 import contextlib
+import functools
 import gc
 import json
 import logging
@@ -15,9 +19,10 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import structlog
 import uvloop
@@ -32,14 +37,19 @@ from logstore.broker.quotas import Quotas
 from logstore.clock import Clock
 from logstore.cluster.coordinator import Coordinator
 from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
-from logstore.errors import LogStoreError
+from logstore.errors import InvalidConfigError, LogStoreError
 from logstore.filesystem import FileSystem, local_filesystem
-from logstore.listening_sockets import listening_socket, url_of
+from logstore.listening_sockets import SocketBuffers, listening_socket, shared_socket, url_of
 from logstore.observability import configure_logging
 from logstore.settings import Settings
 
+if TYPE_CHECKING:
+    from logstore.cluster_member import ClusterMember
+
 log = structlog.stdlib.get_logger(__name__)
 
+#: Within this time others lead what a broker led that stops. Supervisors lose patience after ten seconds.
+_HAND_OVER_S = 5.0
 _HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -50,6 +60,8 @@ class Store:
     coordinator: Coordinator
     broker: Broker
     groups: GroupCoordinator
+    #: None on one node.
+    member: "ClusterMember | None" = None
 
 
 @contextlib.asynccontextmanager
@@ -58,34 +70,64 @@ async def running_store(
     authorizer: Authorizer,
     quotas: Quotas,
     *,
+    url: str = "",
     clock: Clock | None = None,
     filesystem: FileSystem | None = None,
 ) -> AsyncIterator[Store]:
     """A store without listeners, for as long as the block lasts.
 
-    ``authorizer`` decides who may do what in the store, ``quotas`` how much. Raises the errors of
-    ``Coordinator.start``, ``Broker.start`` and ``GroupCoordinator.start``.
+    ``authorizer`` decides who may do what in the store, ``quotas`` how much. ``url``: where the clients of a broker of
+    a cluster find it. Raises the errors of ``Coordinator.start``, ``Broker.start`` and ``GroupCoordinator.start``;
+    InvalidConfigError without the packages that a cluster needs.
     """
+    filesystem = filesystem or local_filesystem()
     async with contextlib.AsyncExitStack() as at_end:
-        coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem or local_filesystem())
+        member: ClusterMember | None = None
+        coordinator: Coordinator
+        if settings.zookeeper_connect is None:
+            coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem)
+        else:
+            member = _cluster_member(settings, filesystem, clock, url)
+            coordinator = member.coordinator
+            await member.start()
+            at_end.push_async_callback(member.stop)
         await coordinator.start()
         at_end.push_async_callback(coordinator.stop)
-        broker = await Broker.start(settings, coordinator, authorizer, quotas, clock=clock, filesystem=filesystem)
+        broker = await Broker.start(
+            settings,
+            coordinator,
+            authorizer,
+            quotas,
+            clock=clock,
+            filesystem=filesystem,
+            connect=None if member is None else member.connect,
+        )
         at_end.push_async_callback(broker.stop)
         groups = await at_end.enter_async_context(GroupCoordinator.running(broker))
-        yield Store(coordinator, broker, groups)
+        yield Store(coordinator, broker, groups, member)
 
 
-def serve(settings: Settings) -> int:
+def _cluster_member(settings: Settings, filesystem: FileSystem, clock: Clock | None, url: str) -> "ClusterMember":
+    try:
+        from logstore.cluster_member import ClusterMember
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "kazoo":
+            raise
+        raise InvalidConfigError("zookeeper.connect needs the package kazoo: pip install 'logstore[cluster]'") from None
+    return ClusterMember(settings, filesystem, clock, url)
+
+
+def serve(settings: Settings, shared_port: int | None = None) -> int:
     """Serve until SIGTERM or SIGINT; the exit code of the process.
 
-    1 with one line on stderr if the port is taken or the data directory cannot be used.
+    ``shared_port``: one more to listen on, once the store is ready, beside other brokers of this machine. 1 with one
+    line on stderr if the port is taken or the data directory cannot be used.
     """
     configure_logging(settings.log_level, settings.log_format)
     if settings.log_level != "debug":
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     try:
-        listening = listening_socket(settings.host, settings.port)
+        listening = listening_socket(settings.host, settings.port, buffers=_socket_buffers(settings))
     except LogStoreError as error:
         return _fail(f"cannot listen: {error.message}")
     except OSError as error:
@@ -96,7 +138,7 @@ def serve(settings: Settings) -> int:
         )
     try:
         with listening, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(run(settings, listening))
+            runner.run(run(settings, listening, shared_port))
     except LogStoreError as error:
         return _fail(f"cannot start: {error.message}")
     except OSError as error:
@@ -109,8 +151,8 @@ def _fail(line: str) -> int:
     return 1
 
 
-async def run(settings: Settings, listening: socket.socket) -> None:
-    """Serve on ``listening`` until a signal."""
+async def run(settings: Settings, listening: socket.socket, shared_port: int | None = None) -> None:
+    """Serve on ``listening``, and once the store is ready on ``shared_port`` too, until a signal."""
     if not is_loopback(settings.host):
         log.warning(
             "node.open_to_others",
@@ -119,18 +161,27 @@ async def run(settings: Settings, listening: socket.socket) -> None:
     url = url_of(listening, settings.host)
     authorizer, quotas = Authorizer(), Quotas()
     listener = HttpListener(settings, authorizer, quotas)
-    with _signals(listener.stop):
+    stop = _Stop(listener)
+    with _signals(stop):
         serving = asyncio.create_task(listener.serve(listening))
         # Objects of the start stay for good: keep the garbage collector from looking at them.
         gc.disable()
         try:
-            async with running_store(settings, authorizer, quotas) as store:
+            public_url = url_of(listening, settings.reachable_host)
+            async with running_store(settings, authorizer, quotas, url=public_url) as store:
                 gc.collect()
                 gc.freeze()
                 gc.enable()
-                listener.open(store.broker, store.groups)
+                if store.member is None:
+                    listener.open(store.broker, store.groups)
+                else:
+                    store.member.open(listener, store.broker, store.groups)
+                if settings.zookeeper_connect is not None and settings.controlled_shutdown_enable:
+                    stop.hand_over = functools.partial(store.coordinator.hand_over, _HAND_OVER_S)
                 try:
                     if not listener.is_stopping:  # not announced if it was told to stop while it started
+                        if shared_port is not None:
+                            await listener.serve_too(_shared_socket(settings, shared_port))
                         with _announced(settings, url):
                             async with background_jobs(settings, url) if settings.jobs_enable else nullcontext():
                                 await listener.until_stopping()
@@ -143,10 +194,49 @@ async def run(settings: Settings, listening: socket.socket) -> None:
             await serving
 
 
+def _socket_buffers(settings: Settings) -> SocketBuffers:
+    return SocketBuffers(settings.socket_send_buffer_bytes, settings.socket_receive_buffer_bytes)
+
+
+def _shared_socket(settings: Settings, port: int) -> socket.socket:
+    try:
+        return shared_socket(settings.host, port, _socket_buffers(settings))
+    except OSError as error:
+        raise InvalidConfigError(
+            f"port {port} of all brokers on {settings.host} cannot be had: {error.strerror or error}"
+        ) from error
+
+
+class _Stop:
+    """Stops the listener. A broker of a cluster hands over first, and answers until then; not at the second call."""
+
+    def __init__(self, listener: HttpListener) -> None:
+        self._listener = listener
+        self.hand_over: Callable[[], Coroutine[object, object, bool]] | None = None
+        self._handing_over: asyncio.Task[None] | None = None
+
+    def __call__(self) -> None:
+        if self.hand_over is not None and self._handing_over is None and not self._listener.is_stopping:
+            self._handing_over = asyncio.create_task(self._hand_over(self.hand_over))
+            return
+        if self._handing_over is not None:
+            self._handing_over.cancel()
+        self._listener.stop()
+
+    async def _hand_over(self, hand_over: Callable[[], Coroutine[object, object, bool]]) -> None:
+        try:
+            if not await hand_over():
+                log.warning("node.not_handed_over", seconds=_HAND_OVER_S, reason="others lead when its session ends")
+        finally:
+            if not self._listener.is_stopping:
+                self._listener.stop()
+
+
 @contextlib.contextmanager
 def _announced(settings: Settings, url: str) -> Iterator[None]:
     """Announce on stdout, and in the file that local tools read, that the store is ready."""
     endpoint = settings.data / "brokers" / str(settings.broker_id) / "endpoint.json"
+    local_filesystem().make_directory(endpoint.parent)
     local_filesystem().write_atomically(endpoint, json.dumps({"url": url, "pid": os.getpid()}).encode())
     log.info("node.listening", url=url)
     sys.stdout.write(f"listening on {url}\n")

@@ -100,6 +100,9 @@ THROTTLED: Final = Counter(
     ("reason",),
     registry=REGISTRY,
 )
+RELAYED_REQUESTS: Final = Counter(
+    "logstore_relayed_requests", "HTTP requests that went on to the broker that answers them.", registry=REGISTRY
+)
 JOB_TOPICS: Final = Counter(
     "logstore_job_topics",
     "Topics that a job of serve --jobs has changed, or failed for.",

@@ -8,11 +8,12 @@ refused, never ignored.
 
 import os
 import re
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from logstore.broker_defaults import set_synonyms, topic_defaults_of
@@ -37,6 +38,9 @@ _TAKES = {
 
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]+(:[0-9]{1,5})?")
+_ADVERTISED_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*")
+_ALL_ADDRESSES = frozenset(("0.0.0.0", "::"))  # noqa: S104 - to know them
+_SECRET_LENGTH_MIN = 16
 _DURATION = (duration_ms, f"it takes a whole number of ms, or a duration such as {DURATION_FORMS}")
 _SIZE = (size_bytes, f"it takes a whole number of bytes, or a size such as {SIZE_FORMS}")
 #: Units, by the last word of a setting's name.
@@ -203,6 +207,77 @@ class Settings(BaseSettings):
         default_factory=dict,
         description="The store's defaults of topic keys: the table `[topic]` in the file, and `broker_defaults`.",
     )
+    # ---- between the brokers of a cluster
+    inter_broker_port: int = Field(
+        0, ge=0, le=65_535, description="Port, on `host`, for the other brokers of a cluster; 0 takes a free one."
+    )
+    advertised_host: str | None = Field(
+        None,
+        description="Name or address by which others reach this broker of a cluster. Default: `host`, or the name of "
+        "this machine if `host` stands for all its addresses.",
+    )
+    cluster_secret: SecretStr | None = Field(
+        None,
+        description="Brokers of a cluster prove to each other that they know it; at least 16 characters, the same for "
+        "all brokers. Without it a broker of a cluster listens on a loopback address only.",
+    )
+    socket_send_buffer_bytes: int = Field(
+        -1,
+        ge=-1,
+        le=2**31 - 1,
+        description="Send buffer of accepted connections; -1: as the system has it, which "
+        "adapts it. Kafka's default is 102400.",
+    )
+    socket_receive_buffer_bytes: int = Field(
+        -1,
+        ge=-1,
+        le=2**31 - 1,
+        description="Receive buffer of accepted connections; -1: as the system has it, which "
+        "adapts it. Kafka's default is 102400.",
+    )
+    replica_socket_timeout_ms: int = Field(
+        30_000,
+        ge=1,
+        description="How long a broker waits for another one: for an answer, and for a sign of life on a connection, "
+        "which then ends.",
+    )
+    replica_socket_receive_buffer_bytes: int = Field(
+        -1,
+        ge=-1,
+        le=2**31 - 1,
+        description="Receive buffer of connections to other brokers; -1: as the system has "
+        "it, which adapts it. Kafka's default is 65536.",
+    )
+    num_replica_fetchers: int = Field(
+        1, ge=1, le=64, description="Connections over which a broker copies partitions from each other broker."
+    )
+    replica_fetch_wait_max_ms: int = Field(
+        500,
+        ge=0,
+        le=FETCH_WAIT_MS_MAX,
+        description="How long a leader keeps a follower's fetch that finds nothing new.",
+    )
+    replica_fetch_max_bytes: int = Field(
+        MIB,
+        ge=1,
+        le=FETCH_BYTES_MAX,
+        description="Bytes of one partition in an answer to a follower; one batch comes whatever this says.",
+    )
+    replica_fetch_response_max_bytes: int = Field(
+        10 * MIB,
+        ge=1,
+        le=GIB,
+        description="Bytes of an answer to a follower; one batch comes whatever this says.",
+    )
+    replica_fetch_backoff_ms: int = Field(
+        1_000, ge=0, description="Pause of a follower after a fetch that failed, for the broker or the partition."
+    )
+    replica_lag_time_max_ms: int = Field(
+        30_000,
+        ge=1,
+        description="A follower that has not reached the leader's log end for so long leaves the in-sync replicas.",
+    )
+    # ---- jobs
     jobs_enable: bool = Field(
         default=False,
         description="Run retention, key compaction and vacuum in a process beside the store, as "
@@ -224,6 +299,53 @@ class Settings(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Events from this level on.")
     log_format: Literal["console", "json"] = Field("console", description="Log lines for people or for programs.")
+    # ---- the cluster ----
+    zookeeper_connect: str | None = Field(
+        None,
+        description="The ZooKeeper through which the brokers of a cluster agree: `host:port,host:port/path`. The path, "
+        "if there is one, is there already. Default: one node, without ZooKeeper.",
+    )
+    zookeeper_session_timeout_ms: int = Field(
+        18_000,
+        ge=1,
+        description="A broker that ZooKeeper has not heard of for so long leads nothing any more. ZooKeeper grants 2 "
+        "to 20 of its ticks.",
+    )
+    broker_rack: str | None = Field(
+        None,
+        min_length=1,
+        description="Replicas of a partition are spread over racks. Default: the name of the host.",
+    )
+    log_dirs: Path | None = Field(
+        None,
+        description="The directory of this broker alone, with its journal: one, on a disk of its machine. Default: "
+        "`brokers/<id>` in the data directory. For a broker of a cluster.",
+    )
+    default_replication_factor: int = Field(
+        1, ge=1, le=32_767, description="Replicas of the partitions of a topic that is created without a factor."
+    )
+    offsets_topic_replication_factor: int = Field(
+        3,
+        ge=1,
+        le=32_767,
+        description="Replicas of the topic of group offsets; fewer if there are fewer brokers when it is made.",
+    )
+    controlled_shutdown_enable: bool = Field(
+        default=True, description="Whether a broker that is told to stop first lets others lead its partitions."
+    )
+    auto_leader_rebalance_enable: bool = Field(
+        default=True, description="Whether the controller gives partitions back to their preferred leaders."
+    )
+    leader_imbalance_check_interval_seconds: int = Field(
+        300, ge=1, description="Pause between two looks of the controller at preferred leaders."
+    )
+    leader_imbalance_per_broker_percentage: int = Field(
+        10,
+        ge=0,
+        le=100,
+        description="A broker gets its partitions back when others lead more than this share of those that prefer it.",
+    )
+    # ---- readers elsewhere ----
     data_location: str | None = Field(
         None,
         description="URI under which readers on other machines see the data directory. Default: its own `file://` URI.",
@@ -279,6 +401,20 @@ class Settings(BaseSettings):
             raise ValueError("its path may have no '%', which Delta readers take for an escape")
         return value
 
+    @field_validator("advertised_host")
+    @classmethod
+    def _check_advertised_host(cls, value: str | None) -> str | None:
+        if value is not None and not _ADVERTISED_HOST.fullmatch(value):
+            raise ValueError("it takes a name or an address without a port, such as store-1.example")
+        return value
+
+    @field_validator("cluster_secret")
+    @classmethod
+    def _check_cluster_secret(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and len(value.get_secret_value()) < _SECRET_LENGTH_MIN:
+            raise ValueError(f"it takes at least {_SECRET_LENGTH_MIN} characters (openssl rand -hex 32 makes some)")
+        return value
+
     @field_validator("data_location")
     @classmethod
     def _check_data_location(cls, value: str | None) -> str | None:
@@ -288,6 +424,20 @@ class Settings(BaseSettings):
         if not (scheme and separator and path):
             raise ValueError("it takes a URI such as file:///srv/log or s3a://bucket/log")
         return value.rstrip("/")
+
+    @field_validator("log_dirs", mode="before")
+    @classmethod
+    def _check_log_dirs(cls, value: object) -> object:
+        if isinstance(value, (list, tuple)) or (isinstance(value, str) and "," in value):
+            raise ValueError("it takes one directory")
+        return value
+
+    @model_validator(mode="after")
+    def _check_cluster(self) -> Self:
+        # One node does not know its journal again, so that another directory would pass for an empty one.
+        if self.log_dirs is not None and self.zookeeper_connect is None:
+            raise ValueError("log.dirs is for a broker of a cluster: set zookeeper.connect, or leave log.dirs out")
+        return self
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
@@ -299,10 +449,36 @@ class Settings(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_waits(self) -> Self:
+        # Kafka requires the same: otherwise every fetch that waits ends its connection, or its follower's membership.
+        for name, bound in (
+            ("replica.socket.timeout.ms", self.replica_socket_timeout_ms),
+            ("replica.lag.time.max.ms", self.replica_lag_time_max_ms),
+        ):
+            if bound < self.replica_fetch_wait_max_ms:
+                raise ValueError(
+                    f"{name} ({bound}) is below replica.fetch.wait.max.ms ({self.replica_fetch_wait_max_ms}); raise "
+                    "the first or lower the second"
+                )
+        return self
+
+    @property
+    def reachable_host(self) -> str:
+        """The name or address by which others reach this broker."""
+        if self.advertised_host is not None:
+            return self.advertised_host
+        return socket.gethostname() if self.host in _ALL_ADDRESSES else self.host
+
     @property
     def topic_journal_bytes_max(self) -> int:
         """Bytes that the journal may hold of one topic."""
         return self.journal_topic_max_bytes or max(1, self.journal_max_bytes // 4)
+
+    @property
+    def log_directory(self) -> Path:
+        """The broker's own directory, with its journal."""
+        return self.log_dirs or self.data / "brokers" / str(self.broker_id)
 
     @property
     def location(self) -> str:
@@ -347,8 +523,8 @@ def plain_settings() -> dict[str, str]:
     return {setting_name(field): field for field in Settings.model_fields if field not in DEFAULTS_FIELDS}
 
 
-def _explain(error: ValidationError, model: type[Settings] = Settings) -> Iterator[str]:
-    names = {setting_name(field) for field in model.model_fields}
+def _explain(error: ValidationError) -> Iterator[str]:
+    names = {setting_name(field) for field in Settings.model_fields}
     for problem in error.errors():
         text = problem["msg"].removeprefix("Value error, ")
         if not problem["loc"]:
@@ -360,10 +536,10 @@ def _explain(error: ValidationError, model: type[Settings] = Settings) -> Iterat
             limits = problem.get("ctx", {})
             takes = _TAKES.get(problem["type"], text).format_map(limits)
             # A secret is shown nowhere, not even a wrong one.
-            given = "what was given" if problem["loc"][0] in secret_settings(model) else f"'{problem['input']}'"
+            given = "what was given" if problem["loc"][0] in secret_settings() else f"'{problem['input']}'"
             yield f"{setting_name(str(problem['loc'][0]))} cannot be {given}: {takes}"
 
 
-def secret_settings(model: type[Settings] = Settings) -> set[str]:
+def secret_settings() -> set[str]:
     """Fields that hold a secret: those whose type is SecretStr."""
-    return {name for name, field in model.model_fields.items() if "SecretStr" in str(field.annotation)}
+    return {name for name, field in Settings.model_fields.items() if "SecretStr" in str(field.annotation)}

@@ -19,7 +19,7 @@ from logstore.quantities import DURATION_FORMS, SIZE_FORMS, duration_ms, size_by
 LONG_MAX = 2**63 - 1
 INT_MAX = 2**31 - 1
 
-Value = int | float | str | frozenset[str]
+Value = bool | int | float | str | frozenset[str]
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _UNITS: Mapping[str, tuple[Callable[[str], int], str]] = {
@@ -36,7 +36,7 @@ class ConfigKey:
     """
 
     name: str
-    kind: Literal["int", "long", "double", "string", "list"]
+    kind: Literal["boolean", "int", "long", "double", "string", "list"]
     default: str
     takes: str
     doc: str
@@ -84,6 +84,15 @@ def _choice(name: str, choices: tuple[str, ...], doc: str) -> ConfigKey:
         return text
 
     return ConfigKey(name, "string", choices[0], f"one of {', '.join(choices)}", doc, parse)
+
+
+def _flag(name: str, doc: str) -> ConfigKey:
+    def parse(text: str) -> bool:
+        if text.lower() not in ("true", "false"):
+            raise ValueError(text)
+        return text.lower() == "true"
+
+    return ConfigKey(name, "boolean", "false", "true or false", doc, parse, lambda value: str(value).lower())
 
 
 def _choice_set(name: str, choices: tuple[str, ...], doc: str) -> ConfigKey:
@@ -208,6 +217,17 @@ CONFIG_KEYS: tuple[ConfigKey, ...] = (
         INT_MAX,
         "How many idempotency keys a partition remembers. Beyond that, requests with a new key are answered 429.",
     ),
+    _integer(
+        "min.insync.replicas",
+        1,
+        1,
+        INT_MAX,
+        "An append with `acks=all` needs as many replicas in sync, or it is refused.",
+    ),
+    _flag(
+        "unclean.leader.election.enable",
+        "Whether a replica that is not in sync may lead if no other one can: acknowledged records may be lost.",
+    ),
 )
 
 _KEYS = {key.name: key for key in CONFIG_KEYS}
@@ -235,6 +255,8 @@ class TopicConfig:
     key_format: str
     idempotency_window_ms: int
     idempotency_keys_max: int
+    min_insync_replicas: int
+    unclean_leader_election_enable: bool
 
     @classmethod
     def parse(cls, overrides: Mapping[str, str], defaults: Mapping[str, str] | None = None) -> Self:

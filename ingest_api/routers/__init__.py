@@ -3,6 +3,7 @@
 from fastapi import APIRouter
 
 from ingest_api.routers import (
+    cluster,
     clusters,
     configs,
     consumer_groups,
@@ -14,6 +15,7 @@ from ingest_api.routers import (
     instance_records,
     instances,
     members,
+    metadata,
     metrics,
     offsets,
     produce,
@@ -38,7 +40,9 @@ ROUTERS: tuple[APIRouter, ...] = (
     members.router,
     instance_records.router,
     instances.router,
+    metadata.router,
     topics.router,
+    cluster.router,
     clusters.router,
     configs.router,
     replicas.router,

@@ -24,7 +24,7 @@ from ingest_api.schemas.administration import (
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
-from logstore.broker.topics import DEFAULT_REPLICATION_FACTOR
+from logstore.broker.forwarding import Target
 from logstore.errors import InvalidConfigError
 
 router = model_router(AdministrationRoute, tags=["administration"])
@@ -65,7 +65,7 @@ async def list_cluster_topics(request: Request, context: Context, broker: Cluste
         **refusals(400, 503),
     },
 )
-@requires(Operation.CREATE, ResourceType.TOPIC, names_in="body")
+@requires(Operation.CREATE, ResourceType.TOPIC, names_in="body", target=Target.CONTROLLER)
 async def create_topic(
     request: Request,
     response: Response,
@@ -106,7 +106,7 @@ async def get_cluster_topic(request: Request, broker: ClusterBroker, topic: Topi
     response_description="The topic as it is now.",
     responses=refusals(400, 503),
 )
-@requires(Operation.ALTER, ResourceType.TOPIC)
+@requires(Operation.ALTER, ResourceType.TOPIC, target=Target.CONTROLLER)
 async def update_topic(
     request: Request, context: Context, broker: ClusterBroker, topic: TopicInCluster, asked: UpdateTopicRequest
 ) -> ClusterTopic:
@@ -121,7 +121,7 @@ async def update_topic(
     response_description="Done.",
     responses=refusals(503),
 )
-@requires(Operation.DELETE, ResourceType.TOPIC)
+@requires(Operation.DELETE, ResourceType.TOPIC, target=Target.CONTROLLER)
 async def delete_topic(broker: ClusterBroker, context: Context, name: TopicName) -> None:
     """Delete a topic and its Delta table."""
     await broker.delete_topic(context, name)
@@ -141,6 +141,9 @@ def _cluster(request: Request, broker: Broker) -> Cluster:
     return Cluster(
         metadata=resource_metadata(request, broker),
         cluster_id=broker.cluster_id,
+        controller=None
+        if broker.controller_id is None
+        else Link(related=link(request, broker.cluster_id, "brokers", str(broker.controller_id))),
         brokers=Link(related=link(request, broker.cluster_id, "brokers")),
         consumer_groups=Link(related=link(request, broker.cluster_id, "consumer-groups")),
         topics=Link(related=link(request, broker.cluster_id, "topics")),
@@ -157,7 +160,9 @@ def _described(
 ) -> ClusterTopic:
     """The answer for a topic; ``topic`` is None while there is none of that name."""
     # INTERNAL: a client that created or grew the topic is told of it, without the permission to describe it.
-    replicas = len(broker.partition_state(INTERNAL, topic, 0).replicas) if topic else DEFAULT_REPLICATION_FACTOR
+    replicas = broker.settings.default_replication_factor
+    if topic is not None:
+        replicas = len(broker.partition_state(INTERNAL, topic, 0).replicas)
     return ClusterTopic(
         metadata=resource_metadata(request, broker, topic=name),
         cluster_id=broker.cluster_id,

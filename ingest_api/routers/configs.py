@@ -24,6 +24,7 @@ from ingest_api.schemas.administration import (
 )
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
+from logstore.broker.forwarding import Target
 from logstore.broker_defaults import set_synonyms
 from logstore.errors import InvalidConfigError
 from logstore.topic_config import CONFIG_KEYS, ConfigKey, config_key
@@ -83,7 +84,7 @@ async def list_configs(request: Request, broker: ClusterBroker, topic: TopicInCl
     response_description="Done.",
     responses=refusals(400, 503),
 )
-@requires(Operation.ALTER_CONFIGS, ResourceType.TOPIC)
+@requires(Operation.ALTER_CONFIGS, ResourceType.TOPIC, target=Target.CONTROLLER)
 async def alter_configs(
     broker: ClusterBroker, context: Context, topic: TopicInCluster, asked: AlterConfigsRequest
 ) -> None:
@@ -111,7 +112,7 @@ async def get_config(
     response_description="Done.",
     responses=refusals(400, 503),
 )
-@requires(Operation.ALTER_CONFIGS, ResourceType.TOPIC)
+@requires(Operation.ALTER_CONFIGS, ResourceType.TOPIC, target=Target.CONTROLLER)
 async def update_config(
     broker: ClusterBroker, context: Context, topic: TopicInCluster, key: KeyInPath, asked: UpdateConfigRequest
 ) -> None:
@@ -126,7 +127,7 @@ async def update_config(
     response_description="Done.",
     responses=refusals(503),
 )
-@requires(Operation.ALTER_CONFIGS, ResourceType.TOPIC)
+@requires(Operation.ALTER_CONFIGS, ResourceType.TOPIC, target=Target.CONTROLLER)
 async def reset_config(broker: ClusterBroker, context: Context, topic: TopicInCluster, key: KeyInPath) -> None:
     """Take one key back to its default."""
     await broker.alter_configs(context, topic.name, {key.name: None})

@@ -16,10 +16,14 @@ _PAGE_SIZE: Final = IntegerParameter("page_size", 1, PAGE_SIZE_MAX, None, "")
 
 def link(request: Request, *parts: str) -> str:
     """The URL of a resource below ``/v3/clusters``, as this client reaches it."""
-    host, port = address(request)
-    where = ":".join(filter(None, (host, port)))
     path = "/".join(quote(part, safe=":") for part in ("v3", "clusters", *parts))
-    return f"{request.scope['scheme']}://{where}/{path}"
+    return f"{store_url(request)}/{path}"
+
+
+def store_url(request: Request) -> str:
+    """The store, as this client reaches it."""
+    where = ":".join(filter(None, address(request)))
+    return f"{request.scope['scheme']}://{where}"
 
 
 def address(request: Request) -> tuple[str, str]:

@@ -22,6 +22,7 @@ from ingest_api.schemas.records import (
 )
 from ingest_api.topic_ids import ANSWER_HEADERS, topic_id_headers
 from logstore.broker.authorizer import Operation, ResourceType
+from logstore.broker.forwarding import Target
 
 router = model_router(MetadataRoute, tags=["records"])
 
@@ -34,7 +35,7 @@ router = model_router(MetadataRoute, tags=["records"])
     responses={200: {"headers": ANSWER_HEADERS}, **refusals(503)},
     openapi_extra=TOPIC_ID_PARAMETER,
 )
-@requires(Operation.DESCRIBE, ResourceType.TOPIC)
+@requires(Operation.DESCRIBE, ResourceType.TOPIC, target=Target.PARTITION_LEADER)
 async def offsets(
     request: Request,
     response: Response,
@@ -47,6 +48,7 @@ async def offsets(
     """The first offset and the one after the last that readers see; with a timestamp, the offset of that time too."""
     response.headers.update(topic_id_headers(request.scope))
     log.require_served()
+    log.require_leader().require_settled()
     if query.timestamp is None:
         return PartitionOffsets(
             beginning_offset=log.log_start_offset,
@@ -100,7 +102,7 @@ async def offsets_for_times(
     responses={200: {"headers": ANSWER_HEADERS}, **refusals(416, 503)},
     openapi_extra=TOPIC_ID_PARAMETER,
 )
-@requires(Operation.DELETE, ResourceType.TOPIC)
+@requires(Operation.DELETE, ResourceType.TOPIC, target=Target.PARTITION_LEADER)
 async def delete_records(
     request: Request,
     response: Response,

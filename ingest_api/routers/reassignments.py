@@ -1,16 +1,25 @@
-"""Reassignments of partitions to other brokers in REST v3 shapes. One broker has all replicas: there are none."""
+"""Reassignments of partitions to other brokers: shown in REST v3 shapes, begun and cancelled at the same path."""
+
+import asyncio
 
 from starlette.requests import Request
 
-from ingest_api.dependencies import ClusterBroker, PartitionInCluster, TopicInCluster
+from ingest_api.dependencies import ClusterBroker, Context, PartitionInCluster, TopicInCluster
 from ingest_api.errors import NoSuchResourceError
 from ingest_api.model_routes import AdministrationRoute, model_router
-from ingest_api.routers.links import list_metadata
+from ingest_api.operations import refusals
+from ingest_api.routers.links import link, list_metadata, reassignment_link, resource_metadata
 from ingest_api.routes import requires
-from ingest_api.schemas.administration import Reassignment, ReassignmentList
+from ingest_api.schemas.administration import Link, Reassignment, ReassignmentList, ReassignRequest
 from logstore.broker.authorizer import Operation, ResourceType
+from logstore.broker.broker import Broker, PartitionState, Topic
+from logstore.broker.context import RequestContext
+from logstore.broker.forwarding import Target
 
 _TOPIC = "/v3/clusters/{cluster_id}/topics/{topic}"
+_PARTITION = f"{_TOPIC}/partitions/{{partition}}/reassignment"
+# Partitions that are looked at before other tasks of the event loop have their turn.
+_STEP = 200
 
 router = model_router(AdministrationRoute, tags=["administration"])
 
@@ -21,10 +30,17 @@ router = model_router(AdministrationRoute, tags=["administration"])
     response_description="The reassignments that are under way.",
 )
 @requires(Operation.DESCRIBE, ResourceType.TOPIC, names_in="answer")
-async def list_all(request: Request, broker: ClusterBroker) -> ReassignmentList:
+async def list_all(request: Request, context: Context, broker: ClusterBroker) -> ReassignmentList:
     """The reassignments of all topics."""
     path = ("topics", "-", "partitions", "-", "reassignment")
-    return ReassignmentList(metadata=list_metadata(request, broker.cluster_id, *path), data=[])
+    found, looked_at = list[Reassignment](), 0
+    for topic in broker.topics(context, include_internal=True):
+        found += _of_topic(request, context, broker, topic)
+        looked_at += len(topic.partitions)
+        if looked_at >= _STEP:
+            looked_at = 0
+            await asyncio.sleep(0)
+    return ReassignmentList(metadata=list_metadata(request, broker.cluster_id, *path), data=found)
 
 
 @router.get(
@@ -33,18 +49,86 @@ async def list_all(request: Request, broker: ClusterBroker) -> ReassignmentList:
     response_description="The reassignments that are under way.",
 )
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
-async def list_of_topic(request: Request, broker: ClusterBroker, topic: TopicInCluster) -> ReassignmentList:
+async def list_of_topic(
+    request: Request, context: Context, broker: ClusterBroker, topic: TopicInCluster
+) -> ReassignmentList:
     """The reassignments of a topic."""
     path = ("topics", topic.name, "partitions", "-", "reassignment")
-    return ReassignmentList(metadata=list_metadata(request, broker.cluster_id, *path), data=[])
+    return ReassignmentList(
+        metadata=list_metadata(request, broker.cluster_id, *path), data=_of_topic(request, context, broker, topic)
+    )
 
 
-@router.get(
-    f"{_TOPIC}/partitions/{{partition}}/reassignment",
-    operation_id="getReassignment",
-    response_description="The reassignment.",
-)
+@router.get(_PARTITION, operation_id="getReassignment", response_description="The reassignment.")
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
-async def get_reassignment(topic: TopicInCluster, log: PartitionInCluster) -> Reassignment:
+async def get_reassignment(
+    request: Request, context: Context, broker: ClusterBroker, topic: TopicInCluster, log: PartitionInCluster
+) -> Reassignment:
     """The reassignment of a partition."""
-    raise NoSuchResourceError(f"The partition {topic.name}-{log.partition} is not being reassigned.")
+    state = broker.partition_state(context, topic, log.partition)
+    if not state.is_reassigning:
+        raise NoSuchResourceError(f"The partition {topic.name}-{log.partition} is not being reassigned.")
+    return _reassignment(request, broker, topic, log.partition, state)
+
+
+@router.put(
+    _PARTITION,
+    operation_id="reassignPartition",
+    status_code=202,
+    response_description="It has begun, or there was nothing to move.",
+    responses=refusals(400, 503),
+)
+@requires(Operation.ALTER, ResourceType.TOPIC, target=Target.CONTROLLER)
+async def reassign(
+    request: Request,
+    context: Context,
+    broker: ClusterBroker,
+    topic: TopicInCluster,
+    log: PartitionInCluster,
+    asked: ReassignRequest,
+) -> Reassignment:
+    """Move the partition to other brokers, as Kafka's AlterPartitionReassignments does: the new replicas copy it, and
+    once all of them are in sync the others go. It replaces a reassignment under way.
+    """
+    await broker.reassign(context, topic, {log.partition: asked.replicas})
+    state = broker.partition_state(context, topic, log.partition)
+    return _reassignment(request, broker, topic, log.partition, state)
+
+
+@router.delete(
+    _PARTITION,
+    operation_id="cancelReassignment",
+    status_code=204,
+    response_description="The partition moves back.",
+    responses=refusals(503),
+)
+@requires(Operation.ALTER, ResourceType.TOPIC, target=Target.CONTROLLER)
+async def cancel(context: Context, broker: ClusterBroker, topic: TopicInCluster, log: PartitionInCluster) -> None:
+    """Take a reassignment back that is under way."""
+    await broker.reassign(context, topic, {log.partition: None})
+
+
+def _of_topic(request: Request, context: RequestContext, broker: Broker, topic: Topic) -> list[Reassignment]:
+    return [
+        _reassignment(request, broker, topic, number, state)
+        for number, state in enumerate(broker.partition_states(context, topic))
+        if state.is_reassigning
+    ]
+
+
+def _reassignment(
+    request: Request, broker: Broker, topic: Topic, partition: int, state: PartitionState
+) -> Reassignment:
+    metadata = resource_metadata(request, broker, topic=topic.name, partition=str(partition))
+    metadata.self = reassignment_link(request, broker, topic.name, str(partition))
+    metadata.resource_name = f"{metadata.resource_name}/reassignment"
+    path = (broker.cluster_id, "topics", topic.name, "partitions", str(partition), "replicas")
+    return Reassignment(
+        metadata=metadata,
+        cluster_id=broker.cluster_id,
+        topic_name=topic.name,
+        partition_id=partition,
+        adding_replicas=[*state.adding_replicas],
+        removing_replicas=[*state.removing_replicas],
+        replicas=Link(related=link(request, *path)),
+    )

@@ -28,6 +28,7 @@ from logstore.broker.admission import Reservation
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import FetchResult, PartitionLog, Topic
 from logstore.broker.fetching import FetchLimits, FetchPartition
+from logstore.broker.forwarding import Target
 from logstore.errors import LogStoreError
 from logstore.filesystem import Buffer
 from logstore.records.encode import encode_arrow_stream, encode_binary, encode_json, encode_readable
@@ -65,7 +66,7 @@ _JSON_TYPES = (KAFKA_JSON_V2, JSON)
 
 
 @router.get("/topics/{topic}/partitions/{partition}/records", **operations.FETCH)
-@requires(Operation.READ, ResourceType.TOPIC)
+@requires(Operation.READ, ResourceType.TOPIC, target=Target.PARTITION_LEADER)
 async def fetch(request: Request) -> Response:
     """Read records from an offset on; wait for records at the end of the log."""
     state = api_state(request)

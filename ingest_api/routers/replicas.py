@@ -1,6 +1,7 @@
 """Brokers with their settings, and the partitions of topics with their replicas, in REST v3 shapes."""
 
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from fastapi import Query
 from starlette.requests import Request
@@ -9,7 +10,7 @@ from ingest_api.dependencies import BrokerNumber, ClusterBroker, ConfigName, Con
 from ingest_api.errors import NoSuchResourceError
 from ingest_api.model_routes import AdministrationRoute, model_router
 from ingest_api.parameters import shown
-from ingest_api.routers.links import address, link, list_metadata, page_size, reassignment_link, resource_metadata
+from ingest_api.routers.links import link, list_metadata, page_size, reassignment_link, resource_metadata, store_url
 from ingest_api.routes import requires
 from ingest_api.schemas import administration
 from ingest_api.schemas.administration import (
@@ -30,11 +31,13 @@ from ingest_api.schemas.administration import (
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, PartitionLog, Topic
 from logstore.broker.context import RequestContext
+from logstore.broker.forwarding import Target
+from logstore.cluster.coordinator import BrokerEndpoint
 from logstore.settings import plain_settings, secret_settings
 
 _BROKERS = "/v3/clusters/{cluster_id}/brokers"
 _PARTITIONS = "/v3/clusters/{cluster_id}/topics/{topic}/partitions"
-_PORTS = {"http": "80", "https": "443"}
+_PORTS = {"http": 80, "https": 443}
 
 router = model_router(AdministrationRoute, tags=["administration"])
 
@@ -45,7 +48,7 @@ async def list_brokers(request: Request, broker: ClusterBroker) -> ClusterBroker
     """The brokers of the cluster."""
     return ClusterBrokerList(
         metadata=list_metadata(request, broker.cluster_id, "brokers"),
-        data=[_broker(request, broker, number) for number in broker.brokers],
+        data=[_broker(request, broker, endpoint) for endpoint in broker.brokers_by_id.values()],
     )
 
 
@@ -53,17 +56,16 @@ async def list_brokers(request: Request, broker: ClusterBroker) -> ClusterBroker
 @requires(Operation.DESCRIBE, ResourceType.CLUSTER)
 async def get_broker(request: Request, broker: ClusterBroker, number: BrokerNumber) -> administration.ClusterBroker:
     """One broker."""
-    _require_broker(broker, number)
-    return _broker(request, broker, number)
+    return _broker(request, broker, _endpoint(broker, number))
 
 
 @router.get(
     f"{_BROKERS}/{{broker_id}}/configs", operation_id="listBrokerConfigs", response_description="Every setting."
 )
-@requires(Operation.DESCRIBE_CONFIGS, ResourceType.CLUSTER)
+@requires(Operation.DESCRIBE_CONFIGS, ResourceType.CLUSTER, target=Target.BROKER)
 async def list_broker_configs(request: Request, broker: ClusterBroker, number: BrokerNumber) -> BrokerConfigList:
     """The settings of a broker, set or default. A start reads them; they are not changed here."""
-    _require_broker(broker, number)
+    _endpoint(broker, number)
     return BrokerConfigList(
         metadata=list_metadata(request, broker.cluster_id, "brokers", str(number), "configs"),
         data=[_config(request, broker, number, name, field) for name, field in sorted(plain_settings().items())],
@@ -75,12 +77,12 @@ async def list_broker_configs(request: Request, broker: ClusterBroker, number: B
     operation_id="getBrokerConfig",
     response_description="The setting.",
 )
-@requires(Operation.DESCRIBE_CONFIGS, ResourceType.CLUSTER)
+@requires(Operation.DESCRIBE_CONFIGS, ResourceType.CLUSTER, target=Target.BROKER)
 async def get_broker_config(
     request: Request, broker: ClusterBroker, number: BrokerNumber, name: ConfigName
 ) -> BrokerConfigEntry:
     """One setting."""
-    _require_broker(broker, number)
+    _endpoint(broker, number)
     field = plain_settings().get(name)
     if field is None:
         raise NoSuchResourceError(f"No setting {shown(name)}: the list of all is one level up.")
@@ -101,7 +103,7 @@ async def list_broker_replicas(
     query: Annotated[PageQuery, Query()],
 ) -> ClusterReplicaList:
     """The replicas that a broker has: whole topics, a page at a time."""
-    _require_broker(broker, number)
+    _endpoint(broker, number)
     topics = [topic for topic in broker.topics(context, include_internal=True) if topic.name > (query.page_token or "")]
     size, found, next_token = page_size(query), list[ClusterReplica](), None
     for index, topic in enumerate(topics):
@@ -142,7 +144,7 @@ async def get_partition(
     operation_id="getClusterPartitionOffset",
     response_description="The first and the end offset.",
 )
-@requires(Operation.DESCRIBE, ResourceType.TOPIC)
+@requires(Operation.DESCRIBE, ResourceType.TOPIC, target=Target.PARTITION_LEADER)
 async def get_partition_offset(
     request: Request,
     broker: ClusterBroker,
@@ -152,6 +154,7 @@ async def get_partition_offset(
 ) -> PartitionWithOffsets:
     """The first offset of a partition, and the one after the last that readers see."""
     log.require_served()
+    log.require_leader().require_settled()
     metadata = resource_metadata(request, broker, topic=topic.name, partition=str(log.partition))
     metadata.self = f"{metadata.self}/offset"
     metadata.resource_name = f"{metadata.resource_name}/offset_type={query.offset_type}"
@@ -202,9 +205,11 @@ async def get_replica(
     raise NoSuchResourceError(f"Broker {number} has no replica of {topic.name}-{log.partition}.")
 
 
-def _require_broker(broker: Broker, number: int) -> None:
-    if number not in broker.brokers:
-        raise NoSuchResourceError(f"Broker {number} not found: the cluster has {', '.join(map(str, broker.brokers))}.")
+def _endpoint(broker: Broker, number: int) -> BrokerEndpoint:
+    found = broker.brokers_by_id
+    if number not in found:
+        raise NoSuchResourceError(f"Broker {number} not found: the cluster has {', '.join(map(str, found))}.")
+    return found[number]
 
 
 def _config(request: Request, broker: Broker, number: int, name: str, field: str) -> BrokerConfigEntry:
@@ -246,14 +251,16 @@ def _text(value: object) -> str | None:
             return str(value)
 
 
-def _broker(request: Request, broker: Broker, number: int) -> administration.ClusterBroker:
-    host, port = address(request)
+def _broker(request: Request, broker: Broker, endpoint: BrokerEndpoint) -> administration.ClusterBroker:
+    url = urlsplit(endpoint.url or store_url(request))
+    host, number = url.hostname or "", endpoint.id
     return administration.ClusterBroker(
         metadata=resource_metadata(request, broker, broker=str(number)),
         cluster_id=broker.cluster_id,
         broker_id=number,
-        host=host,
-        port=int(port or _PORTS[request.scope["scheme"]]),
+        host=f"[{host}]" if ":" in host else host,
+        port=url.port or _PORTS[url.scheme],
+        rack=endpoint.rack,
         configs=Link(related=link(request, broker.cluster_id, "brokers", str(number), "configs")),
         partition_replicas=Link(related=link(request, broker.cluster_id, "brokers", str(number), "partition-replicas")),
     )

@@ -21,6 +21,8 @@ from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, PartitionLog
 from logstore.broker.broker import Topic as OpenTopic
 from logstore.broker.context import RequestContext
+from logstore.broker.forwarding import Target
+from logstore.broker.partition_offsets import OffsetsElsewhere, PartitionOffsets
 
 router = model_router(MetadataRoute, tags=["topics"])
 
@@ -36,20 +38,21 @@ async def list_topics(broker: StoreBroker, context: Context) -> list[str]:
 @requires(Operation.DESCRIBE, ResourceType.CLUSTER)
 async def list_brokers(broker: StoreBroker) -> BrokerIds:
     """The brokers of the cluster."""
-    return BrokerIds(brokers=[*broker.brokers])
+    return BrokerIds(brokers=[*broker.brokers_by_id])
 
 
 @router.get("/topics/{topic}", operation_id="getTopic", response_description="The topic.")
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
 async def get_topic(broker: StoreBroker, context: Context, topic: TopicInPath) -> Topic:
     """One topic: its configuration, where its Delta table is, and the state of each partition."""
+    elsewhere = await broker.offsets_elsewhere(topic.partitions)
     return Topic(
         name=topic.name,
         topic_id=str(topic.topic_id),
         location=topic.location,
         is_internal=topic.is_internal,
         configs=topic.config.as_strings(),
-        partitions=[_partition(context, broker, topic, log) for log in topic.partitions],
+        partitions=[_partition(context, broker, topic, log, elsewhere) for log in topic.partitions],
     )
 
 
@@ -57,7 +60,8 @@ async def get_topic(broker: StoreBroker, context: Context, topic: TopicInPath) -
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
 async def list_partitions(broker: StoreBroker, context: Context, topic: TopicInPath) -> list[Partition]:
     """The state of each partition."""
-    return [_partition(context, broker, topic, log) for log in topic.partitions]
+    elsewhere = await broker.offsets_elsewhere(topic.partitions)
+    return [_partition(context, broker, topic, log, elsewhere) for log in topic.partitions]
 
 
 @router.get(
@@ -66,7 +70,7 @@ async def list_partitions(broker: StoreBroker, context: Context, topic: TopicInP
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
 async def get_partition(broker: StoreBroker, context: Context, topic: TopicInPath, log: PartitionInPath) -> Partition:
     """The state of one partition."""
-    return _partition(context, broker, topic, log)
+    return _partition(context, broker, topic, log, await broker.offsets_elsewhere([log]))
 
 
 @router.post(
@@ -105,7 +109,7 @@ async def refresh(
     response_description="The files are out of the table.",
     responses=refusals(400, 503),
 )
-@requires(Operation.ALTER, ResourceType.TOPIC)
+@requires(Operation.ALTER, ResourceType.TOPIC, target=Target.TABLE_LEADER)
 async def drop_foreign_files(
     broker: StoreBroker, context: Context, topic: TopicInPath, _: DropForeignFilesRequest | None = None
 ) -> DroppedForeignFiles:
@@ -113,8 +117,11 @@ async def drop_foreign_files(
     return DroppedForeignFiles(files=[*await broker.drop_foreign_files(context, topic)])
 
 
-def _partition(context: RequestContext, broker: Broker, topic: OpenTopic, log: PartitionLog) -> Partition:
+def _partition(
+    context: RequestContext, broker: Broker, topic: OpenTopic, log: PartitionLog, elsewhere: OffsetsElsewhere
+) -> Partition:
     state = broker.partition_state(context, topic, log.partition)
+    offsets = PartitionOffsets.of(log, elsewhere)
     return Partition(
         partition=log.partition,
         leader=state.leader,
@@ -122,13 +129,13 @@ def _partition(context: RequestContext, broker: Broker, topic: OpenTopic, log: P
             Replica(broker=replica, leader=replica == state.leader, in_sync=replica in state.in_sync_replicas)
             for replica in state.replicas
         ],
-        log_start_offset=log.log_start_offset,
-        high_watermark=log.high_watermark,
-        log_end_offset=log.log_end_offset,
-        last_stable_offset=log.last_stable_offset,
-        sealed_offset=log.sealed_offset,
-        leader_epoch=log.leader_epoch,
+        log_start_offset=offsets.log_start_offset,
+        high_watermark=offsets.high_watermark,
+        log_end_offset=offsets.log_end_offset,
+        last_stable_offset=offsets.last_stable_offset,
+        sealed_offset=offsets.sealed_offset,
+        leader_epoch=log.leader_epoch if log.is_leader else state.leader_epoch,
         segments=len(log.segments),
         size_bytes=log.segments.size_bytes,
-        unsealed_bytes=log.unsealed_bytes,
+        unsealed_bytes=offsets.unsealed_bytes,
     )

@@ -42,6 +42,7 @@ class Cluster(Answer):
     kind: Literal["KafkaCluster"] = "KafkaCluster"
     metadata: ResourceMetadata
     cluster_id: str
+    controller: Link | None = Field(description="The broker that decides who leads; null while there is none.")
     brokers: Link
     consumer_groups: Link
     topics: Link
@@ -75,7 +76,7 @@ class ClusterTopicList(Answer):
 
 
 class ClusterBroker(Answer):
-    """`host` and `port` are those by which this request came: every broker answers for the store."""
+    """`host` and `port` are where clients reach the broker; on one node those by which this request came."""
 
     kind: Literal["KafkaBroker"] = "KafkaBroker"
     metadata: ResourceMetadata
@@ -180,6 +181,12 @@ class Reassignment(Answer):
     adding_replicas: list[Int32]
     removing_replicas: list[Int32]
     replicas: Link
+
+
+class ReassignRequest(Request):
+    """Ids of brokers, the preferred leader first."""
+
+    replicas: list[int] = Field(min_length=1)
 
 
 class ReassignmentList(Answer):

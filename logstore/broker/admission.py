@@ -122,8 +122,11 @@ class Admission:
             )
 
     def require_quota(self, context: RequestContext, kind: QuotaKind) -> None:
-        """Raise ThrottledError while the principal has to wait because of earlier charges."""
-        if not self._over_quota:
+        """Raise ThrottledError while the principal has to wait because of earlier charges.
+
+        Of a request that was forwarded, the client's broker asks and charges.
+        """
+        if not self._over_quota or context.is_forwarded:
             return
         until = self._over_quota.get((context.principal, kind), 0.0)
         if (seconds := until - self._clock.monotonic()) > 0:
@@ -139,7 +142,7 @@ class Admission:
 
         Until then ``require_quota`` refuses the client, so a client that does not wait gains nothing.
         """
-        if context is INTERNAL:
+        if context is INTERNAL or context.is_forwarded:
             return 0
         seconds = self._quotas.charge(context, kind, amount)
         if seconds <= 0:

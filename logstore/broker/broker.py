@@ -5,40 +5,56 @@ Everything runs on one event loop; disk work runs in threads. The rooms: ``topic
 ``admission``, ``roll_schedule`` and ``upkeep``. They ask ``authorizer`` themselves who may do what.
 """
 
+import asyncio
 import functools
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Self
 
 import structlog
 
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.batcher import Batcher
+from logstore.broker.cluster import Cluster
 from logstore.broker.fetching import Fetching
 from logstore.broker.produce_result import PartitionResponse, ProduceResult
 from logstore.broker.producing import Producing
 from logstore.broker.quotas import Quotas
+from logstore.broker.replicas import Replicas
 from logstore.broker.roll_schedule import RollSchedule
-from logstore.broker.secret import load_secret
+from logstore.broker.secret import load_secret, load_shared_secret
 from logstore.broker.topic_catalog import TopicCatalog
 from logstore.broker.topic_tables import TopicTables
 from logstore.broker.topics import Topics
 from logstore.broker.upkeep import Upkeep
 from logstore.clock import Clock, SystemClock
-from logstore.cluster.coordinator import Coordinator
-from logstore.errors import BrokerNotReadyError
+from logstore.cluster.coordinator import BrokerEndpoint, Coordinator, PartitionState
+from logstore.errors import BrokerNotReadyError, LogStoreError
 from logstore.filesystem import FileSystem, local_filesystem
 from logstore.journal.journal import Journal
-from logstore.limits import JOURNAL_FILE_BYTES, MIB
+from logstore.limits import JOURNAL_FILE_BYTES, MIB, RECENT_FRAMES_BYTES
 from logstore.lock_file import LockFile, require_all
 from logstore.log.log_reader import FetchResult
 from logstore.log.partition_log import PartitionLog
 from logstore.log.roller import Roller, RollResult, roll_threads
 from logstore.log.topic import Topic
+from logstore.replication.fetch_session import FetchSession
+from logstore.replication.replica_fetcher import Connection, FetcherSettings
 from logstore.settings import Settings
 from logstore.table_root import TableRoot
 
+if TYPE_CHECKING:  # one node imports nothing of the way between brokers
+    from logstore.broker.other_brokers import OtherBrokers
+    from logstore.broker.partition_offsets import OffsetsElsewhere
+    from logstore.broker.remote_appends import PeerRequests
+    from logstore.replication.peer_http import PeerHttp
+
 log = structlog.stdlib.get_logger(__name__)
+
+#: Opens a connection to the broker with that id.
+Connect = Callable[[int], Awaitable[Connection]]
+#: Pause between two looks for partitions that a broker with a failed journal was given.
+_OFFLINE_S = 1.0
 
 
 class Broker:
@@ -55,13 +71,20 @@ class Broker:
         quotas: Quotas,
         clock: Clock,
         filesystem: FileSystem,
+        connect: Connect | None,
     ) -> None:
         self.settings = settings
         self.cluster_id = coordinator.cluster_id
         self.broker_id = coordinator.broker_id
-        self.idempotency_secret = load_secret(settings.data / "brokers" / str(self.broker_id), filesystem)
+        if settings.zookeeper_connect is None:
+            self.idempotency_secret = load_secret(settings.log_directory, filesystem)
+        else:
+            one_node = settings.data / "brokers" / str(self.broker_id)
+            self.idempotency_secret = load_shared_secret(settings.data, one_node, filesystem)
         self._coordinator = coordinator
         self.journal = journal
+        journal.on_failure = self._journal_failed
+        self._telling_offline: asyncio.Task[None] | None = None
         #: Asked by every room, and by a listener before it reads a body.
         self.authorizer = authorizer
         self.quotas = quotas
@@ -75,13 +98,47 @@ class Broker:
         self._schedule = RollSchedule(roller, journal, clock, settings, by_name)
         self.admission = Admission(settings, journal, locks, self._schedule.press, quotas, clock)
         self._upkeep = Upkeep(roller, clock, by_name, functools.partial(require_all, locks))
-        self._topics = Topics(
-            by_name, settings, coordinator, catalog, journal, roller, self._schedule, self.admission, authorizer, clock
+        #: Called with a topic and a partition when this broker begins to lead it, with each new epoch, and when it
+        #: leads it no more (``PartitionLog.is_leader`` says which).
+        self.leadership_listeners: list[Callable[[Topic, int], None]] = []
+        self.replicas = Replicas(
+            coordinator,
+            journal,
+            roller,
+            clock,
+            connect,
+            FetcherSettings(
+                wait_max_ms=settings.replica_fetch_wait_max_ms,
+                partition_bytes_max=settings.replica_fetch_max_bytes,
+                response_bytes_max=settings.replica_fetch_response_max_bytes,
+                backoff_s=settings.replica_fetch_backoff_ms / 1000,
+                timeout_s=settings.replica_socket_timeout_ms / 1000,
+            ),
+            fetchers_per_broker=settings.num_replica_fetchers,
+            lag_max_s=settings.replica_lag_time_max_ms / 1000,
+            changed=self._leadership_changed,
         )
+        self._topics = Topics(
+            by_name,
+            settings,
+            coordinator,
+            catalog,
+            journal,
+            roller,
+            self._schedule,
+            self.replicas,
+            self.admission,
+            authorizer,
+            clock,
+        )
+        self._topics.appeared = self._topic_appeared
+        self._cluster = Cluster(coordinator, authorizer)
         self._tables = TopicTables(roller, self.admission, authorizer, self._schedule.rolled)
         self._producing = Producing(journal, self.admission, authorizer, coordinator, filesystem, self._schedule.touch)
         self._batcher = Batcher(self._producing.produce, authorizer, self.admission)
         self._fetching = Fetching(journal, roller.refresh, self._topics.get, self.admission, authorizer)
+        #: None on one node.
+        self.others: OtherBrokers | None = None
         self._delegate()
 
     def _delegate(self) -> None:
@@ -90,10 +147,12 @@ class Broker:
         self.topics = topics.all
         self.topic = topics.topic
         self.partition_state = topics.partition_state
+        self.partition_states = self._cluster.partition_states
+        self.elect_leaders = self._cluster.elect_leaders
+        self.reassign = self._cluster.reassign
         self.problems = topics.problems
         self.was_deleted = topics.was_deleted
         self.topic_deleted_listeners = topics.removals.listeners
-        self.leadership_listeners = topics.leadership_listeners
         self.create_topic = topics.create
         self.internal_topic = topics.internal
         self.find_topic_for_produce = topics.find_for_produce
@@ -125,21 +184,25 @@ class Broker:
         *,
         clock: Clock | None = None,
         filesystem: FileSystem | None = None,
+        connect: Connect | None = None,
     ) -> Self:
         """Lock the journal, recover the data directory, and begin to serve.
 
-        ``coordinator`` has started, and stops after the broker. Raises DataDirectoryError if another process has the
+        ``coordinator`` has started, and stops after the broker. ``connect`` opens a connection to another broker, in a
+        cluster. Raises DataDirectoryError if another process has the
         journal, CorruptionError if stored bytes have changed since they were written.
         """
         clock = clock or SystemClock()
         filesystem = filesystem or local_filesystem()
-        journal_directory = settings.data / "brokers" / str(coordinator.broker_id) / "journal" / "0"
+        journal_directory = settings.log_directory / "journal" / "0"
         filesystem.make_directory(journal_directory)
         # The broker's own lock: no other process has the journal, even if the coordinator's lock was removed.
         journal_lock = LockFile.acquire(journal_directory)
         locks = [*coordinator.locks, journal_lock]
         try:
-            catalog = TopicCatalog(TableRoot(settings.data, filesystem))
+            in_cluster = settings.zookeeper_connect is not None
+            root = TableRoot(settings.data, filesystem, coordinator.broker_id if in_cluster else None)
+            catalog = TopicCatalog(root, is_shared=in_cluster)
             file_bytes = min(JOURNAL_FILE_BYTES, max(MIB, settings.journal_max_bytes // 32))
             journal = Journal(
                 journal_directory,
@@ -147,8 +210,11 @@ class Broker:
                 clock=clock,
                 file_bytes=file_bytes,
                 require_lock=functools.partial(require_all, locks),
+                recent_bytes=0 if connect is None else RECENT_FRAMES_BYTES,
             )
-            broker = cls(settings, coordinator, catalog, journal, journal_lock, authorizer, quotas, clock, filesystem)
+            broker = cls(
+                settings, coordinator, catalog, journal, journal_lock, authorizer, quotas, clock, filesystem, connect
+            )
             await broker._recover()
         except BaseException:
             journal_lock.release()
@@ -164,12 +230,34 @@ class Broker:
         seconds = round(self.clock.monotonic() - began, 3)
         log.info("broker.started", data=str(self.settings.data), seconds=seconds, **self._topics.facts())
 
+    def _journal_failed(self) -> None:
+        if self.settings.zookeeper_connect is not None:
+            self._telling_offline = asyncio.create_task(self._tell_offline())
+
+    async def _tell_offline(self) -> None:
+        """Let others lead what a failed journal cannot serve, until the process ends: later partitions, too."""
+        told: Mapping[str, Sequence[int]] = {}
+        while True:
+            if (here := self._coordinator.replicas_here()) != told:
+                try:
+                    await self._coordinator.set_offline(here)
+                    told = here
+                    log.error("broker.offline", topics=len(here), reason="the journal has failed: others lead")
+                except LogStoreError as error:
+                    log.warning("broker.offline_not_told", why=error.message)
+            await asyncio.sleep(_OFFLINE_S)
+
     async def stop(self) -> None:
         """Refuse new appends, seal as much as ``ROLL_AT_STOP_S`` allows, and release the data directory."""
         self.admission.not_ready = "the store is stopping"
+        if self.others is not None:
+            await self.others.appends.close()
+        if self._telling_offline is not None:
+            self._telling_offline.cancel()
         await self._upkeep.stop()
         await self._schedule.stop()
         await self._topics.stop()
+        await self.replicas.stop()
         if self.admission.lost_lock is None:  # without its locks another process may be writing to the tables
             await self._schedule.roll_at_stop()
         await self._roller.drain()
@@ -183,15 +271,78 @@ class Broker:
             self._journal_lock.release()
         log.info("broker.stopped")
 
+    def _topic_appeared(self, topic: Topic) -> None:
+        """Another broker may lead all of it: who follows topics learns of it all the same."""
+        for partition_log in topic.partitions:
+            for listener in self.leadership_listeners:
+                listener(topic, partition_log.partition)
+
+    def _leadership_changed(self, topic: Topic, partition: int) -> None:
+        self._schedule.touch(topic)
+        for listener in self.leadership_listeners:
+            listener(topic, partition)
+
+    def fetch_session(self, broker_id: int, broker_epoch: int) -> FetchSession:
+        """The fetches of a follower over one connection; to be closed."""
+        return FetchSession(
+            broker_id, broker_epoch, self.journal, self.clock, self._topics.partition_log, self.replicas.followed
+        )
+
+    async def offsets_elsewhere(self, logs: Sequence[PartitionLog]) -> "OffsetsElsewhere":
+        """The offsets of those of ``logs`` that other brokers lead, as their leaders tell them; -1 if one does not."""
+        return {} if self.others is None else await self.others.offsets(logs)
+
+    def join_cluster(self, peers: "PeerRequests", http: "PeerHttp") -> "OtherBrokers":
+        """From now on, records of partitions that other brokers lead go there, and come from there. To be called once,
+        after the start.
+        """
+        from logstore.broker.other_brokers import OtherBrokers
+
+        self.others = others = OtherBrokers(
+            self._coordinator,
+            self._topics,
+            peers,
+            http,
+            self._producing,
+            self.admission,
+            self.authorizer,
+            self.settings,
+        )
+        self._producing.remote = others.appends
+        self._fetching.remote = others.fetches
+        return others
+
     @property
-    def brokers(self) -> Sequence[int]:
-        """Ids of the brokers of the cluster that are there now, sorted."""
-        return sorted(self._coordinator.brokers)
+    def brokers_by_id(self) -> Mapping[int, BrokerEndpoint]:
+        """The brokers of the cluster that are there now, in the order of their ids."""
+        return self._coordinator.brokers_by_id
+
+    @property
+    def is_controller(self) -> bool:
+        """Whether this broker makes, changes and deletes topics, as far as it knows."""
+        return self._coordinator.controller_id == self.broker_id
+
+    @property
+    def controller_id(self) -> int | None:
+        """The broker that decides who leads; None while there is none."""
+        found = self._coordinator.controller_id
+        return None if found < 0 else found
 
     @property
     def not_ready_reason(self) -> str | None:
-        """Why appends are refused; None while they are taken."""
-        return self.admission.not_ready_reason
+        """Why requests had better go elsewhere, or come later: appends are refused, or others lead; None while all is
+        well.
+        """
+        return self.admission.not_ready_reason or self._coordinator.not_ready_reason
 
 
-__all__ = ["Broker", "FetchResult", "PartitionLog", "PartitionResponse", "ProduceResult", "RollResult", "Topic"]
+__all__ = [
+    "Broker",
+    "FetchResult",
+    "PartitionLog",
+    "PartitionResponse",
+    "PartitionState",
+    "ProduceResult",
+    "RollResult",
+    "Topic",
+]

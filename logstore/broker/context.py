@@ -1,6 +1,9 @@
 """The context of a request, as a listener hands it to the broker: its principal, and the way it came. No HTTP here."""
 
+import base64
+import binascii
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 import msgspec
@@ -32,10 +35,21 @@ class TlsFacts:
     subject: str | None
 
 
+class Forwarding(StrEnum):
+    """Whether a request, or a part of it, may go on to the broker that has to answer it."""
+
+    ALLOWED = "allowed"
+    #: The client has asked for none.
+    REFUSED = "refused"
+    #: It came from another broker, and goes no further (C18).
+    DONE = "done"
+
+
 class RequestContext(msgspec.Struct, frozen=True):
     """One request. ``peer`` is the address that it came from, without a port; "" where a listener has none.
 
-    ``client_id`` is the name that the client gives itself for logs, "" for none; it is no identity.
+    ``client_id`` is the name that the client gives itself for logs, "" for none; it is no identity. A request that was
+    forwarded has the context that it had at the client's broker, but for ``forwarding``.
     """
 
     request_id: str
@@ -44,6 +58,25 @@ class RequestContext(msgspec.Struct, frozen=True):
     peer: str
     tls: TlsFacts | None
     principal: Principal
+    forwarding: Forwarding = Forwarding.ALLOWED
+
+    @property
+    def is_forwarded(self) -> bool:
+        """Whether another broker has let the request in; that one charges quotas."""
+        return self.forwarding is Forwarding.DONE
+
+    def encode(self) -> bytes:
+        """For another broker, as base64 of JSON."""
+        return base64.b64encode(msgspec.json.encode(self))
+
+    @classmethod
+    def decode(cls, encoded: bytes) -> "RequestContext":
+        """The context of a request that another broker has forwarded. ValueError if it is no such thing."""
+        try:
+            context = msgspec.json.decode(base64.b64decode(encoded, validate=True), type=cls)
+        except (binascii.Error, msgspec.DecodeError) as error:
+            raise ValueError(f"not a request's context: {error}") from error
+        return msgspec.structs.replace(context, forwarding=Forwarding.DONE)
 
 
 #: Kafka's principal for a client that did not authenticate.

@@ -2,6 +2,9 @@
 
 Invariant: nothing here changes state; it decides before an append. A request is claimed and appended in one step of the
 event loop, so that the second of two tries finds the batches of the first, durable or on their way.
+
+Batches are claimed by their leaders, which know each by its ``BatchIdentity`` only: the broker that a client has asked
+makes these of the request (``identities_of``).
 """
 
 from collections.abc import Sequence
@@ -47,22 +50,31 @@ class Claim(NamedTuple):
 _NEW = Claim()
 
 
+def identities_of(
+    parts: Sequence[PartitionBatch], identity: ProducerIdentity | IdempotencyKey | None
+) -> list[BatchIdentity] | None:
+    """The identity of each of a request's ``parts``; None if the request has none. InvalidProducerRequestError."""
+    if identity is None:
+        return None
+    if isinstance(identity, ProducerIdentity):
+        return _sequences_of(parts, identity)
+    return [BatchIdentity(identity.hash, identity.epoch, identity.fingerprint(part.rows)) for part in parts]
+
+
 def claim(
-    topic: Topic, parts: Sequence[PartitionBatch], identity: ProducerIdentity | IdempotencyKey | None
+    topic: Topic, parts: Sequence[PartitionBatch], identities: Sequence[BatchIdentity] | None, acks: int
 ) -> list[Claim]:
-    """A claim for each of ``parts``, which may have several batches of a partition, in order.
+    """A claim for each of ``parts``, which may have several batches of a partition, in order. ``identities`` are those
+    of one producer, or of one key.
 
     An error is that of a partition, and of all its batches: UnknownPartitionError, QuarantinedError, UnknownTopicError,
-    OutOfOrderSequenceError, DuplicateSequenceError, InvalidProducerEpochError. Raises errors of the whole request:
-    InvalidProducerRequestError, IdempotencyKeyReusedError, ThrottledError.
+    NotLeaderOrFollowerError, NotEnoughReplicasError, OutOfOrderSequenceError, DuplicateSequenceError,
+    InvalidProducerEpochError. Raises errors of the whole request: IdempotencyKeyReusedError, ThrottledError.
     """
-    refusals = [refusal_of(topic, part) for part in parts]
-    if identity is None:
+    refusals = [refusal_of(topic, part, acks) for part in parts]
+    if identities is None:
         return [_NEW if why is None else Claim(error=why) for why in refusals]
-    if isinstance(identity, ProducerIdentity):
-        claims = _claim_sequences(topic, parts, identity)
-    else:
-        claims = _claim_key(topic, parts, identity)
+    claims = (_claim_sequences if identities[0].is_producers else _claim_key)(topic, parts, identities)
     return [
         Claim(claimed.identity, error=why)
         if why is not None and (claimed.stored is None or isinstance(why, NotLeaderOrFollowerError))
@@ -82,7 +94,7 @@ def require_partitions_named(records: Records, partition: int | None) -> None:
         )
 
 
-def _claim_sequences(topic: Topic, parts: Sequence[PartitionBatch], identity: ProducerIdentity) -> list[Claim]:
+def _sequences_of(parts: Sequence[PartitionBatch], identity: ProducerIdentity) -> list[BatchIdentity]:
     sequences = dict(identity.base_sequences)
     by_partition: dict[int, int] = {}
     for part in parts:
@@ -97,26 +109,31 @@ def _claim_sequences(topic: Topic, parts: Sequence[PartitionBatch], identity: Pr
             f"A request of an idempotent producer may have {BATCHES_REMEMBERED} batches for a partition, as many as "
             "are remembered: send fewer, larger ones."
         )
+    identities = []
+    for part in parts:
+        sequence = sequences[part.partition]
+        identities.append(BatchIdentity(identity.producer_id, identity.producer_epoch, sequence))
+        sequences[part.partition] = next_sequence(sequence, part.batch.num_rows)
+    return identities
+
+
+def _claim_sequences(topic: Topic, parts: Sequence[PartitionBatch], identities: Sequence[BatchIdentity]) -> list[Claim]:
     claims = []
     begun = set()
     errors: dict[int, LogStoreError] = {}
-    for part in parts:
-        sequence, count = sequences[part.partition], part.batch.num_rows
+    for part, identity in zip(parts, identities, strict=True):
         stored = None
         if part.partition not in begun:  # a later batch follows the earlier ones of this request
             try:
                 partition_log = topic.partition(part.partition)
-                stored = partition_log.state.producers.check(
-                    identity.producer_id, identity.producer_epoch, sequence, count, partition_log.now_ms()
-                )
+                stored = partition_log.state.producers.check(*identity, part.batch.num_rows, partition_log.now_ms())
             except UnknownPartitionError:
                 pass  # ``refusal_of`` tells of it
             except _OF_A_PARTITION as error:
                 errors[part.partition] = error
             if stored is None:
                 begun.add(part.partition)
-        claims.append(Claim(BatchIdentity(identity.producer_id, identity.producer_epoch, sequence), stored))
-        sequences[part.partition] = next_sequence(sequence, count)
+        claims.append(Claim(identity, stored))
     if not errors:
         return claims
     return [
@@ -125,37 +142,38 @@ def _claim_sequences(topic: Topic, parts: Sequence[PartitionBatch], identity: Pr
     ]
 
 
-def _claim_key(topic: Topic, parts: Sequence[PartitionBatch], key: IdempotencyKey) -> list[Claim]:
+def _claim_key(topic: Topic, parts: Sequence[PartitionBatch], identities: Sequence[BatchIdentity]) -> list[Claim]:
+    key, epoch, _ = identities[0]
     batches: dict[int, list[tuple[int, int]]] = {}
-    for part in parts:
+    for part, identity in zip(parts, identities, strict=True):
         if part.partition < len(topic.partitions):
-            batches.setdefault(part.partition, []).append((key.fingerprint(part.rows), part.batch.num_rows))
+            batches.setdefault(part.partition, []).append((identity.sequence, part.batch.num_rows))
     stored: dict[int, list[RememberedBatch]] = {}
+    # Of a request for several leaders each has its part only: what this broker follows is claimed elsewhere.
+    led = [partition_log for partition_log in topic.partitions if partition_log.is_leader]
     for partition_log in topic.partitions:
         partition = partition_log.partition
-        if partition in batches or key.hash in partition_log.state.idempotency_keys:
-            known = partition_log.state.idempotency_keys.check(
-                key.hash, batches.get(partition, ()), partition_log.now_ms()
-            )
-            stored[partition] = known
+        keys = partition_log.state.idempotency_keys
+        if partition in batches or (key in keys and partition_log.is_leader):
+            stored[partition] = keys.check(key, batches.get(partition, ()), partition_log.now_ms())
     new = {partition: len(wanted) - len(stored[partition]) for partition, wanted in batches.items()}
     if any(new.values()):
-        for partition_log in topic.partitions:
-            partition_log.state.idempotency_keys.require_one_secret(key.epoch, partition_log.now_ms())
+        for partition_log in led:
+            partition_log.state.idempotency_keys.require_one_secret(epoch, partition_log.now_ms())
     for partition, count in new.items():
         if count:
             partition_log = topic.partition(partition)
             partition_log.state.idempotency_keys.require_room(count, partition_log.now_ms())
     claims = []
     taken = dict.fromkeys(batches, 0)
-    for part in parts:
+    for part, identity in zip(parts, identities, strict=True):
         if part.partition not in taken:
             claims.append(_NEW)  # there is no such partition: ``refusal_of`` tells of it
             continue
         at = taken[part.partition]
         taken[part.partition] += 1
-        known, fingerprint = stored[part.partition], batches[part.partition][at][0]
-        claims.append(Claim(BatchIdentity(key.hash, key.epoch, fingerprint), known[at] if at < len(known) else None))
+        known = stored[part.partition]
+        claims.append(Claim(identity, known[at] if at < len(known) else None))
     return claims
 
 

@@ -19,7 +19,7 @@ from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.observability import PRODUCED_BYTES, PRODUCED_RECORDS, REPLAYED_RECORDS
 from logstore.records.batch import PartitionBatch, Records
-from logstore.records.batch_identity import IdempotencyKey, ProducerIdentity
+from logstore.records.batch_identity import BatchIdentity, IdempotencyKey, ProducerIdentity
 
 
 class ProduceRequest(NamedTuple):
@@ -32,10 +32,13 @@ class ProduceRequest(NamedTuple):
 
 
 class PreparedRequest(NamedTuple):
-    """A request that was checked, and its records by partition, as the journal stores them."""
+    """A request that was checked, and its records by partition, as the journal stores them.
+
+    ``identities``: of each part; None if the request has none.
+    """
 
     topic: Topic
-    identity: ProducerIdentity | IdempotencyKey | None
+    identities: Sequence[BatchIdentity] | None
     num_records: int
     nbytes: int
     parts: list[PartitionBatch]
@@ -56,7 +59,7 @@ class AppendedRequest:
         self.new_bytes = sum([one.parts[at].batch.nbytes for at in new]) if len(new) < len(one.parts) else 0
         self._parts = [(part.partition, part.batch.num_rows, part.rows) for part in one.parts]
         self._count = one.num_records
-        self._has_identity = one.identity is not None
+        self._has_identity = one.identities is not None
 
     def wait_for_repeated(self, acks: int) -> None:
         """Wait for the parts that were stored before, too: ``acks`` counts for them as for new parts."""

@@ -1,5 +1,6 @@
 """Producing: records are split, encoded, claimed, given offsets and handed to the journal, then waited for.
 
+In a cluster, batches for partitions that other brokers lead go there once they are encoded (``remote_appends``).
 Invariants: between giving out offsets and handing the frames to the journal nothing awaits, so that the order of
 offsets is the order of frames; a request with an identity is claimed and appended in one step, too.
 """
@@ -17,7 +18,7 @@ import pyarrow as pa
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import INTERNAL, RequestContext
-from logstore.broker.idempotence import claim, require_partitions_named
+from logstore.broker.idempotence import claim, identities_of, require_partitions_named
 from logstore.broker.produce_appends import (
     Appended,
     AppendedRequest,
@@ -28,6 +29,7 @@ from logstore.broker.produce_appends import (
 )
 from logstore.broker.produce_result import ProduceResult
 from logstore.broker.quotas import QuotaKind
+from logstore.broker.remote_appends import RemoteAppends
 from logstore.broker.request_parts import check_batch_keys, check_keys, split, sticky_partition
 from logstore.cluster.coordinator import Coordinator
 from logstore.errors import InvalidProducerRequestError, LogStoreError, RequestTimedOutError
@@ -36,9 +38,9 @@ from logstore.journal.journal import Journal
 from logstore.limits import MIB
 from logstore.log.acknowledgements import Acknowledgement
 from logstore.log.topic import Topic
-from logstore.records.batch import DecodedRecords, PartitionBatch, Records, check_record_sizes
-from logstore.records.batch_identity import PRODUCER_EPOCH_MAX, IdempotencyKey, ProducerIdentity
-from logstore.records.payload import encode_payload
+from logstore.records.batch import DecodedRecords, EncodedBatch, PartitionBatch, Records, check_record_sizes
+from logstore.records.batch_identity import PRODUCER_EPOCH_MAX, BatchIdentity, IdempotencyKey, ProducerIdentity
+from logstore.records.payload import decode_payload, encode_payload
 
 # Above this, splitting and encoding a request would hold up the event loop for milliseconds.
 _ENCODE_IN_THREAD_BYTES = 1 * MIB
@@ -49,9 +51,9 @@ class ProducerId(NamedTuple):
     producer_epoch: int
 
 
-#: Called with the topics of a request, for each the partitions and the identity.
+#: Called with the topics of a request, for each the partitions that are led here, and the identities of their batches.
 BeforeClaim = Callable[
-    [RequestContext, Sequence[tuple[Topic, Sequence[int], ProducerIdentity | IdempotencyKey | None]]], Awaitable[None]
+    [RequestContext, Sequence[tuple[Topic, Sequence[int], Sequence[BatchIdentity] | None]]], Awaitable[None]
 ]
 
 
@@ -76,6 +78,8 @@ class Producing:
         #: Steps that must know of a request's partitions before they change. They are awaited in turn, between the
         #: check and encoding of the request and its claim of offsets. An error refuses the request.
         self.before_claim: list[BeforeClaim] = []
+        #: The way to the leaders of other partitions; None on one node.
+        self.remote: RemoteAppends | None = None
         # Turns are counted per topic: otherwise topics sent to in turns would use one partition each.
         self._sticky: WeakKeyDictionary[Topic, Iterator[int]] = WeakKeyDictionary()
         # Few threads, because each holds a request twice: as sent and as stored.
@@ -139,23 +143,58 @@ class Producing:
             self._admission.require_quota(context, QuotaKind.PRODUCED_BYTES)
         if identity is None:
             check_keys(topic, records)
+        if isinstance(identity, ProducerIdentity):
+            await self._require_issued(identity.producer_id)
         sticky = self._sticky_partition(topic, records, partition, identity)
         parts, payloads = await self._encode(topic, records, partition, sticky)
         self._filesystem.reached("produce.parsed")
-        return PreparedRequest(topic, identity, records.num_rows, records.nbytes, parts, payloads)
+        return PreparedRequest(topic, identities_of(parts, identity), records.num_rows, records.nbytes, parts, payloads)
 
     async def _append_and_wait(
         self, context: RequestContext, prepared: list[PreparedRequest], acks: int, timeout_ms: int | None
     ) -> list[ProduceResult]:
+        if self.remote is not None and self.remote.has_part_in(prepared):
+            return await self._append_everywhere(self.remote, context, prepared, acks, timeout_ms)
+        appended = await self.append_here(context, prepared, acks, timeout_ms)
+        return [one.result() for one in appended]
+
+    async def append_here(
+        self, context: RequestContext, prepared: list[PreparedRequest], acks: int, timeout_ms: int | None
+    ) -> list[AppendedRequest]:
+        """Append requests whose partitions this broker leads, and wait as ``acks`` says. Raises as ``produce``."""
         for step in self.before_claim:
-            await step(context, [(one.topic, [p.partition for p in one.parts], one.identity) for one in prepared])
+            await step(context, [(one.topic, [p.partition for p in one.parts], one.identities) for one in prepared])
         self._admission.require_ready()
         # From here to the append nothing awaits: of two tries of a request the second one finds the first.
         appended = self._append(context, prepared, acks)
         prepared.clear()  # the journal holds the records until the fsync
         if acks != 0:
             await self._acknowledged(appended, timeout_ms)
-        return [one.result() for one in appended.requests]
+        return appended.requests
+
+    async def _append_everywhere(
+        self,
+        remote: RemoteAppends,
+        context: RequestContext,
+        prepared: list[PreparedRequest],
+        acks: int,
+        timeout_ms: int | None,
+    ) -> list[ProduceResult]:
+        """Append each part where it is led, all at once. What one broker refuses is the error of its parts."""
+        division = remote.divide(context, prepared)
+        prepared.clear()
+        sent = remote.begin(context, division, acks, timeout_ms)
+        if division.here:
+            try:
+                appended = await self.append_here(context, division.here, acks, timeout_ms)
+                division.answer_here(appended)
+            except LogStoreError as error:
+                division.refuse_here(error)
+        await sent
+        return [
+            one.result(self._admission.charge(context, QuotaKind.PRODUCED_BYTES, one.bytes_elsewhere))
+            for one in division.requests
+        ]
 
     def _sticky_partition(
         self, topic: Topic, records: Records, partition: int | None, identity: ProducerIdentity | IdempotencyKey | None
@@ -165,7 +204,6 @@ class Producing:
             return sticky_partition(topic, next(self._sticky.setdefault(topic, itertools.count())))
         if isinstance(identity, IdempotencyKey):
             return identity.partition_hash
-        self._require_issued(identity.producer_id)
         require_partitions_named(records, partition)
         return 0
 
@@ -202,13 +240,15 @@ class Producing:
         self._authorizer.require_cluster(context, Operation.IDEMPOTENT_WRITE)
         self._admission.require_ready()
         if producer_id is not None:
-            self._require_issued(producer_id)
+            await self._require_issued(producer_id)
             if producer_epoch < PRODUCER_EPOCH_MAX:
                 return ProducerId(producer_id, producer_epoch + 1)
         return ProducerId(await self._coordinator.new_producer_id(), 0)
 
-    def _require_issued(self, producer_id: int) -> None:
+    async def _require_issued(self, producer_id: int) -> None:
         # Such an id may be issued later: its producer's batches would then be taken for repetitions.
+        if not self._coordinator.is_issued(producer_id):
+            await self._coordinator.refresh_producer_ids()
         if not self._coordinator.is_issued(producer_id):
             raise InvalidProducerRequestError(
                 f"Producer id {producer_id} was not issued by this store: ask POST /producers for one."
@@ -227,7 +267,7 @@ class Producing:
 
     def _append(self, context: RequestContext, prepared: Sequence[PreparedRequest], acks: int) -> Appended:
         """Claim the parts of all requests, give the new ones offsets, and hand them to the journal as one append."""
-        requests = [self._claim(one) for one in prepared]
+        requests = [self._claim(one, acks) for one in prepared]
         for one, request in zip(prepared, requests, strict=True):
             if request.new:
                 self._admission.require_room(one.topic, sum([len(one.payloads[at]) for at in request.new]))
@@ -252,16 +292,18 @@ class Producing:
             request.new_bytes = new_bytes
         return Appended(requests, acknowledgement)
 
-    def _claim(self, one: PreparedRequest) -> AppendedRequest:
+    def _claim(self, one: PreparedRequest, acks: int) -> AppendedRequest:
         topic, parts = one.topic, one.parts
-        claims = claim(topic, parts, one.identity)
+        claims = claim(topic, parts, one.identities, acks)
         new = [at for at, claimed in enumerate(claims) if claimed.is_new]
         # Only new records have to meet the topic's configuration of now. The decoder has checked the sizes of records
         # without an identity; keys may have become necessary while they were encoded.
-        if one.identity is not None or topic.config.compacted:
-            for part in [parts[at] for at in new]:
-                rows = np.arange(part.batch.num_rows) if part.rows is None else part.rows
-                if one.identity is not None:
-                    check_record_sizes(part.batch, topic.config.max_message_bytes, rows)
-                check_batch_keys(topic, part.batch, rows)
+        if one.identities is not None or topic.config.compacted:
+            for at in new:
+                part = parts[at]
+                batch = decode_payload(one.payloads[at]) if isinstance(part.batch, EncodedBatch) else part.batch
+                rows = np.arange(batch.num_rows) if part.rows is None else part.rows
+                if one.identities is not None:
+                    check_record_sizes(batch, topic.config.max_message_bytes, rows)
+                check_batch_keys(topic, batch, rows)
         return AppendedRequest(one, claims, new)

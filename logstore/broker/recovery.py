@@ -10,24 +10,22 @@ its partition, and the journal keeps its records.
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
 import structlog
 
-from logstore.errors import CorruptionError, storage_error
+from logstore.errors import CorruptionError
 from logstore.journal.frame import Frame
 from logstore.journal.journal import Journal
 from logstore.journal.journal_file import PartitionKey
 from logstore.log.frame_index import FrameIndex, IndexedFrame
 from logstore.log.journal_tail import JournalTail
+from logstore.log.newest_footers import newest_footers
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.segments.footer import SegmentFooter
-from logstore.segments.inherited_state import inherited_footer
-from logstore.segments.reader import read_footer
-from logstore.table_files import TableFiles
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -36,10 +34,14 @@ log = structlog.stdlib.get_logger(__name__)
 class KeptFrames:
     """The journal frames of a partition that is not served: all of them are kept, as they are."""
 
-    index: FrameIndex
+    tail: JournalTail
     #: The partition's frame at the beginning of a new journal file.
     snapshot: Frame | None
     sealed_offset: int
+
+    @property
+    def index(self) -> FrameIndex:
+        return self.tail.index
 
     def frames_to_keep(self, start: int, end: int) -> list[IndexedFrame]:
         """The frames at the journal positions [start, end)."""
@@ -63,15 +65,44 @@ class Unserved:
     #: Topics that were deleted, of which the journal has frames.
     deleted: set[UUID]
 
+    def served(self, topic: Topic) -> None:
+        """The topic is served now: its partitions have their frames, those that are recovered."""
+        self.unsealed_records.pop(topic.topic_id, None)
+        for partition_log in topic.partitions:
+            if partition_log.recovered:
+                self.partitions.pop((topic.topic_id, partition_log.partition), None)
+
+    def forget(self, topic_id: UUID) -> None:
+        """The topic was deleted."""
+        self.unsealed_records.pop(topic_id, None)
+        for key in [key for key in self.partitions if key[0] == topic_id]:
+            del self.partitions[key]
+
+
+def recover_topic(topic: Topic, unserved: Unserved, *, producer_ids_begin: int) -> int:
+    """Bring a topic whose table came after the start to its state, with the frames that were kept for it.
+
+    Blocking. Returns the number of its partitions in the journal.
+    """
+    kept = {key[1]: frames.tail for key, frames in unserved.partitions.items() if key[0] == topic.topic_id}
+    for partition_log in topic.partitions:
+        tail = kept.get(partition_log.partition) or _no_frames()
+        _finish(topic, partition_log, tail, lambda: producer_ids_begin)
+    return max(kept, default=-1) + 1
+
 
 def recover_partitions(
-    journal: Journal, topics: Mapping[UUID, Topic], deleted: Collection[UUID], *, producer_ids_begin: Callable[[], int]
+    journal: Journal,
+    topics: Mapping[UUID, Topic],
+    is_deleted: Callable[[UUID], bool],
+    *,
+    producer_ids_begin: Callable[[], int],
 ) -> Unserved:
     """Read the whole journal once and bring every partition log to its state before the stop: collect, truncate, replay
     (``JournalTail``).
 
-    Frames of ``deleted`` topics are forgotten; those of others that are not among ``topics`` are kept, because their
-    tables may come back. A partition of which offsets are missing is quarantined. ``producer_ids_begin`` is the
+    Frames of topics that were deleted are forgotten; those of others that are not among ``topics`` are kept, because
+    their tables may come back. A partition of which offsets are missing is quarantined. ``producer_ids_begin`` is the
     coordinator's, which may be known later. Raises CorruptionError where the journal itself is not what was written.
     """
     tails: defaultdict[PartitionKey, JournalTail] = defaultdict(JournalTail)
@@ -83,7 +114,7 @@ def recover_partitions(
         if tail.truncations:
             journal.truncate(topic_id, partition, tail.end_offset)
     logs = {(t.topic_id, p.partition): p for t in topics.values() for p in t.partitions}
-    gone = {topic_id for topic_id, _ in tails if topic_id not in topics and topic_id in deleted}
+    gone = {topic_id for topic_id, _ in tails if topic_id not in topics and is_deleted(topic_id)}
     for topic_id in gone:
         journal.forget(topic_id)
     for topic in topics.values():
@@ -111,48 +142,7 @@ def _no_frames() -> JournalTail:
 
 
 def _kept(tail: JournalTail) -> KeptFrames:
-    return KeptFrames(tail.index, tail.snapshot_frame(), tail.sealed_offset)
-
-
-def _newest_footers(topic: Topic, partition_log: PartitionLog) -> list[SegmentFooter]:
-    """Footers, newest first: of the last segment, and of earlier ones that may have idempotency keys within their
-    window. Where another writer rewrote or removed segments, those on disk tell.
-    """
-    footers: list[SegmentFooter] = []
-    files, segments = topic.table.files, partition_log.segments.files
-    sealed = topic.snapshot.partitions[partition_log.partition].sealed
-    end = segments[-1].end_offset if segments else partition_log.log_start_offset
-    if end < sealed and (last := _footer_at(files, partition_log.partition, end, sealed)) is not None:
-        footers.append(last)
-    for segment in reversed(segments):
-        footer = _footer_of(files, segment.path)
-        if footer is None:
-            break
-        footers.append(footer)
-        if footer.append_time_ms + topic.config.idempotency_window_ms <= footers[0].append_time_ms:
-            break
-    return footers
-
-
-def _footer_at(files: TableFiles, partition: int, start: int, sealed: int) -> SegmentFooter | None:
-    """The state at ``sealed`` after removed records of [start, sealed); None if no segment on disk tells it."""
-    try:
-        footer = inherited_footer(files, partition, start, sealed)
-    except OSError as error:
-        raise storage_error(f"reading the segments of {files}", error) from error
-    return footer if footer.leader_epochs else None
-
-
-def _footer_of(files: TableFiles, name: str) -> SegmentFooter | None:
-    try:
-        return read_footer(files, name)
-    except (CorruptionError, FileNotFoundError) as error:
-        # The file is a foreign writer's, damaged or gone: other topics are served all the same. A disk that cannot be
-        # read says nothing of the file: a file taken for gone would mean forgotten producers.
-        log.error("recovery.no_footer", file=files.where(name), error=str(error))
-        return None
-    except OSError as error:
-        raise storage_error(f"reading {files.where(name)}", error) from error
+    return KeptFrames(tail, tail.snapshot_frame(), tail.sealed_offset)
 
 
 def _finish(
@@ -166,17 +156,14 @@ def _finish(
         if partition_log.quarantined is not None:  # its own files are not known yet
             partition_log.postpone_recovery(functools.partial(_finish, topic, partition_log, tail, producer_ids_begin))
             return
-        footers = _newest_footers(topic, partition_log)
-        if footers and tail.snapshot is None:
-            epochs = footers[0].leader_epochs
+        footers = newest_footers(topic, partition_log)
+        if footers:
             partition_log.recover_append_time(footers[0].append_time_ms)
+            if tail.snapshot is None:
+                epochs = footers[0].leader_epochs
     partition_log.recover(tail, sealed_offset=sealed, leader_epochs=epochs)
     if tail.end_offset < in_table:
-        keys = [batch for footer in reversed(footers) for batch in footer.idempotency_keys]
-        producers, markers = (footers[0].producers, footers[0].markers) if footers else ((), ())
-        partition_log.state.recover_from_footers(
-            producers, keys, producer_ids_begin=producer_ids_begin(), markers=markers
-        )
+        partition_log.state.recover_from_footers(footers, producer_ids_begin())
     try:
         partition_log.finish_recovery()
     except CorruptionError as error:

@@ -66,9 +66,9 @@ def split(topic: Topic, records: Records, partition: int | None, sticky: int) ->
     return [PartitionBatch(partition, records.batch, None, records.verbatim)]
 
 
-def refusal_of(topic: Topic, part: PartitionBatch) -> LogStoreError | None:
-    """Why nothing can be appended to the partition of ``part``: there is none, it is quarantined or not led here, the
-    topic is gone.
+def refusal_of(topic: Topic, part: PartitionBatch, acks: int) -> LogStoreError | None:
+    """Why nothing can be appended to the partition of ``part`` with ``acks``: there is none, it is quarantined or not
+    led here, it has too few replicas, the topic is gone.
     """
     if not 0 <= part.partition < len(topic.partitions):
         row = 0 if part.rows is None else int(part.rows[0])
@@ -77,4 +77,4 @@ def refusal_of(topic: Topic, part: PartitionBatch) -> LogStoreError | None:
             "from 0"
         )
     log = topic.partitions[part.partition]
-    return log.closed or log.quarantined or log.not_leader
+    return log.closed or log.quarantined or log.append_refusal(acks)

@@ -1,10 +1,14 @@
 """The secret for the digests of idempotency keys: ``<data>/brokers/<id>/secret``, readable by its owner only.
 
+The brokers of a cluster have one secret, ``<data>/secret``: whoever leads a partition next knows the keys again.
+
 Invariant: the secret is durable before anything made with it is stored. Without the secret nobody, the store included,
 can tell whether a request was stored before: see ``IdempotencyKeys.require_one_secret``.
 """
 
+import contextlib
 import secrets
+import uuid
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +40,24 @@ def load_secret(home: Path, filesystem: FileSystem) -> bytes:
     if len(content) != _SECRET_BYTES + _CHECKSUM_BYTES or content != secret + _checksum(secret):
         raise _damaged(path)
     return secret
+
+
+def load_shared_secret(data: Path, home: Path, filesystem: FileSystem) -> bytes:
+    """The secret of all brokers on ``data``; made if there is none, from that of the store of one node at ``home``.
+
+    Raises as ``load_secret``.
+    """
+    path = data / "secret"
+    if not path.exists():
+        has_one = (home / "secret").exists()
+        secret = load_secret(home, filesystem) if has_one else secrets.token_bytes(_SECRET_BYTES)
+        made = data / f"secret.{uuid.uuid4().hex}"
+        filesystem.write_atomically(made, f"{(secret + _checksum(secret)).hex()}\n".encode(), mode=0o600)
+        with contextlib.suppress(FileExistsError):  # another broker was faster
+            filesystem.link(made, path)
+        filesystem.unlink(made)
+        filesystem.sync_directory(data)
+    return load_secret(data, filesystem)
 
 
 def _checksum(secret: bytes) -> bytes:

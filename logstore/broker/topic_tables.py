@@ -8,7 +8,6 @@ from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import RequestContext
 from logstore.errors import OffsetOutOfRangeError
-from logstore.log.isolation import Isolation
 from logstore.log.roller import Roller, RollResult
 from logstore.log.topic import Topic
 
@@ -64,7 +63,7 @@ class TopicTables:
         partition_log = topic.partition(partition)
         partition_log.require_served()
         epoch = partition_log.require_leader().epoch
-        end = partition_log.readable_end(Isolation.READ_COMMITTED)
+        end = partition_log.rollable_end
         target = end if before_offset == -1 else before_offset
         if not 0 <= target <= end:
             raise OffsetOutOfRangeError(

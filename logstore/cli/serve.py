@@ -3,9 +3,11 @@
 import gc
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 
 import typer
+
+from logstore.errors import InvalidConfigError
 
 EXAMPLES = """\b
 Examples:
@@ -14,6 +16,7 @@ Examples:
   logstore serve --config conf/logstore.toml --host 0.0.0.0
   logstore serve --log-level debug
   logstore serve --jobs
+  logstore serve --brokers 4        four processes behind one port
 """
 
 
@@ -37,6 +40,17 @@ def serve(
         bool,
         typer.Option("--jobs", help="Run retention, key compaction and vacuum beside the store, on a schedule."),
     ] = False,
+    brokers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Run N brokers of a cluster behind one port, one for each core. They agree through zookeeper.connect, "
+            "or a ZooKeeper that is started with them.",
+            show_default=False,
+        ),
+    ] = None,
+    shared_port: Annotated[int | None, typer.Option(min=1, max=65_535, hidden=True)] = None,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"] | None,
         typer.Option("--log-level", help="Log events from this level on. [default: info]", show_default=False),
@@ -46,7 +60,11 @@ def serve(
 
     Options win over LOGSTORE_* variables, these over the settings file. 'listening on URL' is printed when the store
     is ready. SIGTERM and Ctrl-C stop it cleanly: requests end, records are put into Delta as far as there is time.
+
+    With --brokers each broker has a port of its own, too: those after --port, for clients that go to leaders directly.
     """
+    if brokers is not None:
+        _serve_brokers(brokers, config, data=data, port=port, host=host, log_level=log_level, jobs_enable=jobs or None)
     from logstore.process_memory import tune_allocators
 
     tune_allocators()  # before pyarrow is imported
@@ -61,4 +79,48 @@ def serve(
     if config is not None:
         os.environ["LOGSTORE_CONFIG"] = str(config)
     settings = load_settings(data=data, port=port, host=host, log_level=log_level, jobs_enable=jobs or None)
-    raise typer.Exit(run_node(settings))
+    raise typer.Exit(run_node(settings, shared_port))
+
+
+def _serve_brokers(count: int, config: Path | None, **given: object) -> NoReturn:
+    from logstore.cluster_processes.record import Directory
+    from logstore.cluster_processes.running_cluster import ClusterEntry, Wanted, run
+    from logstore.listening_sockets import url_on
+    from logstore.settings import load_settings
+
+    if config is not None:
+        os.environ["LOGSTORE_CONFIG"] = str(config)
+    settings = load_settings(**given)
+    if os.environ.get("LISTEN_PID") == str(os.getpid()):
+        raise InvalidConfigError(
+            "--brokers makes its sockets itself: take the ListenStream of the service manager away"
+        )
+    ids = range(settings.broker_id, settings.broker_id + count)
+    peer_port = settings.inter_broker_port
+    wanted = Wanted(
+        Directory(settings.data),
+        ids,
+        zookeeper=settings.zookeeper_connect,
+        log_dirs=settings.log_dirs,
+        host=settings.host,
+        ports={broker_id: settings.port + 1 + at for at, broker_id in enumerate(ids)} if settings.port else {},
+        shared_port=settings.port,
+        environment={"LOGSTORE_LOG_LEVEL": settings.log_level},
+        environments={
+            broker_id: {
+                "LOGSTORE_INTER_BROKER_PORT": str(peer_port + at if peer_port else 0),
+                # One process of jobs looks after all topics.
+                "LOGSTORE_JOBS_ENABLE": str(settings.jobs_enable and at == 0).lower(),
+            }
+            for at, broker_id in enumerate(ids)
+        },
+        is_service=True,
+    )
+
+    def announce(found: ClusterEntry, shared_port: int | None) -> None:
+        assert shared_port is not None
+        for broker in found.brokers:
+            typer.echo(f"broker {broker.id} has {broker.url} and pid {broker.pid}", err=True)
+        print(f"listening on {url_on(settings.host, shared_port)}", flush=True)
+
+    raise typer.Exit(run(wanted, announce))

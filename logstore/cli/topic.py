@@ -1,21 +1,32 @@
 """``logstore topic ...``: administration of topics over HTTP."""
 
+import time
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from logstore.cli.command_group import confirm
+from logstore.cli.command_group import FAILED, confirm
 from logstore.cli.options import ConfigOption, JsonOption, UrlOption, admin_of, complete_topics, parse_configs
 from logstore.cli.output import bytes_text, counted, print_json, print_problems, print_table
-from logstore.cli.topic_listing import listing, print_listing
+from logstore.cli.topic_listing import ids_text, listing, print_listing, print_partitions
 
 if TYPE_CHECKING:
-    from logstore.client.metadata import ConfigEntry
+    from logstore.client.admin import Admin, ListedPartitions
+    from logstore.client.metadata import ConfigEntry, TopicDescription
 
 app = typer.Typer(no_args_is_help=True, help="Create, look at, change and delete topics.", rich_markup_mode=None)
 
 NewNameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The topic.")]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The topic.", autocompletion=complete_topics)]
+
+
+class Election(StrEnum):
+    PREFERRED = "preferred"
+    UNCLEAN = "unclean"
+
+
+_HEARD_OF_S = 10.0
 #: Kafka's names of the layers, for people.
 _SOURCES = {"DYNAMIC_TOPIC_CONFIG": "topic", "STATIC_BROKER_CONFIG": "store", "DEFAULT_CONFIG": "default"}
 
@@ -26,6 +37,7 @@ Examples:
   logstore topic create events
   logstore topic create events --partitions 4 --config retention.ms=7d
   logstore topic create users -c cleanup.policy=compact -c min.cleanable.dirty.ratio=0.2
+  logstore topic create payments --replication-factor 3 -c min.insync.replicas=2
 """
 )
 def create(
@@ -34,6 +46,12 @@ def create(
     partitions: Annotated[
         int | None,
         typer.Option("--partitions", "-p", help="Number of partitions. [default: the store's num.partitions]"),
+    ] = None,
+    replication_factor: Annotated[
+        int | None,
+        typer.Option(
+            "--replication-factor", "-r", help="Replicas of each partition. [default: default.replication.factor]"
+        ),
     ] = None,
     config: ConfigOption = None,
     if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Succeed if the topic exists.")] = False,
@@ -47,17 +65,31 @@ def create(
     with admin_of(ctx, url) as admin:
         created = True
         try:
-            admin.create_topic(name, partitions=partitions, configs=configs)
+            admin.create_topic(name, partitions=partitions, replication_factor=replication_factor, configs=configs)
         except TopicExistsError:
             if not if_not_exists:
                 raise
             created = False
-        topic = admin.describe_topic(name)
+        topic = _described(admin, name)
     if json:
         print_json({"topic": name, "partitions": len(topic.partitions), "created": created, "location": topic.location})
     else:
         verb = "Created" if created else "There is"
         print(f"{verb} topic {name} with {counted(len(topic.partitions), 'partition')} at {topic.location}")
+
+
+def _described(admin: "Admin", name: str) -> "TopicDescription":
+    """The topic that there is: other brokers than the controller hear of a new one a moment later."""
+    from logstore.errors import UnknownTopicError
+
+    deadline = time.monotonic() + _HEARD_OF_S
+    while True:
+        try:
+            return admin.describe_topic(name)
+        except UnknownTopicError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
 
 
 @app.command(
@@ -66,18 +98,48 @@ def create(
 Examples:
   logstore topic list
   logstore topic list --json | jq -r '.[].topic'
+  logstore topic list --under-replicated-partitions
 """,
 )
 def list_topics(
     ctx: typer.Context,
     internal: Annotated[bool, typer.Option("--internal", help="The store's own topics, too.")] = False,
+    under_replicated: Annotated[
+        bool,
+        typer.Option(
+            "--under-replicated-partitions", help="Instead: partitions with fewer replicas in sync than they have."
+        ),
+    ] = False,
+    unavailable: Annotated[
+        bool, typer.Option("--unavailable-partitions", help="Instead: partitions without a leader.")
+    ] = False,
+    under_min_isr: Annotated[
+        bool,
+        typer.Option(
+            "--under-min-isr-partitions",
+            help="Instead: partitions with fewer replicas in sync than min.insync.replicas.",
+        ),
+    ] = False,
     json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
     """List the topics.
 
-    With partitions, records, bytes (in Delta and in the journal), the age of the newest record, and problems.
+    With partitions, records, bytes (in Delta and in the journal), the age of the newest record, and problems. Lists of
+    partitions have those of internal topics, too.
     """
+    lists: tuple[tuple[ListedPartitions, bool], ...] = (
+        ("under-replicated", under_replicated),
+        ("unavailable", unavailable),
+        ("under-min-isr", under_min_isr),
+    )
+    wanted = [state for state, is_asked in lists if is_asked]
+    if len(wanted) > 1:
+        raise typer.BadParameter("give one of the three lists of partitions")
+    if wanted:
+        with admin_of(ctx, url) as admin:
+            print_partitions(admin.partition_replicas(state=wanted[0]), wanted[0], as_json=json)
+        return
     with admin_of(ctx, url) as admin:
         found = admin.status()
     if json:
@@ -104,11 +166,11 @@ def describe(
     json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """Show offsets, sizes and configuration.
+    """Show leaders, replicas, offsets, sizes and configuration.
 
-    Per partition: start (log start offset), end (log end offset), high watermark (readers see the records below it),
-    sealed (the records below it are in Delta), segments (Parquet files), bytes (their size), unsealed (bytes in the
-    journal only).
+    Per partition: its leader (-1: none), the brokers of its replicas and of those in sync (ISR); start (log start
+    offset), end (log end offset), high watermark (readers see the records below it), sealed (the records below it are
+    in Delta), segments (Parquet files), bytes (their size), unsealed (bytes in the journal only).
     """
     with admin_of(ctx, url) as admin:
         topic = admin.describe_topic(name)
@@ -131,10 +193,25 @@ def describe(
         print(f"Configuration: {', '.join(f'{entry.name}={entry.value}' for entry in changed)}")
     print()
     print_table(
-        ["partition", "start", "end", "high watermark", "sealed", "segments", "bytes", "unsealed"],
+        [
+            "partition",
+            "leader",
+            "replicas",
+            "isr",
+            "start",
+            "end",
+            "high watermark",
+            "sealed",
+            "segments",
+            "bytes",
+            "unsealed",
+        ],
         [
             (
                 found.partition,
+                found.leader,
+                ids_text(replica.broker for replica in found.replicas),
+                ids_text(replica.broker for replica in found.replicas if replica.in_sync),
                 found.log_start_offset,
                 found.log_end_offset,
                 found.high_watermark,
@@ -295,3 +372,71 @@ def delete_records(
         print_json({"topic": name, "partition": partition, "log_start_offset": log_start_offset})
     else:
         print(f"Partition {partition} of topic {name} now starts at offset {log_start_offset}")
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  logstore topic elect-leaders --election-type preferred
+  logstore topic elect-leaders --election-type preferred --topic events --partition 3
+  logstore topic elect-leaders --election-type unclean --topic events --partition 3 --yes
+"""
+)
+def elect_leaders(
+    ctx: typer.Context,
+    election_type: Annotated[
+        Election,
+        typer.Option(
+            "--election-type",
+            help="preferred: the first replica leads again, if it is in sync. unclean: a replica leads that may lack "
+            "acknowledged records, where no other one can.",
+        ),
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option("--topic", metavar="NAME", help="Only of this topic.", autocompletion=complete_topics),
+    ] = None,
+    partition: Annotated[int | None, typer.Option("--partition", min=0, help="Only this partition of --topic.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before unclean elections.")] = False,
+    json: JsonOption = False,
+    url: UrlOption = None,
+) -> None:
+    """Elect leaders of partitions: of all that need it, or of those named.
+
+    Unclean elections lose records: the command asks first, and without a terminal it needs --yes. The exit code is 1 if
+    a partition did not get its leader.
+    """
+    from logstore.errors import ElectionNotNeededError
+    from logstore.protocol.error_codes import code_of
+
+    if partition is not None and name is None:
+        raise typer.BadParameter("--partition needs --topic")
+    with admin_of(ctx, url) as admin:
+        asked = None
+        if name is not None:
+            numbers = [found.partition for found in admin.describe_topic(name).partitions]
+            asked = [(name, number) for number in (numbers if partition is None else [partition])]
+        if election_type is Election.UNCLEAN and not yes:
+            confirm("Elect leaders that may lack acknowledged records?", otherwise="No leader was elected.")
+        elected = admin.elect_leaders(election_type.value, asked)
+    needed = {where: error for where, error in elected.items() if not isinstance(error, ElectionNotNeededError)}
+    failed = [error for error in needed.values() if error is not None]
+    if json:
+        print_json(
+            [
+                {
+                    "topic": where.topic,
+                    "partition": where.partition,
+                    "error_code": None if error is None else code_of(error),
+                    "error": None if error is None else error.message,
+                }
+                for where, error in elected.items()
+            ]
+        )
+    elif not needed:
+        print("No election was needed")
+    else:
+        for where, error in needed.items():
+            print(f"{where.topic}-{where.partition}: {'another broker leads now' if error is None else error.message}")
+    if failed:
+        raise typer.Exit(FAILED)

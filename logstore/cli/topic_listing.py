@@ -1,11 +1,12 @@
 """The list of topics: served ones with their numbers, and refused ones with the reason."""
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from logstore.cli.output import age_text, bytes_text, print_problems, print_table
+from logstore.cli.output import age_text, bytes_text, print_json, print_problems, print_table
 
 if TYPE_CHECKING:
-    from logstore.client.metadata import StoreStatus
+    from logstore.client.metadata import PartitionReplicas, StoreStatus
 
 
 def listing(status: "StoreStatus", *, internal: bool) -> list[dict[str, Any]]:
@@ -53,6 +54,27 @@ def print_listing(status: "StoreStatus", *, internal: bool) -> None:
     shown = len(columns) if states else len(columns) - 1
     print_table(columns[:shown], [row[:shown] for row in sorted(rows, key=lambda row: str(row[0]))])
     print_problems(status.problems)
+
+
+def print_partitions(found: Sequence["PartitionReplicas"], state: str, *, as_json: bool) -> None:
+    """Partitions in a state, each with its leader and replicas."""
+    if as_json:
+        print_json(found)
+    elif not found:
+        print(f"No partition is {state.replace('-', ' ')}")
+    else:
+        print_table(
+            ["topic", "partition", "leader", "replicas", "isr"],
+            [
+                (one.topic, one.partition, one.leader, ids_text(one.replicas), ids_text(one.in_sync_replicas))
+                for one in found
+            ],
+        )
+
+
+def ids_text(brokers: Iterable[int]) -> str:
+    """``1 2 3``, as no number is written; ``none`` without any."""
+    return " ".join(map(str, brokers)) or "none"
 
 
 def _unserved(status: "StoreStatus") -> list[str]:

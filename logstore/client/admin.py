@@ -1,11 +1,16 @@
 """Topics and consumer groups over HTTP: make, look at, change, delete. No Arrow is needed here."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, Self, TypeAlias
+from functools import partial
+from typing import Any, Literal, Self, TypeAlias
 
 from logstore.client.addresses import DEFAULT_URL
+from logstore.client.cluster_metadata import DEFAULT_MAX_AGE_MS, ClusterMetadata
+from logstore.client.connections import Answer
 from logstore.client.metadata import (
+    ClusterDescription,
     ConfigEntry,
     GroupDescription,
     GroupLag,
@@ -15,11 +20,13 @@ from logstore.client.metadata import (
     OffsetAndTimestamp,
     OffsetReset,
     PartitionOffsets,
+    PartitionReplicas,
     RollDescription,
     StoreStatus,
     TopicDescription,
     TopicListing,
     TopicPartition,
+    TopicPartitions,
     decode,
 )
 from logstore.client.transport import Transport, group_path, quote_name, topic_path
@@ -36,18 +43,9 @@ from logstore.protocol.error_codes import error_of
 
 _GROUPS_PER_PAGE = 10_000
 _GROUPS_PER_DELETION = 1_000
+_LOOK_SECONDS = 5.0
 
 ConfigValue: TypeAlias = str | int | float | bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Cluster:
-    cluster_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Clusters:
-    data: tuple[_Cluster, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +86,25 @@ class _DroppedForeignFiles:
 
 
 @dataclass(frozen=True, slots=True)
+class _PartitionReplicasList:
+    partitions: tuple[PartitionReplicas, ...]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _ElectedPartition:
+    topic: str
+    partition: int
+    error_code: int | None
+    message: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _ElectedLeaders:
+    partitions: tuple[_ElectedPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _GroupOffsets:
     offsets: tuple[GroupOffset, ...]
 
@@ -115,12 +132,17 @@ class _DeletedGroups:
     groups: tuple[_DeletedGroup, ...]
 
 
+#: Lists of partitions, as `logstore topic list` names them.
+ListedPartitions = Literal["under-replicated", "unavailable", "under-min-isr"]
+
+
 class Admin:
     """Administration of the topics and groups of one store.
 
     ``bootstrap`` is ``http(s)://host:port`` or ``host:port``, several separated by commas. Every method raises
     StoreUnreachableError, NetworkError or RequestTimedOutError when no answer comes: ``request_timeout_ms`` is how long
-    one may take, ``default_api_timeout_ms`` how long a request is tried again where that is safe. A context manager.
+    one may take, ``default_api_timeout_ms`` how long a request is tried again where that is safe,
+    ``metadata_max_age_ms`` how old what is known of brokers and leaders may get. A context manager.
     """
 
     def __init__(
@@ -130,6 +152,7 @@ class Admin:
         client_id: str | None = None,
         request_timeout_ms: int = 30_000,
         default_api_timeout_ms: int = 10_000,
+        metadata_max_age_ms: int = DEFAULT_MAX_AGE_MS,
     ) -> None:
         self._transport = Transport(
             bootstrap,
@@ -137,7 +160,8 @@ class Admin:
             request_timeout_s=request_timeout_ms / 1000,
             retry_timeout_s=default_api_timeout_ms / 1000,
         )
-        self._cluster_id = ""
+        #: The brokers, and who leads what. Requests of groups and of single partitions go where it says.
+        self.metadata = ClusterMetadata(self._transport, max_age_ms=metadata_max_age_ms)
 
     def close(self) -> None:
         self._transport.close()
@@ -154,12 +178,56 @@ class Admin:
         return self._transport.urls
 
     @property
+    def addresses(self) -> tuple[str, ...]:
+        """The addresses of ``bootstrap``, and those of all brokers of a cluster."""
+        self._look_around()
+        return self._transport.addresses
+
+    @property
     def cluster_id(self) -> str:
         """The cluster's id; asked for once."""
-        if not self._cluster_id:
-            clusters = decode(self._transport.request("GET", "/v3/clusters").content, _Clusters)
-            self._cluster_id = clusters.data[0].cluster_id
-        return self._cluster_id
+        if not self.metadata.cluster_id:
+            self._transport.keep_trying(self.metadata.load)
+        return self.metadata.cluster_id
+
+    def describe_cluster(self) -> ClusterDescription:
+        """The brokers that are there, the controller, and how many partitions lack replicas or a leader."""
+        return decode(self._transport.request("GET", "/cluster").content, ClusterDescription)
+
+    def partition_replicas(self, *, state: ListedPartitions | None = None) -> tuple[PartitionReplicas, ...]:
+        """Leaders and replicas of the partitions in ``state`` (None: of all), by topic and partition."""
+        found: list[PartitionReplicas] = []
+        params: dict[str, str | int] = {} if state is None else {"state": state}
+        while True:
+            answer = self._transport.request("GET", "/cluster/partitions", params=params)
+            page = decode(answer.content, _PartitionReplicasList)
+            found += page.partitions
+            if page.next is None:
+                return tuple(found)
+            params["page_token"] = page.next
+
+    def elect_leaders(
+        self,
+        election_type: Literal["preferred", "unclean"],
+        partitions: Collection[TopicPartition] | Collection[tuple[str, int]] | None = None,
+    ) -> dict[TopicPartition, LogStoreError | None]:
+        """Have leaders elected (KIP-460) of these partitions, or of all that need one (None); up to ``ELECTIONS_MAX``.
+
+        ``preferred``: the first replica leads again, if it is in sync. ``unclean``: a replica leads that may lack
+        acknowledged records, where no other one can. An error of a partition is its value: ElectionNotNeededError,
+        PreferredLeaderNotAvailableError, EligibleLeadersNotAvailableError, UnknownTopicError, UnknownPartitionError.
+        """
+        body: dict[str, object] = {"election_type": election_type}
+        if partitions is not None:
+            body["partitions"] = [{"topic": topic, "partition": number} for topic, number in partitions]
+        # An election that has been held is not needed again: safe to send again, but then the answer says so.
+        answer = self._transport.request("POST", "/cluster/elect-leaders", json=body)
+        return {
+            TopicPartition(one.topic, one.partition): None
+            if one.error_code is None
+            else error_of(one.error_code, one.message or "")
+            for one in decode(answer.content, _ElectedLeaders).partitions
+        }
 
     def status(self) -> StoreStatus:
         """The store and all its topics in numbers, and their problems."""
@@ -176,18 +244,20 @@ class Admin:
         topic: str,
         *,
         partitions: int | None = None,
+        replication_factor: int | None = None,
         configs: Mapping[str, ConfigValue] | None = None,
         validate_only: bool = False,
     ) -> None:
-        """Make a topic; ``partitions`` None takes the store's ``num.partitions``.
+        """Make a topic; None takes the store's ``num.partitions`` and ``default.replication.factor``.
 
-        Raises TopicExistsError, InvalidRequestError (name, partition count or a configuration).
+        Raises TopicExistsError, InvalidRequestError (name, partition count, replication factor or a configuration).
         """
         body = {
             "topic_name": topic,
             "configs": [{"name": name, "value": _config_text(value)} for name, value in (configs or {}).items()],
             "validate_only": validate_only,
             **({} if partitions is None else {"partitions_count": partitions}),
+            **({} if replication_factor is None else {"replication_factor": replication_factor}),
         }
         try:
             self._transport.request("POST", self._topics_path, json=body)
@@ -200,6 +270,22 @@ class Admin:
     def describe_topic(self, topic: str) -> TopicDescription:
         """Offsets, sizes and configuration; UnknownTopicError."""
         return decode(self._transport.request("GET", topic_path(topic)).content, TopicDescription)
+
+    def find_partitions(self, topics: Iterable[str], *, if_there: bool = False) -> dict[str, TopicPartitions]:
+        """The ids and numbers of partitions, by name; ``metadata`` has the leaders then. UnknownTopicError for a topic
+        that is not there; ``if_there``: that one is left out.
+        """
+        names = sorted(set(topics))
+        for name in names:
+            quote_name(name)
+        found = self._transport.keep_trying(lambda: self.metadata.find(names)) if names else {}
+        partitions: dict[str, TopicPartitions] = {}
+        for name, topic in found.items():
+            if isinstance(topic, TopicPartitions):
+                partitions[name] = topic
+            elif not (if_there and isinstance(topic, UnknownTopicError)):
+                raise topic
+        return partitions
 
     def topic_configs(self, topic: str) -> tuple[ConfigEntry, ...]:
         """Every configuration key of the topic and where its value comes from; UnknownTopicError."""
@@ -260,8 +346,8 @@ class Admin:
     def offsets(self, topic: str, partition: int, *, timestamp_ms: int | None = None) -> PartitionOffsets:
         """The ends of a partition, and the offset of a time; UnknownTopicError, UnknownPartitionError."""
         params = None if timestamp_ms is None else {"timestamp": timestamp_ms}
-        path = topic_path(topic, f"/partitions/{partition}/offsets")
-        return decode(self._transport.request("GET", path, params=params).content, PartitionOffsets)
+        answer = self._ask_leader(topic, partition, "GET", "/offsets", params=params)
+        return decode(answer.content, PartitionOffsets)
 
     def offsets_for_times(
         self, timestamps_ms: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int]
@@ -293,8 +379,8 @@ class Admin:
 
         Raises OffsetOutOfRangeError, UnknownTopicError, UnknownPartitionError.
         """
-        path = topic_path(topic, f"/partitions/{partition}/delete-records")
-        answer = self._transport.request("POST", path, json={"before_offset": before_offset}, idempotent=True)
+        body = {"before_offset": before_offset}
+        answer = self._ask_leader(topic, partition, "POST", "/delete-records", json=body, idempotent=True)
         return decode(answer.content, _LogStart).log_start_offset
 
     def groups(self) -> tuple[str, ...]:
@@ -318,7 +404,7 @@ class Admin:
 
     def describe_group(self, group: str) -> GroupDescription:
         """The group's state and members; UnknownGroupError."""
-        return decode(self._transport.request("GET", group_path(group, "")).content, GroupDescription)
+        return decode(self._ask_coordinator(group, "GET", "").content, GroupDescription)
 
     def group_offsets(self, group: str, *, topic: str | None = None) -> tuple[GroupOffset, ...]:
         """The group's committed offsets, by topic and partition; only those of ``topic`` if it is named.
@@ -326,12 +412,12 @@ class Admin:
         Raises UnknownGroupError, UnknownTopicError.
         """
         params = None if topic is None else {"topic": topic}
-        answer = self._transport.request("GET", group_path(group, "/offsets"), params=params)
+        answer = self._ask_coordinator(group, "GET", "/offsets", params=params)
         return decode(answer.content, _GroupOffsets).offsets
 
     def group_lag(self, group: str) -> GroupLag:
         """How far the group is behind the high watermarks, by topic and partition; UnknownGroupError."""
-        return decode(self._transport.request("GET", group_path(group, "/lag")).content, GroupLag)
+        return decode(self._ask_coordinator(group, "GET", "/lag").content, GroupLag)
 
     def commit_offsets(
         self,
@@ -364,7 +450,7 @@ class Admin:
         ]
         # Committing the same twice is committing it once: safe to send again.
         body = {"offsets": entries, **({} if member is None else member._asdict())}
-        self._transport.request("POST", group_path(group, "/offsets"), json=body, idempotent=True)
+        self._ask_coordinator(group, "POST", "/offsets", json=body, idempotent=True)
 
     def reset_offsets(
         self,
@@ -402,9 +488,8 @@ class Admin:
             "dry_run": dry_run,
         }
         # Shifting twice is not shifting once.
-        answer = self._transport.request(
-            "POST", group_path(group, "/reset-offsets"), json=asked, idempotent=dry_run or shift_by is None
-        )
+        idempotent = dry_run or shift_by is None
+        answer = self._ask_coordinator(group, "POST", "/reset-offsets", json=asked, idempotent=idempotent)
         return decode(answer.content, _ResetOffsets).offsets
 
     def delete_groups(self, groups: Sequence[str]) -> dict[str, LogStoreError]:
@@ -421,7 +506,28 @@ class Admin:
     def delete_group(self, group: str) -> None:
         """Delete the group: all its committed offsets; UnknownGroupError, NonEmptyGroupError."""
         # Sent once: a second DELETE after a lost answer would say that there is no such group.
-        self._transport.request("DELETE", group_path(group), idempotent=False)
+        self._ask_coordinator(group, "DELETE", "", idempotent=False)
+
+    def _ask_leader(self, topic: str, partition: int, method: str, rest: str, **options: Any) -> Answer:
+        """A request of a partition, to its leader; ``options`` as of ``Transport.request``."""
+        path = topic_path(topic, f"/partitions/{partition}{rest}")
+        self._look_around()
+        return self._transport.request(
+            method, path, send=partial(self.metadata.ask_leader, topic, partition), **options
+        )
+
+    def _ask_coordinator(self, group: str, method: str, rest: str, **options: Any) -> Answer:
+        """A request of a group, to its coordinator; ``options`` as of ``Transport.request``."""
+        path = group_path(group, rest)
+        self._look_around()
+        return self._transport.request(method, path, send=partial(self.metadata.ask_coordinator, group), **options)
+
+    def _look_around(self) -> None:
+        """Find out whether there are brokers to choose from. Without an answer the request itself fails, or is sent
+        again.
+        """
+        with suppress(LogStoreError):
+            self.metadata.load(timeout_s=_LOOK_SECONDS)
 
     @property
     def _topics_path(self) -> str:

@@ -32,6 +32,55 @@ class TopicPartitions:
 
 
 @dataclass(frozen=True, slots=True)
+class Replica:
+    """A copy of a partition, on a broker."""
+
+    broker: int
+    leader: bool
+    in_sync: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReplicas:
+    """Brokers by id: the leader (-1: none), all replicas, the preferred leader first, and those in sync; those that a
+    reassignment adds and removes.
+    """
+
+    topic: str
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    in_sync_replicas: tuple[int, ...]
+    adding_replicas: tuple[int, ...]
+    removing_replicas: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerDescription:
+    """A broker that is there: how many partitions it has a replica of, and how many it leads."""
+
+    broker_id: int
+    url: str
+    rack: str | None
+    replicas: int
+    leaders: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDescription:
+    """``controller_id`` is the broker that decides who leads; None while there is none."""
+
+    cluster_id: str
+    controller_id: int | None
+    brokers: tuple[BrokerDescription, ...]
+    partitions: int
+    under_replicated_partitions: int
+    unavailable_partitions: int
+    under_min_isr_partitions: int
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionDescription:
     """One partition. Readers see offsets in [log_start_offset, high_watermark); below ``sealed_offset`` they are in
     Delta.
@@ -41,6 +90,7 @@ class PartitionDescription:
 
     partition: int
     leader: int
+    replicas: tuple[Replica, ...]
     log_start_offset: int
     high_watermark: int
     log_end_offset: int
@@ -50,6 +100,26 @@ class PartitionDescription:
     segments: int
     size_bytes: int
     unsealed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLeader:
+    """``leader`` is a broker's id, -1 while there is none."""
+
+    partition: int
+    leader: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMetadata:
+    """A topic's id and partitions; without them an error, as code and message."""
+
+    name: str
+    topic_id: str | None
+    error_code: int | None
+    message: str | None
+    partitions: tuple[PartitionLeader, ...]
 
 
 @dataclass(frozen=True, slots=True)

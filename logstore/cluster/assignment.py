@@ -13,7 +13,7 @@ from typing import Self
 import msgspec
 
 from logstore.cluster.znodes import PartitionRegistration
-from logstore.errors import InvalidReplicationFactorError, InvalidRequestError
+from logstore.errors import InvalidReplicaAssignmentError, InvalidReplicationFactorError
 
 
 class Load:
@@ -96,11 +96,11 @@ def _replicas(replication_factor: int, of_rack: Mapping[int, str | int], load: L
 def begin_reassignment(row: PartitionRegistration, target: Sequence[int]) -> PartitionRegistration:
     """The partition moves to ``target``, the preferred leader first. It replaces a reassignment under way.
 
-    Until the target is in sync, the former replicas stay, with whatever else is in sync (KIP-455). InvalidRequestError
-    for replicas that are none or not distinct.
+    Until the target is in sync, the former replicas stay, with whatever else is in sync (KIP-455).
+    InvalidReplicaAssignmentError for replicas that are none or not distinct.
     """
     if not target or len(set(target)) < len(target):
-        raise InvalidRequestError(f"Replicas {list(target)} are not distinct ids of brokers.")
+        raise InvalidReplicaAssignmentError(f"Replicas {list(target)} are not distinct ids of brokers.")
     origin = [replica for replica in row.replicas if replica not in row.adding]
     replicas = tuple(dict.fromkeys((*target, *origin, *row.isr)))
     return msgspec.structs.replace(

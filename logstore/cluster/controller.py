@@ -10,7 +10,7 @@ It decides by ``reconcile`` whenever the view changes. There is no message to ot
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final
 from uuid import UUID
 
@@ -19,9 +19,9 @@ from msgspec.structs import replace
 
 from logstore.cluster import znodes
 from logstore.cluster.assignment import begin_reassignment, cancel_reassignment
-from logstore.cluster.coordinator import KnownTopic
+from logstore.cluster.coordinator import ElectionType, KnownTopic
 from logstore.cluster.partition_changes import write_topic
-from logstore.cluster.reconcile import NEW, Policy, Preferred, TopicWrite, reconcile
+from logstore.cluster.reconcile import NEW, Policy, Preferred, TopicWrite, elect, reconcile
 from logstore.cluster.view import ClusterView, WatchedView
 from logstore.cluster.znodes import ControllerEpoch, ControllerRegistration, TopicRegistration
 from logstore.cluster.zookeeper import (
@@ -36,7 +36,10 @@ from logstore.cluster.zookeeper import (
 )
 from logstore.errors import (
     ClusterStateError,
-    InvalidRequestError,
+    ElectionNotNeededError,
+    InvalidReplicaAssignmentError,
+    LogStoreError,
+    NoReassignmentInProgressError,
     NotControllerError,
     UnknownPartitionError,
     UnknownTopicError,
@@ -76,6 +79,9 @@ class Controller:
         #: The version of ``/controller_epoch`` that this broker's election wrote; None while it is not the controller.
         self._epoch_version: int | None = None
         self.epoch = -1
+        #: Awaited after an election, before anything is decided: others made or removed tables meanwhile.
+        self.prepare: Callable[[], Awaitable[None]] | None = None
+        self._prepared_epoch = -1
         #: By topic, why its partitions cannot be placed.
         self.refused: Mapping[str, str] = {}
         #: The topics to look at; None for all.
@@ -86,8 +92,8 @@ class Controller:
 
     @property
     def is_active(self) -> bool:
-        """Whether this broker was elected, and knows of no successor."""
-        return self._epoch_version is not None
+        """Whether this broker was elected, has looked at the tables since, and knows of no successor."""
+        return self._epoch_version is not None and self._prepared_epoch == self.epoch
 
     def start(self) -> None:
         self._watched.listen(self._view_changed)
@@ -134,6 +140,9 @@ class Controller:
             try:
                 async with self._one_at_a_time:
                     await self._elect()
+                if self._epoch_version is not None and not self.is_active:
+                    await self._prepare()
+                async with self._one_at_a_time:
                     if self.is_active:
                         await self._reconcile(dataclasses.replace(self._policy, preferred=Preferred.NONE), changed)
             except (ZooKeeperUnavailableError, NotControllerError) as error:
@@ -156,6 +165,13 @@ class Controller:
                 except (ZooKeeperUnavailableError, NotControllerError) as error:
                     log.info("controller.not_rebalanced", why=error.message)
 
+    async def _prepare(self) -> None:
+        """Not among the controller's own requests: it waits for a change of the tables that is under way."""
+        epoch = self.epoch
+        if self.prepare is not None:
+            await self.prepare()
+        self._prepared_epoch = epoch
+
     # ---- election ---------------------------------------------------------------------------------------------------
 
     async def _elect(self) -> None:
@@ -164,7 +180,7 @@ class Controller:
         if view.controller is not None:
             if view.controller.broker_id != self._broker_id:
                 self._resign(f"broker {view.controller.broker_id} is the controller")
-            elif not self.is_active:
+            elif self._epoch_version is None:
                 await self._find_own_election()
             return
         self._resign(f"{znodes.CONTROLLER} is gone")
@@ -233,7 +249,7 @@ class Controller:
             raise NotControllerError(f"{refused.operation.path} has changed meanwhile: decide anew.") from refused
 
     def _check(self) -> Check:
-        if self._epoch_version is None:
+        if self._epoch_version is None or not self.is_active:
             raise NotControllerError(f"Broker {self._broker_id} is not the controller.")
         return Check(znodes.CONTROLLER_EPOCH, self._epoch_version)
 
@@ -251,6 +267,46 @@ class Controller:
             self._check()
             await self._reconcile(policy, None)
 
+    async def elect(
+        self, election: ElectionType, partitions: Mapping[str, Collection[int]] | None
+    ) -> Mapping[tuple[str, int], LogStoreError | None]:
+        """See ``Coordinator.elect_leaders``. One write for each topic."""
+        self._check()
+        view = self._watched.view
+        asked = partitions
+        if asked is None:
+            asked = {name: range(len(node.document.partitions)) for name, node in view.topics.items()}
+        found: dict[tuple[str, int], LogStoreError | None] = {}
+        for topic, numbers in asked.items():
+            try:
+                found.update(await self._elect_in(topic, numbers, election))
+            except (UnknownTopicError, ClusterStateError) as error:
+                found.update({(topic, number): error for number in numbers})
+        if partitions is None:
+            found = {where: error for where, error in found.items() if not isinstance(error, ElectionNotNeededError)}
+        return found
+
+    async def _elect_in(
+        self, topic: str, numbers: Collection[int], election: ElectionType
+    ) -> Mapping[tuple[str, int], LogStoreError | None]:
+        found: dict[tuple[str, int], LogStoreError | None] = {}
+
+        def change(document: TopicRegistration) -> TopicRegistration:
+            rows = list(document.partitions)
+            view = self._watched.view  # ``document`` is from there
+            for number in numbers:
+                try:
+                    rows[number], found[topic, number] = elect(view, topic, number, election), None
+                except LogStoreError as error:
+                    found[topic, number] = error
+            return replace(document, partitions=tuple(rows))
+
+        node = self._watched.view.topics.get(topic)
+        if node is None:
+            raise UnknownTopicError(f"Topic {topic!r} not found.")
+        await self._change(topic, node.document.topic_id, change)
+        return found
+
     async def mark_deleting(self, topic: str, topic_id: UUID) -> None:
         """No partition of the topic has a leader from now on. NotControllerError, UnknownTopicIdError."""
         await self._change(topic, topic_id, lambda document: replace(document, deleting=True))
@@ -258,9 +314,10 @@ class Controller:
     async def reassign(self, topic: str, targets: Mapping[int, Sequence[int] | None]) -> None:
         """Move partitions to other replicas; None takes a move back (KIP-455).
 
-        Raises NotControllerError, UnknownTopicError, UnknownPartitionError, InvalidRequestError for brokers that are
-        not there.
+        Raises NotControllerError, UnknownTopicError, UnknownPartitionError, InvalidReplicaAssignmentError,
+        NoReassignmentInProgressError.
         """
+        self._check()
         node = self._watched.view.topics.get(topic)
         if node is None:
             raise UnknownTopicError(f"Topic {topic!r} not found.")
@@ -272,9 +329,18 @@ class Controller:
                 if not 0 <= partition < len(rows):
                     raise UnknownPartitionError(f"Topic {topic!r} has no partition {partition}.")
                 row = rows[partition]
-                rows[partition] = cancel_reassignment(row) if target is None else begin_reassignment(row, target)
+                if target is None:
+                    if row == (cancelled := cancel_reassignment(row)):
+                        raise NoReassignmentInProgressError(
+                            f"The partition {topic}-{partition} is not being reassigned."
+                        )
+                    rows[partition] = cancelled
+                    continue
+                rows[partition] = begin_reassignment(row, target)
                 if missing := [one for one in rows[partition].adding if one not in brokers]:
-                    raise InvalidRequestError(f"Brokers {missing} are not there: nothing is moved to them.")
+                    raise InvalidReplicaAssignmentError(
+                        f"The cluster has no brokers {missing} now: nothing is moved to them."
+                    )
             return replace(document, partitions=tuple(rows))
 
         await self._change(topic, node.document.topic_id, change)

@@ -6,12 +6,14 @@ are asynchronous; the others answer from the coordinator's own view. ``EmbeddedC
 ``ZooKeeperCoordinator`` for a broker of a cluster; both emit the same events.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import enum
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Final, Protocol
 from uuid import UUID
 
+from logstore.errors import LogStoreError
 from logstore.lock_file import LockFile
 
 
@@ -20,6 +22,7 @@ class PartitionState:
     """Kafka's partition state: broker ids of the leader, all replicas, and those with all acknowledged records.
 
     ``recovering`` after an unclean election: the leader reads the table before it takes or gives a record (C11).
+    ``adding_replicas`` and ``removing_replicas`` are those of a reassignment under way.
     """
 
     leader: int
@@ -27,6 +30,28 @@ class PartitionState:
     replicas: tuple[int, ...]
     in_sync_replicas: tuple[int, ...]
     recovering: bool = False
+    adding_replicas: tuple[int, ...] = ()
+    removing_replicas: tuple[int, ...] = ()
+
+    @property
+    def is_under_replicated(self) -> bool:
+        """Whether a replica is not in sync, as Kafka counts: those that a reassignment adds do not matter yet."""
+        return len(self.in_sync_replicas) < len(self.replicas) - len(self.adding_replicas)
+
+    @property
+    def is_reassigning(self) -> bool:
+        return bool(self.adding_replicas or self.removing_replicas)
+
+
+class ElectionType(enum.StrEnum):
+    """Kafka's (KIP-460): the first replica leads again, or one leads that is not in sync, for want of others."""
+
+    PREFERRED = "preferred"
+    UNCLEAN = "unclean"
+
+
+#: By topic and partition, the error of an election; None where another broker leads now.
+Elected = Mapping[tuple[str, int], LogStoreError | None]
 
 
 #: Of a partition that is not known.
@@ -38,7 +63,8 @@ class KnownTopic:
     """What a coordinator needs to know of a topic's table.
 
     ``leader_epochs``: by partition, the last that table and journal have seen. ``has_records``: whether any were ever
-    sealed in the table. ``replication_factor``: that of a new topic (None: the default).
+    sealed in the table. ``replication_factor``: that of a new topic (None: the default). ``unclean``: whether its
+    partitions may lose records to have a leader (``unclean.leader.election.enable``).
     """
 
     name: str
@@ -46,11 +72,37 @@ class KnownTopic:
     leader_epochs: tuple[int, ...]
     has_records: bool = False
     replication_factor: int | None = None
+    unclean: bool = False
 
+
+@dataclass(frozen=True, slots=True)
+class RegisteredTopic:
+    """A topic as the cluster has it. ``version`` rises when the configuration in its table has changed."""
+
+    topic_id: UUID
+    version: int
+    deleting: bool
+    num_partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerEndpoint:
+    """A broker that is there, as clients find it. ``url`` is None on one node: it is where the client found it."""
+
+    id: int
+    url: str | None
+    rack: str | None = None
+
+
+#: The command for a topic whose table has records, and that the cluster does not know.
+ADOPT: Final = "logstore cluster adopt {}"
 
 #: Told that a partition has a leader, or another one, or other replicas in sync: topic id, partition, its new state.
 #: Called on the event loop, in the order of the changes of a partition.
 PartitionListener = Callable[[UUID, int, PartitionState], None]
+#: Told the name of a topic whose ``RegisteredTopic`` came, changed or went. Called on the event loop, after the
+#: listeners of its partitions.
+TopicListener = Callable[[str], None]
 
 
 class Coordinator(Protocol):
@@ -65,6 +117,26 @@ class Coordinator(Protocol):
     @property
     def brokers(self) -> Sequence[int]:
         """Ids of the brokers that are there now."""
+        ...
+
+    @property
+    def brokers_by_id(self) -> Mapping[int, BrokerEndpoint]:
+        """The same brokers with their addresses, in the order of their ids."""
+        ...
+
+    @property
+    def is_migration(self) -> bool:
+        """Whether the data directory is still that of a store of one node, which ``find_leaders`` makes a cluster's."""
+        ...
+
+    @property
+    def placeable_brokers(self) -> int:
+        """The number of brokers that new replicas can be given to now."""
+        ...
+
+    @property
+    def not_ready_reason(self) -> str | None:
+        """Why requests had better go to another broker; None if this one has its place in the cluster."""
         ...
 
     @property
@@ -104,8 +176,36 @@ class Coordinator(Protocol):
         """Tell ``listener`` of each partition that has a leader now, and of each change from now on."""
         ...
 
+    def listen_to_topics(self, listener: TopicListener) -> None:
+        """Tell ``listener`` of each topic that is registered now, and of each change from now on.
+
+        A coordinator of one node has none: the tables of its broker are all there is.
+        """
+        ...
+
+    def registered_topic(self, name: str) -> RegisteredTopic | None:
+        """The topic as the cluster has it; None if it is not registered."""
+        ...
+
+    def is_gone(self, topic_id: UUID) -> bool:
+        """Whether a topic with records was deleted for certain: no topic that is registered has its id."""
+        ...
+
+    def on_election(self, prepare: Callable[[], Awaitable[None]]) -> None:
+        """Await ``prepare`` whenever this broker was elected, before it decides anything: it tells of all tables by
+        ``set_partitions`` and ``forget_topic``.
+        """
+        ...
+
     def set_partitions(self, topic: KnownTopic) -> None:
-        """The topic was made, or has grown: the new partitions get a leader, now or later."""
+        """The topic was made, or has grown: the new partitions get a leader, or later. Or ``unclean`` is another."""
+        ...
+
+    async def table_changed(self, topic_id: UUID) -> None:
+        """The configuration in the topic's table has changed: other brokers read it again.
+
+        UnknownTopicIdError, ClusterStateError, ZooKeeperUnavailableError.
+        """
         ...
 
     async def mark_deleting(self, topic_id: UUID) -> None:
@@ -142,8 +242,38 @@ class Coordinator(Protocol):
         """
         ...
 
+    async def elect_leaders(
+        self, election: ElectionType, partitions: Mapping[str, Collection[int]] | None = None
+    ) -> Elected:
+        """Elect leaders of these partitions by topic, or of all that need it (None).
+
+        NotControllerError on a broker that is not the controller. Errors of a partition: UnknownTopicError,
+        UnknownPartitionError, ElectionNotNeededError, PreferredLeaderNotAvailableError,
+        EligibleLeadersNotAvailableError.
+        """
+        ...
+
+    async def reassign(self, topic: str, targets: Mapping[int, Sequence[int] | None]) -> None:
+        """Move partitions to other replicas, the preferred leader first; None takes a move back (KIP-455).
+
+        Raises NotControllerError, UnknownTopicError, UnknownPartitionError, InvalidReplicaAssignmentError,
+        NoReassignmentInProgressError.
+        """
+        ...
+
     def table_lock(self, topic: str) -> AbstractAsyncContextManager[None]:
         """Held while the log of the topic's table is repaired or checkpointed: by one broker at a time."""
+        ...
+
+    async def set_offline(self, offline: Mapping[str, Sequence[int]]) -> None:
+        """By topic, the partitions that this broker's disk cannot serve: others lead them.
+
+        ZooKeeperUnavailableError.
+        """
+        ...
+
+    def replicas_here(self) -> Mapping[str, Sequence[int]]:
+        """By topic, the partitions that this broker has a replica of."""
         ...
 
     async def hand_over(self, timeout_s: float) -> bool:
@@ -160,5 +290,9 @@ class Coordinator(Protocol):
         ...
 
     def is_issued(self, producer_id: int) -> bool:
-        """Whether ``producer_id`` may have been given to a producer."""
+        """Whether ``producer_id`` may have been given to a producer, as far as this broker knows."""
+        ...
+
+    async def refresh_producer_ids(self) -> None:
+        """Learn which ids other brokers have given, before ``is_issued`` refuses one. ZooKeeperUnavailableError."""
         ...

@@ -3,13 +3,29 @@
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from uuid import UUID
 
 from logstore.cluster import checked_file
-from logstore.cluster.coordinator import NO_PARTITION, KnownTopic, PartitionListener, PartitionState
-from logstore.errors import DataDirectoryError, IneligibleReplicaError
+from logstore.cluster.coordinator import (
+    NO_PARTITION,
+    BrokerEndpoint,
+    Elected,
+    ElectionType,
+    KnownTopic,
+    PartitionListener,
+    PartitionState,
+    RegisteredTopic,
+    TopicListener,
+)
+from logstore.errors import (
+    DataDirectoryError,
+    ElectionNotNeededError,
+    IneligibleReplicaError,
+    InvalidReplicaAssignmentError,
+    NoReassignmentInProgressError,
+)
 from logstore.filesystem import FileSystem
 from logstore.lock_file import LockFile
 from logstore.records.batch_identity import first_producer_id
@@ -36,7 +52,7 @@ class EmbeddedCoordinator:
         self._data = data
         self._broker_id = broker_id
         self._filesystem = filesystem
-        self._broker_file = data / "brokers" / str(broker_id) / "broker.json"
+        self._broker_file = _broker_file(data, broker_id)
         self._locks: tuple[LockFile, ...] = ()
         self._cluster_id = ""
         #: Of this start.
@@ -58,6 +74,22 @@ class EmbeddedCoordinator:
     @property
     def brokers(self) -> Sequence[int]:
         return (self._broker_id,)
+
+    @property
+    def brokers_by_id(self) -> Mapping[int, BrokerEndpoint]:
+        return {self._broker_id: BrokerEndpoint(self._broker_id, None)}
+
+    @property
+    def is_migration(self) -> bool:
+        return False
+
+    @property
+    def placeable_brokers(self) -> int:
+        return 1
+
+    @property
+    def not_ready_reason(self) -> str | None:
+        return None  # it has the locks
 
     @property
     def locks(self) -> Sequence[LockFile]:
@@ -142,6 +174,21 @@ class EmbeddedCoordinator:
             for listener in self._listeners:
                 listener(topic_id, partition, self._led)
 
+    def listen_to_topics(self, listener: TopicListener) -> None:
+        """No other broker makes one."""
+
+    def registered_topic(self, name: str) -> RegisteredTopic | None:  # noqa: ARG002
+        return None
+
+    def is_gone(self, topic_id: UUID) -> bool:  # noqa: ARG002
+        return False  # the catalogue keeps the ids of deleted topics
+
+    def on_election(self, prepare: Callable[[], Awaitable[None]]) -> None:
+        """It is the controller from its start on, and is told of all tables then."""
+
+    async def table_changed(self, topic_id: UUID) -> None:
+        """No other broker reads it."""
+
     async def mark_deleting(self, topic_id: UUID) -> None:
         """The broker that deletes is the one that leads."""
 
@@ -149,11 +196,7 @@ class EmbeddedCoordinator:
         self._partitions.pop(topic_id, None)
 
     def _write_next_epoch(self, above: int) -> int:
-        broker = checked_file.read(self._broker_file, _GIVE_UP_BROKER) or {"leader_epoch": 0}
-        last = broker.get("leader_epoch")
-        if not isinstance(last, int) or len(broker) > 1:
-            raise checked_file.damaged(self._broker_file, _GIVE_UP_BROKER)
-        leader_epoch = max(last, above) + 1
+        leader_epoch = max(last_epoch(self._data, self._broker_id), above) + 1
         checked_file.write(self._filesystem, self._broker_file, {"leader_epoch": leader_epoch})
         return leader_epoch
 
@@ -175,9 +218,32 @@ class EmbeddedCoordinator:
             raise IneligibleReplicaError(f"Broker {self._broker_id} is the only replica there can be on one node.")
         return state
 
+    async def elect_leaders(
+        self,
+        election: ElectionType,  # noqa: ARG002
+        partitions: Mapping[str, Collection[int]] | None = None,
+    ) -> Elected:
+        not_needed = ElectionNotNeededError(f"Broker {self._broker_id} leads everything: there is no other one.")
+        return {(topic, number): not_needed for topic, numbers in (partitions or {}).items() for number in numbers}
+
+    async def reassign(self, topic: str, targets: Mapping[int, Sequence[int] | None]) -> None:
+        for number, replicas in targets.items():
+            if replicas is None:
+                raise NoReassignmentInProgressError(f"The partition {topic}-{number} is not being reassigned.")
+            if tuple(replicas) != (self._broker_id,):
+                raise InvalidReplicaAssignmentError(
+                    f"The partition {topic}-{number} is on broker {self._broker_id}: there is no other one."
+                )
+
     @contextlib.asynccontextmanager
     async def table_lock(self, topic: str) -> AsyncIterator[None]:  # noqa: ARG002
         yield  # the lock of the data directory keeps others away
+
+    async def set_offline(self, offline: Mapping[str, Sequence[int]]) -> None:
+        """There is no other one to lead."""
+
+    def replicas_here(self) -> Mapping[str, Sequence[int]]:
+        return {}
 
     async def hand_over(self, timeout_s: float) -> bool:  # noqa: ARG002
         return True  # there is no other one
@@ -194,3 +260,20 @@ class EmbeddedCoordinator:
 
     def is_issued(self, producer_id: int) -> bool:
         return 0 <= producer_id < self._next_producer_id
+
+    async def refresh_producer_ids(self) -> None:
+        """No other broker gives any."""
+
+
+def last_epoch(data: Path, broker_id: int) -> int:
+    """The leader epoch of the last start; 0 without one. DataDirectoryError."""
+    path = _broker_file(data, broker_id)
+    broker = checked_file.read(path, _GIVE_UP_BROKER) or {"leader_epoch": 0}
+    last = broker.get("leader_epoch")
+    if not isinstance(last, int) or len(broker) > 1:
+        raise checked_file.damaged(path, _GIVE_UP_BROKER)
+    return last
+
+
+def _broker_file(data: Path, broker_id: int) -> Path:
+    return data / "brokers" / str(broker_id) / "broker.json"

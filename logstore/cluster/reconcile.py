@@ -16,10 +16,17 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from logstore.cluster.assignment import Load, assign
-from logstore.cluster.coordinator import KnownTopic
+from logstore.cluster.coordinator import ADOPT, ElectionType, KnownTopic
 from logstore.cluster.view import ClusterView, TopicNode
 from logstore.cluster.znodes import NO_LEADER, PartitionRegistration, TopicRegistration, topic_path
-from logstore.errors import InvalidReplicationFactorError
+from logstore.errors import (
+    ElectionNotNeededError,
+    EligibleLeadersNotAvailableError,
+    InvalidReplicationFactorError,
+    PreferredLeaderNotAvailableError,
+    UnknownPartitionError,
+    UnknownTopicError,
+)
 
 #: The version of a document that is to be created.
 NEW: Final = -1
@@ -38,7 +45,9 @@ class Preferred(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What an operator has decided. ``unclean``: topics whose partitions may lose records to have a leader."""
+    """What an operator has decided. ``unclean``: topics whose partitions may lose records to have a leader; those whose
+    configuration says so may, too.
+    """
 
     default_replication_factor: int = 1
     preferred: Preferred = Preferred.NONE
@@ -83,11 +92,12 @@ def reconcile(
             if document.topic_id not in tables:
                 writes.append(TopicWrite(name, None, node.version))
             continue
+        table = by_name.get(name)
+        unclean = name in policy.unclean or (table is not None and table.unclean)
         rows = tuple(
-            _decide(_Replicas(view, name, partition), row, preferring, unclean=name in policy.unclean)
+            _decide(_Replicas(view, name, partition), row, preferring, unclean=unclean)
             for partition, row in enumerate(document.partitions)
         )
-        table = by_name.get(name)
         if table is not None:
             if table.topic_id != document.topic_id:
                 refused[name] = f"ZooKeeper has another topic of this name (id {document.topic_id})"
@@ -101,7 +111,7 @@ def reconcile(
             continue
         table = by_name[name]
         if table.has_records:
-            refused[name] = "its table has records and ZooKeeper does not know it: it has to be adopted"
+            refused[name] = f"ZooKeeper does not know its table, which has records: {ADOPT.format(name)} takes it over"
         elif rows := placing.rows(table, (), refused):
             writes.append(TopicWrite(name, TopicRegistration(table.topic_id, 0, False, rows), NEW))
     return Decisions(tuple(writes), refused)
@@ -198,6 +208,41 @@ def elect_preferred(replicas: _Replicas, row: PartitionRegistration, prefers: Pr
     if row.leader in {NO_LEADER, first} or row.recovering or first not in row.isr:
         return row
     return _lead(row, first, row.isr) if prefers(first) and replicas.is_running(first) else row
+
+
+def elect(view: ClusterView, topic: str, partition: int, election: ElectionType) -> PartitionRegistration:
+    """The row after an election that somebody asks for (KIP-460).
+
+    Raises UnknownTopicError, UnknownPartitionError, ElectionNotNeededError, PreferredLeaderNotAvailableError,
+    EligibleLeadersNotAvailableError.
+    """
+    node = view.topics.get(topic)
+    if node is None or node.document.deleting:
+        raise UnknownTopicError(f"Topic {topic!r} not found.")
+    if not 0 <= partition < len(node.document.partitions):
+        raise UnknownPartitionError(f"Topic {topic!r} has no partition {partition}.")
+    row = node.document.partitions[partition]
+    replicas = _Replicas(view, topic, partition)
+    what = f"the partition {topic}-{partition}"
+    if election is ElectionType.UNCLEAN:
+        if row.leader != NO_LEADER:
+            raise ElectionNotNeededError(
+                f"Broker {row.leader} leads {what}: only one without a leader gets another one."
+            )
+        elected = elect_uncleanly(replicas, row)
+        if elected == row:
+            raise EligibleLeadersNotAvailableError(
+                f"None of the replicas {list(row.replicas)} of {what} is there: start one of these brokers."
+            )
+        return elected
+    first = row.target[0]
+    if row.leader == first:
+        raise ElectionNotNeededError(f"Broker {first} leads {what} already, as the first of its replicas.")
+    elected = elect_preferred(replicas, row, lambda _: True)
+    if elected == row:
+        why = "is not in sync" if replicas.is_running(first) and row.leader != NO_LEADER else "is not there"
+        raise PreferredLeaderNotAvailableError(f"Broker {first}, the first replica of {what}, {why}.")
+    return elected
 
 
 def _preferring(view: ClusterView, policy: Policy) -> Prefers:

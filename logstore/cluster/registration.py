@@ -2,7 +2,8 @@
 
 ``begin`` runs once for each start, before anybody can count on the broker:
 
-1. The ids of the cluster agree (C19): ZooKeeper's, the data directory's, the log directory's.
+1. The ids of the cluster agree (C19): ZooKeeper's, the data directory's, the log directory's. The directory of a store
+   of one node becomes that of a cluster, which keeps its id: see ``is_migration``.
 2. A registration under the same id has ended, or the start is refused: two brokers never have one id.
 3. The broker leads nothing. What it led before its crash needs a new epoch, since its memory of that one is gone.
 4. A journal that is not the one registered last leaves every ISR (C12). Its record names no directory meanwhile: a
@@ -25,7 +26,7 @@ from msgspec.structs import replace
 
 from logstore.clock import Clock
 from logstore.cluster import checked_file, znodes
-from logstore.cluster.embedded_coordinator import FORMAT_VERSION
+from logstore.cluster.embedded_coordinator import FORMAT_VERSION, last_epoch
 from logstore.cluster.lease import RENEWAL, Lease
 from logstore.cluster.log_directory import LogDirectory
 from logstore.cluster.znodes import (
@@ -39,10 +40,12 @@ from logstore.cluster.znodes import (
 from logstore.cluster.zookeeper import Node, NodeExistsError, NoNodeError, VersionConflictError, ZooKeeper
 from logstore.errors import ClusterStateError, DataDirectoryError, ZooKeeperUnavailableError
 from logstore.filesystem import FileSystem
+from logstore.lock_file import LockFile
 
 log = structlog.stdlib.get_logger(__name__)
 
 _COORDINATOR: Final = "zookeeper"
+_CLUSTER_FILE: Final = "cluster.json"
 _GIVE_UP: Final = f"write it anew: the id of the cluster is that of {znodes.CLUSTER_ID} in ZooKeeper"
 #: How much longer than the session timeout a former registration may last: ZooKeeper rounds up to a tick.
 _EXPIRY_SLACK: Final = 1.5
@@ -79,11 +82,24 @@ class Registration:
         #: The node of this session; None while there is none.
         self._node: Node | None = None
         self._writing = asyncio.Lock()
+        #: Held against the one node during a migration.
+        self._data_lock: LockFile | None = None
+        #: The leader epoch of the store of one node that this broker was; 0 if it was none.
+        self.last_epoch_of_one_node = 0
+
+    @property
+    def is_migration(self) -> bool:
+        """Whether the directory is still that of one node: its topics are to be registered, then ``end_migration``."""
+        return self._data_lock is not None
 
     @property
     def broker_epoch(self) -> int:
         """-1 while the broker is not registered."""
         return -1 if self._node is None else self._node.czxid
+
+    def advertise(self, peer: str) -> None:
+        """host:port for other brokers, before the broker registers."""
+        self._wanted = replace(self._wanted, peer=peer)
 
     # ---- once for each start ----------------------------------------------------------------------------------------
 
@@ -114,26 +130,27 @@ class Registration:
 
     async def _agree(self) -> str:
         """The id of the cluster: ZooKeeper's, the data directory's, or a new one."""
-        cluster_file = self._data / "cluster.json"
-        content = await asyncio.to_thread(checked_file.read, cluster_file, _GIVE_UP)
-        if content and content.get("coordinator") != _COORDINATOR:
-            raise DataDirectoryError(
-                f"{self._data} belongs to a store of one node: start it without zookeeper.connect, or give the cluster "
-                "another directory with --data."
-            )
-        if content and content.get("format_version") != FORMAT_VERSION:
+        content = await asyncio.to_thread(checked_file.read, self._data / _CLUSTER_FILE, _GIVE_UP)
+        one_node = self.is_migration
+        if content and not one_node and "coordinator" not in content:
+            raise DataDirectoryError(f"A store of one node has begun to use {self._data}: stop it, and start again.")
+        if content and (
+            content.get("format_version") != FORMAT_VERSION or content.get("coordinator", _COORDINATOR) != _COORDINATOR
+        ):
+            upgrade = " Start it once without zookeeper.connect." if one_node else ""
             raise DataDirectoryError(
                 f"{self._data} has format version {content.get('format_version')}; this release reads {FORMAT_VERSION}."
+                f"{upgrade}"
             )
         here = str(content["cluster_id"]) if content else None
         there = await self._zookeeper_cluster_id()
         if there is None:
-            if here is not None:
+            if here is not None and not one_node:
                 raise ClusterStateError(
                     f"ZooKeeper at {self._zookeeper.servers} has no cluster, and {self._data} belongs to the cluster "
                     f"{here}: correct zookeeper.connect, or restore ZooKeeper's data."
                 )
-            identity = ClusterIdentity(uuid.uuid4().hex)
+            identity = ClusterIdentity(here or uuid.uuid4().hex)
             with contextlib.suppress(NodeExistsError):  # another broker starts, too
                 await self._zookeeper.create(znodes.CLUSTER_ID, znodes.encode(znodes.CLUSTER_ID, identity))
             there = await self._zookeeper_cluster_id()
@@ -144,15 +161,62 @@ class Registration:
                     f"{self._data} is empty, and the cluster {there} in ZooKeeper has topics: give the directory that "
                     "its brokers share, or correct zookeeper.connect."
                 )
-            content = {"cluster_id": there, "format_version": FORMAT_VERSION, "coordinator": _COORDINATOR}
             await asyncio.to_thread(self._filesystem.make_directory, self._data)
-            await asyncio.to_thread(checked_file.write, self._filesystem, cluster_file, content)
+            await asyncio.to_thread(self._write_cluster_file, there)
+        elif here != there and one_node:
+            raise DataDirectoryError(
+                f"{self._data} belongs to a store of one node, and ZooKeeper at {self._zookeeper.servers} to another "
+                f"cluster, {there}: give the store a path of its own in zookeeper.connect, or start it without."
+            )
         elif here != there:
             raise DataDirectoryError(
                 f"{self._data} belongs to the cluster {here}, and ZooKeeper at {self._zookeeper.servers} to {there}: "
                 "correct --data or zookeeper.connect."
             )
         return there
+
+    def _write_cluster_file(self, cluster_id: str) -> None:
+        content = {"cluster_id": cluster_id, "format_version": FORMAT_VERSION, "coordinator": _COORDINATOR}
+        checked_file.write(self._filesystem, self._data / _CLUSTER_FILE, content)
+
+    def look_at_data(self) -> None:
+        """Before anything is made there: of a store of one node keep that one away, and see that its journal is this
+        broker's. Blocking. DataDirectoryError.
+        """
+        content = checked_file.read(self._data / _CLUSTER_FILE, _GIVE_UP)
+        if not content or "coordinator" in content:
+            return
+        lock = LockFile.acquire(self._data)
+        home = self._data / "brokers" / str(self._broker_id)
+        try:
+            others = sorted(path.name for path in home.parent.glob("*/") if path.name != home.name)
+            if others:
+                raise DataDirectoryError(
+                    f"{self._data} belongs to a store of one node, broker {others[0]}: start the cluster with the "
+                    f"broker whose broker.id is {others[0]}, and no other until it listens."
+                )
+            if (home / "journal").is_dir() and home.resolve() != self._log_directory.resolve():
+                raise DataDirectoryError(
+                    f"The journal of the store of one node is in {home}: move {home / 'journal'} into "
+                    f"{self._log_directory} (log.dirs), or leave log.dirs out."
+                )
+            self.last_epoch_of_one_node = last_epoch(self._data, self._broker_id)
+        except BaseException:
+            lock.release()
+            raise
+        self._data_lock = lock
+
+    async def end_migration(self) -> None:
+        """From now on the directory is a cluster's: the topics of the one node are registered."""
+        await asyncio.to_thread(self._write_cluster_file, self.cluster_id)
+        self.release()
+        log.info("cluster.migrated", data=str(self._data), cluster_id=self.cluster_id)
+
+    def release(self) -> None:
+        """Let the one node start again, if the migration has not ended."""
+        if self._data_lock is not None:
+            self._data_lock.release()
+            self._data_lock = None
 
     async def _zookeeper_cluster_id(self) -> str | None:
         node = await self._zookeeper.get(znodes.CLUSTER_ID)

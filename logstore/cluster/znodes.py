@@ -119,7 +119,9 @@ class PartitionRegistration(msgspec.Struct, frozen=True, array_like=True, forbid
 
     @property
     def state(self) -> PartitionState:
-        return PartitionState(self.leader, self.leader_epoch, self.replicas, self.isr, self.recovering)
+        return PartitionState(
+            self.leader, self.leader_epoch, self.replicas, self.isr, self.recovering, self.adding, self.removing
+        )
 
     @property
     def target(self) -> tuple[int, ...]:

@@ -7,7 +7,8 @@ registers again with a new epoch, and reads everything again; it goes on leading
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+import socket
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final
@@ -19,18 +20,29 @@ from msgspec.structs import replace
 from logstore.clock import Clock, SystemClock
 from logstore.cluster import znodes
 from logstore.cluster.controller import IMBALANCE_CHECK_INTERVAL_S, Controller
-from logstore.cluster.coordinator import NO_PARTITION, KnownTopic, PartitionListener, PartitionState
+from logstore.cluster.coordinator import (
+    NO_PARTITION,
+    BrokerEndpoint,
+    Elected,
+    ElectionType,
+    KnownTopic,
+    PartitionListener,
+    PartitionState,
+    RegisteredTopic,
+    TopicListener,
+)
 from logstore.cluster.partition_changes import PartitionChanges
 from logstore.cluster.producer_ids import ProducerIdBlocks
-from logstore.cluster.reconcile import Policy
+from logstore.cluster.reconcile import Policy, Preferred
 from logstore.cluster.registration import Registration
 from logstore.cluster.table_locks import TableLocks
 from logstore.cluster.view import ClusterView, TopicNode, WatchedView
-from logstore.cluster.znodes import NO_LEADER
+from logstore.cluster.znodes import NO_LEADER, PartitionRegistration, TopicRegistration
 from logstore.cluster.zookeeper import SESSION_TIMEOUT_MS, Servers, SessionState, ZooKeeper
 from logstore.errors import LogStoreError, NotControllerError, UnknownTopicIdError, ZooKeeperUnavailableError
 from logstore.filesystem import FileSystem
 from logstore.lock_file import LockFile
+from logstore.settings import Settings
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -86,16 +98,44 @@ class ZooKeeperCoordinator:
         self._producer_ids_begin = 0
         self._table_locks = TableLocks(zookeeper, broker_id)
         self._listeners: list[PartitionListener] = []
+        self._topic_listeners: list[TopicListener] = []
+        self._handing_over = False
         self._names: dict[UUID, str] = {}
         self._to_register = asyncio.Event()
         self._view_changed_event = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
+    @classmethod
+    def of(
+        cls, settings: Settings, filesystem: FileSystem, *, url: str, clock: Clock | None = None
+    ) -> "ZooKeeperCoordinator":
+        """By the settings of a broker with ``zookeeper.connect``. InvalidConfigError."""
+        assert settings.zookeeper_connect is not None
+        return cls(
+            settings.zookeeper_connect,
+            settings.data,
+            settings.log_directory,
+            settings.broker_id,
+            filesystem,
+            url=url,
+            peer="",  # ``Registration.advertise`` tells it
+            rack=settings.broker_rack or socket.gethostname(),
+            session_timeout_ms=settings.zookeeper_session_timeout_ms,
+            policy=Policy(
+                default_replication_factor=settings.default_replication_factor,
+                preferred=Preferred.IMBALANCED if settings.auto_leader_rebalance_enable else Preferred.NONE,
+                imbalance_percentage=settings.leader_imbalance_per_broker_percentage,
+            ),
+            imbalance_check_interval_s=settings.leader_imbalance_check_interval_seconds,
+            clock=clock,
+        )
+
     # ---- start and stop ---------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        await asyncio.to_thread(self._lock)
         try:
+            await asyncio.to_thread(self.registration.look_at_data)
+            await asyncio.to_thread(self._lock)
             await self.zookeeper.start()
             try:
                 await self.registration.begin()
@@ -121,6 +161,7 @@ class ZooKeeperCoordinator:
         self._locks = (LockFile.acquire(self._log_directory),)
 
     def _release(self) -> None:
+        self.registration.release()
         for lock in self._locks:
             lock.release()
 
@@ -173,12 +214,38 @@ class ZooKeeperCoordinator:
         return self._broker_id
 
     @property
+    def broker_epoch(self) -> int:
+        """-1 while the broker is not registered."""
+        return self.registration.broker_epoch
+
+    @property
     def view(self) -> ClusterView:
         return self._watched.view
 
     @property
     def brokers(self) -> Sequence[int]:
         return sorted(self.view.brokers)
+
+    @property
+    def brokers_by_id(self) -> Mapping[int, BrokerEndpoint]:
+        registered = {one: broker.registration for one, broker in sorted(self.view.brokers.items())}
+        return {one: BrokerEndpoint(one, found.url, found.rack) for one, found in registered.items()}
+
+    @property
+    def is_migration(self) -> bool:
+        return self.registration.is_migration
+
+    @property
+    def placeable_brokers(self) -> int:
+        return sum(broker.is_running for broker in self.view.brokers.values())
+
+    @property
+    def not_ready_reason(self) -> str | None:
+        if self._handing_over:
+            return "the broker stops: others lead its partitions from now on"
+        if self.registration.broker_epoch == -1:
+            return f"ZooKeeper has ended the session of broker {self._broker_id}: it registers again"
+        return None  # without a connection, too: what needs no lease goes on
 
     @property
     def locks(self) -> Sequence[LockFile]:
@@ -193,8 +260,10 @@ class ZooKeeperCoordinator:
         return self.registration.lease.is_held
 
     def partition_state(self, topic_id: UUID, partition: int) -> PartitionState:
-        states = _states(self.view.topics.get(self._names.get(topic_id, "")))
-        return states[partition] if 0 <= partition < len(states) else NO_PARTITION
+        node = self.view.topics.get(self._names.get(topic_id, ""))
+        if node is None or not 0 <= partition < len(node.document.partitions):
+            return NO_PARTITION
+        return _state(node.document, node.document.partitions[partition])
 
     def listen(self, listener: PartitionListener) -> None:
         self._listeners.append(listener)
@@ -203,24 +272,48 @@ class ZooKeeperCoordinator:
                 if state.leader != NO_LEADER:
                     listener(node.document.topic_id, partition, state)
 
+    def listen_to_topics(self, listener: TopicListener) -> None:
+        self._topic_listeners.append(listener)
+        for name in list(self.view.topics):
+            listener(name)
+
+    def registered_topic(self, name: str) -> RegisteredTopic | None:
+        node = self.view.topics.get(name)
+        if node is None:
+            return None
+        found = node.document
+        return RegisteredTopic(found.topic_id, found.version, found.deleting, len(found.partitions))
+
+    def is_gone(self, topic_id: UUID) -> bool:
+        # A document that cannot be read may be the topic's.
+        damaged = any(path.startswith(f"{znodes.TOPICS}/") for path in self.view.damaged)
+        return topic_id not in self._names and not damaged and not self.registration.is_migration
+
+    def on_election(self, prepare: Callable[[], Awaitable[None]]) -> None:
+        self.controller.prepare = prepare
+
     def _view_changed(self, before: ClusterView, after: ClusterView, changed: Collection[str]) -> None:
         self._view_changed_event.set()
         for name in sorted(changed):
-            old, new = before.topics.get(name), after.topics.get(name)
-            if old is not None and (new is None or new.document.topic_id != old.document.topic_id):
-                self._names.pop(old.document.topic_id, None)
-                old = None
-            if new is None:
+            self._tell_of_partitions(name, before.topics.get(name), after.topics.get(name))
+            for listener in self._topic_listeners:
+                listener(name)
+
+    def _tell_of_partitions(self, name: str, old: TopicNode | None, new: TopicNode | None) -> None:
+        if old is not None and (new is None or new.document.topic_id != old.document.topic_id):
+            self._names.pop(old.document.topic_id, None)
+            old = None
+        if new is None:
+            return
+        self._names[new.document.topic_id] = name
+        known = _states(old)
+        for partition, state in enumerate(_states(new)):
+            if partition < len(known) and known[partition] == state:
                 continue
-            self._names[new.document.topic_id] = name
-            known = _states(old)
-            for partition, state in enumerate(_states(new)):
-                if partition < len(known) and known[partition] == state:
-                    continue
-                if partition >= len(known) and state.leader == NO_LEADER:
-                    continue
-                for listener in self._listeners:
-                    listener(new.document.topic_id, partition, state)
+            if partition >= len(known) and state.leader == NO_LEADER:
+                continue
+            for listener in self._listeners:
+                listener(new.document.topic_id, partition, state)
 
     # ---- topics -----------------------------------------------------------------------------------------------------
 
@@ -228,10 +321,34 @@ class ZooKeeperCoordinator:
         for topic in topics:
             self._tables[topic.topic_id] = topic
         last_epoch = max((epoch for topic in topics for epoch in topic.leader_epochs), default=0)
-        await self._producer_ids.start(last_epoch)
+        await self._producer_ids.start(max(last_epoch, self.registration.last_epoch_of_one_node))
         self._producer_ids_begin = self._producer_ids.known_end
+        if self.registration.is_migration:
+            await self._migrate(topics)
         # Only a controller that knows the tables can tell which documents are without one.
         self.controller.start()
+
+    async def _migrate(self, topics: Sequence[KnownTopic]) -> None:
+        """Register what was a store of one node: this broker has the only replica of everything, and its journal the
+        tail. Begun again after a crash, also if the one node has served in between.
+        """
+        last = self.registration.last_epoch_of_one_node
+        for topic in topics:
+            path = znodes.topic_path(topic.name)
+            node = await self.zookeeper.get(path)
+            epochs = [max(epoch, last) for epoch in topic.leader_epochs]
+            if node is not None:
+                rows = znodes.decode(path, node.data, TopicRegistration).partitions
+                epochs = [max(epoch, *(row.leader_epoch for row in rows)) for epoch in epochs]
+            own = (self._broker_id,)
+            partitions = tuple(PartitionRegistration(NO_LEADER, epoch, own, own) for epoch in epochs)
+            data = znodes.encode(path, TopicRegistration(topic.topic_id, 0, False, partitions))
+            if node is None:
+                await self.zookeeper.create(path, data)
+            else:
+                await self.zookeeper.write(path, data, node.version)
+        await self.registration.end_migration()
+        await self._watched.refresh([znodes.TOPICS, *(znodes.topic_path(topic.name) for topic in topics)])
 
     def set_partitions(self, topic: KnownTopic) -> None:
         self._tables[topic.topic_id] = topic
@@ -263,6 +380,14 @@ class ZooKeeperCoordinator:
             name, topic_id, partition, seen, in_sync_replicas, broker_epochs, recovering=recovering
         )
 
+    async def elect_leaders(
+        self, election: ElectionType, partitions: Mapping[str, Collection[int]] | None = None
+    ) -> Elected:
+        return await self.controller.elect(election, partitions)
+
+    async def reassign(self, topic: str, targets: Mapping[int, Sequence[int] | None]) -> None:
+        await self.controller.reassign(topic, targets)
+
     async def table_changed(self, topic_id: UUID) -> None:
         """The configuration in the topic's table has changed: all brokers read it again."""
         await self._changes.bump_version(self._name(topic_id), topic_id)
@@ -286,7 +411,13 @@ class ZooKeeperCoordinator:
         found = {topic: tuple(partitions) for topic, partitions in offline.items()}
         await self.registration.update(lambda registration: replace(registration, offline=found))
 
+    def replicas_here(self) -> Mapping[str, Sequence[int]]:
+        rows = {name: enumerate(node.document.partitions) for name, node in self.view.topics.items()}
+        here = {name: [at for at, row in found if self._broker_id in row.replicas] for name, found in rows.items()}
+        return {name: partitions for name, partitions in here.items() if partitions}
+
     async def hand_over(self, timeout_s: float) -> bool:
+        self._handing_over = True
         with contextlib.suppress(TimeoutError, ZooKeeperUnavailableError):
             async with asyncio.timeout(timeout_s):
                 await self.registration.update(lambda registration: replace(registration, state="shutting_down"))
@@ -326,10 +457,12 @@ class ZooKeeperCoordinator:
 
 
 def _states(node: TopicNode | None) -> tuple[PartitionState, ...]:
-    """By partition. A topic that is being deleted has no leaders."""
-    if node is None:
-        return ()
-    states = tuple(row.state for row in node.document.partitions)
-    if not node.document.deleting:
-        return states
-    return tuple(PartitionState(NO_LEADER, one.leader_epoch + 1, one.replicas, one.in_sync_replicas) for one in states)
+    """By partition."""
+    return () if node is None else tuple(_state(node.document, row) for row in node.document.partitions)
+
+
+def _state(document: TopicRegistration, row: PartitionRegistration) -> PartitionState:
+    """A topic that is being deleted has no leaders."""
+    if not document.deleting:
+        return row.state
+    return PartitionState(NO_LEADER, row.leader_epoch + 1, row.replicas, row.isr)

@@ -1,8 +1,7 @@
 """A ZooKeeper on this machine, alone or as an ensemble, from the jars of PySpark: for a cluster on one machine, and for
 tests. It listens on the loopback address only.
 
-A server is a process of its own, which ends with the process that started it, however that ends: a watcher beside it
-waits for the end of a pipe from there.
+A server is a process of its own, which ends with the process that started it, however that ends.
 """
 
 import contextlib
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from logstore.cluster.watched_process import watched
 from logstore.errors import LogStoreError
 
 _HOST: Final = "127.0.0.1"
@@ -35,12 +35,6 @@ _JARS: Final = (
     "zookeeper-",
 )
 _JVM: Final = ("-Xmx96m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzookeeper.admin.enableServer=false")
-#: $0 is the configuration, the rest the command. The watcher ends no process but this one, if its number is used again.
-_WATCHED: Final = """
-exec 3<&0
-(cat <&3; grep -qsF "$0" /proc/$$/cmdline && kill -9 $$) >/dev/null 2>&1 &
-exec "$@" 3<&- </dev/null
-"""
 _START_S: Final = 60.0
 _STOP_S: Final = 10.0
 #: Another process may take a port between the choice and the start.
@@ -88,6 +82,11 @@ class ZooKeeperServer:
         return self._process.pid
 
     @property
+    def is_running(self) -> bool:
+        """Whether its process is there."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def mode(self) -> str | None:
         """Its role (standalone, leader, follower); None while it serves nobody."""
         try:
@@ -108,7 +107,7 @@ class ZooKeeperServer:
         command = [_java(), *_JVM, "-cp", _class_path(), f"org.apache.zookeeper.server.{main}", str(configuration)]
         with (self.directory / "zookeeper.log").open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - the command is made here
-                ["/bin/sh", "-c", _WATCHED, str(configuration), *command],
+                watched(command, str(configuration)),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -134,7 +133,7 @@ class ZooKeeperServer:
         """ZooKeeperServerError if it ends, or takes longer."""
         deadline = time.monotonic() + timeout_s
         while self.mode is None:
-            if self._process is None or self._process.poll() is not None or time.monotonic() > deadline:
+            if not self.is_running or time.monotonic() > deadline:
                 self.kill()
                 raise ZooKeeperServerError(f"ZooKeeper at {self.address} did not start.\n{self._last_lines()}")
             time.sleep(0.02)

@@ -234,6 +234,21 @@ class TopicTable:
         with self._lock:
             return self._committer.commit(plan)
 
+    def begin_epoch(self, partition: int, leader_epoch: int) -> int:
+        """Refuse later commits of leaders before ``leader_epoch``; the version that shows it (C11).
+
+        Raises FencedLeaderEpochError, and as ``Committer.commit``.
+        """
+
+        def plan(snapshot: TopicSnapshot) -> Plan | None:
+            partition_state(snapshot, partition, self.files)
+            check_epoch(snapshot, partition, leader_epoch, self.files)
+            transactions = epoch_transaction(snapshot, partition, leader_epoch)
+            return Plan("begin-leader-epoch", transactions) if transactions else None
+
+        with self._lock:
+            return self._committer.commit(plan)
+
     def commit_rewrites(self, parts: Sequence[RewritePart], *, data_change: bool, operation: str) -> PartsCommit:
         """Replace files: compaction and merge (``data_change=False``), retention (True, no adds), in one commit.
 

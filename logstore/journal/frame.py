@@ -235,12 +235,13 @@ _topic_id = functools.lru_cache(maxsize=4096)(lambda raw: UUID(bytes=raw))
 
 
 def decode_frame_header(
-    data: bytes, at: int, position: int, file_id: int | None, kinds: Kinds = HONOURED
+    data: Buffer, at: int, position: int | None, file_id: int | None, kinds: Kinds = HONOURED
 ) -> StoredHeader | None:
     """The header at ``data[at:]``, which is at journal position ``position``; None if no frame of this file is there.
 
-    ``file_id`` None accepts frames of any file (for a file whose header is lost). Raises DataDirectoryError on a frame
-    that is not of one of ``kinds``: a newer release wrote it.
+    ``file_id`` None accepts frames of any file (for a file whose header is lost), ``position`` None those of any
+    position (for another broker's journal). Raises DataDirectoryError on a frame that is not of one of ``kinds``: a
+    newer release wrote it.
     """
     if len(data) < at + HEADER_BYTES:
         return None
@@ -265,13 +266,15 @@ def decode_frame_header(
         inflated_bytes,
         epoch,
     ) = _STORED_FRAME.unpack_from(data, at)
-    if magic != FRAME_MAGIC or stored_position != position or (file_id is not None and stored_file_id != file_id):
+    if magic != FRAME_MAGIC or (file_id is not None and stored_file_id != file_id):
+        return None
+    if position is not None and stored_position != position:
         return None
     if crc32c(data[at + 8 : at + HEADER_BYTES]) != crc:
         return None
     known = kinds.get(kind)
     if known is None:
-        raise _refusal(kind & 0xFF, kind >> 8 & 0xFF, kind >> 16, position)
+        raise _refusal(kind & 0xFF, kind >> 8 & 0xFF, kind >> 16, stored_position)
     frame_type, flags = known
     header = (
         frame_type,

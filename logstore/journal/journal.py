@@ -37,6 +37,7 @@ from logstore.journal.frame import (
     decode_frame_header,
 )
 from logstore.journal.journal_file import JournalFile, PartitionKey
+from logstore.journal.recent_frames import RecentFrames
 from logstore.journal.scan import JournalScan, RecoveredFrame
 from logstore.journal.writer import FileSwitchPostponedError, FrameBuffers, JournalWriter
 from logstore.limits import JOURNAL_FILE_BYTES, JOURNAL_GROUP_BYTES_MAX, KIB, MIB
@@ -96,8 +97,12 @@ class Journal:
         clock: Clock,
         file_bytes: int = JOURNAL_FILE_BYTES,
         require_lock: Callable[[], None] = lambda: None,
+        recent_bytes: int = 0,
     ) -> None:
-        """``require_lock`` raises LockLostError once the directory may be another process's; called in a thread."""
+        """``require_lock`` raises LockLostError once the directory may be another process's; called in a thread.
+
+        ``recent_bytes``: so much of the newest frames is kept in memory for ``stored_frames``.
+        """
         self._directory = directory
         self._filesystem = filesystem
         self._file_bytes = file_bytes
@@ -120,7 +125,10 @@ class Journal:
         self._committer: asyncio.Task[None] | None = None
         self._closing = False
         self._failed: LogStoreError | None = None
+        #: Called once, when the journal has failed for good.
+        self.on_failure: Callable[[], None] = lambda: None
         self._full = False
+        self._recent = RecentFrames(recent_bytes) if recent_bytes else None
 
     # ---- state --------------------------------------------------------------------------------------------------
 
@@ -295,7 +303,10 @@ class Journal:
                 locations.append(FrameLocation(position, buffers.add(frame)))
             results.append(locations)
         length = buffers.end - begin
-        await self._thread.run(self._writer.commit, file, buffers.buffers(), length)
+        written = buffers.buffers()
+        await self._thread.run(self._writer.commit, file, written, length)
+        if self._recent is not None:
+            self._recent.add(begin, written)
         file.size += length
         file.data_bytes += length
         self._end_position = file.end
@@ -324,8 +335,9 @@ class Journal:
     def _fail(self, error: LogStoreError, group: list[_Append]) -> None:
         """Fail the group and everything queued behind it, in order, in this step of the loop."""
         full = isinstance(error, StorageFullError)
-        if not full:
-            self._failed = self._failed or error
+        if not full and self._failed is None:
+            self._failed = error
+            self.on_failure()
         if not full or not self._full:
             _log.error("journal_append_failed", message=str(error), final=not full)
         self._full = full
@@ -348,7 +360,31 @@ class Journal:
 
     def read_many(self, locations: Sequence[FrameLocation]) -> list[Frame]:
         """The frames at ``locations``, in that order; neighbours are read together. Raises as ``read``."""
-        frames: list[Frame] = []
+        return [
+            _decode(file, data, begin, location)
+            for file, begin, data, found in self._runs(locations)
+            for location in found
+        ]
+
+    def recent_frame(self, location: FrameLocation) -> list[memoryview] | None:
+        """The bytes of a frame as they are stored, header and payload, if they are in memory; on the loop."""
+        return None if self._recent is None else self._recent.find(location)
+
+    def read_stored(self, locations: Sequence[FrameLocation]) -> list[memoryview]:
+        """The bytes of frames as they are stored, unchecked; blocking, any thread.
+
+        Raises JournalRangeFreedError, StorageError.
+        """
+        return [
+            memoryview(data)[position - begin : position - begin + length]
+            for _, begin, data, found in self._runs(locations)
+            for position, length in found
+        ]
+
+    def _runs(
+        self, locations: Sequence[FrameLocation]
+    ) -> Iterator[tuple[JournalFile, int, bytes, Sequence[FrameLocation]]]:
+        """Neighbours among ``locations``, read together: the file, the position and bytes read, and their locations."""
         at = 0
         while at < len(locations):
             file = self._file_at(locations[at].position)
@@ -363,10 +399,8 @@ class Journal:
                     break
                 end = position + length
                 stop += 1
-            data = file.read(begin, end - begin)
-            frames.extend(_decode(file, data, begin, location) for location in locations[at:stop])
+            yield file, begin, file.read(begin, end - begin), locations[at:stop]
             at = stop
-        return frames
 
     def _file_at(self, position: int) -> JournalFile:
         with self._files_lock:
@@ -457,6 +491,7 @@ class Journal:
         if self._failed is None:
             self._failed = failure
             _log.error("journal_failed", message=str(failure))
+            self.on_failure()
 
     async def close(self) -> None:
         """Store the queued appends, then close the files. Raises StorageError if the last bytes could not be synced."""

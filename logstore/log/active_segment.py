@@ -55,6 +55,11 @@ class ActiveSegment:
         """A frame that began is not stored."""
         self._journal_bytes.num_bytes -= HEADER_BYTES + len(frame.payload)
 
+    @property
+    def is_truncating(self) -> bool:
+        """Whether a truncation is on its way to the disk."""
+        return self._truncating_to is not None
+
     def begin_truncation(self, offset: int) -> None:
         """A truncation to ``offset`` was handed to the journal."""
         self._truncating_to = offset

@@ -37,6 +37,17 @@ class LeaderEpochs:
         """The history of the offsets below ``end_offset``."""
         return tuple(entry for entry in self._entries if entry[1] < end_offset)
 
+    def end_of(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
+        """The newest epoch that is at most ``epoch``, and the offset at which it ends; (-1, the first epoch's start)
+        if all are newer (KIP-101, KIP-320).
+        """
+        end = log_end_offset
+        for known, start in reversed(self._entries):
+            if known <= epoch:
+                return known, end
+            end = start
+        return -1, end
+
     def epoch_of(self, offset: int) -> int | None:
         """The epoch that wrote ``offset``; None if it is not known."""
         return next((epoch for epoch, start in reversed(self._entries) if start <= offset), None)

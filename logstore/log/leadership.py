@@ -1,26 +1,79 @@
 """The role of a partition's leader: it moves the high watermark and acknowledges appends.
 
 Invariant: an append with acks=all is acknowledged when the high watermark reaches its end offset, one with acks=1 when
-the log end does. This leader is its partition's only replica, so that the high watermark follows the log end at once:
-durable, log end, high watermark and acknowledgement are one step of the loop.
+the log end does. A leader that is the only replica moves the high watermark with the log end: durable, log end, high
+watermark and acknowledgement are one step of the loop. A leader with followers counts their positions, too
+(``InSyncReplicas``); it tells no end offset, and rolls nothing, before the high watermark has reached the offset at
+which its epoch began (C9): until then an end offset could fall.
 """
 
-from logstore.errors import LogStoreError
+from collections.abc import Callable
+
+from logstore.errors import (
+    LogStoreError,
+    NotEnoughReplicasAfterAppendError,
+    NotEnoughReplicasError,
+    NotLeaderOrFollowerError,
+    OffsetNotAvailableError,
+)
 from logstore.log.acknowledgements import Acknowledgement, AcknowledgementQueue
 from logstore.log.high_watermark import HighWatermark
+from logstore.log.in_sync_replicas import InSyncReplicas
 
 ACKS_ALL = -1
 
 
 class Leadership:
-    __slots__ = ("_durable", "_high_watermark", "_log_end_offset", "epoch")
+    __slots__ = (
+        "_durable",
+        "_has_ended",
+        "_has_lease",
+        "_high_watermark",
+        "_log_end_offset",
+        "epoch",
+        "epoch_start",
+        "in_sync_replicas",
+    )
 
-    def __init__(self, epoch: int, high_watermark: HighWatermark, log_end_offset: int) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        high_watermark: HighWatermark,
+        log_end_offset: int,
+        in_sync_replicas: InSyncReplicas | None = None,
+        has_lease: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """``in_sync_replicas`` is None for the only replica. ``has_lease``: nobody else can lead meanwhile (C14)."""
         self.epoch = epoch
+        self.epoch_start = log_end_offset
+        self.in_sync_replicas = in_sync_replicas
+        self._has_lease = has_lease
+        self._has_ended = False
         self._high_watermark = high_watermark
         self._log_end_offset = log_end_offset
         # Few appends wait for the log end: the queue is made for the first of them.
         self._durable: AcknowledgementQueue | None = None
+        self.advance(log_end_offset)
+
+    # ---- appends ----------------------------------------------------------------------------------------------------
+
+    def refusal(self, acks: int) -> LogStoreError | None:
+        """Why no append is taken: acks=all below ``min.insync.replicas`` (C13), fewer acks without a lease (C14)."""
+        in_sync = self.in_sync_replicas
+        if in_sync is None:
+            return None
+        if acks == ACKS_ALL:
+            if not in_sync.has_enough:
+                return NotEnoughReplicasError(
+                    f"{len(in_sync.committed)} replicas are in sync, and min.insync.replicas is "
+                    f"{in_sync.min_in_sync}: nothing was stored. Try again when more brokers are back."
+                )
+        elif not self._has_lease():
+            return NotLeaderOrFollowerError(
+                "This broker does not reach ZooKeeper, so that another one may lead by now: nothing was stored. Try "
+                "again, or send with acks=all."
+            )
+        return None
 
     def acknowledge(self, end_offset: int, acks: int, acknowledgement: Acknowledgement) -> None:
         """Count ``acknowledgement`` down when what is below ``end_offset`` counts for ``acks``, which may be now."""
@@ -34,14 +87,87 @@ class Leadership:
             queue.add(end_offset, acknowledgement)
 
     def advance(self, log_end_offset: int) -> None:
-        """The log end has moved: so does the high watermark."""
+        """The log end has moved: the high watermark follows as far as the replicas in sync have it."""
         self._log_end_offset = log_end_offset
         if self._durable is not None:
+            if not self._has_lease():
+                self._durable.fail_above(-1, _no_lease())
             self._durable.reach(log_end_offset)
-        self._high_watermark.advance(log_end_offset)
+        if self.in_sync_replicas is None:
+            self._high_watermark.advance(log_end_offset)
+            return
+        self.in_sync_replicas.wake_followers()
+        self._count_replicas()
 
     def fail(self, error: LogStoreError) -> None:
         """Fail all waiting appends: they are not stored, or nobody here will learn whether they are."""
         self._high_watermark.appends.fail_above(self._high_watermark.offset, error)
         if self._durable is not None:
             self._durable.fail_above(self._log_end_offset, error)
+
+    def end(self, error: LogStoreError) -> None:
+        """Another broker leads: fail what waits, and move the high watermark no more, whatever comes later."""
+        self._has_ended = True
+        self.fail(error)
+
+    # ---- replicas ---------------------------------------------------------------------------------------------------
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the high watermark has reached the start of the epoch (C9)."""
+        return self._high_watermark.offset >= self.epoch_start
+
+    def require_settled(self) -> None:
+        """OffsetNotAvailableError until the end offsets of this leader cannot fall any more (KIP-207)."""
+        if not self.is_settled:
+            raise OffsetNotAvailableError(
+                "The leader was elected just now, and waits for its followers before it tells end offsets: try again."
+            )
+
+    def fetched(self, broker_id: int, broker_epoch: int, position: int, now: float) -> None:
+        """A follower has fetched with this epoch, from a ``position`` in the leader's own history."""
+        in_sync = self.in_sync_replicas
+        if in_sync is None or (follower := in_sync.followers.get(broker_id)) is None:
+            raise NotLeaderOrFollowerError(f"Broker {broker_id} is no replica of this partition.")
+        follower.fetched(broker_epoch, position, self._log_end_offset, now)
+        self._count_replicas()
+
+    def propose(self, in_sync_replicas: tuple[int, ...]) -> None:
+        """The ISR that is about to be written."""
+        assert self.in_sync_replicas is not None
+        self.in_sync_replicas.proposed = in_sync_replicas
+        self._count_replicas()
+
+    def end_proposal(self) -> None:
+        """The ISR that was to be written is written, or never will be."""
+        assert self.in_sync_replicas is not None
+        self.in_sync_replicas.proposed = None
+        self._count_replicas()
+
+    def commit(self, replicas: tuple[int, ...], in_sync_replicas: tuple[int, ...], now: float) -> None:
+        """The replicas in ZooKeeper, in this epoch."""
+        in_sync = self.in_sync_replicas
+        assert in_sync is not None
+        in_sync.commit(replicas, in_sync_replicas, now)
+        if not in_sync.has_enough:
+            self._high_watermark.appends.fail_above(
+                self._high_watermark.offset,
+                NotEnoughReplicasAfterAppendError(
+                    "Fewer replicas than min.insync.replicas are in sync since the append: the records may or may not "
+                    "be stored. Try again."
+                ),
+            )
+        self._count_replicas()
+
+    def _count_replicas(self) -> None:
+        in_sync = self.in_sync_replicas
+        assert in_sync is not None
+        if not self._has_ended:
+            self._high_watermark.advance(in_sync.high_watermark(self._log_end_offset))
+
+
+def _no_lease() -> LogStoreError:
+    return NotEnoughReplicasAfterAppendError(
+        "This broker does not reach ZooKeeper since the append, so that another one may lead by now: the records may "
+        "or may not be stored. Try again, or send with acks=all."
+    )

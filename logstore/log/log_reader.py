@@ -175,6 +175,8 @@ class LogReader:
         """The slice that ``read`` takes from one row group; an empty one at the end of the history."""
         if wanted.start >= wanted.end:
             return Slice([], 0, 0, wanted.start)
+        if topic.snapshot.partitions[log.partition].sealed < log.sealed_offset:
+            await self._refresh(topic)  # the leader before has sealed it
         sealed = log.sealed_offset
         segments = log.segments.files
         at = bisect_right(segments, wanted.start, key=lambda s: s.end_offset)
@@ -230,6 +232,8 @@ def require_in_range(log: PartitionLog, offset: int) -> None:
     is out of range goes to one of them.
     """
     log.require_served()
+    if offset > log.high_watermark:
+        log.require_leader().require_settled()
     if not log.log_start_offset <= offset <= log.high_watermark:
         raise OffsetOutOfRangeError(
             f"Offset {offset} of {log.topic}-{log.partition} is out of range: "

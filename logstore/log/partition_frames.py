@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from logstore.clock import Clock
 from logstore.journal.frame import Frame, FrameFlags, FrameHeader, FrameType
+from logstore.records.batch import EncodedBatch
 from logstore.records.batch_identity import BatchIdentity
 
 # Made and looked up once: both take as long as the rest of a header.
@@ -42,7 +43,7 @@ class PartitionFrames:
 
     def data(
         self,
-        batch: pa.RecordBatch,
+        batch: pa.RecordBatch | EncodedBatch,
         payload: pa.Buffer,
         *,
         base_offset: int,
@@ -93,7 +94,9 @@ class PartitionFrames:
         return Frame(header, payload)
 
 
-def _max_timestamp(batch: pa.RecordBatch, append_time_ms: int) -> int:
+def _max_timestamp(batch: pa.RecordBatch | EncodedBatch, append_time_ms: int) -> int:
+    if isinstance(batch, EncodedBatch):
+        return batch.newest_timestamp_ms(append_time_ms)
     timestamps = batch.column(0)
     if timestamps.null_count == len(timestamps):
         return append_time_ms

@@ -18,7 +18,7 @@ The ``state`` (producers, keys, transactions, epochs) follows the same frames.
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 from uuid import UUID
 
@@ -27,6 +27,7 @@ import pyarrow as pa
 from logstore.clock import Clock
 from logstore.delta.protocol_upgrade import restore_command
 from logstore.errors import (
+    CorruptionError,
     FencedLeaderEpochError,
     LogStoreError,
     MissingRecordsError,
@@ -34,17 +35,19 @@ from logstore.errors import (
     QuarantinedError,
     RequestTimedOutError,
 )
-from logstore.journal.frame import Frame, FrameLocation, FrameType
+from logstore.journal.frame import Frame, FrameHeader, FrameLocation, FrameType
 from logstore.log.active_segment import ActiveSegment, JournalBytes
 from logstore.log.frame_index import FrameIndex
 from logstore.log.high_watermark import HighWatermark
 from logstore.log.history import MissingRange
+from logstore.log.in_sync_replicas import Follower, InSyncReplicas
 from logstore.log.isolation import Isolation
 from logstore.log.journal_tail import JournalTail
 from logstore.log.leadership import Leadership
 from logstore.log.log_segments import LogSegments
 from logstore.log.partition_frames import PartitionFrames
 from logstore.log.partition_state import PartitionState
+from logstore.records.batch import EncodedBatch
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity
 
 # Looked up once: an enumeration's members are slow to find.
@@ -108,8 +111,15 @@ class PartitionLog:
         return high_watermark if first is None else min(first, high_watermark)
 
     def readable_end(self, isolation: Isolation) -> int:
-        """The offset at which readers, waits and rolls stop. Rolls are READ_COMMITTED."""
+        """The offset at which readers and waits stop."""
         return self.last_stable_offset if isolation is Isolation.READ_COMMITTED else self._high_watermark.offset
+
+    @property
+    def rollable_end(self) -> int:
+        """The offset at which rolls stop: nothing is rolled by a leader that is not settled (C9)."""
+        if self._leadership is None or not self._leadership.is_settled:
+            return self.sealed_offset
+        return self.last_stable_offset
 
     @property
     def record_count(self) -> int:
@@ -139,11 +149,7 @@ class PartitionLog:
     @property
     def has_unsealed(self) -> bool:
         """Whether a roll would have something to seal."""
-        return (
-            self.sealed_offset < self.readable_end(Isolation.READ_COMMITTED)
-            and self.is_leader
-            and self.quarantined is None
-        )
+        return self.sealed_offset < self.rollable_end and self.quarantined is None
 
     @property
     def unsealed_ms(self) -> float:
@@ -220,8 +226,16 @@ class PartitionLog:
 
     # ---- leading ----------------------------------------------------------------------------------------------------
 
-    def become_leader(self, epoch: int) -> None:
-        """Lead with ``epoch``, which is higher than that of any leader before. FencedLeaderEpochError if it is not."""
+    def become_leader(
+        self,
+        epoch: int,
+        in_sync_replicas: InSyncReplicas | None = None,
+        has_lease: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Lead with ``epoch``, which is higher than that of any leader before. FencedLeaderEpochError if it is not.
+
+        ``in_sync_replicas`` and ``has_lease`` as for ``Leadership``.
+        """
         newest = max(self.leader_epoch, self.state.leader_epochs.last)
         if epoch <= newest:
             raise FencedLeaderEpochError(
@@ -229,29 +243,29 @@ class PartitionLog:
                 f"epoch {newest} has led it already."
             )
         self.resign(epoch)
-        self._leadership = Leadership(epoch, self._high_watermark, self.log_end_offset)
+        self._leadership = Leadership(epoch, self._high_watermark, self.log_end_offset, in_sync_replicas, has_lease)
 
     def resign(self, epoch: int) -> None:
         """Another leader has ``epoch``. What is not acknowledged may be truncated: its outcome is unknown."""
         self.leader_epoch = max(self.leader_epoch, epoch)
         if (leadership := self._leadership) is not None:
             self._leadership = None
-            leadership.fail(
+            leadership.end(
                 RequestTimedOutError(
                     f"{self.topic}-{self.partition} has a new leader (epoch {epoch}): the records may or may not be "
                     "stored. Try again."
                 )
             )
+            self._high_watermark.wake_readers()
 
     @property
     def is_leader(self) -> bool:
         """Whether this broker leads the partition."""
         return self._leadership is not None
 
-    @property
-    def not_leader(self) -> NotLeaderOrFollowerError | None:
-        """Why appends are refused; None for the leader."""
-        return None if self._leadership is not None else self._not_leader()
+    def append_refusal(self, acks: int) -> LogStoreError | None:
+        """Why an append with ``acks`` is not taken; None if it is."""
+        return self._not_leader() if self._leadership is None else self._leadership.refusal(acks)
 
     def _not_leader(self) -> NotLeaderOrFollowerError:
         return NotLeaderOrFollowerError(
@@ -265,6 +279,13 @@ class PartitionLog:
             raise self._not_leader()
         return self._leadership
 
+    def follower(self, broker_id: int) -> Follower | None:
+        """The replica as this leader knows it; None if there is none, or another broker leads."""
+        leadership = self._leadership
+        if leadership is None or leadership.in_sync_replicas is None:
+            return None
+        return leadership.in_sync_replicas.followers.get(broker_id)
+
     # ---- appending --------------------------------------------------------------------------------------------------
 
     def now_ms(self) -> int:
@@ -273,7 +294,7 @@ class PartitionLog:
 
     def next_frame(
         self,
-        batch: pa.RecordBatch,
+        batch: pa.RecordBatch | EncodedBatch,
         payload: pa.Buffer,
         *,
         inflated_bytes: int,
@@ -304,7 +325,7 @@ class PartitionLog:
         if header.type is _TRUNCATE:
             self.active_segment.begin_truncation(header.base_offset)
         else:
-            assert header.base_offset == self.next_offset, (header, self)
+            assert header.base_offset == self.next_offset or self._begins_tail(header), (header, self)
             self.state.begin(header)
             self.active_segment.begin(frame)
         self.next_offset = header.end_offset
@@ -315,7 +336,7 @@ class PartitionLog:
         if header.type is _TRUNCATE:
             self._drop_from(header.base_offset)
             return
-        assert header.base_offset == self.log_end_offset, (header, self)
+        assert header.base_offset == self.log_end_offset or self._begins_tail(header), (header, self)
         self.state.stored(frame)
         self.active_segment.stored(header, location)
         self.log_end_offset = header.end_offset
@@ -333,7 +354,84 @@ class PartitionLog:
         if self._leadership is not None:
             self._leadership.fail(error)
 
+    # ---- following --------------------------------------------------------------------------------------------------
+
+    @property
+    def last_epoch(self) -> int:
+        """The leader epoch of the last record; -1 without one."""
+        return self.state.leader_epochs.last
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no frame is on its way to the disk."""
+        return self.next_offset == self.log_end_offset and not self.active_segment.is_truncating
+
+    def _begins_tail(self, header: FrameHeader) -> bool:
+        """Whether a follower's first frame behind the sealed offset begins below it."""
+        return not len(self.index) and header.base_offset < self.sealed_offset < header.end_offset
+
+    def require_follows(self, frames: Sequence[Frame]) -> None:
+        """CorruptionError unless ``frames`` are what follows the end of this log, by leaders up to the one followed."""
+        at, epoch = self.next_offset, self.last_epoch
+        for frame in frames:
+            header = frame.header
+            begins = header.base_offset == at or (at == self.next_offset and self._begins_tail(header))
+            if (
+                not begins
+                or not header.takes_offsets
+                or not epoch <= header.leader_epoch <= self.leader_epoch
+                or (header.topic_id, header.partition) != (self.topic_id, self.partition)
+            ):
+                raise CorruptionError(f"The leader of {self.topic}-{self.partition} sent {header}, and {self} is here.")
+            at, epoch = header.end_offset, header.leader_epoch
+
+    def track_replicated(self, frames: Sequence[Frame]) -> None:
+        """Follow frames of the leader that are handed to the journal, as ``track``; see ``require_follows``."""
+        assert self._leadership is None, self
+        for frame in frames:
+            self._frames.recover_append_time(frame.header.append_time_ms)
+            self.track(frame)
+
+    def follow_leader(self, high_watermark: int, sealed_offset: int, log_start_offset: int) -> None:
+        """The leader's offsets, as far as they are about records that are here."""
+        assert self._leadership is None, self
+        end = self.log_end_offset
+        self._high_watermark.advance(max(min(high_watermark, end), min(sealed_offset, end)))
+        if (sealed := min(sealed_offset, end)) > self.sealed_offset:
+            self.seal(sealed)
+        self.log_start_offset = max(self.log_start_offset, min(log_start_offset, self.sealed_offset))
+
+    def adopt_sealed(self, offset: int) -> None:
+        """The table has more than this log knew: the leader before had rolled it, so that all replicas in sync have it
+        (C10).
+        """
+        assert offset <= self.log_end_offset, (offset, self)
+        self._high_watermark.advance(offset)
+        self.seal(offset)
+
     # ---- truncating -------------------------------------------------------------------------------------------------
+
+    def diverged_at(self, position: int, last_epoch: int) -> tuple[int, int] | None:
+        """As the leader: the epoch and offset from which a follower's log is not this one; None if it is (KIP-595).
+
+        The follower's log ends at ``position``, its last record is of ``last_epoch`` (-1: it has none).
+        """
+        if position == 0:
+            return None
+        epoch, end = self.state.leader_epochs.end_of(last_epoch, self.log_end_offset)
+        if epoch < last_epoch or end < position:
+            return epoch, end
+        boundary = self.index.boundary(position)
+        if boundary is not None and self.sealed_offset < position and boundary < position:
+            return epoch, boundary
+        return None
+
+    def truncation_end(self, leader_epoch: int, end_offset: int) -> int:
+        """As the follower: the offset down to which this log may be the leader's, told that the leader's records of
+        ``leader_epoch`` and before end at ``end_offset``. It is below the log end.
+        """
+        _, own_end = self.state.leader_epochs.end_of(leader_epoch, self.log_end_offset)
+        return max(0, min(end_offset, own_end, self.log_end_offset - 1))
 
     def truncation(self, offset: int, leader_epoch: int) -> Frame:
         """The journal frame that drops the records from ``offset`` on, and those that share a frame with it. Hand it to
@@ -394,10 +492,12 @@ class PartitionLog:
 
     def snapshot_frame(self) -> Frame:
         """The frame that every new journal file begins with for this partition. It stands for all frames before it."""
-        snapshot = self.state.snapshot(
-            sealed_offset=self.sealed_offset, log_end_offset=self.log_end_offset, now_ms=self.now_ms()
-        )
-        return self._frames.snapshot(self.sealed_offset, max(self.leader_epoch, 0), snapshot.encode())
+        return self.snapshot_of(self.state, sealed_offset=self.sealed_offset, log_end_offset=self.log_end_offset)
+
+    def snapshot_of(self, state: PartitionState, *, sealed_offset: int, log_end_offset: int) -> Frame:
+        """The snapshot frame of a log with that state and those ends."""
+        snapshot = state.snapshot(sealed_offset=sealed_offset, log_end_offset=log_end_offset, now_ms=self.now_ms())
+        return self._frames.snapshot(sealed_offset, max(self.leader_epoch, 0), snapshot.encode())
 
     # ---- recovery ---------------------------------------------------------------------------------------------------
 
@@ -422,6 +522,18 @@ class PartitionLog:
     def finish_recovery(self) -> None:
         """Compute the ends from the recovered frames. CorruptionError if the journal has a hole or an overlap."""
         self.active_segment.finish_recovery(self.sealed_offset)
-        self.log_end_offset = max(self.sealed_offset, self.index.end_offset or 0)
-        self.next_offset = self._high_watermark.offset = self.log_end_offset
+        self.next_offset = self.log_end_offset = max(self.sealed_offset, self.index.end_offset or 0)
+        # More may be on all replicas: the leader tells, or is the only one.
+        self._high_watermark.offset = self.sealed_offset
+        if self._leadership is not None:
+            self._leadership.advance(self.log_end_offset)
+        self.check()
+
+    def reset(self, sealed_offset: int) -> None:
+        """Begin anew, as a follower, at the end of the table: the tail is truncated, and ``state`` is the one there."""
+        assert self._leadership is None, self
+        assert not len(self.index), self
+        assert self.is_quiet, self
+        self.next_offset = self.log_end_offset = self.sealed_offset = sealed_offset
+        self._high_watermark.advance(sealed_offset)
         self.check()

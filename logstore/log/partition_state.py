@@ -5,7 +5,7 @@ Invariant: it is a function of the frames that count. A batch counts from ``begi
 when it is durable.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from logstore.journal.frame import Frame, FrameHeader, FrameType
@@ -18,6 +18,7 @@ from logstore.log.producer_state import ProducerStates
 from logstore.log.recent_batches import RecentBatches
 from logstore.records.batch_identity import NO_IDENTITY, RememberedBatch
 from logstore.records.transactions import Marker
+from logstore.segments.footer import SegmentFooter
 
 # Looked up once: an enumeration's members are slow to find.
 _CONTROL: Final = FrameType.CONTROL
@@ -109,19 +110,28 @@ class PartitionState:
             recent.remember(stored)
         self.open_transactions.replace(tail.open_transactions())
 
-    def recover_from_footers(
-        self,
-        producers: Iterable[RememberedBatch],
-        idempotency_keys: Iterable[RememberedBatch],
-        *,
-        producer_ids_begin: int,
-        markers: Iterable[Marker] = (),
-    ) -> None:
-        """Take over the batches that segments remember, if the journal ends before the table does. Producers that
+    def replace(self, footers: Sequence[SegmentFooter], producer_ids_begin: int) -> None:
+        """The state at the end of the newest of ``footers``, which come newest first; without one it is empty.
+
+        Where the files do not tell it, producers with ids below ``producer_ids_begin`` may have been forgotten.
+        """
+        newest = footers[0] if footers else None
+        self.leader_epochs = LeaderEpochs(newest.leader_epochs if newest else ())
+        self.producers.replace(newest.producers if newest else (), newest.markers if newest else ())
+        forgotten = -1 if newest is None else newest.producers_forgotten_up_to
+        self.producers.evicted_up_to = producer_ids_begin - 1 if forgotten is None else forgotten
+        self.idempotency_keys.replace(key for footer in reversed(footers) for key in footer.idempotency_keys)
+        self.open_transactions.replace(newest.open_transactions if newest else ())
+        self._knows_all_producers = True
+
+    def recover_from_footers(self, footers: Sequence[SegmentFooter], producer_ids_begin: int) -> None:
+        """The journal ends before the table does: what segments remember counts, as for ``replace``. Producers that
         appended behind the segments are unknown; their ids are below ``producer_ids_begin``.
         """
-        self.producers.replace(producers, markers)
-        self.idempotency_keys.replace(idempotency_keys)
+        leader_epochs = self.leader_epochs
+        self.replace(footers, producer_ids_begin)
+        if not footers:
+            self.leader_epochs = leader_epochs
         self._knows_all_producers = False
         self.forget_producers(producer_ids_begin)
 

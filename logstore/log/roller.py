@@ -38,7 +38,6 @@ from logstore.journal.journal import Journal
 from logstore.limits import DELTA_CHECKPOINT_INTERVAL, MIB
 from logstore.log.frame_index import FrameIndex, IndexedFrame
 from logstore.log.frame_records import frame_records
-from logstore.log.isolation import Isolation
 from logstore.log.partition_log import PartitionLog
 from logstore.log.table_follower import TableFollower
 from logstore.log.topic import Topic
@@ -92,6 +91,7 @@ class _Range:
     producers: bytes
     idempotency_keys: bytes
     markers: tuple[Marker, ...]
+    producers_forgotten_up_to: int
     pieces: list[_Piece]
 
 
@@ -196,11 +196,7 @@ class Roller:
     async def _write_new(self, topic: Topic, partitions: Sequence[PartitionLog]) -> list[RollPart]:
         for _ in range(_ATTEMPTS):
             # Without an await: the plans of one commit are of one moment.
-            spans = [
-                _plan(p, topic.config.segment_bytes)
-                for p in partitions
-                if p.sealed_offset < p.readable_end(Isolation.READ_COMMITTED)
-            ]
+            spans = [_plan(p, topic.config.segment_bytes) for p in partitions if p.sealed_offset < p.rollable_end]
             if not spans:
                 return []
             with contextlib.suppress(JournalRangeFreedError):  # copied forward meanwhile: the index knows where to
@@ -311,6 +307,7 @@ class Roller:
                 idempotency_keys=[b for b in unpack_batches(span.idempotency_keys) if base <= b.base_offset < end],
                 append_time_ms=append_time_ms,
                 markers=[marker for marker in span.markers if marker.offset < end],
+                producers_forgotten_up_to=span.producers_forgotten_up_to,
             )
 
     # ---- following the table ----------------------------------------------------------------------------------------
@@ -350,7 +347,7 @@ def _plan(partition_log: PartitionLog, segment_bytes: int) -> _Range:
     now_ms = partition_log.now_ms()
     partition_log.state.producers.expire(now_ms)
     partition_log.state.idempotency_keys.expire(now_ms)
-    base, end = partition_log.sealed_offset, partition_log.readable_end(Isolation.READ_COMMITTED)
+    base, end = partition_log.sealed_offset, partition_log.rollable_end
     pieces = []
     start = base
     while start < end:
@@ -366,6 +363,7 @@ def _plan(partition_log: PartitionLog, segment_bytes: int) -> _Range:
         partition_log.state.producers.pack(),
         partition_log.state.idempotency_keys.pack(),
         partition_log.state.producers.markers,
+        partition_log.state.producers.evicted_up_to,
         pieces,
     )
 

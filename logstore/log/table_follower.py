@@ -135,11 +135,11 @@ class TableFollower:
         topic.gaps = {p.partition: gaps[p.partition] for p in served}
 
     def _adopt(self, partition_log: PartitionLog, snapshot: TopicSnapshot) -> None:
-        """Take over a commit of ours whose unknown outcome proves to be success."""
+        """Take over a commit of ours whose unknown outcome proves to be success, or that of the leader before."""
         state = snapshot.partitions[partition_log.partition]
-        ours = partition_log.is_leader and state.leader_epoch == partition_log.leader_epoch
-        if ours and partition_log.sealed_offset < state.sealed <= partition_log.readable_end(Isolation.READ_COMMITTED):
-            partition_log.seal(state.sealed)
+        ours = partition_log.is_leader and state.leader_epoch <= partition_log.leader_epoch
+        if ours and partition_log.sealed_offset < state.sealed <= partition_log.log_end_offset:
+            partition_log.adopt_sealed(state.sealed)
 
     def _restore(self, topic: Topic, snapshot: TopicSnapshot, *, at_start: bool) -> _Restored:
         """Rule R7: commit files again that the table has lost, of partitions that are led here."""

@@ -3,6 +3,8 @@
 Kafka's name and number of an error are on its class. An error code is ours, in the form of Confluent's REST Proxy:
 three digits for the kind of error (its HTTP status), alone or with two more behind them.
 
+Between brokers an error has both codes, Kafka's and ours: together they name its class.
+
 The store looks up the code of an error. A client makes the error of that code: the same class, if the code has only
 one.
 """
@@ -45,6 +47,7 @@ ERROR_CODES: Final[dict[type[LogStoreError], int]] = {
     errors.StaleMemberEpochError: 40922,
     errors.GroupMaxSizeReachedError: 40923,
     errors.NonEmptyGroupError: 40924,
+    errors.ElectionNotNeededError: 40925,
     errors.RequestTooLargeError: 41301,
     errors.RecordTooLargeError: 41302,
     errors.OffsetOutOfRangeError: 41601,
@@ -56,6 +59,7 @@ ERROR_CODES: Final[dict[type[LogStoreError], int]] = {
     errors.InvalidSessionTimeoutError: 42212,
     errors.UnsupportedAssignorError: 42213,
     errors.InvalidRegularExpressionError: 42214,
+    errors.WrongBrokerError: 42102,
     errors.ThrottledError: 42901,
     LogStoreError: 50002,
     errors.CommitStateUnknownError: 50003,
@@ -69,15 +73,24 @@ ERROR_CODES: Final[dict[type[LogStoreError], int]] = {
     errors.CoordinatorNotAvailableError: 50306,
     errors.NotCoordinatorError: 50307,
     errors.UnstableOffsetCommitError: 50308,
+    errors.LeaderNotAvailableError: 50309,
+    errors.NotEnoughReplicasError: 50310,
+    errors.OffsetNotAvailableError: 50311,
+    errors.NotControllerError: 50312,
+    errors.PreferredLeaderNotAvailableError: 50320,
+    errors.EligibleLeadersNotAvailableError: 50321,
     errors.RequestTimedOutError: 50401,
+    errors.NotEnoughReplicasAfterAppendError: 50402,
     # One code for all: a client knows by its request which one to make (``bad_request`` of ``error_of``).
     errors.InvalidTopicError: 40002,
     errors.TopicExistsError: 40002,
     errors.InvalidPartitionsError: 40002,
     errors.InvalidReplicationFactorError: 40002,
     errors.InvalidConfigError: 40002,
+    errors.InvalidReplicaAssignmentError: 40002,
     # The kind alone.
     errors.UnknownClusterError: 404,
+    errors.NoReassignmentInProgressError: 404,
     errors.NoRecordsError: 422,
 }
 _BAD_REQUEST: Final = ERROR_CODES[errors.InvalidTopicError]
@@ -100,7 +113,25 @@ _CLASSES: Final[Mapping[int, type[LogStoreError]]] = {
 
 def code_of(error: LogStoreError) -> int:
     """The error code of ``error``."""
-    return next(ERROR_CODES[cls] for cls in type(error).__mro__ if cls in ERROR_CODES)
+    return _code_of(type(error))
+
+
+def _code_of(error: type[LogStoreError]) -> int:
+    return next(ERROR_CODES[cls] for cls in error.__mro__ if cls in ERROR_CODES)
+
+
+def _error_classes() -> list[type[LogStoreError]]:
+    """All of ``logstore.errors``, in their order there."""
+    return [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, LogStoreError)]
+
+
+# Between brokers. Reversed, so that of several classes the first remains.
+_BY_BOTH_CODES: Final[Mapping[tuple[int, int], type[LogStoreError]]] = {
+    (cls.kafka_code, _code_of(cls)): cls for cls in reversed(_error_classes())
+}
+_BY_KAFKA_CODE: Final[Mapping[int, type[LogStoreError]]] = {
+    cls.kafka_code: cls for cls in reversed(_error_classes()) if cls.kafka_code != LogStoreError.kafka_code
+}
 
 
 def error_of(
@@ -120,8 +151,22 @@ def error_of(
     found = _CLASSES.get(code) or _CLASSES_BY_KIND.get(kind)
     if found is None:
         found = errors.InvalidRequestError if kind < 500 else LogStoreError
-    if issubclass(found, OffsetOutOfRangeError):
-        return found(message, log_start_offset=log_start_offset, high_watermark=high_watermark)
-    if issubclass(found, UnreadableRecordError):
-        return found(message, offset=-1)
-    return found(message)
+    return _made(found, message, log_start_offset, high_watermark)
+
+
+def _made(
+    error: type[LogStoreError], message: str, log_start_offset: int = -1, high_watermark: int = -1
+) -> LogStoreError:
+    if issubclass(error, OffsetOutOfRangeError):
+        return error(message, log_start_offset=log_start_offset, high_watermark=high_watermark)
+    if issubclass(error, UnreadableRecordError):
+        return error(message, offset=-1)
+    return error(message)
+
+
+def error_of_kafka(kafka_code: int, code: int, message: str) -> LogStoreError:
+    """The error that another broker has raised: of its class, if this release has one with both codes; else of the
+    first class with Kafka's code, or with ours.
+    """
+    found = _BY_BOTH_CODES.get((kafka_code, code)) or _BY_KAFKA_CODE.get(kafka_code)
+    return error_of(code, message) if found is None else _made(found, message)

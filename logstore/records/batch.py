@@ -5,7 +5,7 @@ Column arrays may be slices, so positions are always read through ``ListArray.of
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -43,14 +43,42 @@ class DecodedRecords:
         return int(self.batch.get_total_buffer_size())
 
 
+class EncodedBatch(NamedTuple):
+    """What is known of records that another broker has encoded, in place of their columns.
+
+    ``untimed_count`` of them have no timestamp, ``max_timestamp_ms`` is the latest of the others; ``nbytes`` is their
+    size before compression.
+    """
+
+    num_rows: int
+    nbytes: int
+    untimed_count: int
+    max_timestamp_ms: int
+
+    @classmethod
+    def of(cls, batch: pa.RecordBatch, nbytes: int) -> Self:
+        timestamps = batch.column("timestamp")
+        untimed: int = timestamps.null_count
+        latest = -1 if untimed == len(timestamps) else pc.max(timestamps.cast(pa.int64())).as_py()
+        return cls(batch.num_rows, nbytes, untimed, latest)
+
+    def newest_timestamp_ms(self, append_time_ms: int) -> int:
+        """Of all records: those without a timestamp get the append time."""
+        if not self.untimed_count:
+            return self.max_timestamp_ms
+        timed = self.untimed_count < self.num_rows
+        return max(self.max_timestamp_ms, append_time_ms) if timed else append_time_ms
+
+
 class PartitionBatch(NamedTuple):
     """The records of a request that go to one partition, in request order.
 
-    ``rows`` are their positions in the request, rising; None = all of the request.
+    ``rows`` are their positions in the request, rising; None = all of the request. Of an EncodedBatch ``verbatim`` is
+    the payload.
     """
 
     partition: int
-    batch: pa.RecordBatch
+    batch: pa.RecordBatch | EncodedBatch
     rows: np.ndarray | None
     verbatim: pa.Buffer | None
 

@@ -3,6 +3,7 @@
 Over a column it runs word by word for all keys at once: step w mixes the w-th 4-byte word of every key that has one.
 """
 
+import functools
 import struct
 
 import numpy as np
@@ -41,6 +42,13 @@ def _murmur2(data: bytes) -> int:
     value ^= value >> 13
     value = value * multiplier & 0xFFFFFFFF
     return value ^ (value >> 15)
+
+
+# ``murmur2`` is made for columns: for one name it takes half as long as the rest of a commit.
+@functools.lru_cache(maxsize=10_000)
+def partition_for(key: str, num_partitions: int) -> int:
+    """The partition of an internal topic, and so the coordinator, that a group or transactional id belongs to."""
+    return (murmur2(key.encode()) & 0x7FFFFFFF) % num_partitions
 
 
 def murmur2_column(keys: pa.BinaryArray) -> np.ndarray:

@@ -17,6 +17,7 @@ from logstore.records.transactions import Marker, OpenTransaction, markers_from_
 FORMAT_VERSION, FORMAT_WITH_TRANSACTIONS = 2, 3
 _FORMATS = (FORMAT_VERSION, FORMAT_WITH_TRANSACTIONS)
 _PREFIX = "logstore."
+_FORGOTTEN = "producers_forgotten_up_to"
 
 #: ``operation`` of a segment that a roll writes from the journal; jobs have names of their own.
 ROLL = "roll"
@@ -31,6 +32,8 @@ class SegmentFooter:
     ``operation`` wrote the file. ``cleanings`` say when offsets were first compacted: rising (end offset, time in ms).
     ``append_time_ms`` is the time of the last append in this file or an earlier one; 0 if it is not known.
     ``open_transactions`` and ``markers``, one of a producer at most, are those at ``end_offset``.
+    ``producers_forgotten_up_to`` is the highest id of a producer that was forgotten by then (-1: none was); None if the
+    file does not tell.
     """
 
     partition: int
@@ -45,6 +48,7 @@ class SegmentFooter:
     append_time_ms: int = 0
     open_transactions: tuple[OpenTransaction, ...] = ()
     markers: tuple[Marker, ...] = ()
+    producers_forgotten_up_to: int | None = None
 
 
 def encode_footer(footer: SegmentFooter) -> dict[str, str]:
@@ -53,6 +57,7 @@ def encode_footer(footer: SegmentFooter) -> dict[str, str]:
         f"{_PREFIX}markers": json.dumps(footer.markers),
     }
     has_transactions = bool(footer.open_transactions or footer.markers)
+    forgotten = footer.producers_forgotten_up_to
     return {
         f"{_PREFIX}format": str(FORMAT_WITH_TRANSACTIONS if has_transactions else FORMAT_VERSION),
         f"{_PREFIX}partition": str(footer.partition),
@@ -66,6 +71,7 @@ def encode_footer(footer: SegmentFooter) -> dict[str, str]:
         f"{_PREFIX}cleanings": json.dumps(footer.cleanings),
         f"{_PREFIX}append_time_ms": str(footer.append_time_ms),
         **(transactions if has_transactions else {}),
+        **({} if forgotten is None else {f"{_PREFIX}{_FORGOTTEN}": str(forgotten)}),
     }
 
 
@@ -109,6 +115,7 @@ def decode_footer(metadata: Mapping[bytes, bytes], path: str) -> SegmentFooter:
             append_time_ms=int(text["append_time_ms"]),
             open_transactions=open_transactions_from_rows(json.loads(rows[0])),
             markers=markers_from_rows(json.loads(rows[1])),
+            producers_forgotten_up_to=int(forgotten) if (forgotten := text.get(_FORGOTTEN)) is not None else None,
         )
     # Infinity is a number in JSON as Python reads it, and deep nesting is no ValueError.
     except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:

@@ -39,6 +39,7 @@ def inherited_footer(files: TableFiles, partition: int, base_offset: int, end_of
         operation=FOREIGN,
         append_time_ms=last.append_time_ms if last else 0,
         markers=last.markers if last else (),
+        producers_forgotten_up_to=last.producers_forgotten_up_to if last else None,
     )
 
 

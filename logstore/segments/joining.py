@@ -158,6 +158,7 @@ def write_segment(
             append_time_ms=_last_append_ms(footers),
             open_transactions=last.open_transactions,
             markers=last.markers,
+            producers_forgotten_up_to=last.producers_forgotten_up_to,
         )
     return Written(number, expired, segment)
 

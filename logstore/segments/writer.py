@@ -197,6 +197,7 @@ class SegmentWriter:
         append_time_ms: int = 0,
         open_transactions: Sequence[OpenTransaction] = (),
         markers: Sequence[Marker] = (),
+        producers_forgotten_up_to: int | None = None,
     ) -> Segment:
         """Write the footer and make the file durable. Without a record it has no row group: its range was sealed, and
         its footer has the state at its end.
@@ -216,6 +217,7 @@ class SegmentWriter:
             append_time_ms,
             tuple(open_transactions),
             tuple(markers),
+            producers_forgotten_up_to,
         )
         self._flush()
         self._files.reached("segment.half")

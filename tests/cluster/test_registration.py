@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from logstore.cluster import checked_file, znodes
+from logstore.cluster.coordinator import BrokerEndpoint
 from logstore.cluster.registration import BrokerIdInUseError
 from logstore.cluster.znodes import NO_LEADER
 from logstore.errors import ClusterStateError, DataDirectoryError, InvalidConfigError, ZooKeeperUnavailableError
@@ -21,6 +22,7 @@ async def test_brokers_agree_on_the_cluster_and_see_each_other(brokers: Brokers)
     await brokers.seen_by([first, second], lambda it: it.brokers == [1, 2], "not both are there")
     found = first.view.brokers[2]
     assert (found.registration.url, found.registration.peer, found.registration.rack) == ("http://h2", "h2:1", "r")
+    assert first.brokers_by_id == {one: BrokerEndpoint(one, f"http://h{one}", "r") for one in (1, 2)}
     assert found.epoch > first.view.brokers[1].epoch
     await brokers.stop(2)
     await eventually_async(lambda: first.brokers == [1], "a broker that has stopped is still there", seconds=2)
@@ -124,7 +126,7 @@ async def test_c19_another_clusters_directories_are_refused(brokers: Brokers, tm
         await brokers.make(2, log_directory=tmp_path / "broker-1").start()
     for name, content, message in [
         ("other", {"cluster_id": "x", "format_version": 2, "coordinator": "zookeeper"}, "belongs to the cluster x"),
-        ("alone", {"cluster_id": "x", "format_version": 2}, r"store of one node.*without zookeeper\.connect"),
+        ("alone", {"cluster_id": "x", "format_version": 2}, r"store of one node.*a path of its own"),
         ("newer", {"cluster_id": "x", "format_version": 9, "coordinator": "zookeeper"}, "format version 9"),
     ]:
         (tmp_path / name).mkdir()

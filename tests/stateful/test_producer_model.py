@@ -27,6 +27,7 @@ from logstore.journal.scan import RecoveredFrame
 from logstore.log.journal_tail import JournalTail
 from logstore.log.partition_log import PartitionLog
 from logstore.records.batch_identity import BatchIdentity, unpack_batches
+from logstore.segments.footer import SegmentFooter
 from tests.support.examples import examples
 from tests.support.manual_clock import ManualClock
 
@@ -211,7 +212,8 @@ class ProducerModel(RuleBasedStateMachine):
         tail = JournalTail()
         tail.settle()
         self.log.recover(tail, sealed_offset=end, leader_epochs=[])
-        self.log.state.recover_from_footers(unpack_batches(packed), (), producer_ids_begin=1 << 32)
+        footer = SegmentFooter(0, 0, end, 1, (), tuple(unpack_batches(packed)), (), producers_forgotten_up_to=-1)
+        self.log.state.recover_from_footers([footer], 1 << 32)
         self.log.finish_recovery()
         self.lead()
         self.journal = []

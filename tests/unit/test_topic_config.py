@@ -28,6 +28,8 @@ DEFAULTS = {
     "key.format": "json",
     "idempotency.window.ms": "600000",
     "idempotency.keys.max": "100000",
+    "min.insync.replicas": "1",
+    "unclean.leader.election.enable": "false",
 }
 
 
@@ -71,6 +73,8 @@ def test_an_empty_value_is_a_key_that_is_not_set():
         ("segment.bytes", "7d"),
         ("segment.bytes", "2GiB"),
         ("idempotency.keys.max", "7d"),
+        ("min.insync.replicas", "0"),
+        ("unclean.leader.election.enable", "1"),
         ("cleanup.policy", "delete,"),
         ("cleanup.policy", "Delete"),
         ("min.cleanable.dirty.ratio", "1.01"),

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from logstore.broker.context import INTERNAL
-from logstore.broker.recovery import _footer_of
 from logstore.errors import CorruptionError, StorageError
+from logstore.log.newest_footers import _footer_of
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.manual_clock import ManualClock
 from tests.support.running_broker import produce, read_all, records, run, running_broker

@@ -19,13 +19,16 @@ from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
 from logstore.broker.fetching import FetchLimits, FetchPartition
 from logstore.broker.produce_appends import ProduceRequest
+from logstore.cluster.coordinator import ElectionType
 from logstore.errors import AuthorizationError, InvalidTopicError, TopicAuthorizationError
 from logstore.records.offset_record import InstanceKey
 from tests.support.authorizer_views import Denied, Nothing
 from tests.support.running_broker import CLIENT, produce, records, run, running_broker
 
 #: Of a store's life; nobody outside calls them.
-LIFE = {"start", "stop", "running", "close", "topics_changed"}
+LIFE = {"start", "stop", "running", "close", "topics_changed", "join_cluster"}
+#: For other brokers, which have proved that they are, and of them, for topics that were asked for.
+BETWEEN_BROKERS = {"fetch_session", "offsets_elsewhere"}
 LIMITS = FetchLimits(1000, 1000, 1, 600_000)
 CLUSTER, TOPIC, GROUP = ResourceType.CLUSTER, ResourceType.TOPIC, ResourceType.GROUP
 
@@ -34,6 +37,9 @@ BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
     "topics": (lambda _: (), {(Operation.DESCRIBE, TOPIC)}),
     "topic": (lambda _: ("t",), {(Operation.DESCRIBE, TOPIC)}),
     "partition_state": (lambda topic: (topic, 0), {(Operation.DESCRIBE, TOPIC)}),
+    "partition_states": (lambda topic: (topic,), {(Operation.DESCRIBE, TOPIC)}),
+    "elect_leaders": (lambda _: (ElectionType.PREFERRED,), {(Operation.ALTER, CLUSTER)}),
+    "reassign": (lambda topic: (topic, {0: [0]}), {(Operation.ALTER, CLUSTER)}),
     "problems": (lambda _: (), {(Operation.DESCRIBE, TOPIC)}),
     "was_deleted": (lambda _: (uuid4(),), {(Operation.CLUSTER_ACTION, CLUSTER)}),
     "create_topic": (lambda _: ("new",), {(Operation.CREATE, CLUSTER), (Operation.CREATE, TOPIC)}),
@@ -60,6 +66,7 @@ BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
 OPTIONS: dict[str, dict[str, Any]] = {
     "internal_topic": {"partitions": 1, "configs": {}},
     "list_groups": {"limit": 9},
+    "list_all_groups": {"limit": 9},
     "produce_small": {"num_bytes": 1, "timeout_ms": 1000},
     "begin_produce_small": {"num_bytes": 1, "timeout_ms": 1000, "told": print},
     "fetch": {"max_bytes": 1, "min_bytes": 1, "max_wait_ms": 0},
@@ -70,8 +77,12 @@ GROUPS: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
         lambda _: (InstanceKey("g", "c"), "id", [OffsetToCommit("t", 0, 1)], CommittingMember()),
         {(Operation.READ, GROUP)},
     ),
+    "coordinator_of": (lambda _: ("g",), {(Operation.DESCRIBE, GROUP)}),
     "groups": (lambda _: (), {(Operation.DESCRIBE, GROUP)}),
     "list_groups": (lambda _: (), {(Operation.DESCRIBE, GROUP)}),
+    "all_groups": (lambda _: (), {(Operation.DESCRIBE, GROUP)}),
+    "list_all_groups": (lambda _: (), {(Operation.DESCRIBE, GROUP)}),
+    "fetch_lag": (lambda _: ("g",), {(Operation.DESCRIBE, GROUP)}),
     "reset": (lambda _: ("g", ResetTarget(ResetTo.EARLIEST)), {(Operation.READ, GROUP)}),
     "delete_groups": (lambda _: (["g"],), {(Operation.DELETE, GROUP)}),
     "committed": (lambda _: ("g",), {(Operation.DESCRIBE, GROUP)}),
@@ -103,7 +114,11 @@ ASKED: set[tuple[Operation, ResourceType]] = set()
 
 def public_methods(thing: object) -> dict[str, Callable[..., Any]]:
     found = {name: getattr(thing, name) for name in dir(thing) if not name.startswith("_")}
-    return {name: method for name, method in found.items() if inspect.ismethod(method) and name not in LIFE}
+    return {
+        name: method
+        for name, method in found.items()
+        if inspect.ismethod(method) and name not in LIFE | BETWEEN_BROKERS
+    }
 
 
 async def call(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -135,9 +150,9 @@ def test_every_method_refuses_a_principal_without_permissions(tmp_path: Path) ->
                         told = await call(methods[name], CLIENT, *arguments(topic), **OPTIONS.get(name, {}))
                     except AuthorizationError:
                         told = None
-                    if name in {"topics", "groups", "problems"}:
+                    if name in {"topics", "groups", "all_groups", "problems"}:
                         assert told == [], name
-                    elif name == "list_groups":
+                    elif name in {"list_groups", "list_all_groups"}:
                         assert told == GroupListings([], None)
                     elif name == "delete_groups":
                         assert isinstance(told["g"], AuthorizationError)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from logstore.cluster.assignment import Load, assign, begin_reassignment, cancel_reassignment
 from logstore.cluster.znodes import PartitionRegistration
-from logstore.errors import InvalidReplicationFactorError, InvalidRequestError
+from logstore.errors import InvalidReplicaAssignmentError, InvalidReplicationFactorError
 
 
 @st.composite
@@ -115,5 +115,5 @@ def test_a_reassignment_names_what_comes_and_what_goes():
 
 @pytest.mark.parametrize("target", [[], [1, 1]])
 def test_a_target_is_distinct_brokers(target):
-    with pytest.raises(InvalidRequestError, match="distinct"):
+    with pytest.raises(InvalidReplicaAssignmentError, match="distinct"):
         begin_reassignment(PartitionRegistration(1, 5, (1,), (1,)), target)

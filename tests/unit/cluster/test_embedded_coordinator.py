@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from logstore.cluster import checked_file
-from logstore.cluster.coordinator import KnownTopic, PartitionState
+from logstore.cluster.coordinator import BrokerEndpoint, KnownTopic, PartitionState
 from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
 from logstore.errors import DataDirectoryError, IneligibleReplicaError
 from logstore.filesystem import FileSystem
@@ -73,6 +73,7 @@ async def test_one_broker_leads_and_holds_every_partition_that_is_known(tmp_path
         for unknown in ((topic_id, 2), (uuid4(), 0)):
             assert coordinator.partition_state(*unknown) == PartitionState(-1, -1, (), ())
         assert coordinator.brokers == (0,)
+        assert coordinator.brokers_by_id == {0: BrokerEndpoint(0, None, None)}
 
 
 async def test_a_listener_hears_of_all_partitions_and_of_each_new_one_once(tmp_path: Path) -> None:

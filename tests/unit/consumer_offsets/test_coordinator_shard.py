@@ -19,7 +19,6 @@ from consumer_offsets.coordinator_shard import (
     CoordinatorShard,
     Effect,
     TimerFired,
-    partition_for,
 )
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
@@ -35,6 +34,7 @@ from logstore.errors import (
     RequestTimedOutError,
     StorageFullError,
 )
+from logstore.records.murmur2 import partition_for
 from tests.support.eventually import eventually_async
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.manual_clock import ManualClock

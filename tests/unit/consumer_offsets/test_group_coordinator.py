@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from consumer_offsets.coordinator_shard import partition_for
 from consumer_offsets.group_coordinator import GroupCoordinator
 from consumer_offsets.groups.events import (
     ConsumerGroupHeartbeat,
@@ -52,6 +51,7 @@ from logstore.errors import (
     UnstableOffsetCommitError,
 )
 from logstore.protocol.consumer_protocol import Assignment, Subscription, encode_assignment, encode_subscription
+from logstore.records.murmur2 import partition_for
 from logstore.records.offset_record import OFFSETS_TOPIC, OffsetCommit, OffsetKey
 from tests.support.eventually import eventually_async
 from tests.support.faulty_filesystem import FaultyFileSystem
@@ -573,10 +573,11 @@ def test_groups_move_with_the_leader_of_their_partition(tmp_path: Path) -> None:
             topic = broker.topic(INTERNAL, OFFSETS_TOPIC)
 
             def lead(leader: int) -> None:
-                state = PartitionState(leader, topic.partitions[0].leader_epoch + 1, (leader,), (leader,))
+                here = (broker.broker_id,)
+                state = PartitionState(leader, topic.partitions[0].leader_epoch + 1, here, here)
                 broker._topics._partition_changed(topic.topic_id, 0, state)
 
-            lead(broker.broker_id + 1)
+            lead(-1)
             with pytest.raises(NotCoordinatorError):
                 groups.committed(INTERNAL, names[0])
             with pytest.raises(NotCoordinatorError):

@@ -16,6 +16,7 @@ from logstore.errors import (
 from logstore.journal.frame import Frame, FrameLocation
 from logstore.log.acknowledgements import Acknowledgement, AcknowledgementQueue
 from logstore.log.high_watermark import HighWatermark
+from logstore.log.in_sync_replicas import InSyncReplicas
 from logstore.log.partition_log import PartitionLog
 from logstore.records.schema import WIRE_SCHEMA
 from tests.support.manual_clock import ManualClock
@@ -151,5 +152,25 @@ def test_a_wait_that_was_given_up_disturbs_nobody() -> None:
             wait = Acknowledgement(1)
             wait.future.cancel()
             end(wait)
+
+    in_loop(scenario)
+
+
+def test_a_role_that_has_ended_moves_no_high_watermark() -> None:
+    """An ISR change of the former leader may end after it: its replicas are others' by then."""
+
+    def scenario() -> None:
+        log = new_log(None)
+        replicas = InSyncReplicas(1, (1, 2), (1, 2), min_in_sync=lambda: 1, now=0.0)
+        log.become_leader(1, replicas)
+        log.stored(append(log), FrameLocation(0, 1))
+        role = log.require_leader()
+        role.propose((1,))
+        role.fetched(2, 7, 0, now=0.0)
+        log.resign(2)
+        replicas.followers[2].position = 1
+        role.end_proposal()
+        role.commit((1,), (1,), now=0.0)
+        assert log.high_watermark == 0
 
     in_loop(scenario)

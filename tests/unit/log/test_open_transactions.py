@@ -95,6 +95,7 @@ def test_a_start_finds_the_same_open_transactions_and_markers(begin: int) -> Non
     after = new_log()
     after.recover(tail, sealed_offset=0, leader_epochs=())
     after.finish_recovery()
+    after.become_leader(2)
     assert (after.state.open_transactions.entries, after.state.producers.markers, after.state.producers.pack()) == (
         before.state.open_transactions.entries,
         before.state.producers.markers,

@@ -1,0 +1,57 @@
+"""The cluster as a broker sees it: the states of all partitions, their numbers, elections and reassignments."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from logstore.broker.authorizer import Authorizer, Operation, ResourceType
+from logstore.broker.context import RequestContext
+from logstore.cluster.coordinator import Coordinator, Elected, ElectionType, PartitionState
+from logstore.log.topic import Topic
+
+
+@dataclass(slots=True)
+class PartitionCounts:
+    """Partitions, those that lack replicas in sync, and those without a leader.
+
+    ``under_min_isr``: those with fewer in sync than ``min.insync.replicas`` (at most as many as there are replicas).
+    """
+
+    partitions: int = 0
+    under_replicated: int = 0
+    under_min_isr: int = 0
+    unavailable: int = 0
+
+    def add(self, topic: Topic, state: PartitionState) -> None:
+        self.partitions += 1
+        self.under_replicated += state.is_under_replicated
+        self.under_min_isr += is_under_min_isr(topic, state)
+        self.unavailable += state.leader < 0
+
+
+def is_under_min_isr(topic: Topic, state: PartitionState) -> bool:
+    return len(state.in_sync_replicas) < min(topic.config.min_insync_replicas, len(state.replicas))
+
+
+class Cluster:
+    def __init__(self, coordinator: Coordinator, authorizer: Authorizer) -> None:
+        self._coordinator = coordinator
+        self._authorizer = authorizer
+
+    def partition_states(self, context: RequestContext, topic: Topic) -> list[PartitionState]:
+        """The leader and the replicas of each partition. TopicAuthorizationError."""
+        self._authorizer.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
+        return [self._coordinator.partition_state(topic.topic_id, log.partition) for log in topic.partitions]
+
+    async def elect_leaders(
+        self, context: RequestContext, election: ElectionType, partitions: Mapping[str, Collection[int]] | None = None
+    ) -> Elected:
+        """See ``Coordinator.elect_leaders``. ClusterAuthorizationError, NotControllerError."""
+        self._authorizer.require_cluster(context, Operation.ALTER)
+        return await self._coordinator.elect_leaders(election, partitions)
+
+    async def reassign(
+        self, context: RequestContext, topic: Topic, targets: Mapping[int, Sequence[int] | None]
+    ) -> None:
+        """See ``Coordinator.reassign``. ClusterAuthorizationError, NotControllerError."""
+        self._authorizer.require_cluster(context, Operation.ALTER)
+        await self._coordinator.reassign(topic.name, targets)

@@ -1,0 +1,169 @@
+"""Forwarding: which broker of a cluster has to answer a request, as this broker's view of the cluster has it.
+
+Any broker takes any request (decision 7 of the cluster's design; docs/decisions/0052). Invariant: a request is
+forwarded at most once (C18): views differ for a moment, and two brokers could send a request to each other for ever.
+"""
+
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
+from typing import Final
+from uuid import UUID
+
+from logstore.broker.context import Forwarding, RequestContext
+from logstore.cluster.coordinator import Coordinator
+from logstore.errors import (
+    CoordinatorNotAvailableError,
+    LeaderNotAvailableError,
+    LogStoreError,
+    NotControllerError,
+    NotLeaderOrFollowerError,
+    WrongBrokerError,
+)
+from logstore.log.topic import Topic
+from logstore.records.murmur2 import partition_for
+from logstore.records.offset_record import OFFSETS_TOPIC
+
+#: No broker.
+NOBODY: Final = -1
+
+
+class Target(Enum):
+    """The broker that answers a request."""
+
+    #: The one that was asked: it knows the answer, or asks others itself.
+    ANY = auto()
+    #: The leader of the partition in the path.
+    PARTITION_LEADER = auto()
+    #: The leader of partition 0, which maintains the topic's table.
+    TABLE_LEADER = auto()
+    #: The leader of the partition of ``__consumer_offsets`` that the group in the path belongs to.
+    GROUP_COORDINATOR = auto()
+    CONTROLLER = auto()
+    #: The broker in the path.
+    BROKER = auto()
+
+
+class Router:
+    """``find_topic`` raises LogStoreError for a topic that is not served here."""
+
+    def __init__(self, coordinator: Coordinator, find_topic: Callable[[str], Topic]) -> None:
+        self._coordinator = coordinator
+        self._find_topic = find_topic
+
+    @property
+    def broker_id(self) -> int:
+        """Of this broker."""
+        return self._coordinator.broker_id
+
+    @property
+    def other_brokers(self) -> list[int]:
+        """Those that are there now."""
+        return [one for one in self._coordinator.brokers if one != self.broker_id]
+
+    def leader(self, topic: Topic, partition: int) -> int:
+        """The leader of a partition; ``NOBODY`` while there is none."""
+        return self.leader_of(topic.topic_id, partition)
+
+    def leader_of(self, topic_id: UUID, partition: int) -> int:
+        """As ``leader``."""
+        return self._coordinator.partition_state(topic_id, partition).leader
+
+    def other_broker(self, target: Target, names: Mapping[str, str], context: RequestContext) -> int | None:
+        """The other broker that a request goes to; None: this one answers it, if only with the error that it finds.
+
+        ``names`` are those in the request's path. Raises LeaderNotAvailableError, CoordinatorNotAvailableError,
+        NotControllerError while there is no such broker; WrongBrokerError if the client wants no forwarding.
+        """
+        if target is Target.ANY or context.is_forwarded:
+            return None
+        try:
+            found = self._find(target, names)
+        except (LeaderNotAvailableError, CoordinatorNotAvailableError, NotControllerError):
+            raise
+        except LogStoreError:
+            return None  # no such topic: it is answered here
+        if found is None or found == self.broker_id:
+            return None
+        if context.forwarding is Forwarding.REFUSED:
+            raise self.wrong_broker(found)
+        return found
+
+    def wrong_broker(self, right: int) -> WrongBrokerError:
+        """The refusal of a request that is not to be forwarded to broker ``right``."""
+        endpoint = self._coordinator.brokers_by_id.get(right)
+        url = None if endpoint is None else endpoint.url
+        at = f"at {url}" if url else "whose address is not known now"
+        return WrongBrokerError(
+            f"Broker {right} answers this, {at}. Nothing was done: send it there, or leave Logstore-Forward out.",
+            broker_id=right,
+            url=url,
+        )
+
+    def refusal(self, topic: Topic, partition: int, context: RequestContext) -> LogStoreError | None:
+        """Why a request for a partition that another broker leads is not forwarded there; None if it is."""
+        leader = self.leader(topic, partition)
+        if leader == NOBODY:
+            return no_leader(topic, partition)
+        if context.is_forwarded:
+            return NotLeaderOrFollowerError(
+                f"Broker {self.broker_id} does not lead {topic.name}-{partition}, and a request is forwarded once: "
+                "try again."
+            )
+        return self.wrong_broker(leader) if context.forwarding is Forwarding.REFUSED else None
+
+    def _find(self, target: Target, names: Mapping[str, str]) -> int | None:
+        match target:
+            case Target.PARTITION_LEADER | Target.TABLE_LEADER:
+                number = names["partition"] if target is Target.PARTITION_LEADER else "0"
+                topic = self._find_topic(names["topic"])
+                if not number.isdecimal() or int(number) >= len(topic.partitions):
+                    return None
+                return self._leader(topic, int(number))
+            case Target.GROUP_COORDINATOR:
+                return self.group_coordinator(names["group"])
+            case Target.CONTROLLER:
+                return self.controller()
+            case Target.BROKER:
+                number = names["broker_id"]
+                return int(number) if number.isdecimal() and int(number) in self._coordinator.brokers else None
+            case _:
+                return None
+
+    def _leader(self, topic: Topic, partition: int) -> int:
+        leader = self.leader(topic, partition)
+        if leader == NOBODY:
+            raise no_leader(topic, partition)
+        return leader
+
+    def group_coordinator(self, group: str) -> int | None:
+        """The broker that coordinates ``group``; None before there are any groups. CoordinatorNotAvailableError."""
+        try:
+            topic = self._find_topic(OFFSETS_TOPIC)
+        except LogStoreError:
+            return None
+        leader = self.leader(topic, partition_for(group, len(topic.partitions)))
+        if leader == NOBODY:
+            raise CoordinatorNotAvailableError(f"No broker coordinates group {group!r} at present: try again soon.")
+        return leader
+
+    def controller(self) -> int:
+        """The broker that changes topics. NotControllerError while there is none."""
+        found = self._coordinator.controller_id
+        if found == NOBODY:
+            raise NotControllerError("The cluster has no controller at present. Nothing was changed: try again soon.")
+        return found
+
+    def unreachable(self, target: Target, broker_id: int, why: str) -> LogStoreError:
+        """The answer to a request that could not be sent to ``broker_id``: nothing was done."""
+        text = f"Broker {broker_id} answers this, and cannot be reached: {why}. Nothing was done: try again soon."
+        match target:
+            case Target.GROUP_COORDINATOR:
+                return CoordinatorNotAvailableError(text)
+            case Target.CONTROLLER:
+                return NotControllerError(text)
+            case _:
+                return LeaderNotAvailableError(text)
+
+
+def no_leader(topic: Topic, partition: int) -> LeaderNotAvailableError:
+    return LeaderNotAvailableError(f"{topic.name}-{partition} has no leader at present: try again soon.")

@@ -1,0 +1,75 @@
+"""Offsets of partitions, whoever leads them: of those that are led elsewhere, their leaders tell (DESCRIBE)."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from logstore.broker.forwarding import NOBODY, Router
+from logstore.broker.remote_appends import PeerRequests
+from logstore.errors import LogStoreError
+from logstore.log.partition_log import PartitionLog
+from logstore.replication.protocol import DescribedRow, MessageType, decode_described, encode_describe
+
+# A leader that is gone must not hold up a list of all topics.
+_TIMEOUT_S: Final = 1.0
+
+
+class PartitionOffsets(NamedTuple):
+    """Of a partition whose leader does not tell, the offsets are -1."""
+
+    leader_epoch: int = -1
+    log_start_offset: int = -1
+    sealed_offset: int = -1
+    high_watermark: int = -1
+    log_end_offset: int = -1
+    last_stable_offset: int = -1
+    #: In the leader's journal.
+    unsealed_bytes: int = -1
+
+    @classmethod
+    def of(cls, log: PartitionLog, elsewhere: "OffsetsElsewhere") -> "PartitionOffsets":
+        """From ``elsewhere`` if they are there, else as this broker has them."""
+        if (found := elsewhere.get((log.topic_id, log.partition))) is not None:
+            return found
+        ends = log.log_start_offset, log.sealed_offset, log.high_watermark, log.log_end_offset, log.last_stable_offset
+        return cls(log.leader_epoch, *ends, log.unsealed_bytes)
+
+
+Key = tuple[UUID, int]
+#: By topic id and partition; none of those that are led here.
+OffsetsElsewhere = Mapping[Key, PartitionOffsets]
+NOTHING_ELSEWHERE: Final[OffsetsElsewhere] = MappingProxyType({})
+
+
+async def offsets_elsewhere(router: Router, peers: PeerRequests, logs: Sequence[PartitionLog]) -> OffsetsElsewhere:
+    """The offsets of those of ``logs`` that other brokers lead: one message to each leader, all at once."""
+    found: dict[Key, PartitionOffsets] = {}
+    by_leader: dict[int, list[Key]] = {}
+    for log in logs:
+        if log.is_leader:
+            continue
+        key = log.topic_id, log.partition
+        found[key] = PartitionOffsets()
+        leader = router.leader_of(*key)
+        if leader not in (NOBODY, router.broker_id):
+            by_leader.setdefault(leader, []).append(key)
+
+    async def ask(leader: int, keys: Sequence[Key]) -> None:
+        try:
+            answer = await peers.request(leader, MessageType.DESCRIBE, encode_describe(keys), timeout_s=_TIMEOUT_S)
+            rows = decode_described(answer)
+        except LogStoreError:
+            return
+        for key, row in zip(keys, rows, strict=False):
+            if not row.error:
+                found[key] = _offsets(row)
+
+    await asyncio.gather(*(ask(leader, keys) for leader, keys in by_leader.items()))
+    return found
+
+
+def _offsets(row: DescribedRow) -> PartitionOffsets:
+    _, *offsets = row
+    return PartitionOffsets(*offsets)

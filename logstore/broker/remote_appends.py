@@ -1,0 +1,253 @@
+"""Appends for partitions that other brokers lead: a request is divided by leader, and the answers are put together.
+
+The broker that a client has asked splits and encodes the records. The leaders claim, admit and append them (APPEND of
+the peer protocol), one message each, all at once. Invariants: all records of a partition go to one broker, in their
+order; a part that was not sent has an error of the kind "nothing was stored", a part without an answer one of the kind
+"unknown"; nothing is sent a second time.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import Final, Protocol
+
+from logstore.broker.context import RequestContext
+from logstore.broker.forwarding import Router
+from logstore.broker.produce_appends import AppendedRequest, PreparedRequest, not_acknowledged
+from logstore.broker.produce_result import NO_OFFSET, PartitionResponse, ProduceResult
+from logstore.errors import (
+    LeaderNotAvailableError,
+    LogStoreError,
+    MalformedMessageError,
+    PeerUnavailableError,
+    RequestTimedOutError,
+    ThrottledError,
+)
+from logstore.filesystem import Buffer
+from logstore.log.topic import Topic
+from logstore.records.batch import EncodedBatch
+from logstore.records.batch_identity import NO_IDENTITY
+from logstore.replication.protocol import (
+    Append,
+    AppendPart,
+    Body,
+    MessageType,
+    decode_appended,
+    encode_append,
+)
+
+# Requests that were joined have times of their own at the client's broker: the leader waits no shorter.
+_LONGEST_MS: Final = 300_000
+# The leader's own time-out says more than one here: wait for it a little longer.
+_ANSWER_MS: Final = 1_000
+
+
+class PeerRequests(Protocol):
+    async def request(self, broker_id: int, message_type: MessageType, body: Body, *, timeout_s: float) -> Buffer:
+        """The body of the answer; requests go out in the order of the calls.
+
+        Raises PeerUnavailableError, or the error that the other broker answers with.
+        """
+        ...
+
+
+class _DividedRequest:
+    """The outcome of each part of a request."""
+
+    def __init__(self, one: PreparedRequest) -> None:
+        self._count = one.num_records
+        self._has_identity = one.identities is not None
+        self._nbytes = [part.batch.nbytes for part in one.parts]
+        # Without an answer, as with acks=0, a part has no offset and no error.
+        self._responses = [
+            PartitionResponse(part.partition, NO_OFFSET, part.batch.num_rows, part.rows) for part in one.parts
+        ]
+        self._repeated: set[int] = set()
+        #: The parts whose broker has refused all that it was sent.
+        self._refused: set[int] = set()
+        #: Bytes of new records at other brokers.
+        self.bytes_elsewhere = 0
+
+    def place(self, at: int, base_offset: int, error: LogStoreError | None, *, repeated: bool) -> None:
+        """The outcome of part ``at``."""
+        self._responses[at].base_offset = base_offset
+        self._responses[at].error = error
+        if repeated:
+            self._repeated.add(at)
+
+    def place_elsewhere(self, at: int, base_offset: int, error: LogStoreError | None, *, repeated: bool) -> None:
+        """As ``place``, for a part that another broker has appended."""
+        self.place(at, base_offset, error, repeated=repeated)
+        if error is None and not repeated:
+            self.bytes_elsewhere += self._nbytes[at]
+
+    def refuse(self, at: int, error: LogStoreError) -> None:
+        """A broker has refused all that it was sent, part ``at`` too."""
+        self.place(at, NO_OFFSET, error, repeated=False)
+        self._refused.add(at)
+
+    def result(self, throttle_ms: int) -> ProduceResult:
+        """The answer. Raises the error with which all brokers have refused the request, if it is one and the same."""
+        errors = [response.error for response in self._responses if response.error is not None]
+        if len(self._refused) == len(self._responses) and len({type(error) for error in errors}) == 1:
+            raise errors[0]
+        replayed = self._has_identity and len(self._repeated) == len(self._responses)
+        return ProduceResult(tuple(self._responses), self._count, replayed, throttle_ms)
+
+
+class Division:
+    """The requests of one call, divided by the brokers that append their parts."""
+
+    def __init__(self, requests: Sequence[PreparedRequest]) -> None:
+        self.requests = [_DividedRequest(one) for one in requests]
+        #: What this broker appends.
+        self.here: list[PreparedRequest] = []
+        # For each of ``here`` the request, and the numbers of its parts.
+        self._here: list[tuple[_DividedRequest, list[int]]] = []
+        #: By leader: the request, the number of the part, and the part as it is sent.
+        self.elsewhere: dict[int, list[tuple[_DividedRequest, int, AppendPart]]] = {}
+
+    def add_here(self, request: _DividedRequest, one: PreparedRequest, places: list[int]) -> None:
+        parts, payloads = [one.parts[at] for at in places], [one.payloads[at] for at in places]
+        identities = None if one.identities is None else [one.identities[at] for at in places]
+        count, nbytes = sum([part.batch.num_rows for part in parts]), sum([part.batch.nbytes for part in parts])
+        self.here.append(PreparedRequest(one.topic, identities, count, nbytes, parts, payloads))
+        self._here.append((request, places))
+
+    def answer_here(self, appended: Sequence[AppendedRequest]) -> None:
+        """What this broker has appended of each of ``here``."""
+        for (request, places), one in zip(self._here, appended, strict=True):
+            for at, response, claimed in zip(places, one.result().partitions, one.claims, strict=True):
+                request.place(at, response.base_offset, response.error, repeated=claimed.stored is not None)
+
+    def refuse_here(self, error: LogStoreError) -> None:
+        for request, places in self._here:
+            for at in places:
+                request.refuse(at, error)
+
+
+class RemoteAppends:
+    """``bytes_max``: of records that wait for other brokers, and not for an answer (acks=0)."""
+
+    def __init__(self, router: Router, peers: PeerRequests, bytes_max: int) -> None:
+        self._router = router
+        self._peers = peers
+        self._bytes_max = bytes_max
+        self._unanswered_bytes = 0
+        self._sending: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Wait for what is on its way."""
+        if self._sending:
+            await asyncio.wait(self._sending)
+
+    def has_part_in(self, requests: Sequence[PreparedRequest]) -> bool:
+        """Whether another broker, or none, leads a partition of the requests."""
+        return any(_is_elsewhere(one.topic, part.partition) for one in requests for part in one.parts)
+
+    def divide(self, context: RequestContext, requests: Sequence[PreparedRequest]) -> Division:
+        """Parts that nobody leads, or that are not to be forwarded, have their errors afterwards."""
+        division = Division(requests)
+        for request, one in zip(division.requests, requests, strict=True):
+            here: list[int] = []
+            for at, part in enumerate(one.parts):
+                if not _is_elsewhere(one.topic, part.partition):
+                    here.append(at)
+                    continue
+                leader = self._router.leader(one.topic, part.partition)
+                if leader == self._router.broker_id:
+                    here.append(at)  # it begins to lead, or is about to learn that it does not any more
+                elif (refusal := self._router.refusal(one.topic, part.partition, context)) is not None:
+                    request.place(at, NO_OFFSET, refusal, repeated=False)
+                else:
+                    division.elsewhere.setdefault(leader, []).append((request, at, _encoded(one, at)))
+            if here:
+                division.add_here(request, one, here)
+        return division
+
+    def begin(
+        self, context: RequestContext, division: Division, acks: int, timeout_ms: int | None
+    ) -> Awaitable[object]:
+        """Send the parts of other brokers; done when all outcomes are placed, with acks=0 at once.
+
+        ThrottledError if too much waits for other brokers already; then nothing is sent.
+        """
+        size = sum([part.inflated_bytes for parts in division.elsewhere.values() for _, _, part in parts])
+        if acks == 0 and self._unanswered_bytes and self._unanswered_bytes + size > self._bytes_max:
+            raise ThrottledError(
+                f"{self._unanswered_bytes} bytes wait for other brokers; queued.max.request.bytes is "
+                f"{self._bytes_max}. Send less, or try again in a moment."
+            )
+        tasks = []
+        for leader, parts in division.elsewhere.items():
+            append = Append(
+                acks, timeout_ms or _LONGEST_MS, str(context.principal), context.client_id, [part for *_, part in parts]
+            )
+            places = [(request, at) for request, at, _ in parts]
+            tasks.append(asyncio.create_task(self._append(leader, append, places)))
+        division.elsewhere.clear()  # the tasks hold the records until they are sent
+        if acks != 0:
+            return asyncio.gather(*tasks)
+        self._unanswered_bytes += size
+        whole = asyncio.ensure_future(self._end_unanswered(tasks, size))
+        self._sending.add(whole)
+        whole.add_done_callback(self._sending.discard)
+        done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+    async def _end_unanswered(self, tasks: "list[asyncio.Task[None]]", size: int) -> None:
+        await asyncio.wait(tasks)
+        self._unanswered_bytes -= size
+
+    async def _append(self, leader: int, append: Append, places: list[tuple[_DividedRequest, int]]) -> None:
+        body, count, timeout_ms = encode_append(append), len(append.parts), append.timeout_ms
+        del append
+        try:
+            answer = await self._peers.request(
+                leader, MessageType.APPEND, body, timeout_s=(timeout_ms + _ANSWER_MS) / 1000
+            )
+            outcomes = decode_appended(answer)
+            if len(outcomes) != count:
+                raise MalformedMessageError(f"Broker {leader} answered for {len(outcomes)} of {count} parts.")
+        except LogStoreError as error:
+            refusal = _refusal(leader, error, timeout_ms)
+            for request, at in places:
+                request.refuse(at, refusal)
+            return
+        for (request, at), outcome in zip(places, outcomes, strict=True):
+            request.place_elsewhere(at, outcome.base_offset, outcome.error, repeated=outcome.repeated)
+
+
+def _is_elsewhere(topic: Topic, partition: int) -> bool:
+    return 0 <= partition < len(topic.partitions) and not topic.partitions[partition].is_leader
+
+
+def _encoded(one: PreparedRequest, at: int) -> AppendPart:
+    part, payload = one.parts[at], one.payloads[at]
+    facts = EncodedBatch.of(part.batch, payload.size if part.verbatim is None else part.batch.nbytes)
+    return AppendPart(
+        one.topic.topic_id,
+        part.partition,
+        NO_IDENTITY if one.identities is None else one.identities[at],
+        facts.num_rows,
+        facts.untimed_count,
+        facts.max_timestamp_ms,
+        facts.nbytes,
+        memoryview(payload),
+    )
+
+
+def _refusal(leader: int, error: LogStoreError, timeout_ms: int) -> LogStoreError:
+    """The error of records that went to ``leader``, or were to go there."""
+    match error:
+        case PeerUnavailableError() if error.nothing_sent:
+            return LeaderNotAvailableError(
+                f"Broker {leader} leads the partition, and cannot be reached: {error.message}. Nothing was stored: try "
+                "again."
+            )
+        case PeerUnavailableError():
+            return RequestTimedOutError(f"{not_acknowledged(timeout_ms).message} {error.message}")
+        case MalformedMessageError():
+            return RequestTimedOutError(f"The records may or may not be stored: {error.message}")
+        case _:
+            return error

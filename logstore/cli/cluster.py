@@ -1,0 +1,152 @@
+"""``logstore cluster ...``: a cluster on this machine, and a look at one anywhere."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from logstore.cli.command_group import CommandGroup
+from logstore.cli.options import JsonOption, UrlOption, admin_of
+from logstore.cli.output import counted, print_json, print_json_line, print_table
+
+if TYPE_CHECKING:
+    from logstore.cluster_processes.record import Directory
+    from logstore.cluster_processes.running_cluster import ClusterEntry
+
+
+class _ClusterGroup(CommandGroup):
+    extra = "cluster"
+    extra_in_words = "the packages of a broker of a cluster"
+
+
+app = typer.Typer(
+    cls=_ClusterGroup,
+    no_args_is_help=True,
+    help="Run brokers together on this machine, and look at a cluster.",
+    rich_markup_mode=None,
+)
+
+DataOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", metavar="DIR", help="The brokers' data directory. [default: the setting data]", show_default=False
+    ),
+]
+_DEFAULT_BROKERS = 3
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  logstore cluster start --data ./data-cluster
+  logstore cluster start --brokers 5 --data ./data-cluster
+  logstore cluster start --data ./data-cluster --zookeeper zk1:2181,zk2:2181/logstore
+  logstore cluster start --data ./data-cluster --json | head -1 | jq -r '.brokers[].url'
+"""
+)
+def start(
+    brokers: Annotated[
+        int, typer.Option("--brokers", "-n", min=1, max=100, help="How many brokers; their ids are 1, 2, ...")
+    ] = _DEFAULT_BROKERS,
+    data: DataOption = None,
+    zookeeper: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOSTS",
+            help="Use this ZooKeeper (zookeeper.connect) and start none. [default: the one of the last start, else one "
+            "from the jars of PySpark, which needs Java]",
+            show_default=False,
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Run a ZooKeeper and brokers in this terminal until Ctrl-C.
+
+    They listen on 127.0.0.1 only, with ports that stay the same. Logs are in DIR/cluster. Ctrl-C and SIGTERM stop them
+    cleanly, ZooKeeper last. A broker that dies is left dead: start-broker starts it again.
+    """
+    from logstore.cluster_processes.running_cluster import ClusterEntry, Wanted, run
+
+    wanted = Wanted(
+        _directory(data),
+        range(1, brokers + 1),
+        zookeeper=zookeeper,
+        environment={"LOGSTORE_INTER_BROKER_PORT": "0"},
+    )
+
+    def announce(found: ClusterEntry, _: int | None) -> None:
+        if json:
+            print_json_line(found)
+        else:
+            _print_running(found, wanted.directory.home)
+
+    raise typer.Exit(run(wanted, announce))
+
+
+def _print_running(found: "ClusterEntry", home: Path) -> None:
+    rows = [("ZooKeeper", found.zookeeper, "-")]
+    rows += [(f"broker {broker.id}", broker.url, str(broker.pid)) for broker in found.brokers]
+    print_table(["", "address", "pid"], rows)
+    print(f"\nLogs are in {home}. Ctrl-C stops all of them. In another terminal:")
+    print(f"  export LOGSTORE_URL={','.join(broker.url for broker in found.brokers)}", flush=True)
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  logstore cluster start-broker 2 --data ./data-cluster
+"""
+)
+def start_broker(
+    broker_id: Annotated[int, typer.Argument(metavar="ID", min=0, help="The broker.")],
+    data: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Start a broker again that has ended.
+
+    It has the same id, directory and port. The cluster start that runs on DIR keeps it.
+    """
+    from logstore.cluster_processes.control import ask_to_start
+
+    broker = ask_to_start(_directory(data), broker_id)
+    if json:
+        print_json_line(broker)
+    else:
+        print(f"Broker {broker.id} is at {broker.url}, with pid {broker.pid}")
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  logstore cluster describe
+  logstore cluster describe --json | jq .under_replicated_partitions
+"""
+)
+def describe(ctx: typer.Context, json: JsonOption = False, url: UrlOption = None) -> None:
+    """Show the brokers that are there, the controller, and partitions that lack replicas or a leader."""
+    with admin_of(ctx, url) as admin:
+        found = admin.describe_cluster()
+    if json:
+        print_json(found)
+        return
+    controller = "none" if found.controller_id is None else f"broker {found.controller_id}"
+    print(f"Cluster {found.cluster_id}: {counted(len(found.brokers), 'broker')}, controller: {controller}\n")
+    print_table(
+        ["broker", "address", "rack", "replicas", "leaders"],
+        [(one.broker_id, one.url, one.rack or "-", one.replicas, one.leaders) for one in found.brokers],
+    )
+    print(f"\n{counted(found.partitions, 'partition')}:")
+    for name, count in (
+        ("under-replicated", found.under_replicated_partitions),
+        ("unavailable", found.unavailable_partitions),
+        ("under-min-isr", found.under_min_isr_partitions),
+    ):
+        shown = f"{count:,}; logstore topic list --{name}-partitions shows them" if count else "none"
+        print(f"{name:18}{shown}")
+
+
+def _directory(data: Path | None) -> "Directory":
+    from logstore.cluster_processes.record import Directory
+    from logstore.settings import load_settings
+
+    return Directory(data or load_settings().data)

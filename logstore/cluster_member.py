@@ -1,0 +1,73 @@
+"""The parts of a store that only a broker of a cluster has: coordinator, listener for other brokers, ways to them.
+
+Imported only with ``zookeeper.connect``. The listener's socket is bound before the broker registers, because the
+registration has its address; it answers other brokers when the store has started.
+"""
+
+from consumer_offsets.group_coordinator import GroupCoordinator
+from ingest_api.http_listener import HttpListener
+from ingest_api.relay import Relay
+from logstore.broker.broker import Broker
+from logstore.clock import Clock
+from logstore.cluster.zookeeper_coordinator import ZooKeeperCoordinator
+from logstore.errors import InvalidConfigError
+from logstore.filesystem import FileSystem
+from logstore.replication.fetch_session import FetchHandler
+from logstore.replication.peer_connection import PeerConnection
+from logstore.replication.peer_http import PeerHttp
+from logstore.replication.peer_listener import PeerListener
+from logstore.replication.peer_options import PeerOptions
+from logstore.replication.peers import Peers
+from logstore.replication.protocol import MessageType
+from logstore.settings import Settings
+
+
+class ClusterMember:
+    """``start`` before the coordinator starts, ``open`` when the store has started, ``stop`` after it has stopped."""
+
+    def __init__(self, settings: Settings, filesystem: FileSystem, clock: Clock | None, url: str) -> None:
+        self._settings = settings
+        options = PeerOptions.of(settings)
+        self.coordinator = ZooKeeperCoordinator.of(settings, filesystem, url=url, clock=clock)
+        self._listener = PeerListener(self.coordinator, options)
+        self._peers = Peers(self.coordinator, options, self._address_of)
+        self._http = PeerHttp(self._peers.open_http)
+
+    def _address_of(self, broker_id: int) -> str | None:
+        broker = self.coordinator.view.brokers.get(broker_id)
+        return None if broker is None else broker.registration.peer
+
+    async def start(self) -> None:
+        """Listen for other brokers. InvalidConfigError if that is not possible."""
+        settings = self._settings
+        try:
+            await self._listener.start(settings.host, settings.inter_broker_port, settings.reachable_host)
+        except OSError as error:
+            raise InvalidConfigError(
+                f"cannot listen on {settings.host}:{settings.inter_broker_port} for other brokers: "
+                f"{error.strerror or error}; choose another inter.broker.port (0 takes a free one)"
+            ) from error
+        self.coordinator.registration.advertise(self._listener.address)
+
+    async def connect(self, broker_id: int) -> PeerConnection:
+        """A connection of its own to another broker. PeerUnavailableError."""
+        return await self._peers.connect(broker_id)
+
+    def open(self, listener: HttpListener, broker: Broker, groups: GroupCoordinator) -> None:
+        """Answer clients and other brokers, and send on to them what they have to answer."""
+        others = broker.join_cluster(self._peers, self._http)
+        fetches = FetchHandler(broker.fetch_session)
+        handlers = others.handlers
+        # Plain functions: nothing but the handlers themselves holds the body of a request.
+        self._listener.handlers |= {
+            MessageType.FETCH: fetches.fetch,
+            MessageType.APPEND: lambda _, message: handlers.append(message.body),
+            MessageType.DESCRIBE: lambda _, message: handlers.describe(message.body),
+        }
+        self._listener.http = lambda session: listener.relayed_protocol(session.broker_id)
+        listener.open(broker, groups, lambda stopping: Relay(others.router, self._http, stopping))
+
+    async def stop(self) -> None:
+        self._http.close()
+        self._peers.close()
+        await self._listener.stop()

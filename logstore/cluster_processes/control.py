@@ -1,0 +1,111 @@
+"""How another command asks the process of a running cluster to start a broker, which is that process's to keep.
+
+A Unix socket in the data directory, for its owner alone: a line of JSON each way.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from logstore.cluster_processes.broker_process import START_S, BrokerEntry
+from logstore.cluster_processes.record import ClusterProcessesError, Directory
+from logstore.errors import LogStoreError
+
+#: More than the start of a broker may take.
+_ANSWER_S: Final = START_S + 20.0
+_REQUEST_S: Final = 10.0
+
+
+class _Request(msgspec.Struct, frozen=True):
+    start_broker: int
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """One of the two."""
+
+    broker: BrokerEntry | None = None
+    error: str | None = None
+
+
+@contextlib.contextmanager
+def _address(path: Path) -> Iterator[str]:
+    """A name of the socket that is short enough: 107 bytes are all that a name may have."""
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
+@contextlib.asynccontextmanager
+async def controlled(path: Path, start_broker: Callable[[int], Awaitable[BrokerEntry]]) -> AsyncIterator[None]:
+    """Requests are answered for as long as the block lasts. Nobody else listens at ``path``: the caller has a lock."""
+    path.unlink(missing_ok=True)  # noqa: ASYNC240 - at once, as what follows
+    listener = socket.socket(socket.AF_UNIX)
+    mask = os.umask(0o177)
+    try:
+        with _address(path) as address:
+            listener.bind(address)
+    finally:
+        os.umask(mask)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer), contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_REQUEST_S):
+                line = await reader.readline()
+            try:
+                request = msgspec.json.decode(line, type=_Request)
+                found = _Answer(broker=await start_broker(request.start_broker))
+            except (LogStoreError, OSError, msgspec.DecodeError) as error:
+                found = _Answer(error=str(error))
+            writer.write(msgspec.json.encode(found) + b"\n")
+            await writer.drain()
+
+    answering: set[asyncio.Task[None]] = set()
+
+    def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(answer(reader, writer))
+        answering.add(task)
+        task.add_done_callback(answering.discard)
+
+    server = await asyncio.start_unix_server(begin, sock=listener)
+    try:
+        yield
+    finally:
+        server.close()
+        for task in answering:
+            task.cancel()
+        await asyncio.gather(*answering, return_exceptions=True)
+        path.unlink(missing_ok=True)  # noqa: ASYNC240
+
+
+def ask_to_start(directory: Directory, broker_id: int) -> BrokerEntry:
+    """Have the running cluster start a broker that has ended; returns when it is ready. ClusterProcessesError."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.settimeout(_ANSWER_S)
+        try:
+            with _address(directory.control) as address:
+                asking.connect(address)
+        except (FileNotFoundError, ConnectionRefusedError):
+            raise ClusterProcessesError(
+                f"No cluster runs on {directory.data}: start it with logstore cluster start --data {directory.data}"
+            ) from None
+        try:
+            asking.sendall(msgspec.json.encode(_Request(broker_id)) + b"\n")
+            line = b"".join(iter(lambda: asking.recv(1 << 16), b""))
+        except TimeoutError:
+            raise ClusterProcessesError(
+                f"Broker {broker_id} is not ready after {_ANSWER_S:.0f} seconds: see {directory.log(broker_id)}."
+            ) from None
+    if not line:
+        raise ClusterProcessesError(f"The cluster on {directory.data} was stopped meanwhile.")
+    answer = msgspec.json.decode(line, type=_Answer)
+    if answer.broker is None:
+        raise ClusterProcessesError(answer.error or "no reason was given")
+    return answer.broker

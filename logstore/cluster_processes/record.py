@@ -1,0 +1,84 @@
+"""``<data>/cluster``: what the processes of a cluster on this machine leave for their next start, and for people.
+
+<data>/cluster/lock               held while they run
+<data>/cluster/processes.json     their ports and the ZooKeeper, kept over restarts
+<data>/cluster/control            a socket, by which a command asks for the start of a broker
+<data>/cluster/broker-<id>.log    the log of a broker
+<data>/cluster/zookeeper          the data and the log of their ZooKeeper
+"""
+
+import contextlib
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from logstore.cluster import checked_file
+from logstore.errors import LogStoreError
+from logstore.filesystem import local_filesystem
+
+_GIVE_UP: Final = "remove it: a cluster then gets a new id"
+
+
+class ClusterProcessesError(LogStoreError):
+    """The processes cannot be run as asked; the message says what to change."""
+
+
+class Directory:
+    """The paths below a data directory."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data.absolute()
+        self.home = self.data / "cluster"
+        self.record = self.home / "processes.json"
+        self.control = self.home / "control"
+        self.zookeeper = self.home / "zookeeper"
+
+    def log(self, broker_id: int) -> Path:
+        return self.home / f"broker-{broker_id}.log"
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``zookeeper``: that of the user (``zookeeper.connect``), or None; ``zookeeper_port``: that of their own one.
+    ``ports``: of each broker that has ever run here.
+    """
+
+    zookeeper: str | None = None
+    zookeeper_port: int | None = None
+    ports: dict[int, int] = {}
+
+    @classmethod
+    def read(cls, directory: Directory) -> "Record | None":
+        """None if no cluster has run there. ClusterProcessesError."""
+        try:
+            return msgspec.json.decode(directory.record.read_bytes(), type=cls)
+        except FileNotFoundError:
+            return None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ClusterProcessesError(
+                f"{directory.record} is not what was written ({error}): put its former content back, or remove it; "
+                "the brokers then get other ports."
+            ) from None
+
+    def write(self, directory: Directory) -> None:
+        """OSError."""
+        content = msgspec.json.format(msgspec.json.encode(self), indent=2)
+        local_filesystem().write_atomically(directory.record, content + b"\n")
+
+
+def check_directory(directory: Directory, record: Record | None, zookeeper: str | None) -> None:
+    """ClusterProcessesError unless the data directory is new, or that of a cluster whose ZooKeeper is known."""
+    content: dict[str, object] = {}
+    with contextlib.suppress(NotADirectoryError):
+        content = checked_file.read(directory.data / "cluster.json", _GIVE_UP)
+    if directory.data.exists() and not directory.data.is_dir():
+        raise ClusterProcessesError(f"{directory.data} is no directory: name one with --data.")
+    if content and "coordinator" not in content:
+        raise ClusterProcessesError(
+            f"{directory.data} belongs to a store of one node (logstore serve): give the cluster another directory "
+            "with --data."
+        )
+    if content and record is None and zookeeper is None:
+        raise ClusterProcessesError(
+            f"{directory.data} belongs to a cluster whose ZooKeeper was not started here: name it with --zookeeper."
+        )

@@ -1,0 +1,336 @@
+"""A cluster on this machine, from the first process to the end of the last.
+
+Start: the ports, ZooKeeper, the brokers at one time, and then all of them know each other. Stop, on SIGINT or SIGTERM:
+the brokers, and ZooKeeper after them. The second signal kills. Every wait is bounded. Invariant: no process outlives
+this one, however it ends (``logstore.cluster.watched_process``).
+"""
+
+import asyncio
+import contextlib
+import importlib.util
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from logstore.client.admin import Admin
+from logstore.cluster.zookeeper_server import Ports, ZooKeeperServer, ZooKeeperServerError
+from logstore.cluster_processes.broker_process import BrokerEntry, BrokerProcess
+from logstore.cluster_processes.control import controlled
+from logstore.cluster_processes.ports import ReservedPorts
+from logstore.cluster_processes.record import ClusterProcessesError, Directory, Record, check_directory
+from logstore.errors import DataDirectoryError, LogStoreError
+from logstore.lock_file import LockFile
+
+_LOOPBACK: Final = "127.0.0.1"
+#: All brokers are registered when they say that they are ready; their views follow.
+_AGREE_S: Final = 30.0
+_LOOK_S: Final = 0.1
+#: A process that has just been killed may not be reaped yet.
+_REAP_S: Final = 2.0
+#: The pause before a broker is started again: the first, then twice as long each time, up to the second. One that ran
+#: for longer than the second starts again at the first.
+_RETRY_S, _RETRY_MAX_S = 1.0, 60.0
+_ZOOKEEPER_LOOK_S: Final = 1.0
+
+
+class ClusterEntry(msgspec.Struct, frozen=True):
+    """What runs, as programs are told of it. ``zookeeper`` is for ``zookeeper.connect``."""
+
+    zookeeper: str
+    brokers: tuple[BrokerEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """``zookeeper``: that of the user; None: the former one, else one of their own.
+
+    ``log_dirs`` has a directory for each broker; None: ``brokers`` in the data directory. ``ports``: fixed ones, by
+    broker; others are chosen, and kept. ``shared_port``: one more, on which all brokers listen (0 chooses).
+    ``environment``: settings of all brokers, ``environments`` of single ones. ``is_service``: brokers write to our
+    stderr, and not to files, and those that die are started again.
+    """
+
+    directory: Directory
+    broker_ids: Sequence[int]
+    zookeeper: str | None = None
+    log_dirs: Path | None = None
+    host: str = _LOOPBACK
+    ports: Mapping[int, int] = field(default_factory=dict)
+    shared_port: int | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    environments: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    is_service: bool = False
+
+
+#: Told what runs, and the shared port, once all of it is ready.
+Announce = Callable[[ClusterEntry, int | None], None]
+
+
+def run(wanted: Wanted, announce: Announce) -> int:
+    """Until SIGINT or SIGTERM; the exit code: 1 if a process had to be killed.
+
+    ClusterProcessesError, ZooKeeperServerError, DataDirectoryError, OSError.
+    """
+    directory = wanted.directory
+    if importlib.util.find_spec("kazoo") is None:
+        raise ClusterProcessesError("A broker of a cluster needs kazoo: pip install 'logstore[cluster]'.")
+    record = Record.read(directory)
+    check_directory(directory, record, wanted.zookeeper)
+    directory.home.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as at_end:
+        try:
+            at_end.callback(LockFile.acquire(directory.home).release)
+        except DataDirectoryError as error:
+            raise ClusterProcessesError(error.message.replace("serving", "running the cluster of", 1)) from None
+        reserved = at_end.enter_context(ReservedPorts())
+        return asyncio.run(_Cluster(wanted, _reserve(wanted, record or Record(), reserved)).run(announce))
+
+
+def _reserve(wanted: Wanted, record: Record, reserved: ReservedPorts) -> tuple[Record, int | None]:
+    """Ports for everything; those of the last time again."""
+    where = f"end it, or remove the port from {wanted.directory.record}"
+
+    def reserve(what: str, port: int, *, fixed: bool = False, shared: bool = False, host: str = wanted.host) -> int:
+        try:
+            return reserved.reserve(host, port, shared=shared)
+        except OSError as error:
+            remedy = "end it, or choose another port" if fixed else where
+            if isinstance(error, PermissionError) or port == 0:
+                raise
+            raise ClusterProcessesError(
+                f"Port {port} of {what} on {host} cannot be had ({error.strerror}): another process has it; {remedy}."
+            ) from None
+
+    shared_port = None
+    if wanted.shared_port is not None:
+        shared_port = reserve("all brokers", wanted.shared_port, fixed=True, shared=True)
+    zookeeper, zookeeper_port = wanted.zookeeper or record.zookeeper, None
+    if zookeeper is None:
+        zookeeper_port = reserve("ZooKeeper", record.zookeeper_port or 0, host=_LOOPBACK)
+    ports = dict(record.ports)
+    for broker_id in wanted.broker_ids:
+        fixed = wanted.ports.get(broker_id)
+        ports[broker_id] = reserve(
+            f"broker {broker_id}", ports.get(broker_id, 0) if fixed is None else fixed, fixed=fixed is not None
+        )
+    found = Record(zookeeper, zookeeper_port, ports)
+    found.write(wanted.directory)
+    return found, shared_port
+
+
+class _Cluster:
+    def __init__(self, wanted: Wanted, reserved: tuple[Record, int | None]) -> None:
+        self._wanted = wanted
+        self._record, self._shared_port = reserved
+        self._zookeeper: ZooKeeperServer | None = None
+        self._brokers: dict[int, BrokerProcess] = {}
+        self._stopping = asyncio.Event()
+        self._watching: set[asyncio.Task[None]] = set()
+        self._exit_code = 0
+
+    @property
+    def _connect(self) -> str:
+        if self._record.zookeeper is not None:
+            return self._record.zookeeper
+        return f"{_LOOPBACK}:{self._record.zookeeper_port}"
+
+    async def run(self, announce: Announce) -> int:
+        with self._signals():
+            starting = asyncio.create_task(self._start())
+            stopping = asyncio.create_task(self._stopping.wait())
+            try:
+                await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+                if starting.done():
+                    await starting
+                    async with controlled(self._wanted.directory.control, self.start_broker):
+                        announce(self._entry, self._shared_port)
+                        await stopping
+            finally:
+                for task in (starting, stopping, *self._watching):
+                    task.cancel()
+                await asyncio.gather(starting, stopping, *self._watching, return_exceptions=True)
+                await self._stop()
+        return self._exit_code
+
+    @property
+    def _entry(self) -> ClusterEntry:
+        running = [broker.entry for _, broker in sorted(self._brokers.items()) if broker.entry is not None]
+        return ClusterEntry(self._connect, tuple(running))
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        handled = (signal.SIGINT, signal.SIGTERM)
+        for number in handled:
+            loop.add_signal_handler(number, self._asked_to_stop)
+        try:
+            yield
+        finally:
+            for number in handled:
+                loop.remove_signal_handler(number)
+
+    def _asked_to_stop(self) -> None:
+        if self._stopping.is_set():
+            _say("killing what still runs")
+            self._exit_code = 1
+            for broker in self._brokers.values():
+                broker.signal(signal.SIGKILL)
+        self._stopping.set()
+
+    # ---- start ------------------------------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        logs = self._wanted.log_dirs or self._wanted.directory.data / "brokers"
+        if self._record.zookeeper_port is not None:
+            await self._start_zookeeper(self._record.zookeeper_port)
+        for broker_id in self._wanted.broker_ids:
+            self._brokers[broker_id] = BrokerProcess(
+                broker_id,
+                {
+                    **self._wanted.environment,
+                    "LOGSTORE_BROKER_ID": str(broker_id),
+                    "LOGSTORE_HOST": self._wanted.host,
+                    "LOGSTORE_LOG_DIRS": str(logs / str(broker_id)),
+                    "LOGSTORE_PORT": str(self._record.ports[broker_id]),
+                    "LOGSTORE_ZOOKEEPER_CONNECT": self._connect,
+                    **self._wanted.environments.get(broker_id, {}),
+                },
+                self._wanted.directory.data,
+                None if self._wanted.is_service else self._wanted.directory.log(broker_id),
+            )
+        starts = [asyncio.create_task(self._start_one(broker)) for broker in self._brokers.values()]
+        try:
+            await asyncio.gather(*starts)
+        finally:
+            for start in starts:
+                start.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
+        await self._agree()
+
+    async def _start_zookeeper(self, port: int) -> None:
+        # Alone it uses the port for clients only.
+        self._zookeeper = server = ZooKeeperServer(self._wanted.directory.zookeeper, 1, [Ports(port, 0, 0)])
+        starting = asyncio.create_task(asyncio.to_thread(_start_server, server))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            with contextlib.suppress(ZooKeeperServerError):
+                server.signal(signal.SIGKILL)  # then the thread ends at once
+            await asyncio.gather(starting, return_exceptions=True)
+            raise
+        self._watch(self._watch_zookeeper(server))
+
+    async def _start_one(self, broker: BrokerProcess) -> BrokerEntry:
+        shared = [] if self._shared_port is None else ["--shared-port", str(self._shared_port)]
+        entry = await broker.start(shared)
+        self._watch(self._watch_broker(broker))
+        return entry
+
+    async def _agree(self) -> None:
+        """Wait until each broker knows all of them, and a controller. ClusterProcessesError."""
+        entries = self._entry.brokers
+        wanted = {entry.id for entry in entries}
+        seen: str | None = "no answer"
+        try:
+            async with asyncio.timeout(_AGREE_S):
+                for entry in entries:
+                    while (seen := await asyncio.to_thread(_view_of, entry, wanted)) is not None:  # noqa: ASYNC110
+                        await asyncio.sleep(_LOOK_S)
+        except TimeoutError:
+            raise ClusterProcessesError(f"The brokers do not agree after {_AGREE_S:.0f} seconds: {seen}.") from None
+
+    # ---- while it runs ----------------------------------------------------------------------------------------------
+
+    def _watch(self, watching: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(watching)
+        self._watching.add(task)
+        task.add_done_callback(self._watching.discard)
+
+    async def _watch_broker(self, broker: BrokerProcess) -> None:
+        """Until it ends. A broker of a service is started again."""
+        loop, delay = asyncio.get_running_loop(), _RETRY_S
+        began = loop.time()
+        code = await broker.ended()
+        how = f"broker {broker.id} has ended, {_in_words(code)}"
+        if not self._wanted.is_service:
+            data = self._wanted.directory.data
+            _say(f"{how}; start it again with: logstore cluster start-broker {broker.id} --data {data}")
+            return
+        while True:
+            delay = _RETRY_S if loop.time() - began > _RETRY_MAX_S else delay
+            _say(f"{how}; it is started again in {delay:.0f} s")
+            await asyncio.sleep(delay)
+            delay = min(_RETRY_MAX_S, 2 * delay)
+            began = loop.time()
+            async with broker.changing:
+                if broker.is_running:  # a command was faster
+                    return
+                try:
+                    await self._start_one(broker)
+                except ClusterProcessesError as error:
+                    how = error.message.rstrip(".")
+                else:
+                    return
+
+    async def _watch_zookeeper(self, server: ZooKeeperServer) -> None:
+        while server.is_running:  # noqa: ASYNC110 - a process that asyncio did not start
+            await asyncio.sleep(_ZOOKEEPER_LOOK_S)
+        _say(f"ZooKeeper has ended: no leader is elected any more; its log is in {self._wanted.directory.zookeeper}")
+
+    async def start_broker(self, broker_id: int) -> BrokerEntry:
+        """Start a broker that has ended. ClusterProcessesError."""
+        broker = self._brokers.get(broker_id)
+        if broker is None:
+            ids = ", ".join(map(str, sorted(self._brokers)))
+            raise ClusterProcessesError(f"There is no broker {broker_id} in this cluster: it has {ids}.")
+        async with broker.changing:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_REAP_S):
+                    await broker.ended()
+            if broker.is_running:
+                raise ClusterProcessesError(f"Broker {broker_id} is running: start-broker starts one that has ended.")
+            return await self._start_one(broker)
+
+    # ---- stop -------------------------------------------------------------------------------------------------------
+
+    async def _stop(self) -> None:
+        stopped = await asyncio.gather(*(broker.stop() for broker in self._brokers.values()))
+        for broker, in_time in zip(self._brokers.values(), stopped, strict=True):
+            if not in_time:
+                _say(f"broker {broker.id} did not stop in time, and was killed")
+                self._exit_code = 1
+        if self._zookeeper is not None:
+            await asyncio.to_thread(self._zookeeper.stop)
+
+
+def _start_server(server: ZooKeeperServer) -> None:
+    server.start()
+    server.wait_until_serving()
+
+
+def _view_of(entry: BrokerEntry, wanted: set[int]) -> str | None:
+    """What the broker's view lacks; None if it has the ``wanted`` brokers and a controller."""
+    try:
+        with Admin(
+            entry.url, client_id="logstore-cluster", request_timeout_ms=5_000, default_api_timeout_ms=0
+        ) as admin:
+            cluster = admin.describe_cluster()
+    except LogStoreError as error:
+        return f"broker {entry.id} does not answer ({error.message.rstrip('.')})"
+    if missing := sorted(wanted.difference(broker.broker_id for broker in cluster.brokers)):
+        return f"broker {entry.id} does not know of brokers {', '.join(map(str, missing))}"
+    return f"broker {entry.id} knows of no controller" if cluster.controller_id is None else None
+
+
+def _in_words(code: int) -> str:
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()

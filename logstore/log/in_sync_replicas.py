@@ -1,0 +1,117 @@
+"""The replicas of a partition as its leader knows them: the positions of its followers, and which are in sync.
+
+Invariants: a position is one that the follower told in a fetch with this leader's epoch, and is compared with the
+leader's own history before (C7). The high watermark counts the committed ISR and a proposed one together (KIP-497), so
+that it is right whichever of them ZooKeeper has; it does not rise while fewer replicas than ``min.insync.replicas``
+are in sync (C3, KIP-966).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+#: The position of a follower that has not fetched in this epoch.
+UNKNOWN_POSITION = -1
+
+
+class Follower:
+    """Another replica. ``position``: everything below it is durable there."""
+
+    __slots__ = ("_fetched_at", "_log_end_at_fetch", "broker_epoch", "broker_id", "caught_up_at", "position", "wake")
+
+    def __init__(self, broker_id: int, now: float) -> None:
+        self.broker_id = broker_id
+        #: The registration from which it fetched; -1: none has in this epoch.
+        self.broker_epoch = -1
+        self.position = UNKNOWN_POSITION
+        #: When it last had all that the leader had, in seconds of the monotonic clock.
+        self.caught_up_at = now
+        self._fetched_at = now
+        self._log_end_at_fetch = 0
+        #: Tells the follower's fetch session that there is something new; None while there is no session.
+        self.wake: Callable[[], None] | None = None
+
+    def fetched(self, broker_epoch: int, position: int, log_end_offset: int, now: float) -> None:
+        """A fetch from ``position``. As Kafka counts: a follower that has all that there was at its last fetch was
+        caught up then.
+        """
+        if position >= log_end_offset:
+            self.caught_up_at = now
+        elif position >= self._log_end_at_fetch and self.position != UNKNOWN_POSITION:
+            self.caught_up_at = max(self.caught_up_at, self._fetched_at)
+        self.broker_epoch = broker_epoch
+        self.position = position
+        self._fetched_at = now
+        self._log_end_at_fetch = log_end_offset
+
+
+class InSyncReplicas:
+    """``replicas`` and ``committed`` are broker ids, this leader's among them."""
+
+    def __init__(
+        self,
+        leader: int,
+        replicas: Sequence[int],
+        committed: Sequence[int],
+        *,
+        min_in_sync: Callable[[], int],
+        now: float,
+    ) -> None:
+        self._leader = leader
+        self._min_in_sync = min_in_sync
+        self.replicas: tuple[int, ...] = ()
+        self.committed: tuple[int, ...] = ()
+        #: The ISR that is being written; None: there is no change under way.
+        self.proposed: tuple[int, ...] | None = None
+        self.followers: dict[int, Follower] = {}
+        self.commit(replicas, committed, now)
+
+    def commit(self, replicas: Sequence[int], in_sync: Sequence[int], now: float) -> None:
+        """The state of the partition in ZooKeeper, also if another broker wrote it."""
+        self.replicas, self.committed = tuple(replicas), tuple(in_sync)
+        others = [broker for broker in replicas if broker != self._leader]
+        self.followers = {broker: self.followers.get(broker) or Follower(broker, now) for broker in others}
+
+    @property
+    def min_in_sync(self) -> int:
+        """``min.insync.replicas``, at most the number of replicas."""
+        return min(self._min_in_sync(), len(self.replicas))
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether an append with acks=all may be taken (C13)."""
+        return len(self.committed) >= self.min_in_sync
+
+    def high_watermark(self, log_end_offset: int) -> int:
+        """Everything below it is on all replicas in sync; -1 if that must not be told."""
+        if not self.has_enough:
+            return -1
+        lowest = log_end_offset
+        for broker in self.committed if self.proposed is None else {*self.committed, *self.proposed}:
+            if (follower := self.followers.get(broker)) is not None and follower.position < lowest:
+                lowest = follower.position
+        return lowest
+
+    def behind(self, now: float, lag_max_s: float, log_end_offset: int) -> list[int]:
+        """Those in the ISR that have not had everything for longer than ``replica.lag.time.max.ms``."""
+        return [
+            broker
+            for broker in self.committed
+            if (follower := self.followers.get(broker)) is not None
+            and follower.position < log_end_offset
+            and now - follower.caught_up_at > lag_max_s
+        ]
+
+    def may_join(self, broker: int, high_watermark: int, epoch_start: int) -> bool:
+        """Whether the follower may be proposed for the ISR (C4)."""
+        follower = self.followers.get(broker)
+        return (
+            follower is not None
+            and broker not in self.committed
+            and follower.broker_epoch >= 0
+            and follower.position >= max(high_watermark, epoch_start)
+        )
+
+    def wake_followers(self, brokers: Iterable[Follower] | None = None) -> None:
+        """Tell the sessions of followers that the leader has something new."""
+        for follower in self.followers.values() if brokers is None else brokers:
+            if follower.wake is not None:
+                follower.wake()

@@ -1,0 +1,269 @@
+"""The leader's side of replication: the fetches of one follower over one connection (KIP-227, KIP-595).
+
+The connection is the session: a fetch names only partitions that are new or whose row has changed. A row is the
+follower's acknowledgement, because its fetch offset is durable there. Invariants: a position is believed only after it
+was compared with the leader's own history, in the leader's epoch (C7); only durable frames leave (C6), as they are
+stored. A fetch is answered when there is something to send, or when its time is over; then it tells high watermarks,
+too.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+from uuid import UUID
+
+from logstore.clock import Clock
+from logstore.errors import (
+    FencedLeaderEpochError,
+    LogStoreError,
+    OffsetMovedToTieredStorageError,
+    UnknownLeaderEpochError,
+    UnknownTopicIdError,
+)
+from logstore.filesystem import Buffer
+from logstore.journal.errors import JournalRangeFreedError
+from logstore.journal.frame import FrameLocation
+from logstore.journal.journal import Journal
+from logstore.log.partition_log import PartitionLog
+from logstore.replication.peer_listener import PeerSession
+from logstore.replication.protocol import Body, Fetch, FetchedRow, FetchRow, Message, decode_fetch, encode_fetched
+
+FindLog = Callable[[UUID, int], PartitionLog | None]
+_NOT_TOLD: Final = (-1, -1, -1)
+
+
+class _Row:
+    """A partition of the session."""
+
+    __slots__ = ("asked", "log", "told", "wake")
+
+    def __init__(self, asked: FetchRow, log: PartitionLog, wake: Callable[[], None]) -> None:
+        self.asked = asked
+        self.log = log
+        self.wake = wake
+        #: High watermark, sealed offset and log start, as the follower knows them.
+        self.told = _NOT_TOLD
+
+    @property
+    def ends(self) -> tuple[int, int, int]:
+        return self.log.high_watermark, self.log.sealed_offset, self.log.log_start_offset
+
+    @property
+    def has_frames(self) -> bool:
+        return self.log.log_end_offset > self.asked.fetch_offset
+
+    def require_answerable(self) -> None:
+        """Raise the error that the row is answered with if this broker does not lead in the epoch that it names, or if
+        its journal has freed what follows the position.
+        """
+        log, epoch = self.log, self.asked.leader_epoch
+        if log.closed is not None:
+            raise UnknownTopicIdError(f"The topic of {log.topic}-{log.partition} is gone.")
+        if epoch < log.leader_epoch:
+            raise FencedLeaderEpochError(f"Epoch {epoch} of {log.topic}-{log.partition} is over: {log.leader_epoch}.")
+        if epoch > log.leader_epoch:
+            raise UnknownLeaderEpochError(f"Epoch {epoch} of {log.topic}-{log.partition} is not known here yet.")
+        log.require_leader()
+        log.require_served()
+        begin = log.sealed_offset if log.index.base_offset is None else log.index.base_offset
+        if self.asked.fetch_offset < begin:
+            raise OffsetMovedToTieredStorageError(
+                f"Offsets below {begin} of {log.topic}-{log.partition} are in its table."
+            )
+
+
+class FetchSession:
+    """``find`` gives the partition log of a topic id and partition. ``followed`` is told of each position."""
+
+    def __init__(
+        self,
+        broker_id: int,
+        broker_epoch: int,
+        journal: Journal,
+        clock: Clock,
+        find: FindLog,
+        followed: Callable[[PartitionLog, int], None],
+    ) -> None:
+        self._broker_id = broker_id
+        self._broker_epoch = broker_epoch
+        self._journal = journal
+        self._clock = clock
+        self._find = find
+        self._followed = followed
+        self._rows: dict[int, _Row] = {}
+        #: Session indexes of rows that may have something new, in the order of their turns.
+        self._dirty: dict[int, None] = {}
+        self._news = asyncio.Event()
+
+    def close(self) -> None:
+        """The connection has ended."""
+        for index in list(self._rows):
+            self._drop(index)
+
+    def _drop(self, index: int) -> None:
+        row = self._rows.pop(index, None)
+        self._dirty.pop(index, None)
+        if row is not None:
+            self._wake_by(row.log, row.wake, None)
+
+    def _wake_by(self, log: PartitionLog, before: Callable[[], None] | None, wake: Callable[[], None] | None) -> None:
+        """Let the follower's entry at the leader wake this session, or no session any more."""
+        follower = log.follower(self._broker_id)
+        if follower is not None and (wake is not None or follower.wake is before):
+            follower.wake = wake
+
+    # ---- a fetch ----------------------------------------------------------------------------------------------------
+
+    async def fetch(self, fetch: Fetch) -> list[Buffer]:
+        """The body of the answer. StorageError if the journal cannot be read."""
+        for index in fetch.forgotten:
+            self._drop(index)
+        answers: dict[int, FetchedRow] = {}
+        for asked in fetch.rows:
+            if (answer := self._update(asked)) is not None:
+                answers[asked.session_index] = answer
+        if not answers:
+            await self._wait(fetch)
+        sent = await self._take_frames(fetch.max_bytes, answers)
+        return encode_fetched([*answers.values(), *(row for row, _ in sent)], [p for _, pieces in sent for p in pieces])
+
+    def _update(self, asked: FetchRow) -> FetchedRow | None:
+        """Take over a row of the request; the answer if it is an error or a divergence."""
+        index = asked.session_index
+        log = self._find(asked.topic_id, asked.partition)
+        if log is None:
+            self._drop(index)
+            return _error(index, UnknownTopicIdError(f"No topic here has the id {asked.topic_id}."))
+        row = self._rows.get(index)
+        if row is None or row.log is not log:
+            self._drop(index)
+            row = self._rows[index] = _Row(asked, log, lambda: self._woken(index))
+        row.asked = asked
+        try:
+            row.require_answerable()
+            diverged = log.diverged_at(asked.fetch_offset, asked.last_fetched_epoch)
+            if diverged is not None:
+                row.told = _NOT_TOLD
+                return FetchedRow(index, 0, *row.ends, *diverged, 0)
+            leadership = log.require_leader()
+            leadership.fetched(self._broker_id, self._broker_epoch, asked.fetch_offset, self._clock.monotonic())
+        except LogStoreError as error:
+            self._drop(index)
+            return _error(index, error)
+        self._wake_by(log, None, row.wake)
+        self._woken(index)
+        self._followed(log, self._broker_id)
+        return None
+
+    def _woken(self, index: int) -> None:
+        self._dirty[index] = None
+        self._news.set()
+
+    async def _wait(self, fetch: Fetch) -> None:
+        """Until a row has frames or an error, or the time is over. Then rows count whose ends moved, too."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + fetch.max_wait_ms / 1000
+        while not any(self._has_news(index) for index in list(self._dirty)):
+            self._news.clear()
+            left = end - loop.time()
+            try:
+                async with asyncio.timeout(max(left, 0)):
+                    await self._news.wait()
+            except TimeoutError:
+                for index, row in self._rows.items():
+                    if row.told != row.ends:
+                        self._dirty[index] = None
+                return
+
+    def _has_news(self, index: int) -> bool:
+        row = self._rows[index]
+        if row.has_frames or not row.log.is_leader or row.log.leader_epoch != row.asked.leader_epoch:
+            return True
+        del self._dirty[index]
+        return False
+
+    async def _take_frames(
+        self, max_bytes: int, answers: dict[int, FetchedRow]
+    ) -> list[tuple[FetchedRow, list[memoryview]]]:
+        """The dirty rows with their frames, up to ``max_bytes``, and at least one frame if there is any."""
+        found: list[tuple[int, _Row, list[FrameLocation], tuple[int, int, int]]] = []
+        left = max_bytes
+        for index in list(self._dirty):
+            row = self._rows[index]
+            if left <= 0:
+                break
+            del self._dirty[index]
+            try:
+                row.require_answerable()
+            except LogStoreError as error:
+                self._drop(index)
+                answers[index] = _error(index, error)
+                continue
+            locations = _next_frames(row, min(left, row.asked.partition_max_bytes), anyway=left == max_bytes)
+            if not locations and row.has_frames:
+                self._dirty[index] = None  # its turn comes with the next answer
+                continue
+            if locations or row.told != row.ends:
+                found.append((index, row, locations, row.ends))
+                left -= sum(length for _, length in locations)
+        pieces = await self._read([location for _, _, locations, _ in found for location in locations])
+        sent: list[tuple[FetchedRow, list[memoryview]]] = []
+        at = 0
+        for index, row, locations, ends in found:
+            frames = [piece for frame in pieces[at : at + len(locations)] for piece in frame or ()]
+            at += len(locations)
+            if locations and not frames:  # freed meanwhile: copied forward, or sealed
+                self._woken(index)
+                continue
+            row.told = ends
+            sent.append((FetchedRow(index, 0, *ends, -1, -1, sum(map(len, frames))), frames))
+        return sent
+
+    async def _read(self, locations: list[FrameLocation]) -> list[list[memoryview] | None]:
+        """The bytes of frames: from memory, or else from the files; None for all if one of these is freed."""
+        pieces = [self._journal.recent_frame(location) for location in locations]
+        missing = [at for at, piece in enumerate(pieces) if piece is None]
+        if missing:
+            try:
+                stored = await asyncio.to_thread(self._journal.read_stored, [locations[at] for at in missing])
+            except JournalRangeFreedError:
+                return [None] * len(locations)
+            for at, data in zip(missing, stored, strict=True):
+                pieces[at] = [data]
+        return pieces
+
+
+def _next_frames(row: _Row, max_bytes: int, *, anyway: bool) -> list[FrameLocation]:
+    """Frames behind the row's position, up to ``max_bytes``; ``anyway``: at least one if there is any."""
+    log = row.log
+    taken: list[FrameLocation] = []
+    left = max_bytes
+    for frame in log.index.frames(row.asked.fetch_offset, log.log_end_offset):
+        left -= frame.location.length
+        if left < 0 and not (anyway and not taken):
+            break
+        taken.append(frame.location)
+    return taken
+
+
+def _error(index: int, error: LogStoreError) -> FetchedRow:
+    return FetchedRow(index, error.kafka_code, -1, -1, -1, -1, -1, 0)
+
+
+class FetchHandler:
+    """The sessions of followers, one for each connection. ``make`` takes the follower's id and its broker epoch."""
+
+    def __init__(self, make: Callable[[int, int], FetchSession]) -> None:
+        self._make = make
+        self._sessions: dict[PeerSession, FetchSession] = {}
+
+    async def fetch(self, session: PeerSession, message: Message) -> Body:
+        """FETCHED for a FETCH. Raises as ``FetchSession.fetch``, MalformedMessageError."""
+        found = self._sessions.get(session)
+        if found is None:
+            found = self._sessions[session] = self._make(session.broker_id, session.broker_epoch)
+            session.on_close(lambda: self._end(session))
+        return await found.fetch(decode_fetch(message.body))
+
+    def _end(self, session: PeerSession) -> None:
+        self._sessions.pop(session).close()

@@ -1,0 +1,197 @@
+"""HTTP/1.1 to other brokers: connections between brokers that have gone over to HTTP, as h11 speaks it.
+
+Bounds: for each broker as many requests under way as ``REQUESTS_MAX``, and a few idle connections, which are closed
+before the other side would close them. Bytes stream both ways: no more of a body is held than a socket's buffers.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Final, NamedTuple
+
+import h11
+
+from logstore.errors import PeerUnavailableError, ThrottledError
+from logstore.limits import KIB
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+#: A new connection to a broker, which speaks HTTP from here on. Raises PeerUnavailableError.
+Connect = Callable[[int], Awaitable[Streams]]
+Event = h11.Event | type[h11.PAUSED]
+
+#: The context of a relayed request (``RequestContext.encode``), which is believed between brokers only.
+CONTEXT_HEADER: Final = b"logstore-relayed-context"
+#: Requests under way to one broker: a long poll or a stream of events holds a connection for as long as it lasts.
+REQUESTS_MAX: Final = 500
+_IDLE_MAX: Final = 32
+#: After this the listener of the other broker closes an idle connection; this side does so long before.
+LISTENER_IDLE_S: Final = 60.0
+_IDLE_S: Final = 20.0
+_READ_BYTES: Final = 64 * KIB
+_HEAD_BYTES_MAX: Final = 64 * KIB
+
+
+class BrokenConnectionError(Exception):
+    """The other broker has closed the connection, or does not speak HTTP."""
+
+
+class HttpConnection:
+    """One request at a time; its answer is read while its body is sent."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._reader, self._writer = streams
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES_MAX)
+        self._ended = False
+        #: When it was given back, in the loop's time.
+        self.idle_since = 0.0
+
+    async def send(self, event: h11.Event) -> None:
+        """BrokenConnectionError if the other side takes nothing more; an answer may be there all the same."""
+        try:
+            data = self._http.send(event)
+            if data:
+                self._writer.write(data)
+                await self._writer.drain()
+        except (OSError, h11.LocalProtocolError) as error:
+            raise BrokenConnectionError(str(error)) from error
+
+    def end(self) -> None:
+        """Send nothing more: the other side answers with what there is."""
+        if not self._ended and self._writer.can_write_eof():
+            self._ended = True
+            with contextlib.suppress(OSError):
+                self._writer.write_eof()
+
+    async def next_event(self) -> h11.Event:
+        """The next part of the answer. BrokenConnectionError if there is none."""
+        try:
+            while (event := self._http.next_event()) is h11.NEED_DATA:
+                self._http.receive_data(await self._reader.read(_READ_BYTES))
+        except (OSError, h11.RemoteProtocolError) as error:
+            raise BrokenConnectionError(str(error)) from error
+        if isinstance(event, h11.ConnectionClosed) or not isinstance(event, h11.Event):
+            raise BrokenConnectionError("the connection was closed")
+        return event
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether another request may be sent."""
+        return not (self._ended or self._reader.at_eof() or self._writer.is_closing())
+
+    def begin_again(self) -> bool:
+        """Make ready for another request. False: the last one has not come to its end on both sides."""
+        if not self.is_usable or self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+            return False
+        self._http.start_next_cycle()
+        return True
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Answer(NamedTuple):
+    """``body`` in the pieces in which it came."""
+
+    status: int
+    body: Sequence[bytes]
+
+
+class PeerHttp:
+    """The HTTP connections of this broker to others."""
+
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
+        # The newest last: those that were not needed for a while come to their end.
+        self._idle: dict[int, list[HttpConnection]] = {}
+        self._under_way: dict[int, int] = {}
+        self._is_closed = False
+
+    @contextlib.asynccontextmanager
+    async def connection(self, broker_id: int) -> AsyncIterator[HttpConnection]:
+        """A connection for one request. It is kept for the next one if the request comes to its end.
+
+        Raises PeerUnavailableError, nothing being sent; ThrottledError.
+        """
+        if self._is_closed:
+            raise PeerUnavailableError("this broker is stopping", nothing_sent=True)
+        under_way = self._under_way.get(broker_id, 0)
+        if under_way >= REQUESTS_MAX:
+            raise ThrottledError(f"{under_way} requests wait for broker {broker_id}: try again in a moment.")
+        self._under_way[broker_id] = under_way + 1
+        try:
+            connection = self._take(broker_id) or HttpConnection(await self._connect(broker_id))
+            try:
+                yield connection
+            finally:
+                self._give_back(broker_id, connection)
+        finally:
+            self._under_way[broker_id] -= 1
+
+    async def ask(
+        self,
+        broker_id: int,
+        method: str,
+        target: str,
+        context: bytes,
+        *,
+        body: bytes = b"",
+        accept: str = "application/json",
+        reserve: Callable[[int], None] = lambda _: None,
+    ) -> Answer:
+        """The whole answer to a request of this broker's own, with a body of JSON.
+
+        ``reserve`` is called with the number of bytes of the answer before they are read, and may raise. Raises
+        PeerUnavailableError, ThrottledError.
+        """
+        headers = [(b"host", b"localhost"), (CONTEXT_HEADER, context), (b"accept", accept.encode())]
+        if body:
+            headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        async with self.connection(broker_id) as connection:
+            try:
+                await connection.send(h11.Request(method=method, target=target, headers=headers))
+                if body:
+                    await connection.send(h11.Data(body))
+                await connection.send(h11.EndOfMessage())
+                head = await connection.next_event()
+                if not isinstance(head, h11.Response):
+                    raise BrokenConnectionError(f"{head} is not the beginning of an answer")
+                reserve(next((int(value) for name, value in head.headers if name == b"content-length"), 0))
+                pieces = []
+                while isinstance(event := await connection.next_event(), h11.Data):
+                    pieces.append(bytes(event.data))
+            except BrokenConnectionError as error:
+                raise PeerUnavailableError(f"broker {broker_id} did not answer: {error}") from error
+        return Answer(head.status_code, pieces)
+
+    def _take(self, broker_id: int) -> HttpConnection | None:
+        idle = self._idle.get(broker_id, [])
+        self._close_old(idle)
+        while idle:
+            connection = idle.pop()
+            if connection.is_usable:
+                return connection
+            connection.close()
+        return None
+
+    def _give_back(self, broker_id: int, connection: HttpConnection) -> None:
+        idle = self._idle.setdefault(broker_id, [])
+        self._close_old(idle)
+        if self._is_closed or len(idle) >= _IDLE_MAX or not connection.begin_again():
+            connection.close()
+            return
+        connection.idle_since = asyncio.get_running_loop().time()
+        idle.append(connection)
+
+    @staticmethod
+    def _close_old(idle: list[HttpConnection]) -> None:
+        oldest = asyncio.get_running_loop().time() - _IDLE_S
+        while idle and idle[0].idle_since < oldest:
+            idle.pop(0).close()
+
+    def close(self) -> None:
+        """Close idle connections; others close with their requests."""
+        self._is_closed = True
+        for idle in self._idle.values():
+            for connection in idle:
+                connection.close()
+        self._idle.clear()

@@ -1,0 +1,355 @@
+"""The follower's side of replication: one connection to a leader, one fetch outstanding, for all partitions it leads.
+
+A round: ask with the durable ends of the partitions that have changed, append all frames of the answer to the journal
+as one group, wait until they are durable, ask again. So each request acknowledges the answer before it. Invariants: an
+answer is applied only to a log that still follows the epoch, and ends where it ended when it was asked for (C7); a log
+is truncated by epochs, never to the high watermark; frames that the leader's journal does not have any more come from
+the topic's table (``replica_bootstrap``).
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import structlog
+
+from logstore.errors import (
+    CorruptionError,
+    FencedLeaderEpochError,
+    LogStoreError,
+    NotLeaderOrFollowerError,
+    OffsetMovedToTieredStorageError,
+    StorageFullError,
+    UnknownLeaderEpochError,
+)
+from logstore.filesystem import Buffer
+from logstore.journal.frame import Frame, FrameLocation
+from logstore.journal.journal import Journal
+from logstore.journal.journal_file import PartitionKey
+from logstore.log.partition_log import PartitionLog
+from logstore.log.topic import Topic
+from logstore.log.truncation import truncate
+from logstore.replication.protocol import (
+    Body,
+    Fetch,
+    FetchedRow,
+    FetchRow,
+    MessageType,
+    decode_fetched,
+    encode_fetch,
+    split_frames,
+)
+
+log = structlog.stdlib.get_logger(__name__)
+
+_MOVED: Final = OffsetMovedToTieredStorageError.kafka_code
+_OTHER_EPOCH: Final = frozenset(
+    error.kafka_code for error in (FencedLeaderEpochError, UnknownLeaderEpochError, NotLeaderOrFollowerError)
+)
+_OTHER_EPOCH_S: Final = 0.05
+
+
+class Connection(Protocol):
+    """A connection to the leader; see ``PeerConnection``."""
+
+    async def request(self, message_type: MessageType, body: Body = b"", timeout_s: float | None = None) -> Buffer: ...
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether this broker has registered anew since: the leader must learn from which registration it is asked
+        (KIP-903).
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+#: Begins a log anew at the end of its table; whether that was done.
+Reset = Callable[[Topic, PartitionLog, Callable[[], bool]], Awaitable[bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class FetcherSettings:
+    """Kafka's ``replica.*``; bytes and seconds."""
+
+    wait_max_ms: int
+    partition_bytes_max: int
+    response_bytes_max: int
+    backoff_s: float
+    timeout_s: float
+
+
+class _Followed:
+    """A partition that is fetched here."""
+
+    __slots__ = ("asked", "epoch", "index", "log", "not_before", "topic")
+
+    def __init__(self, index: int, topic: Topic, partition_log: PartitionLog, epoch: int) -> None:
+        self.index = index
+        self.topic = topic
+        self.log = partition_log
+        self.epoch = epoch
+        #: The end and its epoch that the leader was told of last; None: it has to be told.
+        self.asked: tuple[int, int] | None = None
+        #: Not asked for before, in seconds of the loop's clock.
+        self.not_before = 0.0
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the log still follows the epoch."""
+        log = self.log
+        return not log.is_leader and log.leader_epoch == self.epoch and log.closed is None
+
+    @property
+    def end(self) -> tuple[int, int]:
+        return self.log.log_end_offset, self.log.last_epoch
+
+
+class ReplicaFetcher:
+    """``connect`` opens a connection to the leader, where it is now. ``failed`` is told of a journal that is broken."""
+
+    def __init__(
+        self,
+        leader: int,
+        connect: Callable[[], Awaitable[Connection]],
+        journal: Journal,
+        reset: Reset,
+        settings: FetcherSettings,
+    ) -> None:
+        self._leader = leader
+        self._connect = connect
+        self._journal = journal
+        self._reset = reset
+        self._settings = settings
+        self._followed: dict[PartitionKey, _Followed] = {}
+        self._by_index: dict[int, _Followed] = {}
+        #: Those of which the leader is to be told.
+        self._changed: dict[int, _Followed] = {}
+        self._forgotten: list[int] = []
+        self._next_index = 0
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._is_unreachable = False
+
+    # ---- partitions -------------------------------------------------------------------------------------------------
+
+    def follow(self, topic: Topic, partition_log: PartitionLog, epoch: int) -> None:
+        """Fetch the partition from this leader in its epoch."""
+        self.unfollow((partition_log.topic_id, partition_log.partition))
+        followed = _Followed(self._next_index, topic, partition_log, epoch)
+        self._next_index += 1
+        self._followed[partition_log.topic_id, partition_log.partition] = followed
+        self._by_index[followed.index] = followed
+        self._ask(followed)
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name=f"fetch from broker {self._leader}")
+
+    def unfollow(self, key: PartitionKey) -> None:
+        """Fetch the partition no more."""
+        if (followed := self._followed.pop(key, None)) is not None:
+            del self._by_index[followed.index]
+            self._changed.pop(followed.index, None)
+            self._forgotten.append(followed.index)
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _ask(self, followed: _Followed, delay_s: float = 0.0) -> None:
+        """Tell the leader of the partition with the next request, or later."""
+        loop = asyncio.get_running_loop()
+        followed.asked = None
+        followed.not_before = loop.time() + delay_s
+        self._changed[followed.index] = followed
+        if delay_s:
+            loop.call_later(delay_s, self._wake.set)
+        else:
+            self._wake.set()
+
+    # ---- the connection ---------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            while not self._followed:
+                self._wake.clear()
+                await self._wake.wait()
+            try:
+                connection = await self._connect()
+                try:
+                    self._is_unreachable = False
+                    await self._fetch(connection)
+                    continue
+                finally:
+                    connection.close()
+            except (LogStoreError, OSError) as error:
+                if not self._is_unreachable:
+                    self._is_unreachable = True
+                    log.warning("replica.leader_unreachable", leader=self._leader, why=str(error))
+            except Exception:
+                # A follower that stands still is worse than one that begins its session again.
+                log.exception("replica.fetcher_failed", leader=self._leader)
+            await asyncio.sleep(self._settings.backoff_s)
+
+    async def _fetch(self, connection: Connection) -> None:
+        """A session, until it is stale: it begins with all partitions. Raises what ``connection`` raises."""
+        self._forgotten.clear()
+        for followed in self._by_index.values():
+            self._ask(followed)
+        settings = self._settings
+        in_session: set[int] = set()
+        while not connection.is_stale:
+            rows = self._rows()
+            in_session.update(row.session_index for row in rows)
+            in_session.difference_update(self._forgotten)
+            if not in_session:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            fetch = Fetch(settings.wait_max_ms, 1, settings.response_bytes_max, rows, self._forgotten)
+            self._forgotten = []
+            body = await connection.request(
+                MessageType.FETCH, encode_fetch(fetch), settings.timeout_s + settings.wait_max_ms / 1000
+            )
+            await self._apply(decode_fetched(body))
+
+    def _rows(self) -> list[FetchRow]:
+        """Rows of the partitions whose end has changed since the leader was told."""
+        now = asyncio.get_running_loop().time()
+        rows = []
+        for index, followed in list(self._changed.items()):
+            if not followed.is_wanted:
+                del self._changed[index]
+                continue
+            if followed.not_before > now:
+                continue
+            if not followed.log.is_quiet:  # appends of this broker's own leadership are on their way to the disk
+                self._ask(followed, delay_s=0.001)
+                continue
+            del self._changed[index]
+            followed.asked = end, last_epoch = followed.end
+            rows.append(
+                FetchRow(
+                    index,
+                    followed.log.topic_id,
+                    followed.log.partition,
+                    followed.epoch,
+                    end,
+                    last_epoch,
+                    self._settings.partition_bytes_max,
+                )
+            )
+        return rows
+
+    # ---- an answer --------------------------------------------------------------------------------------------------
+
+    async def _apply(self, answers: Sequence[tuple[FetchedRow, memoryview]]) -> None:
+        appended: list[tuple[_Followed, FetchedRow, list[Frame]]] = []
+        for row, data in answers:
+            followed = self._by_index.get(row.session_index)
+            if followed is None or not followed.is_wanted or followed.asked != followed.end:
+                continue  # it follows another leader by now
+            if row.error:
+                await self._answered_with_error(followed, row.error)
+            elif row.diverging_end_offset >= 0:
+                await self._truncate(followed, row)
+            elif len(data):
+                try:
+                    frames = split_frames(data)
+                    followed.log.require_follows(frames)
+                except CorruptionError as error:
+                    log.error("replica.bad_frames", leader=self._leader, partition=str(followed.log), why=str(error))
+                    self._ask(followed, self._settings.backoff_s)
+                    continue
+                appended.append((followed, row, frames))
+            else:
+                self._follow_leader(followed, row)
+        if appended:
+            await self._append(appended)
+
+    async def _append(self, appended: Sequence[tuple[_Followed, FetchedRow, list[Frame]]]) -> None:
+        """Append frames of all partitions as one group; returns when they are durable."""
+        told: asyncio.Future[LogStoreError | None] = asyncio.get_running_loop().create_future()
+
+        def outcome(locations: Sequence[FrameLocation], error: LogStoreError | None) -> None:
+            if error is None:
+                at = 0
+                for followed, _, frames in appended:
+                    for frame in frames:
+                        followed.log.stored(frame, locations[at])
+                        at += 1
+            else:
+                for followed, _, frames in appended:
+                    for frame in frames:
+                        followed.log.failed(frame, error)
+            told.set_result(error)
+
+        # Some may have another leader since their frames were checked, because a truncation was awaited.
+        appended = [one for one in appended if one[0].is_wanted and one[0].asked == one[0].end and one[0].log.is_quiet]
+        if not appended:
+            return
+        for followed, _, frames in appended:
+            followed.log.track_replicated(frames)
+        self._journal.store([frame for _, _, frames in appended for frame in frames], outcome)
+        error = await asyncio.shield(told)
+        for followed, row, _ in appended:
+            if self._by_index.get(followed.index) is not followed:
+                continue
+            if error is None:
+                self._follow_leader(followed, row)
+                self._ask(followed)
+            else:
+                self._ask(followed, self._settings.backoff_s)
+        if error is not None and not isinstance(error, StorageFullError):
+            raise error
+
+    def _follow_leader(self, followed: _Followed, row: FetchedRow) -> None:
+        partition_log = followed.log
+        if followed.is_wanted and row.high_watermark >= 0:
+            before = partition_log.sealed_offset
+            partition_log.follow_leader(row.high_watermark, row.sealed_offset, row.log_start_offset)
+            if partition_log.sealed_offset > before:
+                self._journal.release(partition_log.topic_id, partition_log.partition, partition_log.sealed_offset)
+
+    async def _truncate(self, followed: _Followed, row: FetchedRow) -> None:
+        partition_log = followed.log
+        end = partition_log.truncation_end(row.diverging_epoch, row.diverging_end_offset)
+        log.info(
+            "replica.truncated",
+            partition=f"{partition_log.topic}-{partition_log.partition}",
+            leader_epoch=followed.epoch,
+            before=partition_log.log_end_offset,
+            end=end,
+        )
+        if end < partition_log.sealed_offset:
+            await self._begin_anew(followed)
+            return
+        try:
+            await truncate(self._journal, partition_log, end, followed.epoch)
+        except StorageFullError:
+            self._ask(followed, self._settings.backoff_s)
+        else:
+            self._ask(followed)
+
+    async def _answered_with_error(self, followed: _Followed, error: int) -> None:
+        if error == _MOVED:
+            await self._begin_anew(followed)
+            return
+        # The epoch is over, or the leader does not know it yet: both learn from ZooKeeper, in no order.
+        self._ask(followed, _OTHER_EPOCH_S if error in _OTHER_EPOCH else self._settings.backoff_s)
+
+    async def _begin_anew(self, followed: _Followed) -> None:
+        """Take the end of the topic's table for the end of the log."""
+        before = followed.end
+        try:
+            done = await self._reset(
+                followed.topic,
+                followed.log,
+                lambda: followed.is_wanted and followed.log.is_quiet and followed.asked == followed.end,
+            )
+        except LogStoreError as error:
+            log.warning("replica.not_reset", partition=str(followed.log), why=str(error))
+            done = False
+        # A leader that says the same again would be asked without a pause.
+        self._ask(followed, 0.0 if done and followed.end != before else self._settings.backoff_s)

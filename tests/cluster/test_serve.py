@@ -1,0 +1,170 @@
+"""``logstore serve`` as a broker of a cluster: its start, its bad starts, its stop."""
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import httpx
+import pytest
+
+from logstore.cluster import checked_file
+from tests.support.coordinators import SESSION_MS, Brokers
+from tests.support.eventually import eventually_async
+from tests.support.server_process import ROOT, ServerProcess
+
+pytestmark = [pytest.mark.anyio, pytest.mark.system]
+
+
+def environment(brokers: Brokers, broker_id: int, **settings: str) -> dict[str, str]:
+    found = {
+        "zookeeper.connect": brokers.servers + brokers.chroot,
+        "zookeeper.session.timeout.ms": str(SESSION_MS),
+        "broker.id": str(broker_id),
+        **settings,
+    }
+    return {f"LOGSTORE_{name.upper().replace('.', '_')}": value for name, value in found.items() if value}
+
+
+async def started(data: Path, environment: dict[str, str]) -> ServerProcess:
+    return await asyncio.to_thread(ServerProcess, data, environment=environment)
+
+
+#: What ``logstore serve`` calls, for one start after another.
+_STARTS = """
+import json, sys
+from logstore.node import serve
+from logstore.settings import load_settings
+for given in json.loads(sys.argv[1]):
+    print("exit", serve(load_settings(port=0, **given)), file=sys.stderr, flush=True)
+"""
+
+
+async def refused(brokers: Brokers, *starts: dict[str, object]) -> list[str]:
+    """The last line of each start, which ends with exit code 1. Settings are those of broker 1 unless given."""
+    mine = {
+        "zookeeper_connect": brokers.servers + brokers.chroot,
+        "zookeeper_session_timeout_ms": SESSION_MS,
+        "broker_id": 1,
+    }
+    wanted = json.dumps([{**mine, **start} for start in starts])
+    command = [sys.executable, "-c", _STARTS, wanted]
+    ran = await asyncio.to_thread(
+        subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "Traceback" not in ran.stderr, ran.stderr
+    *parts, rest = ran.stderr.split("exit 1\n")
+    assert (len(parts), rest) == (len(starts), ""), ran.stderr
+    return [part.splitlines()[-1] for part in parts]
+
+
+async def asked(server: ServerProcess, method: str, path: str, body: object = None) -> httpx.Response:
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        return await client.request(method, path, json=body)
+
+
+async def create_topic(server: ServerProcess, name: str, **options: object) -> None:
+    cluster = (await asked(server, "GET", "/v3/clusters")).json()["data"][0]["cluster_id"]
+    body = {"topic_name": name, "partitions_count": 1, **options}
+    answer = await asked(server, "POST", f"/v3/clusters/{cluster}/topics", body)
+    assert answer.is_success, answer.text
+
+
+async def test_bad_starts_beside_a_broker_and_after_it(brokers: Brokers, tmp_path: Path):
+    data = str(tmp_path / "data")
+    one = await started(tmp_path / "data", environment(brokers, 1))
+    try:
+        assert (await asked(one, "GET", "/health/ready")).status_code == 200
+        again, other, elsewhere = await refused(
+            brokers,
+            {"data": data},
+            {"data": data, "broker_id": 2, "log_dirs": f"{data}/brokers/1"},
+            {"data": data, "log_dirs": str(tmp_path / "elsewhere")},
+        )
+    finally:
+        one.kill()
+    assert again.startswith("cannot start: Another process is serving")
+    assert other.startswith("cannot start: Another process is serving")
+    assert f"Broker 1 of the cluster is another process, at {one.url}" in elsewhere
+    assert "broker.id" in elsewhere
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    identity = {"cluster_id": "x", "format_version": 2, "coordinator": "zookeeper"}
+    for name in ("b", "c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cluster.json").write_bytes(checked_file.encode(identity))
+    await brokers.zookeeper.create(brokers.path("/empty"), b"")
+    others, alone, nowhere, unreachable, another, lost = await refused(
+        brokers,
+        {"data": data, "broker_id": 2, "log_dirs": f"{data}/brokers/1"},
+        {"data": data, "zookeeper_connect": None},
+        {"data": data, "zookeeper_connect": f"{brokers.servers}/nowhere"},
+        {"data": str(tmp_path / "a"), "zookeeper_connect": f"127.0.0.1:{port}", "zookeeper_session_timeout_ms": 1000},
+        {"data": str(tmp_path / "b")},
+        {"data": str(tmp_path / "c"), "zookeeper_connect": f"{brokers.servers}{brokers.chroot}/empty"},
+    )
+    assert "log directory of broker 1, not of 2" in others
+    assert "belongs to a cluster, whose brokers agree through ZooKeeper" in alone
+    assert "has no node /nowhere, with which zookeeper.connect ends" in nowhere
+    assert f"ZooKeeper at 127.0.0.1:{port} (zookeeper.connect) does not answer" in unreachable
+    assert "belongs to the cluster x" in another
+    assert "has no cluster" in lost
+    assert "correct zookeeper.connect" in lost
+
+
+async def test_a_stop_hands_over_while_the_broker_answers(brokers: Brokers, tmp_path: Path):
+    data = tmp_path / "data"
+    one, two = [await started(data, environment(brokers, broker_id)) for broker_id in (1, 2)]
+    try:
+        await create_topic(one, "t", replication_factor=2)
+        row = await brokers.row("t")
+        led = {1: one, 2: two}.pop(row.leader)
+        led.process.send_signal(signal.SIGTERM)
+        await eventually_async(lambda: led.process.poll() is not None, "not stopped")
+        now = await brokers.row("t")
+        assert now.leader not in {row.leader, -1}
+        assert led.process.returncode == 0
+        assert "not_handed_over" not in led.log
+    finally:
+        one.stop()
+        two.stop()
+
+
+def test_one_node_imports_nothing_of_zookeeper(tmp_path: Path):
+    code = (
+        "import asyncio, sys\n"
+        "from logstore import node\n"
+        "from logstore.broker.authorizer import Authorizer\n"
+        "from logstore.broker.quotas import Quotas\n"
+        "from logstore.settings import Settings\n"
+        "async def run():\n"
+        f"    async with node.running_store(Settings(data={str(tmp_path / 'data')!r}), Authorizer(), Quotas()):\n"
+        "        print([name for name in sys.modules if name.startswith(('kazoo', 'logstore.cluster.z'))])\n"
+        "asyncio.run(run())\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert "[]" in ran.stdout.splitlines()
+
+
+def test_a_broker_without_kazoo_says_what_it_needs(tmp_path: Path):
+    code = (
+        "from tests.support.extras import hide_all_but\nhide_all_but('server')\n"
+        "from logstore.cli import main\nimport sys\n"
+        f"sys.argv = ['logstore', 'serve', '--port', '0', '--data', {str(tmp_path / uuid.uuid4().hex)!r}]\nmain()"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={"LOGSTORE_ZOOKEEPER_CONNECT": "127.0.0.1:1", "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 1
+    line = "cannot start: zookeeper.connect needs the package kazoo: pip install 'logstore[cluster]'"
+    assert ran.stderr.splitlines()[-1] == line

@@ -1,0 +1,226 @@
+"""Brokers of a cluster in one process, without sockets and without ZooKeeper: the state of partitions is a dictionary,
+and a fetch is a call. For tests of replication itself.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from logstore.broker.authorizer import Authorizer
+from logstore.broker.broker import Broker
+from logstore.broker.quotas import Quotas
+from logstore.broker.topic_catalog import TopicCatalog
+from logstore.cluster.coordinator import NO_PARTITION, BrokerEndpoint, KnownTopic, PartitionListener, PartitionState
+from logstore.errors import (
+    FencedLeaderEpochError,
+    InvalidUpdateVersionError,
+    NetworkError,
+    ZooKeeperUnavailableError,
+)
+from logstore.filesystem import Buffer, FileSystem
+from logstore.replication.fetch_session import FetchSession
+from logstore.replication.protocol import Body, MessageType, decode_fetch
+from logstore.settings import Settings
+from logstore.table_root import TableRoot
+
+
+class MemoryCluster:
+    """The partitions' states, and the brokers that run. ``placement``: the replicas of each new partition."""
+
+    def __init__(self, data: Path, placement: Sequence[int]) -> None:
+        self.data = data
+        self.placement = tuple(placement)
+        self.states: dict[tuple[UUID, int], PartitionState] = {}
+        self.brokers: dict[int, Broker] = {}
+        self.coordinators: dict[int, MemoryCoordinator] = {}
+        #: Links (follower, leader) that are cut, and brokers that ZooKeeper does not answer.
+        self.cut: set[tuple[int, int]] = set()
+        self.without_zookeeper: set[int] = set()
+        self.next_producer_id = 1 << 32
+
+    async def start(self, broker_id: int, **settings: Any) -> Broker:
+        coordinator = self.coordinators[broker_id] = MemoryCoordinator(self, broker_id)
+        given = {"replica_fetch_backoff_ms": 20, "replica_fetch_wait_max_ms": 50, **settings}
+        broker = await Broker.start(
+            Settings(data=self.data, broker_id=broker_id, **given),
+            coordinator,  # type: ignore[arg-type]
+            Authorizer(),
+            Quotas(),
+            filesystem=FileSystem(),
+            connect=lambda leader: self.connect(broker_id, leader),
+        )
+        self.brokers[broker_id] = broker
+        return broker
+
+    async def stop(self, broker_id: int) -> None:
+        del self.coordinators[broker_id]
+        await self.brokers.pop(broker_id).stop()
+
+    async def connect(self, follower: int, leader: int) -> "_Connection":
+        self.require_link(follower, leader)
+        return _Connection(self, follower, leader)
+
+    def require_link(self, follower: int, leader: int) -> None:
+        if leader not in self.brokers or (follower, leader) in self.cut:
+            raise NetworkError(f"broker {leader} cannot be reached from broker {follower}")
+
+    def set(self, topic_id: UUID, partition: int, state: PartitionState) -> None:
+        """Write a state, and tell all brokers."""
+        self.states[topic_id, partition] = state
+        for coordinator in list(self.coordinators.values()):
+            coordinator.tell(topic_id, partition, state)
+
+    def elect(self, topic_id: UUID, partition: int, leader: int, **changes: Any) -> PartitionState:
+        """A new leader with the next epoch; ``changes`` are fields of the state."""
+        before = self.states[topic_id, partition]
+        state = dataclasses.replace(before, leader=leader, leader_epoch=before.leader_epoch + 1, **changes)
+        self.set(topic_id, partition, state)
+        return state
+
+
+class MemoryCoordinator:
+    def __init__(self, cluster: MemoryCluster, broker_id: int) -> None:
+        self._cluster = cluster
+        self.broker_id = broker_id
+        self.cluster_id = "memory"
+        self.controller_id = 1
+        self.has_lease = True
+        self.locks = ()
+        self.producer_ids_begin = 1 << 32
+        self.is_migration = False
+        self.not_ready_reason = None
+        self._listeners: list[PartitionListener] = []
+
+    @property
+    def brokers(self) -> Sequence[int]:
+        return sorted({*self._cluster.coordinators, *self._cluster.placement})
+
+    @property
+    def brokers_by_id(self) -> Mapping[int, BrokerEndpoint]:
+        return {broker: BrokerEndpoint(broker, None) for broker in self.brokers}
+
+    @property
+    def placeable_brokers(self) -> int:
+        return len(self.brokers)
+
+    def registered_topic(self, name: str) -> None:
+        del name
+
+    def is_gone(self, topic_id: UUID) -> bool:
+        del topic_id
+        return False
+
+    async def table_changed(self, topic_id: UUID) -> None:
+        pass
+
+    async def refresh_producer_ids(self) -> None:
+        pass
+
+    async def find_leaders(self, topics: Sequence[KnownTopic]) -> None:
+        for topic in topics:
+            self.set_partitions(topic)
+
+    def listen(self, listener: PartitionListener) -> None:
+        self._listeners.append(listener)
+        for (topic_id, partition), state in list(self._cluster.states.items()):
+            listener(topic_id, partition, state)
+
+    def tell(self, topic_id: UUID, partition: int, state: PartitionState) -> None:
+        for listener in self._listeners:
+            listener(topic_id, partition, state)
+
+    def set_partitions(self, topic: KnownTopic) -> None:
+        placement = self._cluster.placement
+        for partition, epoch in enumerate(topic.leader_epochs):
+            if (topic.topic_id, partition) not in self._cluster.states:
+                state = PartitionState(placement[0], epoch + 1, placement, placement)
+                self._cluster.set(topic.topic_id, partition, state)
+
+    async def mark_deleting(self, topic_id: UUID) -> None:
+        pass
+
+    def forget_topic(self, topic_id: UUID) -> None:
+        pass
+
+    def partition_state(self, topic_id: UUID, partition: int) -> PartitionState:
+        return self._cluster.states.get((topic_id, partition), NO_PARTITION)
+
+    async def alter_partition(
+        self,
+        topic_id: UUID,
+        partition: int,
+        seen: PartitionState,
+        in_sync_replicas: Sequence[int],
+        *,
+        broker_epochs: Mapping[int, int],
+        recovering: bool = False,
+    ) -> PartitionState:
+        del broker_epochs
+        await asyncio.sleep(0.001)
+        if self.broker_id in self._cluster.without_zookeeper:
+            raise ZooKeeperUnavailableError("ZooKeeper does not answer")
+        state = self._cluster.states[topic_id, partition]
+        if (state.leader, state.leader_epoch) != (self.broker_id, seen.leader_epoch):
+            raise FencedLeaderEpochError("another leader")
+        if state != seen:
+            raise InvalidUpdateVersionError("another state")
+        state = dataclasses.replace(
+            state, in_sync_replicas=tuple(in_sync_replicas), recovering=state.recovering and recovering
+        )
+        self._cluster.set(topic_id, partition, state)
+        return state
+
+    async def new_producer_id(self) -> int:
+        self._cluster.next_producer_id += 1
+        return self._cluster.next_producer_id - 1
+
+    def is_issued(self, producer_id: int) -> bool:
+        return 0 <= producer_id < self._cluster.next_producer_id
+
+
+class _Connection:
+    def __init__(self, cluster: MemoryCluster, follower: int, leader: int) -> None:
+        self._cluster = cluster
+        self._link = (follower, leader)
+        self._broker = cluster.brokers[leader]
+        self._session: FetchSession = self._broker.fetch_session(follower, 1)
+
+    is_stale = False
+
+    async def request(self, message_type: MessageType, body: Body = b"", timeout_s: float | None = None) -> Buffer:
+        del message_type, timeout_s
+        self._require_open()
+        assert isinstance(body, bytes)
+        answer = await self._session.fetch(decode_fetch(body))
+        self._require_open()
+        return b"".join(answer)
+
+    def _require_open(self) -> None:
+        """A connection ends with the process at the other side."""
+        self._cluster.require_link(*self._link)
+        if self._cluster.brokers.get(self._link[1]) is not self._broker:
+            raise NetworkError("the connection was closed")
+
+    def close(self) -> None:
+        self._session.close()
+
+
+@contextlib.asynccontextmanager
+async def running_cluster(
+    data: Path, *brokers: int, configs: dict[str, str] | None = None, partitions: int = 1, **settings: Any
+) -> AsyncIterator[MemoryCluster]:
+    """Brokers on one data directory with a topic ``t``. Each partition has all as replicas, the first one leads."""
+    catalog = TopicCatalog(TableRoot(data, FileSystem()))
+    catalog.create("t", num_partitions=partitions, config_overrides=configs or {})
+    cluster = MemoryCluster(data, brokers)
+    try:
+        for broker in brokers:
+            await cluster.start(broker, **settings)
+        yield cluster
+    finally:
+        for broker in list(cluster.brokers):
+            await cluster.stop(broker)

@@ -1,0 +1,175 @@
+"""Producers of a schedule: idempotent ones, which try again until they are answered, and one that does not."""
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from logstore.broker.idempotence import claim
+from logstore.broker.produce_appends import AppendedRequest, AppendGroup, PreparedRequest
+from logstore.errors import (
+    DuplicateSequenceError,
+    InvalidProducerEpochError,
+    LogStoreError,
+    OutOfOrderSequenceError,
+)
+from logstore.log.acknowledgements import Acknowledgement
+from logstore.log.leadership import ACKS_ALL
+from logstore.records.batch import PartitionBatch
+from logstore.records.batch_identity import BatchIdentity
+from logstore.records.schema import WIRE_SCHEMA
+
+if TYPE_CHECKING:
+    from tests.support.replication_model.cluster import Cluster
+    from tests.support.replication_model.process import Process
+
+_BATCHES = {count: pa.RecordBatch.from_pylist([{}] * count, schema=WIRE_SCHEMA) for count in (1, 2, 3)}
+_UNDER_WAY_MAX = 3
+
+
+class _Batch:
+    __slots__ = ("count", "payload", "sequence")
+
+    def __init__(self, sequence: int, count: int, payload: bytes) -> None:
+        self.sequence, self.count, self.payload = sequence, count, payload
+
+
+class _Producer:
+    """Sends batches in their order; the next ones before the first are answered."""
+
+    def __init__(self, client: "Client", producer_id: int) -> None:
+        self.client = client
+        self.producer_id = producer_id
+        self.epoch = 0
+        self.next_sequence = 0
+        #: Not acknowledged yet; and how many of them were sent to the process at which the producer is.
+        self.pending: list[_Batch] = []
+        self.sent = 0
+        self.at: Process | None = None
+
+    def send(self, process: "Process", *, new: bool) -> None:
+        chance = self.client.cluster.random
+        if process is not self.at or (self.sent and chance.random() < 0.15):  # it does not wait any longer
+            self.at, self.sent = process, 0
+        if new and len(self.pending) < _UNDER_WAY_MAX:
+            count = chance.choice([1, 1, 2, 3])
+            self.pending.append(_Batch(self.next_sequence, count, self.client.new_payload()))
+            self.next_sequence += count
+        for batch in self.pending[self.sent :]:
+            if process is not self.at:
+                return
+            self.sent += 1
+            identity = BatchIdentity(self.producer_id, self.epoch, batch.sequence)
+            self.client.append(
+                process, batch, identity, ACKS_ALL, lambda base, error, b=batch: self.answered(b, base, error)
+            )
+
+    def answered(self, batch: _Batch, base: int, error: LogStoreError | None) -> None:
+        if batch not in self.pending:
+            return
+        if error is None:
+            # Batches before it are stored, too; their answers were lost.
+            del self.pending[: self.pending.index(batch) + 1]
+            self.sent = max(0, self.sent - 1)
+            self.client.cluster.acknowledge(base, batch.count, batch.payload)
+            return
+        is_first = batch is self.pending[0]
+        # A leader that was replaced and does not know it yet may refuse what follows the records of its successor.
+        leads = self.at is not None and self.client.cluster.leads(self.at)
+        self.at, self.sent = None, 0
+        if (
+            is_first
+            and leads
+            and isinstance(error, (OutOfOrderSequenceError, InvalidProducerEpochError, DuplicateSequenceError))
+        ):
+            if not self.client.cluster.is_lossy:
+                raise AssertionError(f"C16: {error}")
+            # Records before it are lost: the producer begins a new epoch, and gives up what it cannot tell of.
+            self.epoch += 1
+            self.next_sequence = 0
+            self.pending.clear()
+
+
+class Client:
+    def __init__(self, cluster: "Cluster") -> None:
+        self.cluster = cluster
+        self._payloads = 0
+        self._producers = []
+        for _ in range(2):
+            self._producers.append(_Producer(self, cluster.next_producer_id))
+            cluster.next_producer_id += 1
+
+    @property
+    def producer_ids(self) -> list[int]:
+        return [producer.producer_id for producer in self._producers]
+
+    def new_payload(self) -> bytes:
+        self._payloads += 1
+        return b"%d" % self._payloads
+
+    def produce(self, process: "Process") -> None:
+        chance = self.cluster.random
+        if chance.random() < 0.3:
+            acks = chance.choice([ACKS_ALL, 1])
+            batch = _Batch(0, chance.choice([1, 2]), self.new_payload())
+
+            def answered(base: int, error: LogStoreError | None) -> None:
+                if error is None and acks == ACKS_ALL:
+                    self.cluster.acknowledge(base, batch.count, batch.payload)
+
+            self.append(process, batch, None, acks, answered)
+        else:
+            chance.choice(self._producers).send(process, new=True)
+
+    def append(
+        self, process: "Process", batch: _Batch, identity: BatchIdentity | None, acks: int, answered: Any
+    ) -> None:
+        process.run(self._append, process, batch, identity, acks, answered)
+
+    def _append(
+        self, process: "Process", batch: _Batch, identity: BatchIdentity | None, acks: int, answered: Any
+    ) -> None:
+        """As ``Producing._append``. ``answered``: with a base offset, or an error."""
+        parts = [PartitionBatch(0, _BATCHES[batch.count], None, None)]
+        identities = None if identity is None else [identity]
+        (claimed,) = claims = claim(process.topic, parts, identities, acks)
+        if claimed.error is not None:
+            answered(-1, claimed.error)
+            return
+        if (refusal := process.journal.refusal) is not None:
+            answered(-1, refusal)
+            return
+        payload = pa.py_buffer(batch.payload)
+        prepared = PreparedRequest(process.topic, identities, batch.count, len(batch.payload), parts, [payload])
+        request = AppendedRequest(prepared, claims, [0] if claimed.is_new else [])
+        wait = Acknowledgement(1)
+        if claimed.is_new:
+            group = AppendGroup(wait)
+            group.add(prepared, request, acks)
+            process.journal.store(group.frames, group.told)
+        else:
+            request.wait_for_repeated(acks)
+            if not request.repeated:
+                answered(request.base_offsets[0], None)
+                return
+            wait = request.repeated[0]
+
+        def done(future: Any) -> None:
+            error = future.exception()
+            answered(request.base_offsets[0] if error is None else -1, error)
+
+        wait.future.add_done_callback(done)
+
+    def flush(self) -> None:
+        """All producers come to the end of their records."""
+
+        def send() -> bool:
+            row = self.cluster.row
+            for producer in self._producers:
+                if producer.pending and row.leader >= 0 and self.cluster.processes[row.leader].is_ready:
+                    producer.send(self.cluster.processes[row.leader], new=False)
+            return not any(producer.pending for producer in self._producers)
+
+        self.cluster.until(send, "producers are not answered")
+
+
+__all__ = ["Client"]

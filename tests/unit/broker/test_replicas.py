@@ -1,0 +1,343 @@
+"""Replication between brokers in one process: real journals, real tables, real partition logs."""
+
+import asyncio
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from logstore.broker.broker import Broker
+from logstore.broker.context import INTERNAL
+from logstore.cluster.coordinator import PartitionState
+from logstore.errors import (
+    FencedLeaderEpochError,
+    NotEnoughReplicasError,
+    NotLeaderOrFollowerError,
+    OffsetNotAvailableError,
+    RequestTimedOutError,
+)
+from logstore.log.partition_log import PartitionLog
+from tests.support.eventually import eventually_async
+from tests.support.replicas import MemoryCluster, running_cluster
+from tests.support.running_broker import produce, read_all, records, run
+
+
+def log_of(broker: Broker, partition: int = 0) -> PartitionLog:
+    return broker.topic(INTERNAL, "t").partition(partition)
+
+
+def topic_id(cluster: MemoryCluster):
+    return next(iter(cluster.brokers.values())).topic(INTERNAL, "t").topic_id
+
+
+async def all_have(cluster: MemoryCluster, end: int) -> None:
+    """Every replica has the records below ``end``, and knows that all have them."""
+    await eventually_async(
+        lambda: all(
+            (log_of(b).log_end_offset, log_of(b).high_watermark) == (end, end) for b in cluster.brokers.values()
+        ),
+        "not replicated",
+    )
+
+
+def test_an_acknowledged_record_is_on_all_replicas_and_the_next_leader_has_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_cluster(tmp_path, 1, 2, 3) as cluster:
+            leader = cluster.brokers[1]
+            topic = leader.topic(INTERNAL, "t")
+            for n in range(5):
+                await produce(leader, topic, [b"%d" % n])
+            assert all(log_of(b).log_end_offset == 5 for b in cluster.brokers.values()), "acknowledged by all"
+            await all_have(cluster, 5)
+            with pytest.raises(NotLeaderOrFollowerError):
+                await produce(cluster.brokers[2], cluster.brokers[2].topic(INTERNAL, "t"), [b"x"])
+            cluster.elect(topic.topic_id, 0, 2)
+            second = cluster.brokers[2]
+            assert await produce(second, second.topic(INTERNAL, "t"), [b"5"]) == 5
+            await all_have(cluster, 6)
+            found = await read_all(second, second.topic(INTERNAL, "t"))
+            assert found == [(n, b"%d" % n) for n in range(6)]
+            with pytest.raises(NotLeaderOrFollowerError):
+                await produce(leader, topic, [b"x"])
+
+    run(scenario())
+
+
+def test_what_is_not_on_all_replicas_is_not_shown_and_is_truncated_by_the_next_leader(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_cluster(tmp_path, 1, 2) as cluster:
+            first, second = cluster.brokers.values()
+            topic = first.topic(INTERNAL, "t")
+            await produce(first, topic, [b"a"])
+            await all_have(cluster, 1)
+            cluster.cut.add((2, 1))
+            with pytest.raises(RequestTimedOutError):
+                await first.produce(INTERNAL, topic, records([b"lost"]), partition=0, timeout_ms=100)
+            assert (log_of(first).log_end_offset, log_of(first).high_watermark) == (2, 1)
+            assert await read_all(first, topic) == [(0, b"a")]
+            cluster.elect(topic.topic_id, 0, 2)
+            await produce(second, second.topic(INTERNAL, "t"), [b"b"])
+            await all_have(cluster, 2)
+            cluster.elect(topic.topic_id, 0, 1)
+            await all_have(cluster, 2)
+            assert await read_all(first, topic) == [(0, b"a"), (1, b"b")]
+
+    run(scenario())
+
+
+def test_a_follower_that_stays_behind_leaves_the_isr_and_joins_it_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_cluster(tmp_path, 1, 2, 3, replica_lag_time_max_ms=200) as cluster:
+            leader = cluster.brokers[1]
+            topic = leader.topic(INTERNAL, "t")
+            await produce(leader, topic, [b"a"])
+            cluster.cut.add((3, 1))
+            await leader.produce(INTERNAL, topic, records([b"b"]), partition=0, timeout_ms=10_000)
+            assert cluster.states[topic.topic_id, 0].in_sync_replicas == (1, 2)
+            cluster.cut.clear()
+            await eventually_async(
+                lambda: set(cluster.states[topic.topic_id, 0].in_sync_replicas) == {1, 2, 3}, "not joined"
+            )
+            await all_have(cluster, 2)
+            # On a slow machine a follower may stay behind once more.
+            assert leader.replicas.isr_shrinks == leader.replicas.isr_expands >= 1
+
+    run(scenario())
+
+
+def test_fewer_replicas_than_min_insync_replicas_take_no_append_with_acks_all(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        configs = {"min.insync.replicas": "2"}
+        async with running_cluster(tmp_path, 1, 2, configs=configs, replica_lag_time_max_ms=200) as cluster:
+            leader = cluster.brokers[1]
+            topic = leader.topic(INTERNAL, "t")
+            await produce(leader, topic, [b"a"])
+            cluster.cut.add((2, 1))
+            await leader.produce(INTERNAL, topic, records([b"b"]), partition=0, acks=1)
+            await eventually_async(lambda: cluster.states[topic.topic_id, 0].in_sync_replicas == (1,), "not shrunk")
+            assert log_of(leader).high_watermark == 1, "KIP-966"
+            result = await leader.produce(INTERNAL, topic, records([b"c"]), partition=0)
+            assert isinstance(result.partitions[0].error, NotEnoughReplicasError)
+            assert log_of(leader).log_end_offset == 2
+            await leader.produce(INTERNAL, topic, records([b"c"]), partition=0, acks=1)
+            cluster.cut.clear()
+            await all_have(cluster, 3)
+
+    run(scenario())
+
+
+def test_a_replica_that_lacks_what_was_rolled_begins_at_the_table(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_cluster(tmp_path, 1, 2, replica_lag_time_max_ms=200) as cluster:
+            leader, behind = cluster.brokers.values()
+            topic = leader.topic(INTERNAL, "t")
+            await produce(leader, topic, [b"a"])
+            await all_have(cluster, 1)
+            cluster.cut.add((2, 1))
+            await produce(leader, topic, [b"b", b"c"])
+            await leader.roll(INTERNAL, topic)
+            await produce(leader, topic, [b"d"])
+            cluster.cut.clear()
+            await all_have(cluster, 4)
+            assert log_of(behind).sealed_offset == 3
+            await eventually_async(lambda: cluster.states[topic.topic_id, 0].in_sync_replicas == (1, 2), "not joined")
+            cluster.elect(topic.topic_id, 0, 2)
+            await produce(behind, behind.topic(INTERNAL, "t"), [b"e"])
+            assert [v for _, v in await read_all(behind, behind.topic(INTERNAL, "t"))] == [b"a", b"b", b"c", b"d", b"e"]
+            cluster.elect(topic.topic_id, 0, 1)  # a broker gives up leading before it starts
+            await cluster.stop(2)
+            again = await cluster.start(2)
+            cluster.elect(topic.topic_id, 0, 2)
+            await all_have(cluster, 5)
+            assert [v for _, v in await read_all(again, again.topic(INTERNAL, "t"))] == [b"a", b"b", b"c", b"d", b"e"]
+
+    run(scenario())
+
+
+def test_followers_free_what_the_leader_has_sealed_and_a_new_leader_reads_it_from_the_table(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_cluster(tmp_path, 1, 2) as cluster:
+            leader, second = cluster.brokers.values()
+            topic = leader.topic(INTERNAL, "t")
+            await produce(leader, topic, [b"a", b"b"])
+            await leader.roll(INTERNAL, topic)
+            await eventually_async(lambda: log_of(second).sealed_offset == 2, "not sealed at the follower")
+            assert second.journal.needed_bytes == 0 or len(log_of(second).index) == 0
+            cluster.elect(topic.topic_id, 0, 2)
+            assert await read_all(second, second.topic(INTERNAL, "t")) == [(0, b"a"), (1, b"b")]
+
+    run(scenario())
+
+
+def test_a_new_leader_tells_no_end_before_its_followers_have_what_it_began_with(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_cluster(tmp_path, 1, 2) as cluster:
+            first, second = cluster.brokers.values()
+            topic = second.topic(INTERNAL, "t")
+            await produce(first, first.topic(INTERNAL, "t"), [b"a"])
+            await cluster.stop(1)
+            cluster.cut.add((1, 2))
+            cluster.elect(topic.topic_id, 0, 2)
+            leadership = log_of(second).require_leader()
+            if log_of(second).high_watermark < 1:
+                with pytest.raises(OffsetNotAvailableError):
+                    leadership.require_settled()
+                assert not log_of(second).has_unsealed
+            await cluster.start(1)
+            cluster.cut.clear()
+            await all_have(cluster, 1)
+            leadership.require_settled()
+            assert log_of(second).has_unsealed
+
+    run(scenario())
+
+
+def test_an_unclean_leader_reads_the_table_first(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_cluster(tmp_path, 1, 2, replica_lag_time_max_ms=200) as cluster:
+            first, second = cluster.brokers.values()
+            topic = first.topic(INTERNAL, "t")
+            await produce(first, topic, [b"a"])
+            await all_have(cluster, 1)
+            cluster.cut.add((2, 1))
+            await produce(first, topic, [b"b"])
+            await first.roll(INTERNAL, topic)
+            await produce(first, topic, [b"lost"])
+            await cluster.stop(1)
+            state = cluster.elect(topic.topic_id, 0, 2, in_sync_replicas=(2,), recovering=True)
+            with pytest.raises(NotLeaderOrFollowerError):
+                await produce(second, second.topic(INTERNAL, "t"), [b"x"])
+            await eventually_async(lambda: not cluster.states[topic.topic_id, 0].recovering, "not recovered")
+            assert cluster.states[topic.topic_id, 0].leader_epoch == state.leader_epoch
+            mine = second.topic(INTERNAL, "t")
+            at = await produce(second, mine, [b"c"])
+            found = await read_all(second, mine)
+            assert found[:2] == [(0, b"a"), (1, b"b")], "what the table has, it keeps"
+            assert found[-1] == (at, b"c")
+
+    run(scenario())
+
+
+def test_an_isr_whose_write_is_open_counts_until_it_is_known(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_cluster(tmp_path, 1, 2, replica_lag_time_max_ms=100) as cluster:
+            leader = cluster.brokers[1]
+            topic = leader.topic(INTERNAL, "t")
+            await produce(leader, topic, [b"a"])
+            cluster.without_zookeeper.add(1)
+            cluster.cut.add((2, 1))
+            waiting = asyncio.create_task(leader.produce(INTERNAL, topic, records([b"b"]), partition=0))
+            await asyncio.sleep(0.5)
+            assert not waiting.done(), "broker 2 may be in the ISR still"
+            cluster.without_zookeeper.clear()
+            await waiting
+            assert cluster.states[topic.topic_id, 0].in_sync_replicas == (1,)
+
+    run(scenario())
+
+
+def test_a_broker_that_is_no_replica_any_more_frees_its_frames(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_cluster(tmp_path, 1, 2) as cluster:
+            leader, second = cluster.brokers.values()
+            topic = leader.topic(INTERNAL, "t")
+            await produce(leader, topic, [b"a"])
+            await all_have(cluster, 1)
+            state = cluster.states[topic.topic_id, 0]
+            cluster.set(topic.topic_id, 0, dataclasses.replace(state, replicas=(1,), in_sync_replicas=(1,)))
+            await eventually_async(lambda: log_of(second).log_end_offset == 0, "not dropped")
+            assert not second.journal.needed_bytes
+            assert await produce(leader, topic, [b"b"]) == 1
+            cluster.set(topic.topic_id, 0, dataclasses.replace(state, in_sync_replicas=(1,)))
+            await all_have(cluster, 2)
+
+    run(scenario())
+
+
+def test_followers_that_catch_up_while_the_isr_is_being_changed_join_after_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_cluster(tmp_path, 1, 2, 3) as cluster:
+            leader = cluster.brokers[1]
+            topic = leader.topic(INTERNAL, "t")
+            await produce(leader, topic, [b"a"])
+            await all_have(cluster, 1)
+            cluster.without_zookeeper.add(1)
+            cluster.elect(topic.topic_id, 0, 1, in_sync_replicas=(1,))
+            followers = log_of(leader).require_leader().in_sync_replicas.followers.values()
+            await eventually_async(lambda: all(one.position == 1 for one in followers), "no position")
+            cluster.without_zookeeper.clear()
+            await eventually_async(
+                lambda: set(cluster.states[topic.topic_id, 0].in_sync_replicas) == {1, 2, 3}, "not joined"
+            )
+
+    run(scenario())
+
+
+def test_an_isr_change_that_is_refused_ends_only_the_epoch_that_asked_for_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_cluster(tmp_path, 1, 2) as cluster:
+            leader = cluster.brokers[1]
+            topic = leader.topic(INTERNAL, "t")
+            asked, answered = asyncio.Event(), asyncio.Event()
+
+            async def refused(*_: object, **__: object) -> PartitionState:
+                asked.set()
+                await answered.wait()
+                raise FencedLeaderEpochError("another leader")
+
+            coordinator = cluster.coordinators[1]
+            alter, coordinator.alter_partition = coordinator.alter_partition, refused
+            cluster.elect(topic.topic_id, 0, 1, in_sync_replicas=(1,))
+            await asked.wait()
+            coordinator.alter_partition = alter
+            cluster.elect(topic.topic_id, 0, 2, in_sync_replicas=(1, 2))
+            cluster.elect(topic.topic_id, 0, 1)
+            answered.set()
+            await produce(leader, topic, [b"a"])
+            await all_have(cluster, 1)
+
+    run(scenario())
+
+
+def test_a_replica_whose_journal_ends_before_the_table_knows_the_tables_leaders(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_cluster(tmp_path, 1, 2, replica_lag_time_max_ms=200) as cluster:
+            leader = cluster.brokers[1]
+            topic = leader.topic(INTERNAL, "t")
+            await cluster.stop(2)  # with a snapshot that tells of no leader
+            await produce(leader, topic, [b"a"])
+            await leader.roll(INTERNAL, topic)
+            cluster.cut.add((2, 1))
+            again = await cluster.start(2)
+            assert log_of(again).log_end_offset == 1
+            assert log_of(again).state.leader_epochs.entries == log_of(leader).state.leader_epochs.entries != ()
+
+    run(scenario())
+
+
+def test_an_unclean_leader_drops_a_tail_that_was_written_over_another_history(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_cluster(tmp_path, 1, 2, replica_lag_time_max_ms=200) as cluster:
+            first, second = cluster.brokers.values()
+            topic = second.topic(INTERNAL, "t")
+            await produce(first, first.topic(INTERNAL, "t"), [b"a"])
+            await all_have(cluster, 1)
+            cluster.cut.update({(1, 2), (2, 1)})
+            cluster.elect(topic.topic_id, 0, 2, in_sync_replicas=(2,))
+            await produce(second, topic, [b"b"])
+            await produce(second, topic, [b"c"])
+            cluster.elect(topic.topic_id, 0, -1)  # who leads nothing rolls nothing when it stops
+            await cluster.stop(2)
+            cluster.elect(topic.topic_id, 0, 1, in_sync_replicas=(1,), recovering=True)
+            await eventually_async(lambda: log_of(first).is_leader, "not recovered")
+            await produce(first, first.topic(INTERNAL, "t"), [b"x"])
+            await first.roll(INTERNAL, first.topic(INTERNAL, "t"))
+            cluster.elect(topic.topic_id, 0, -1)
+            await cluster.stop(1)
+            second = await cluster.start(2)
+            assert (log_of(second).sealed_offset, log_of(second).log_end_offset) == (2, 3)
+            cluster.elect(topic.topic_id, 0, 2, in_sync_replicas=(2,), recovering=True)
+            await eventually_async(lambda: log_of(second).is_leader, "not recovered")
+            assert await read_all(second, second.topic(INTERNAL, "t")) == [(0, b"a"), (1, b"x")]
+
+    run(scenario())
