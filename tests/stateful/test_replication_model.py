@@ -8,7 +8,6 @@ everything heals. Broken on purpose, each rule (C1 to C16) makes a schedule fail
 
 import inspect
 import textwrap
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -69,7 +68,7 @@ def rewritten(function: Any, *changes: tuple[str, str]) -> Any:
         assert before in source, f"{function.__qualname__} does not say {before!r} any more"
         source = source.replace(before, after)
     namespace: dict[str, Any] = {}
-    exec(source, {**function.__globals__}, namespace)  # noqa: S102
+    exec(source, {**function.__globals__}, namespace)
     return namespace[function.__name__]
 
 

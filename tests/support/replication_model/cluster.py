@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 from uuid import UUID
@@ -267,10 +267,8 @@ class Cluster:
     def write_decision(self) -> None:
         write = self.decisions.pop(self.random.randrange(len(self.decisions)))
         row = apply(self.zookeeper.view, [write]).topics[TOPIC].document
-        try:
+        with suppress(VersionConflictError):
             self.zookeeper.write(row, None if self.broken == "versions are not compared" else write.version)
-        except VersionConflictError:
-            pass
 
     def reassign(self) -> None:
         if self.random.random() < 0.3:
