@@ -35,6 +35,8 @@ TOPICS = (
 _HEALED_S = 90.0
 #: Faults under which a broker does not learn that others lead.
 _ZOMBIES = {"cut_from_zookeeper", "pause", "zookeeper_killed"}
+#: After it goes on, such a broker learns of its successors within that time.
+_LEARNS_NS = 2 * 10**9
 _LOST_S = (SESSION_MS / 1000, SESSION_MS / 1000 + 4)
 
 
@@ -182,7 +184,7 @@ def _is_stale_read(anomaly: Anomaly, events: Sequence[AnyEvent]) -> bool:
         return False
     read = anomaly.events[0].t
     began = [event.t for event in events if isinstance(event, Fault) and event.kind in _ZOMBIES and event.t <= read]
-    healed = [event.t for event in events if isinstance(event, Heal) and event.t <= read]
+    healed = [event.t for event in events if isinstance(event, Heal) and event.t + _LEARNS_NS <= read]
     return bool(began) and max(began) > max(healed, default=0)
 
 
