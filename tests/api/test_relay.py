@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from logstore.broker.context import INTERNAL
+from logstore.cluster.coordinator import PartitionState
 from logstore.errors import LeaderNotAvailableError
 from logstore.protocol.fetch_response import read_fetch_response
 from logstore.protocol.headers import RELAYED_CONTEXT
@@ -167,7 +168,13 @@ async def test_a_relayed_request_is_not_relayed_again(tmp_path: Path):
     async with relaying_cluster(tmp_path, 1, 2, 3) as cluster:
         await fill(cluster)
         log = cluster.topic("t", 2).partition(1)
-        log.resign(9)  # broker 2 does not lead any more, and nobody has heard of it
+        log.resign(9)
+        # Broker 1 says that broker 2 leads, and broker 2 that broker 1 does.
+        view = cluster.coordinators[2]
+        other = PartitionState(1, 9, (1,), (1,))
+        view.partition_state = lambda topic_id, partition: (
+            other if (topic_id, partition) == (log.topic_id, 1) else cluster.states[topic_id, partition]
+        )
         answer = await cluster.running[1].http.get("/topics/t/partitions/1/records")
         assert (answer.status_code, answer.json()["error_code"]) == (503, 50304)
         answer = await cluster.running[1].http.post("/topics/t/partitions/1", json={"records": [{"value": 1}]})
@@ -390,18 +397,14 @@ async def test_a_body_that_is_refused_is_not_asked_for(tmp_path: Path):
 async def test_a_connection_that_breaks_leaves_the_outcome_of_a_write_open(tmp_path: Path):
     async with relaying_cluster(tmp_path, 1, 2) as cluster:
         one = cluster.running[1].http
-        group = group_of(cluster, 2)
-        body = {"offsets": [{"topic": "t", "partition": 1, "offset": 0}]}
-        path = f"/groups/{group}/offsets"
-        assert (await one.post(path, json=body)).status_code == 200
-        journal = cluster.brokers[2].journal
-        store, journal.store = journal.store, lambda frames, told: None  # the disk does not answer
-        for method, url, status, code in (
-            ("POST", path, 504, 50401),
-            ("GET", "/topics/t/partitions/1/records?max_wait_ms=9000", 503, 50309),
+        join = {"member_id": "m", "protocols": [{"name": "range", "metadata": ""}], "session_timeout_ms": 6000}
+        for method, path, body, status, code in (
+            # A new group waits for more members before it answers the first.
+            ("POST", f"/groups/{group_of(cluster, 2)}/join", join, 504, 50401),
+            ("GET", "/topics/t/partitions/1/records?max_wait_ms=9000", None, 503, 50309),
         ):
             under_way = cluster.running[2].listener._server.server_state
-            asking = asyncio.create_task(one.request(method, url, json=body if method == "POST" else None))
+            asking = asyncio.create_task(one.request(method, path, json=body))
             await eventually_async(lambda it=under_way: it.tasks, "the request is not there")
             await asyncio.sleep(0.1)
             for connection in list(under_way.connections):
@@ -409,4 +412,3 @@ async def test_a_connection_that_breaks_leaves_the_outcome_of_a_write_open(tmp_p
                     connection.transport.abort()
             answer = await asking
             assert (answer.status_code, answer.json()["error_code"]) == (status, code), answer.text
-        journal.store = store
