@@ -88,7 +88,7 @@ class RemoteFetches:
             )
             content = pa.py_buffer(b"".join(answer.body))
             if answer.status != _OK:
-                raise _error(answer.body)
+                raise error_of_answer(answer.body)
             return {asked[one.index][0]: _result(one) for one in read_fetch_response(content)}
         except PeerUnavailableError as error:
             refusal = LeaderNotAvailableError(f"Broker {leader} leads the partition: {error.message}")
@@ -109,12 +109,13 @@ class RemoteFetches:
         except PeerUnavailableError as error:
             raise LeaderNotAvailableError(f"Broker {leader} leads the partition: {error.message}") from error
         if answer.status != _OK:
-            raise _error(answer.body)
+            raise error_of_answer(answer.body)
         found = msgspec.json.decode(b"".join(answer.body))
         return None if found["offset"] is None else (found["offset"], found["timestamp"])
 
 
-def _error(body: Sequence[bytes]) -> LogStoreError:
+def error_of_answer(body: Sequence[bytes]) -> LogStoreError:
+    """The error in another broker's answer."""
     try:
         found = msgspec.json.decode(b"".join(body))
         return error_of(int(found["error_code"]), str(found["message"]))

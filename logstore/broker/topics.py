@@ -145,20 +145,9 @@ class Topics:
         filesystem.reached("recovery.half")
         await asyncio.to_thread(self._schedule.mark_all)
         for topic in list(self._topics.values()):
-            await self._look_at_start(topic)
+            await self.look_at_start(topic)
         if self._discovery is not None:
             self._discovery.start()
-
-    async def _look_at_start(self, topic: Topic) -> None:
-        try:
-            await self._roller.refresh(topic, at_start=True)
-        except (CorruptionError, CommitRefusedError) as error:
-            # The schedule tries again. Until then nothing is built on a table that may show too little.
-            topic.quarantine(str(error), "Mend its table; the store looks at it every few seconds")
-            log.error("topic.quarantined", topic=topic.name, why=str(error))
-            return
-        for partition_log in topic.partitions:
-            self._journal.release(topic.topic_id, partition_log.partition, partition_log.sealed_offset)
 
     async def _mend(self, names: Sequence[str]) -> dict[str, TopicTable]:
         """The tables among ``names`` that can be served once their logs are mended, by one broker at a time."""
@@ -563,6 +552,10 @@ class Topics:
             log.info("topic.partitions_added", topic=name, partitions=total)
         return topic
 
+    def leadership_changed(self, topic: Topic) -> None:
+        if self._discovery is not None:
+            self._discovery.leadership_changed(topic)
+
     # ---- changes of other brokers (TopicDiscovery) ------------------------------------------------------------------
 
     def served(self, name: str) -> Topic | None:
@@ -605,7 +598,7 @@ class Topics:
         self._add(topic)
         if count > len(topic.partitions):
             await self._add_lost_partitions(topic, count)
-        await self._look_at_start(topic)
+        await self.look_at_start(topic)
         self._table_changed(topic)
         self._schedule.touch(topic)
         self.appeared(topic)
@@ -615,6 +608,17 @@ class Topics:
         await self._roller.refresh(topic)
         self._schedule.touch(topic)
         self.appeared(topic)
+
+    async def look_at_start(self, topic: Topic) -> None:
+        try:
+            await self._roller.refresh(topic, at_start=True)
+        except (CorruptionError, CommitRefusedError) as error:
+            # The schedule tries again. Until then nothing is built on a table that may show too little.
+            topic.quarantine(str(error), "Mend its table; the store looks at it every few seconds")
+            log.error("topic.quarantined", topic=topic.name, why=str(error))
+            return
+        for partition_log in topic.partitions:
+            self._journal.release(topic.topic_id, partition_log.partition, partition_log.sealed_offset)
 
     async def drop(self, topic: Topic) -> None:
         async with topic.commit_lock:
