@@ -9,7 +9,7 @@ from enum import StrEnum
 from logstore.broker.broker import Broker, PartitionLog, Topic
 from logstore.broker.context import INTERNAL
 from logstore.broker.partition_offsets import PartitionOffsets
-from logstore.errors import InvalidRequestError, LeaderNotAvailableError, OffsetOutOfRangeError
+from logstore.errors import InvalidRequestError, OffsetOutOfRangeError
 
 
 class ResetTo(StrEnum):
@@ -56,8 +56,7 @@ async def reset_offset(
     """
     log.require_served()
     start, end = ends.log_start_offset, ends.high_watermark
-    if end < 0:
-        raise LeaderNotAvailableError(f"The leader of {topic.name}-{log.partition} does not answer: try again soon.")
+    ends.require_known(log)
     match target.to:
         case ResetTo.EARLIEST:
             return start

@@ -4,10 +4,12 @@ import asyncio
 import json
 from pathlib import Path
 
+import httpx
 import pyarrow as pa
 import pytest
 
 from logstore.broker.context import INTERNAL
+from logstore.cluster.coordinator import PartitionState
 from logstore.errors import LeaderNotAvailableError
 from logstore.protocol.fetch_response import read_fetch_response
 from logstore.protocol.headers import RELAYED_CONTEXT
@@ -166,7 +168,13 @@ async def test_a_relayed_request_is_not_relayed_again(tmp_path: Path):
     async with relaying_cluster(tmp_path, 1, 2, 3) as cluster:
         await fill(cluster)
         log = cluster.topic("t", 2).partition(1)
-        log.resign(9)  # broker 2 does not lead any more, and nobody has heard of it
+        log.resign(9)
+        # Broker 1 says that broker 2 leads, and broker 2 that broker 1 does.
+        view = cluster.coordinators[2]
+        other = PartitionState(1, 9, (1,), (1,))
+        view.partition_state = lambda topic_id, partition: (
+            other if (topic_id, partition) == (log.topic_id, 1) else cluster.states[topic_id, partition]
+        )
         answer = await cluster.running[1].http.get("/topics/t/partitions/1/records")
         assert (answer.status_code, answer.json()["error_code"]) == (503, 50304)
         answer = await cluster.running[1].http.post("/topics/t/partitions/1", json={"records": [{"value": 1}]})
@@ -342,3 +350,65 @@ async def test_a_roll_seals_the_records_of_all_leaders(tmp_path: Path):
             assert (await running.http.post("/topics/t/refresh")).json()["version"] >= answer.json()["version"]
         status, body = await same(cluster, "GET", "/topics/t/partitions/1/records?offset=6")
         assert (status, len(json.loads(body))) == (200, 3)
+
+
+@pytest.mark.parametrize("begin", ["latest", "earliest"])
+async def test_a_stream_of_events_has_the_records_of_all_leaders(tmp_path: Path, begin: str):
+    async with relaying_cluster(tmp_path, 1, 2, 3) as cluster:
+        await fill(cluster, 2)
+        for running in cluster.running.values():
+            seen_of: dict[int, list[int]] = {0: [], 1: [], 2: []}
+            path = f"/topics/t/events?from={begin}"
+            async with running.http.stream("GET", path, headers={"Accept": "text/event-stream"}) as stream:
+                assert stream.status_code == 200
+                lines = stream.aiter_lines()
+                assert (await anext(lines)).startswith("retry:")
+                before = [cluster.topic("t", p + 1).partition(p).high_watermark for p in range(3)]
+                await fill(cluster, 1)
+                firsts = [0, 0, 0] if begin == "earliest" else before
+                while any(len(seen_of[p]) < before[p] + 1 - firsts[p] for p in range(3)):
+                    line = await asyncio.wait_for(anext(lines), 10)
+                    if line.startswith("data:"):
+                        record = json.loads(line[5:])
+                        seen_of[record["partition"]].append(record["offset"])
+            assert seen_of == {p: list(range(firsts[p], before[p] + 1)) for p in range(3)}
+
+
+async def test_a_body_that_is_refused_is_not_asked_for(tmp_path: Path):
+    async with relaying_cluster(tmp_path, 1, 2) as cluster:
+        url = httpx.URL(cluster.urls[1])
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        group = group_of(cluster, 2)
+        head = f"POST /groups/{group}/offsets HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Content-Length: 9000000\r\nExpect: 100-continue\r\n\r\n".encode())
+        answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+        assert answer.startswith(b"HTTP/1.1 413 "), answer
+        assert b"connection: close" in answer.lower()
+        writer.close()
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        body = json.dumps({"offsets": [{"topic": "t", "partition": 1, "offset": 0}]}).encode()
+        writer.write(f"{head}Content-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n".encode())
+        assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(body)
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
+async def test_a_connection_that_breaks_leaves_the_outcome_of_a_write_open(tmp_path: Path):
+    async with relaying_cluster(tmp_path, 1, 2) as cluster:
+        one = cluster.running[1].http
+        join = {"member_id": "m", "protocols": [{"name": "range", "metadata": ""}], "session_timeout_ms": 6000}
+        for method, path, body, status, code in (
+            # A new group waits for more members before it answers the first.
+            ("POST", f"/groups/{group_of(cluster, 2)}/join", join, 504, 50401),
+            ("GET", "/topics/t/partitions/1/records?max_wait_ms=9000", None, 503, 50309),
+        ):
+            under_way = cluster.running[2].listener._server.server_state
+            asking = asyncio.create_task(one.request(method, path, json=body))
+            await eventually_async(lambda it=under_way: it.tasks, "the request is not there")
+            await asyncio.sleep(0.1)
+            for connection in list(under_way.connections):
+                if connection.relaying_broker is not None:
+                    connection.transport.abort()
+            answer = await asking
+            assert (answer.status_code, answer.json()["error_code"]) == (status, code), answer.text
