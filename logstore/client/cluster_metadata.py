@@ -374,6 +374,8 @@ class ClusterMetadata:
         for topic in answer.topics:
             if topic.topic_id is None:
                 topics.pop(topic.name, None)
+                # A broker that has started a moment ago may not have heard of it yet: others are asked soon.
+                self._asked[topic.name] = began - self._max_age_s + _RETRY_S
                 continue
             found = _Leaders(
                 topic.topic_id,
