@@ -278,6 +278,7 @@ class Broker:
                 listener(topic, partition_log.partition)
 
     def _leadership_changed(self, topic: Topic, partition: int) -> None:
+        self._topics.leadership_changed(topic)
         self._schedule.touch(topic)
         for listener in self.leadership_listeners:
             listener(topic, partition)
@@ -310,6 +311,7 @@ class Broker:
         )
         self._producing.remote = others.appends
         self._fetching.remote = others.fetches
+        self._topics.create_at_controller = others.create_topic
         return others
 
     @property

@@ -59,7 +59,7 @@ class WantedPartition:
     def count(self) -> None:
         """Count the new records; ``error`` is set if the partition cannot be read."""
         log = self.log
-        if not (self.has_news or log.is_closed):
+        if not (self.has_news or log.is_closed or not log.is_settled):
             return
         try:
             log.require_open()

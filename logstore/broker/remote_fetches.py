@@ -16,7 +16,7 @@ from logstore.broker.admission import Reservation
 from logstore.broker.context import RequestContext
 from logstore.broker.forwarding import NOBODY, Router, no_leader
 from logstore.broker.purgatory import FetchLimits, WantedPartition
-from logstore.errors import LeaderNotAvailableError, LogStoreError, PeerUnavailableError
+from logstore.errors import LeaderNotAvailableError, LogStoreError, PeerUnavailableError, UnknownTopicError
 from logstore.log.log_reader import FetchResult
 from logstore.log.topic import Topic
 from logstore.protocol.error_codes import error_of
@@ -88,7 +88,7 @@ class RemoteFetches:
             )
             content = pa.py_buffer(b"".join(answer.body))
             if answer.status != _OK:
-                raise _error(answer.body)
+                raise error_of_answer(answer.body)
             return {asked[one.index][0]: _result(one) for one in read_fetch_response(content)}
         except PeerUnavailableError as error:
             refusal = LeaderNotAvailableError(f"Broker {leader} leads the partition: {error.message}")
@@ -109,12 +109,13 @@ class RemoteFetches:
         except PeerUnavailableError as error:
             raise LeaderNotAvailableError(f"Broker {leader} leads the partition: {error.message}") from error
         if answer.status != _OK:
-            raise _error(answer.body)
+            raise error_of_answer(answer.body)
         found = msgspec.json.decode(b"".join(answer.body))
         return None if found["offset"] is None else (found["offset"], found["timestamp"])
 
 
-def _error(body: Sequence[bytes]) -> LogStoreError:
+def error_of_answer(body: Sequence[bytes]) -> LogStoreError:
+    """The error in another broker's answer."""
     try:
         found = msgspec.json.decode(b"".join(body))
         return error_of(int(found["error_code"]), str(found["message"]))
@@ -124,6 +125,9 @@ def _error(body: Sequence[bytes]) -> LogStoreError:
 
 def _result(data: PartitionData) -> FetchResult[pa.Buffer] | LogStoreError:
     if (error := data.error) is not None:
+        if isinstance(error, UnknownTopicError):
+            # This broker knows it: it is new there, or about to be known as deleted here, too.
+            return LeaderNotAvailableError(f"The leader does not know the topic: {error.message} Try again.")
         return error
     content = data.content[0]
     ends = data.log_start_offset, data.high_watermark, data.last_stable_offset

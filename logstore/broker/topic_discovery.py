@@ -44,6 +44,10 @@ class ServedTopics(Protocol):
         """Read the topic's table again."""
         ...
 
+    async def look_at_start(self, topic: Topic) -> None:
+        """Mend what the leaders of a topic mend after a start."""
+        ...
+
     async def drop(self, topic: Topic) -> None:
         """Another broker has deleted the topic."""
         ...
@@ -66,6 +70,8 @@ class TopicDiscovery:
         self._lock = lock
         #: Of the registrations that were seen.
         self._versions: dict[UUID, int] = {}
+        #: The partitions that this broker has led since its start, and looked at as their leader.
+        self._looked_at: dict[UUID, set[int]] = {}
         self._unsettled: set[str] = set()
         self._pauses_s: dict[str, float] = {}
         self._wake = asyncio.Event()
@@ -83,6 +89,10 @@ class TopicDiscovery:
         """The tables were read."""
         self._started.set()
         self._tasks = [asyncio.create_task(self._settle_all()), asyncio.create_task(self._look_now_and_then())]
+
+    def leadership_changed(self, topic: Topic) -> None:
+        """A broker of a cluster leads nothing yet when it has started: it looks at its tables again when it does."""
+        self._registered(topic.name)
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -141,6 +151,14 @@ class TopicDiscovery:
         if topic is not None and (is_behind or self._versions.get(found.topic_id) != found.version):
             await self._topics.follow(topic)
         self._versions[found.topic_id] = found.version
+        if topic is not None:
+            await self._look_as_leader(topic)
+
+    async def _look_as_leader(self, topic: Topic) -> None:
+        led = {p.partition for p in topic.partitions if p.is_leader}
+        if not led.issubset(looked_at := self._looked_at.setdefault(topic.topic_id, set())):
+            await self._topics.look_at_start(topic)
+            looked_at |= led
 
     async def _drop_former(self, name: str, found: RegisteredTopic | None) -> None:
         """A topic was deleted if its registration was seen, and is not the one of its name any more."""
@@ -150,6 +168,7 @@ class TopicDiscovery:
         if found is None or found.deleting or found.topic_id != topic.topic_id:
             await self._topics.drop(topic)
             del self._versions[topic.topic_id]
+            self._looked_at.pop(topic.topic_id, None)
 
     # ---- the controller ---------------------------------------------------------------------------------------------
 

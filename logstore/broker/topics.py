@@ -10,7 +10,7 @@ import contextlib
 import functools
 import urllib.parse
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TypeVar
 
 import structlog
@@ -101,6 +101,8 @@ class Topics:
         self.removals.listeners.append(self._removed)
         #: Called with a topic that another broker made, once it is served here.
         self.appeared: Callable[[Topic], None] = lambda _: None
+        #: Makes a topic at the controller; None on one node.
+        self.create_at_controller: Callable[[RequestContext, str], Awaitable[None]] | None = None
         #: None on one node.
         self._discovery: TopicDiscovery | None = None
         if settings.zookeeper_connect is not None:
@@ -143,20 +145,9 @@ class Topics:
         filesystem.reached("recovery.half")
         await asyncio.to_thread(self._schedule.mark_all)
         for topic in list(self._topics.values()):
-            await self._look_at_start(topic)
+            await self.look_at_start(topic)
         if self._discovery is not None:
             self._discovery.start()
-
-    async def _look_at_start(self, topic: Topic) -> None:
-        try:
-            await self._roller.refresh(topic, at_start=True)
-        except (CorruptionError, CommitRefusedError) as error:
-            # The schedule tries again. Until then nothing is built on a table that may show too little.
-            topic.quarantine(str(error), "Mend its table; the store looks at it every few seconds")
-            log.error("topic.quarantined", topic=topic.name, why=str(error))
-            return
-        for partition_log in topic.partitions:
-            self._journal.release(topic.topic_id, partition_log.partition, partition_log.sealed_offset)
 
     async def _mend(self, names: Sequence[str]) -> dict[str, TopicTable]:
         """The tables among ``names`` that can be served once their logs are mended, by one broker at a time."""
@@ -417,13 +408,20 @@ class Topics:
     async def for_produce(self, context: RequestContext, name: str) -> Topic:
         """The topic; made first if ``auto.create.topics.enable`` says so.
 
-        Raises TopicAuthorizationError, UnknownTopicError, InvalidTopicError, BrokerNotReadyError, StorageFullError.
+        In a cluster the controller makes it, and this broker waits until it serves it, too. Raises
+        TopicAuthorizationError, UnknownTopicError, InvalidTopicError, BrokerNotReadyError, StorageFullError,
+        NotControllerError.
         """
         if (topic := self.find_for_produce(context, name)) is not None:
             return topic
         self._admission.require_ready()
         with contextlib.suppress(TopicExistsError):  # another request was faster
-            await self.create(context, name)
+            if self.create_at_controller is None or self._is_controller or context.is_forwarded:
+                await self.create(context, name)
+            else:
+                await self.create_at_controller(context, name)
+        if self._discovery is not None:
+            await self._discovery.until(lambda: name in self._topics, _APPEARS_S)
         return self.get(name)
 
     async def _create(
@@ -554,6 +552,10 @@ class Topics:
             log.info("topic.partitions_added", topic=name, partitions=total)
         return topic
 
+    def leadership_changed(self, topic: Topic) -> None:
+        if self._discovery is not None:
+            self._discovery.leadership_changed(topic)
+
     # ---- changes of other brokers (TopicDiscovery) ------------------------------------------------------------------
 
     def served(self, name: str) -> Topic | None:
@@ -596,7 +598,7 @@ class Topics:
         self._add(topic)
         if count > len(topic.partitions):
             await self._add_lost_partitions(topic, count)
-        await self._look_at_start(topic)
+        await self.look_at_start(topic)
         self._table_changed(topic)
         self._schedule.touch(topic)
         self.appeared(topic)
@@ -606,6 +608,17 @@ class Topics:
         await self._roller.refresh(topic)
         self._schedule.touch(topic)
         self.appeared(topic)
+
+    async def look_at_start(self, topic: Topic) -> None:
+        try:
+            await self._roller.refresh(topic, at_start=True)
+        except (CorruptionError, CommitRefusedError) as error:
+            # The schedule tries again. Until then nothing is built on a table that may show too little.
+            topic.quarantine(str(error), "Mend its table; the store looks at it every few seconds")
+            log.error("topic.quarantined", topic=topic.name, why=str(error))
+            return
+        for partition_log in topic.partitions:
+            self._journal.release(topic.topic_id, partition_log.partition, partition_log.sealed_offset)
 
     async def drop(self, topic: Topic) -> None:
         async with topic.commit_lock:

@@ -100,15 +100,18 @@ class Leadership:
         self._count_replicas()
 
     def fail(self, error: LogStoreError) -> None:
-        """Fail all waiting appends: they are not stored, or nobody here will learn whether they are."""
-        self._high_watermark.appends.fail_above(self._high_watermark.offset, error)
-        if self._durable is not None:
-            self._durable.fail_above(self._log_end_offset, error)
+        """Appends that are not durable here are not stored. Those that wait for followers alone go on waiting."""
+        self._fail_above(self._log_end_offset, error)
 
     def end(self, error: LogStoreError) -> None:
         """Another broker leads: fail what waits, and move the high watermark no more, whatever comes later."""
         self._has_ended = True
-        self.fail(error)
+        self._fail_above(self._high_watermark.offset, error)
+
+    def _fail_above(self, offset: int, error: LogStoreError) -> None:
+        self._high_watermark.appends.fail_above(offset, error)
+        if self._durable is not None:
+            self._durable.fail_above(self._log_end_offset, error)
 
     # ---- replicas ---------------------------------------------------------------------------------------------------
 
@@ -125,10 +128,17 @@ class Leadership:
             )
 
     def fetched(self, broker_id: int, broker_epoch: int, position: int, now: float) -> None:
-        """A follower has fetched with this epoch, from a ``position`` in the leader's own history."""
+        """A follower has fetched with this epoch, from a ``position`` in the leader's own history.
+
+        NotLeaderOrFollowerError if it is none, or if the fetch is from an earlier registration (KIP-903).
+        """
         in_sync = self.in_sync_replicas
         if in_sync is None or (follower := in_sync.followers.get(broker_id)) is None:
             raise NotLeaderOrFollowerError(f"Broker {broker_id} is no replica of this partition.")
+        if broker_epoch < follower.broker_epoch:
+            raise NotLeaderOrFollowerError(
+                f"Broker {broker_id} has registered anew since this fetch, and its journal may be another one."
+            )
         follower.fetched(broker_epoch, position, self._log_end_offset, now)
         self._count_replicas()
 

@@ -116,10 +116,15 @@ async def test_bad_starts_beside_a_broker_and_after_it(brokers: Brokers, tmp_pat
     assert "correct zookeeper.connect" in lost
 
 
-async def test_a_stop_hands_over_while_the_broker_answers(brokers: Brokers, tmp_path: Path):
+async def test_any_broker_makes_a_topic_on_demand_and_hands_over_before_it_stops(brokers: Brokers, tmp_path: Path):
     data = tmp_path / "data"
-    one, two = [await started(data, environment(brokers, broker_id)) for broker_id in (1, 2)]
+    settings = {"auto.create.topics.enable": "true"}
+    one, two = [await started(data, environment(brokers, broker_id, **settings)) for broker_id in (1, 2)]
     try:
+        for server, name in ((one, "a"), (two, "b")):
+            records = {"records": [{"value": name}]}
+            answer = await asked(server, "POST", f"/topics/{name}", records)
+            assert answer.is_success, answer.text
         await create_topic(one, "t", replication_factor=2)
         row = await brokers.row("t")
         led = {1: one, 2: two}.pop(row.leader)

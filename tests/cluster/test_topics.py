@@ -142,6 +142,23 @@ async def test_a_table_that_comes_late_gets_its_records_from_the_journal(stores:
     assert await read_all(one, topic) == [(0, b"a"), (1, b"b"), (2, b"c")]
 
 
+async def test_a_leader_commits_again_what_was_overwritten_before_the_start(stores: ClusterStores):
+    await stores.start(1)
+    making = await stores.making()
+    topic = await making.create_topic(INTERNAL, "t")
+    versions = []
+    for value in (b"a", b"b", b"c"):
+        await produce(making, topic, [value])
+        versions.append((await making.roll(INTERNAL, topic)).version)
+    await stores.stop(1)
+    foreign = b'{"commitInfo":{"timestamp":1,"operation":"WRITE","operationParameters":{}}}\n'
+    (stores.data / f"topics/t/_delta_log/{versions[1]:020d}.json").write_bytes(foreign)
+    (one,) = await stores.start(1)
+    (topic,) = await stores.everywhere("t", 1)
+    await eventually_async(lambda: topic.partitions[0].record_count == 3, "not committed again")
+    assert await read_all(one, topic) == [(0, b"a"), (1, b"b"), (2, b"c")]
+
+
 async def test_an_old_image_of_the_disk_leads_nothing(stores: ClusterStores, tmp_path: Path):
     await stores.start(1)
     await stores.stop(1)

@@ -6,6 +6,7 @@ its request may still take effect after its next one.
 """
 
 import contextlib
+import dataclasses
 import itertools
 import random
 import threading
@@ -75,6 +76,8 @@ class Answer:
     phase: str
     http: httpx.Response | None
     reason: str
+    #: Whether a try before was not answered: a refusal of a part then says nothing about that try.
+    is_repeated: bool = False
 
     @property
     def ok(self) -> bool:
@@ -146,6 +149,8 @@ class Client:
         if answer.ok:
             assert answer.http is not None
             told = result(answer.http)
+            if answer.is_repeated and "places" in told:
+                told = {**told, "unknown": [at for at, place in enumerate(told["places"]) if place is None]}
         self._recorder.complete(number, self.process, op, answer.phase, **told)
         if answer.phase == "info":
             self.begin_anew()
@@ -176,7 +181,7 @@ class Client:
             time.sleep(_DOWN_S)
             again = self._send(method, path, **request)
             if again.ok:
-                return again
+                return dataclasses.replace(again, is_repeated=True)
             status = again.http.status_code if again.http is not None else None
             assert status is None or status >= 500 or status in {408, 429}, again.reason
         return answer

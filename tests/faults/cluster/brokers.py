@@ -164,6 +164,16 @@ class Brokers:
             if row["leader"] in {-1, None} or len(row["in_sync_replicas"]) < len(row["replicas"])
         ]
 
+    def wait_until_known(self, topics: Sequence[str], seconds: float) -> None:
+        """Until each broker knows the topics. RuntimeError if one does not after that time."""
+        deadline = time.monotonic() + seconds
+        for url in self.urls:
+            for topic in topics:
+                while not httpx.get(f"{url}/topics/{topic}", timeout=5).is_success:
+                    if time.monotonic() > deadline:
+                        raise RuntimeError(f"{url} does not know {topic}")
+                    time.sleep(0.05)
+
     def wait_until_healed(self, seconds: float) -> None:
         """RuntimeError if a partition lacks a leader or a replica in sync after that time."""
         deadline = time.monotonic() + seconds
