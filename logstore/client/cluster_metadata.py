@@ -39,6 +39,8 @@ DEFAULT_MAX_AGE_MS: Final = 300_000
 # One broker that hangs must not use up the time of a request that waits for the view.
 _TIMEOUT_S: Final = 5.0
 _RETRY_S: Final = 5.0
+# A broker that has started a moment ago may not have heard of a topic yet: others are asked before it is gone.
+_DOUBT_S: Final = 5.0
 # An attempt to reach a broker may take seconds.
 _UNREACHABLE_S_MIN: Final = 30.0
 # A request's head has 64 KiB.
@@ -122,6 +124,8 @@ class ClusterMetadata:
         # By URL since when; guarded by the lock of changes, as are the views.
         self._unreachable: dict[str, float] = {}
         self._told: set[str] = set()
+        # Topics of the view that a broker does not know, since when.
+        self._doubted: dict[str, float] = {}
         self._lock = threading.Lock()
         self._closed = False
 
@@ -286,13 +290,13 @@ class ClusterMetadata:
         return {name: self._found(name, answered.get(name)) for name in names}
 
     def _found(self, name: str, topic: TopicMetadata | None) -> TopicPartitions | LogStoreError:
+        if (known := self._view.topics.get(name)) is not None:
+            return TopicPartitions(known.topic_id, len(known.leaders))
         if topic is None:  # no name: the store took it for several
             return errors.UnknownTopicError(f"Topic {name!r} not found.")
         if topic.topic_id is None:
             return error_of(topic.error_code or 500, topic.message or "")
-        known = self._view.topics.get(name)
-        is_same = known is not None and known.topic_id == topic.topic_id
-        return TopicPartitions(topic.topic_id, len(known.leaders if known and is_same else topic.partitions))
+        return TopicPartitions(topic.topic_id, len(topic.partitions))
 
     def refresh(
         self,
@@ -361,20 +365,29 @@ class ClusterMetadata:
         with self._lock:
             self._take(answer, names, group, began)
             transports, urls = list(self._transports), tuple(self._view.urls.values())
+            is_doubted = any(name in self._doubted for name in names)
         for transport in transports:
             transport.set_brokers(urls)
+        if is_doubted:
+            self._transport.prefer_another()
         return {topic.name: topic for topic in answer.topics}
 
     def _take(self, answer: _Answer, names: Sequence[str], group: str | None, began: float) -> None:
         """Under the lock."""
         view = self._view
         topics, coordinators = dict(view.topics), dict(view.coordinators)
+        urls = {one.broker_id: one.url for one in answer.brokers if one.url is not None}
         for name in names:
             self._asked[name] = began
         for topic in answer.topics:
             if topic.topic_id is None:
-                topics.pop(topic.name, None)
+                self._asked[topic.name] = began - self._max_age_s + _RETRY_S
+                since = self._doubted.setdefault(topic.name, began)
+                if topic.name not in topics or not urls or began - since >= _DOUBT_S:
+                    topics.pop(topic.name, None)
+                    del self._doubted[topic.name]
                 continue
+            self._doubted.pop(topic.name, None)
             found = _Leaders(
                 topic.topic_id,
                 tuple(partition.leader for partition in topic.partitions),
@@ -384,7 +397,6 @@ class ClusterMetadata:
         if group is not None and answer.coordinator_id is not None:
             coordinators[group] = answer.coordinator_id
             self._asked_coordinator[group] = began
-        urls = {one.broker_id: one.url for one in answer.brokers if one.url is not None}
         self._unreachable = {url: at for url, at in self._unreachable.items() if url in urls.values()}
         self._told.intersection_update(urls.values())
         self._asked_at_all = began

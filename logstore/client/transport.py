@@ -186,6 +186,10 @@ class Transport:
             self._begin_behind(url)
         raise error
 
+    def prefer_another(self) -> None:
+        """The next request for any address begins with another one."""
+        self._begin_behind(self._addresses[0])
+
     def ask_around(
         self, path: str, *, params: Mapping[str, str | int], timeout_s: float, is_cancelled: Callable[[], bool]
     ) -> Answer:

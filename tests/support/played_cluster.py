@@ -86,6 +86,8 @@ class PlayedCluster:
         self.before: Fault = lambda _: None
         self.after: Fault = lambda _: None
         self.next_producer_id = 100
+        #: Brokers that have not heard of any topic.
+        self.deaf: set[int] = set()
         #: Brokers as the metadata tells them; a broker that died is told of until its session has ended.
         self.registered = set(range(1, brokers + 1))
         self.advertised: dict[int, str] = {}
@@ -198,13 +200,13 @@ class PlayedCluster:
                         {"broker_id": number, "url": self.url(number), "rack": None}
                         for number in sorted(self.registered)
                     ],
-                    "topics": [self._topic(name) for name in names],
+                    "topics": [self._topic(name, request.broker in self.deaf) for name in names],
                     "coordinator_id": None if group is None else self.coordinators.get(group, NOBODY),
                 }
             )
 
-    def _topic(self, name: str) -> dict[str, Any]:
-        if name not in self.topics:
+    def _topic(self, name: str, is_unheard_of: bool) -> dict[str, Any]:
+        if name not in self.topics or is_unheard_of:
             missing = {"topic_id": None, "error_code": 40401, "message": f"Topic {name!r} not found."}
             return {"name": name, **missing, "partitions": []}
         led = [
@@ -247,6 +249,8 @@ class PlayedCluster:
         self._require(request, partition.leader, errors.LeaderNotAvailableError("There is no leader."))
 
     def _require(self, request: Request, right: int, missing: LogStoreError) -> None:
+        if request.broker in self.deaf:
+            raise errors.UnknownTopicError("Topic 't' not found.")
         if right == request.broker:
             return
         if request.never:

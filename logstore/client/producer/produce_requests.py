@@ -161,6 +161,8 @@ class ProduceRequests:
             nonlocal content, count, began, failed
             if failed is not None:
                 self._metadata.after(failed, [request.topic.name], began)
+            if self._metadata.is_cluster:
+                self._metadata.keep_fresh([request.topic.name])
             if len(request.batches) < count:  # the other partitions have been answered
                 content, count = body(request.batches), len(request.batches)
             began = time.monotonic()

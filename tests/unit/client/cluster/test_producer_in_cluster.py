@@ -160,6 +160,19 @@ def test_a_leader_that_has_not_heard_of_the_topic_yet_is_asked_again(cluster: Pl
         assert sending.send("t", b"a", partition=1).result(20).offset == 0
 
 
+def test_a_broker_that_has_started_and_has_heard_of_nothing_is_not_believed(cluster: PlayedCluster):
+    """It leads already, and it is the one that is asked for the metadata."""
+    with producer(cluster) as sending:
+        sending.send("t", b"a", partition=0).result(20)
+        cluster.deaf = {1}
+        delivery = sending.send("t", b"b", partition=0)
+        eventually(lambda: len([r for r in cluster.requests if r.is_produce]) > 4, "it is not tried again")
+        assert not delivery.done()
+        cluster.deaf.clear()
+        assert delivery.result(20).offset == 1
+    assert {request.broker for request in cluster.asked("/metadata")} > {1}
+
+
 def test_a_topic_that_is_gone_is_an_error(cluster: PlayedCluster):
     with producer(cluster) as sending:
         sending.send("t", b"a", partition=0).result(20)
