@@ -25,7 +25,7 @@ from logstore.broker.authorizer import Authorizer
 from logstore.broker.context import ANONYMOUS, Forwarding, Principal, RequestContext
 from logstore.broker.quotas import QuotaKind, Quotas
 from logstore.errors import InvalidRequestError, ThrottledError
-from logstore.replication.peer_http import CONTEXT_HEADER
+from logstore.protocol.headers import RELAYED_CONTEXT
 
 HeaderPairs = Sequence[tuple[bytes, bytes]]
 
@@ -119,7 +119,7 @@ def _forwarding(headers: HeaderPairs) -> Forwarding:
 
 def relayed_context(headers: HeaderPairs) -> RequestContext | None:
     """The context of a request that came over a connection between brokers; None if it cannot be read."""
-    found = [value for name, value in headers if name == CONTEXT_HEADER]
+    found = [value for name, value in headers if name == RELAYED_CONTEXT]
     try:
         return RequestContext.decode(found[0])
     except (IndexError, ValueError):

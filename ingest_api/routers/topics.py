@@ -83,8 +83,16 @@ async def get_partition(broker: StoreBroker, context: Context, topic: TopicInPat
 async def roll(broker: StoreBroker, context: Context, topic: TopicInPath, _: RollRequest | None = None) -> Rolled:
     """Put all acknowledged records into the Delta table now; answers when the commit is durable."""
     rolled = await broker.roll(context, topic)
-    sealed = [SealedOffset(partition=number, sealed_offset=offset) for number, offset in sorted(rolled.sealed.items())]
-    return Rolled(version=rolled.version, sealed_offsets=sealed)
+    version, sealed = rolled.version, dict(rolled.sealed)
+    elsewhere = [] if broker.others is None else await broker.others.ask_leaders(context, topic, "roll")
+    for one in elsewhere:
+        version = max(version, one["version"])
+        for told in one["sealed_offsets"]:
+            sealed[told["partition"]] = max(sealed[told["partition"]], told["sealed_offset"])
+    return Rolled(
+        version=version,
+        sealed_offsets=[SealedOffset(partition=number, sealed_offset=at) for number, at in sorted(sealed.items())],
+    )
 
 
 @router.post(
@@ -100,7 +108,9 @@ async def refresh(
     """Read commits of others, such as jobs, from the Delta table now. Without this call the store does so every few
     seconds.
     """
-    return Refreshed(version=await broker.refresh(context, topic))
+    version = await broker.refresh(context, topic)
+    elsewhere = [] if broker.others is None else await broker.others.ask_leaders(context, topic, "refresh")
+    return Refreshed(version=min([version, *(one["version"] for one in elsewhere)]))
 
 
 @router.post(

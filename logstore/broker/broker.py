@@ -311,6 +311,7 @@ class Broker:
         )
         self._producing.remote = others.appends
         self._fetching.remote = others.fetches
+        self._topics.create_at_controller = others.create_topic
         return others
 
     @property

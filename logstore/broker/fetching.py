@@ -10,7 +10,7 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -27,7 +27,6 @@ from logstore.broker.purgatory import (
     wait_for_records,
 )
 from logstore.broker.quotas import QuotaKind
-from logstore.broker.remote_fetches import Asked, RemoteFetches
 from logstore.broker.topic_ids import require_topic_id
 from logstore.errors import LogStoreError
 from logstore.journal.journal import Journal
@@ -38,6 +37,9 @@ from logstore.log.topic import Topic
 from logstore.observability import FETCHED_BYTES, FETCHED_RECORDS
 from logstore.protocol.record_batch import RecordBatch, read_batches, read_records
 from logstore.records.schema import LOG_SCHEMA
+
+if TYPE_CHECKING:  # one node asks nobody
+    from logstore.broker.remote_fetches import Asked, RemoteFetches
 
 __all__ = ["FetchLimits", "FetchPartition", "Fetched", "Fetching", "Gone"]
 
@@ -233,10 +235,10 @@ class Fetching:
 
     async def _fetch_everywhere(
         self,
-        remote: RemoteFetches,
+        remote: "RemoteFetches",
         context: RequestContext,
         found: Sequence[WantedPartition | LogStoreError],
-        elsewhere: dict[int, list[Asked]],
+        elsewhere: "dict[int, list[Asked]]",
         limits: FetchLimits,
         gone: Gone | None,
         form: _Form[T],
@@ -255,7 +257,7 @@ class Fetching:
             fetched = await self._fetch_here(permissions, own, waits, None, form, copies)
             return replace(fetched, answers={here[at]: answer for at, answer in fetched.answers.items()})
 
-        async def away(leader: int, asked: Sequence[Asked], max_wait_ms: int) -> Fetched[T]:
+        async def away(leader: int, asked: "Sequence[Asked]", max_wait_ms: int) -> Fetched[T]:
             reservation = self._answers.reserve()
             try:
                 raw = await remote.fetch(leader, context, asked, share, max_wait_ms, reservation)

@@ -216,8 +216,8 @@ class RemoteAppends:
                 request.refuse(at, refusal)
             return
         for (request, at), outcome in zip(places, outcomes, strict=True):
-            error = None if outcome.error is None else _refusal(leader, outcome.error, timeout_ms)
-            request.place_elsewhere(at, outcome.base_offset, error, repeated=outcome.repeated)
+            why = None if outcome.error is None else _refusal(leader, outcome.error, timeout_ms)
+            request.place_elsewhere(at, outcome.base_offset, why, repeated=outcome.repeated)
 
 
 def _is_elsewhere(topic: Topic, partition: int) -> bool:

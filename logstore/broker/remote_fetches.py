@@ -16,7 +16,7 @@ from logstore.broker.admission import Reservation
 from logstore.broker.context import RequestContext
 from logstore.broker.forwarding import NOBODY, Router, no_leader
 from logstore.broker.purgatory import FetchLimits, WantedPartition
-from logstore.errors import LeaderNotAvailableError, LogStoreError, PeerUnavailableError
+from logstore.errors import LeaderNotAvailableError, LogStoreError, PeerUnavailableError, UnknownTopicError
 from logstore.log.log_reader import FetchResult
 from logstore.log.topic import Topic
 from logstore.protocol.error_codes import error_of
@@ -125,6 +125,9 @@ def error_of_answer(body: Sequence[bytes]) -> LogStoreError:
 
 def _result(data: PartitionData) -> FetchResult[pa.Buffer] | LogStoreError:
     if (error := data.error) is not None:
+        if isinstance(error, UnknownTopicError):
+            # This broker knows it: it is new there, or about to be known as deleted here, too.
+            return LeaderNotAvailableError(f"The leader does not know the topic: {error.message} Try again.")
         return error
     content = data.content[0]
     ends = data.log_start_offset, data.high_watermark, data.last_stable_offset

@@ -101,8 +101,8 @@ class Topics:
         self.removals.listeners.append(self._removed)
         #: Called with a topic that another broker made, once it is served here.
         self.appeared: Callable[[Topic], None] = lambda _: None
-        #: Has the controller make a topic; None on one node.
-        self.create_elsewhere: Callable[[RequestContext, str], Awaitable[None]] | None = None
+        #: Makes a topic at the controller; None on one node.
+        self.create_at_controller: Callable[[RequestContext, str], Awaitable[None]] | None = None
         #: None on one node.
         self._discovery: TopicDiscovery | None = None
         if settings.zookeeper_connect is not None:
@@ -408,16 +408,18 @@ class Topics:
     async def for_produce(self, context: RequestContext, name: str) -> Topic:
         """The topic; made first if ``auto.create.topics.enable`` says so.
 
-        Raises TopicAuthorizationError, UnknownTopicError, InvalidTopicError, BrokerNotReadyError, StorageFullError.
+        In a cluster the controller makes it, and this broker waits until it serves it, too. Raises
+        TopicAuthorizationError, UnknownTopicError, InvalidTopicError, BrokerNotReadyError, StorageFullError,
+        NotControllerError.
         """
         if (topic := self.find_for_produce(context, name)) is not None:
             return topic
         self._admission.require_ready()
         with contextlib.suppress(TopicExistsError):  # another request was faster
-            if self._is_controller or self.create_elsewhere is None:
+            if self.create_at_controller is None or self._is_controller or context.is_forwarded:
                 await self.create(context, name)
             else:
-                await self.create_elsewhere(context, name)
+                await self.create_at_controller(context, name)
         if self._discovery is not None:
             await self._discovery.until(lambda: name in self._topics, _APPEARS_S)
         return self.get(name)

@@ -1,11 +1,13 @@
 """Topics and consumer groups over HTTP: make, look at, change, delete. No Arrow is needed here."""
 
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Self, TypeAlias
 
+from logstore.backoff import backoffs
 from logstore.client.addresses import DEFAULT_URL
 from logstore.client.cluster_metadata import DEFAULT_MAX_AGE_MS, ClusterMetadata
 from logstore.client.connections import Answer
@@ -44,6 +46,7 @@ from logstore.protocol.error_codes import error_of
 _GROUPS_PER_PAGE = 10_000
 _GROUPS_PER_DELETION = 1_000
 _LOOK_SECONDS = 5.0
+_HEARD_SECONDS = 2.0
 
 ConfigValue: TypeAlias = str | int | float | bool
 
@@ -278,14 +281,22 @@ class Admin:
         names = sorted(set(topics))
         for name in names:
             quote_name(name)
-        found = self._transport.keep_trying(lambda: self.metadata.find(names)) if names else {}
-        partitions: dict[str, TopicPartitions] = {}
-        for name, topic in found.items():
-            if isinstance(topic, TopicPartitions):
-                partitions[name] = topic
-            elif not (if_there and isinstance(topic, UnknownTopicError)):
+        found = self._find(names)
+        waits, give_up = backoffs(), time.monotonic() + _HEARD_SECONDS
+        # A broker may not have heard yet of a topic that was made a moment ago through another one.
+        while self.metadata.is_cluster and not if_there and any(map(_is_unknown, found.values())):
+            wait_s = next(waits)
+            if time.monotonic() + wait_s > give_up:
+                break
+            time.sleep(wait_s)
+            found = self._find(names)
+        for topic in found.values():
+            if isinstance(topic, LogStoreError) and not (if_there and _is_unknown(topic)):
                 raise topic
-        return partitions
+        return {name: topic for name, topic in found.items() if isinstance(topic, TopicPartitions)}
+
+    def _find(self, topics: Sequence[str]) -> dict[str, TopicPartitions | LogStoreError]:
+        return self._transport.keep_trying(lambda: self.metadata.find(topics)) if topics else {}
 
     def topic_configs(self, topic: str) -> tuple[ConfigEntry, ...]:
         """Every configuration key of the topic and where its value comes from; UnknownTopicError."""
@@ -539,6 +550,10 @@ class Admin:
         except (UnknownTopicError, InvalidRequestError):
             return False
         return True
+
+
+def _is_unknown(topic: TopicPartitions | LogStoreError) -> bool:
+    return isinstance(topic, UnknownTopicError)
 
 
 def _config_text(value: ConfigValue) -> str:

@@ -128,10 +128,17 @@ class Leadership:
             )
 
     def fetched(self, broker_id: int, broker_epoch: int, position: int, now: float) -> None:
-        """A follower has fetched with this epoch, from a ``position`` in the leader's own history."""
+        """A follower has fetched with this epoch, from a ``position`` in the leader's own history.
+
+        NotLeaderOrFollowerError if it is none, or if the fetch is from an earlier registration (KIP-903).
+        """
         in_sync = self.in_sync_replicas
         if in_sync is None or (follower := in_sync.followers.get(broker_id)) is None:
             raise NotLeaderOrFollowerError(f"Broker {broker_id} is no replica of this partition.")
+        if broker_epoch < follower.broker_epoch:
+            raise NotLeaderOrFollowerError(
+                f"Broker {broker_id} has registered anew since this fetch, and its journal may be another one."
+            )
         follower.fetched(broker_epoch, position, self._log_end_offset, now)
         self._count_replicas()
 

@@ -357,7 +357,7 @@ class PartitionLog:
         self.active_segment.failed(frame)
         self.state.failed(frame.header)
         if self._leadership is not None:
-            self._leadership.end(error)
+            self._leadership.fail(error)
 
     # ---- following --------------------------------------------------------------------------------------------------
 

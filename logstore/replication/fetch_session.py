@@ -170,8 +170,9 @@ class FetchSession:
                 async with asyncio.timeout(max(left, 0)):
                     await self._news.wait()
             except TimeoutError:
+                # Frames, too: another session of the follower, over a connection that was ending, may have been woken.
                 for index, row in self._rows.items():
-                    if row.told != row.ends:
+                    if row.told != row.ends or row.has_frames:
                         self._dirty[index] = None
                 return
 

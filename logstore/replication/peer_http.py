@@ -12,21 +12,19 @@ from typing import Final, NamedTuple
 import h11
 
 from logstore.errors import PeerUnavailableError, ThrottledError
-from logstore.limits import KIB
+from logstore.limits import KIB, PEER_HTTP_IDLE_S
+from logstore.protocol.headers import RELAYED_CONTEXT
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 #: A new connection to a broker, which speaks HTTP from here on. Raises PeerUnavailableError.
 Connect = Callable[[int], Awaitable[Streams]]
 Event = h11.Event | type[h11.PAUSED]
 
-#: The context of a relayed request (``RequestContext.encode``), which is believed between brokers only.
-CONTEXT_HEADER: Final = b"logstore-relayed-context"
 #: Requests under way to one broker: a long poll or a stream of events holds a connection for as long as it lasts.
 REQUESTS_MAX: Final = 500
 _IDLE_MAX: Final = 32
-#: After this the listener of the other broker closes an idle connection; this side does so long before.
-LISTENER_IDLE_S: Final = 60.0
-_IDLE_S: Final = 20.0
+# Long before the listener of the other broker closes it.
+_IDLE_S: Final = PEER_HTTP_IDLE_S / 3
 _READ_BYTES: Final = 64 * KIB
 _HEAD_BYTES_MAX: Final = 64 * KIB
 
@@ -143,7 +141,7 @@ class PeerHttp:
         ``reserve`` is called with the number of bytes of the answer before they are read, and may raise. Raises
         PeerUnavailableError, ThrottledError.
         """
-        headers = [(b"host", b"localhost"), (CONTEXT_HEADER, context), (b"accept", accept.encode())]
+        headers = [(b"host", b"localhost"), (RELAYED_CONTEXT, context), (b"accept", accept.encode())]
         if body:
             headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         async with self.connection(broker_id) as connection:

@@ -10,8 +10,8 @@ import pytest
 from logstore.broker.context import INTERNAL
 from logstore.errors import LeaderNotAvailableError
 from logstore.protocol.fetch_response import read_fetch_response
+from logstore.protocol.headers import RELAYED_CONTEXT
 from logstore.records.murmur2 import partition_for
-from logstore.replication.peer_http import CONTEXT_HEADER
 from tests.api.api_client import ARROW, BINARY_V2, JSON_V2
 from tests.support.eventually import eventually_async
 from tests.support.relaying import RelayingCluster, relaying_cluster
@@ -174,7 +174,7 @@ async def test_a_relayed_request_is_not_relayed_again(tmp_path: Path):
 
 
 async def test_what_a_client_says_of_itself_is_not_believed(tmp_path: Path):
-    forged = {CONTEXT_HEADER.decode(): INTERNAL.encode().decode()}
+    forged = {RELAYED_CONTEXT.decode(): INTERNAL.encode().decode()}
     async with relaying_cluster(tmp_path, 1, 2) as cluster:
         await fill(cluster, partitions=2)
         offset = {"records": [{"value": "x", "partition": 0}]}
@@ -329,3 +329,16 @@ async def test_lists_of_groups_have_those_of_all_brokers(tmp_path: Path):
         codes = [(one["group"], one["error_code"]) for one in answer.json()["groups"]]
         assert codes == [*((name, None) for name in names), ("nobody", 40405)]
         assert (await same(cluster, "GET", "/groups"))[1] == b"[]"
+
+
+async def test_a_roll_seals_the_records_of_all_leaders(tmp_path: Path):
+    async with relaying_cluster(tmp_path, 1, 2, 3) as cluster:
+        for number, running in cluster.running.items():
+            await fill(cluster)
+            answer = await running.http.post("/topics/t/roll")
+            assert answer.status_code == 200, answer.text
+            sealed = [(one["partition"], one["sealed_offset"]) for one in answer.json()["sealed_offsets"]]
+            assert sealed == [(p, 3 * number) for p in range(3)]
+            assert (await running.http.post("/topics/t/refresh")).json()["version"] >= answer.json()["version"]
+        status, body = await same(cluster, "GET", "/topics/t/partitions/1/records?offset=6")
+        assert (status, len(json.loads(body))) == (200, 3)

@@ -223,6 +223,7 @@ class PlayedCluster:
                     "partition": number,
                     "leader": partition.leader,
                     "leader_epoch": partition.epoch,
+                    "replicas": [],
                     "log_start_offset": partition.log_start,
                     "high_watermark": partition.log_end,
                     "log_end_offset": partition.log_end,

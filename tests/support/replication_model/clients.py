@@ -143,6 +143,7 @@ class Client:
         request = AppendedRequest(prepared, claims, [0] if claimed.is_new else [])
         wait = Acknowledgement(1)
         if claimed.is_new:
+            self.cluster.require_enough(process, acks)
             group = AppendGroup(wait)
             group.add(prepared, request, acks)
             process.journal.store(group.frames, group.told)

@@ -1,9 +1,10 @@
 """The cluster of a schedule: what may happen in it, and what must hold."""
 
 import asyncio
+import itertools
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 from uuid import UUID
@@ -16,6 +17,7 @@ from logstore.cluster.zookeeper import VersionConflictError
 from logstore.errors import NetworkError, OffsetNotAvailableError
 from logstore.filesystem import Buffer
 from logstore.journal.frame import Frame, FrameFlags
+from logstore.log.leadership import ACKS_ALL
 from logstore.log.relocation import relocate_oldest
 from logstore.replication.protocol import decode_fetch
 from tests.support.replication_model.clients import Client
@@ -92,6 +94,7 @@ class Cluster:
         self.clock = Clock(self.loop)
         self.topic_id = TOPIC_ID
         self.file_bytes = chance.choice([900, 2_500])
+        self.fetched_bytes = chance.choice([140, 300, 1_000])
         self.recent_bytes = chance.choice([0, 400, 10_000])
         self.table = Table(TOPIC_ID)
         self.disks = {broker: Disk() for broker in BROKERS}
@@ -119,12 +122,15 @@ class Cluster:
         self.seen: dict[int, tuple[int, bytes]] = {}
         #: By epoch, the highest end offset that was told.
         self.told: dict[int, int] = {}
-        #: Whether records may be lost: there was an unclean election.
+        #: Whether records may be lost, as there was an unclean election; and whether nothing fails now.
         self.is_lossy = False
         self.is_calm = False
         self.trace: list[str] = []
         for broker in BROKERS:
             self.start(broker)
+        self.is_calm = True
+        self.until(self.is_healed, "not started")
+        self.is_calm = False
 
     # ---- ZooKeeper --------------------------------------------------------------------------------------------------
 
@@ -261,10 +267,8 @@ class Cluster:
     def write_decision(self) -> None:
         write = self.decisions.pop(self.random.randrange(len(self.decisions)))
         row = apply(self.zookeeper.view, [write]).topics[TOPIC].document
-        try:
+        with suppress(VersionConflictError):
             self.zookeeper.write(row, None if self.broken == "versions are not compared" else write.version)
-        except VersionConflictError:
-            pass
 
     def reassign(self) -> None:
         if self.random.random() < 0.3:
@@ -281,7 +285,7 @@ class Cluster:
     def step(self) -> None:
         chance = self.random
         process = self.processes[chance.choice(BROKERS)]
-        act = chance.choices(ACTS, WEIGHTS)[0]
+        act = chance.choices(ACTS, cum_weights=WEIGHTS)[0]
         self.note(f"{act.__name__} {process.broker_id}")
         act(self, process)
         self.go_on()
@@ -357,6 +361,8 @@ class Cluster:
             self.client.produce(process)
 
     def act_roll(self, process: Process) -> None:
+        if self.row.leader != NO_LEADER and self.random.random() < 0.7:
+            process = self.processes[self.row.leader]
         if not process.is_dead and process.is_ready:
             process.start(process.roller.roll, process.topic)
 
@@ -368,24 +374,31 @@ class Cluster:
         if not process.is_dead and process.is_ready:
             process.start(process.roller.refresh, process.topic)
 
-    def act_session(self, process: Process) -> None:
-        if process.is_dead:
+    def act_session_end(self, process: Process) -> None:
+        if process.is_dead or not process.session.is_connected:
             return
-        if process.session.is_connected:
-            if self.random.random() < 0.3 and process.broker_id in self.zookeeper.brokers:
-                self.zookeeper.stop_running(process.broker_id)
-            else:
-                self.session_ends(process)
+        if self.random.random() < 0.3 and process.broker_id in self.zookeeper.brokers:
+            self.zookeeper.stop_running(process.broker_id)
         else:
-            self.session_begins(process)
+            self.session_ends(process)
+
+    def act_session_begin(self, process: Process) -> None:
+        for one in self.alive:
+            live = self.zookeeper.brokers.get(one.broker_id)
+            if live is None or not live.is_running:
+                self.session_begins(one)
+                return
 
     def act_kill(self, process: Process) -> None:
-        if process.is_dead:
-            self.start(process.broker_id, lost=self.random.random() < 0.15)
-        else:
+        if not process.is_dead:
             self.kill(process)
             if self.random.random() < 0.7:
                 self.zookeeper.brokers.pop(process.broker_id, None)
+
+    def act_start(self, process: Process) -> None:
+        dead = [broker for broker, process in self.processes.items() if process.is_dead]
+        if dead:
+            self.start(self.random.choice(dead), lost=self.random.random() < 0.25)
 
     def act_reassign(self, process: Process) -> None:
         self.reassign()
@@ -399,8 +412,10 @@ class Cluster:
             if process.is_dead or not process.is_recovered:
                 continue
             log = process.log
-            if not log.active_segment.is_truncating:
+            ends = log.sealed_offset, log.high_watermark, log.log_end_offset, log.next_offset
+            if ends != process.checked and not log.active_segment.is_truncating:
                 log.check()
+                process.checked = ends
             if log.is_leader and process.shown != (log.leader_epoch, log.high_watermark):
                 self.look(process)
 
@@ -429,6 +444,13 @@ class Cluster:
             if not self.is_lossy:
                 raise BrokenError(f"readers have seen {before} at {base}, and see {payload!r}")
             self.seen[base] = end, payload
+
+    def require_enough(self, process: Process, acks: int) -> None:
+        """An append is taken."""
+        in_sync = process.log.require_leader().in_sync_replicas
+        if in_sync is not None and acks == ACKS_ALL:
+            if len(in_sync.committed) < min(self.min_insync_replicas, len(in_sync.replicas)):
+                raise BrokenError(f"C13: an append was taken by {in_sync.committed}")
 
     def acknowledge(self, base: int, count: int, payload: bytes) -> None:
         """A client was told that a batch is stored, with acks=all."""
@@ -500,8 +522,6 @@ class Cluster:
         self.until(self.is_healed, "not healed")
         self.client.flush()
         self.until(self.is_healed, "not healed after the last appends")
-        leader = self.processes[self.row.leader]
-        leader.start(leader.roller.roll, leader.topic)
         self.until(self.is_rolled, "not rolled")
         return True
 
@@ -525,7 +545,10 @@ class Cluster:
         )
 
     def is_rolled(self) -> bool:
-        end = self.processes[self.row.leader].log.log_end_offset
+        leader = self.processes[self.row.leader]
+        end = leader.log.log_end_offset
+        if leader.log.sealed_offset < end and not leader.roller.is_busy:
+            leader.start(leader.roller.roll, leader.topic)
         return self.table.sealed == end and all(one.log.sealed_offset == end for one in self.replicas)
 
     def frames_of(self, process: Process) -> list[Frame]:
@@ -599,16 +622,18 @@ _ACTS: list[tuple[Callable[[Cluster, Process], None], int]] = [
     (Cluster.act_learn, 12),
     (Cluster.act_request, 14),
     (Cluster.act_decide, 6),
-    (Cluster.act_produce, 20),
-    (Cluster.act_roll, 3),
+    (Cluster.act_produce, 24),
+    (Cluster.act_roll, 4),
     (Cluster.act_relocate, 2),
     (Cluster.act_refresh, 1),
-    (Cluster.act_session, 3),
-    (Cluster.act_kill, 4),
+    (Cluster.act_session_end, 3),
+    (Cluster.act_session_begin, 4),
+    (Cluster.act_kill, 3),
+    (Cluster.act_start, 6),
     (Cluster.act_reassign, 1),
 ]
 ACTS = [act for act, _ in _ACTS]
-WEIGHTS = [weight for _, weight in _ACTS]
+WEIGHTS = list(itertools.accumulate(weight for _, weight in _ACTS))
 TRACING = False
 
 

@@ -19,9 +19,6 @@ from tests.support.replication_model.zookeeper import Coordinator, Session
 if TYPE_CHECKING:
     from tests.support.replication_model.cluster import Cluster
 
-FETCHER = FetcherSettings(
-    wait_max_ms=50, partition_bytes_max=500, response_bytes_max=1_000, backoff_s=0.02, timeout_s=10.0
-)
 LAG_MAX_S = 0.3
 
 
@@ -32,7 +29,7 @@ class Process(Owner):
         self.broker_id = broker_id
         self.disk = cluster.disks[broker_id]
         self.journal = MemoryJournal(self.disk, cluster.clock, cluster.file_bytes, cluster.recent_bytes)
-        self.session = Session(cluster.zookeeper, cluster.requests, lambda work, *args: self.run(work, *args))
+        self.session = Session(cluster.zookeeper, cluster.requests, self.run)
         self.coordinator = Coordinator(broker_id, self.session, cluster.topic_id, cluster.next_producer_id)
         #: -1 while there is no registration.
         self.broker_epoch = -1
@@ -45,13 +42,21 @@ class Process(Owner):
             self.roller,
             cluster.clock,
             self._connect,
-            FETCHER,
+            FetcherSettings(
+                wait_max_ms=50,
+                partition_bytes_max=cluster.fetched_bytes,
+                response_bytes_max=1_000,
+                backoff_s=0.02,
+                timeout_s=10.0,
+            ),
             fetchers_per_broker=1,
             lag_max_s=LAG_MAX_S,
             changed=lambda _, __: None,
         )
         #: Whether recovery has ended, so that others may connect; and whether records are taken.
         self.is_recovered = self.is_ready = False
+        #: The offsets that were checked last.
+        self.checked: tuple[int, ...] = ()
         #: Up to where readers of this leader have looked, in its epoch.
         self.shown = (-1, 0)
 

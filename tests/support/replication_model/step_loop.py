@@ -43,6 +43,10 @@ class _Timer:
     def cancel(self) -> None:
         self.cancelled = True
 
+    def fire(self) -> None:
+        if not self.cancelled:
+            self.callback(*self.args)
+
 
 class ThreadWork:
     """Work that was handed to a thread."""
@@ -179,7 +183,7 @@ class StepLoop(asyncio.AbstractEventLoop):
                 break
             heapq.heappop(timers)
             self._now = max(self._now, when)
-            self._ready.append((timer.callback, timer.args, timer.context))
+            self._ready.append((timer.fire, (), timer.context))
             return True
         self._now += limit_s if limit_s < 1 else 0.01
         return False

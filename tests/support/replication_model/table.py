@@ -155,10 +155,9 @@ class ModelRoller(Roller):
         self._follower = _Follower()
 
     async def _left_over(self, topic: Topic) -> list[RollPart]:
-        parts = [
+        return [
             p for p in self._uncommitted.pop(topic, {}).values() if p.base_offset == topic.partitions[0].sealed_offset
         ]
-        return parts
 
     def _write(self, topic: Topic, spans: Sequence[Any]) -> list[RollPart]:
         (span,) = spans

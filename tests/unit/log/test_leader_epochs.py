@@ -25,3 +25,27 @@ def test_an_older_epoch_changes_nothing() -> None:
 def test_the_history_below_an_offset() -> None:
     assert LeaderEpochs([(1, 0), (2, 80)]).up_to(80) == ((1, 0),)
     assert LeaderEpochs([(1, 0), (2, 80)]).up_to(81) == ((1, 0), (2, 80))
+
+
+def test_the_end_of_an_epoch_is_where_the_next_one_began() -> None:
+    epochs = LeaderEpochs([(2, 5), (4, 10), (7, 20)])
+    assert epochs.end_of(7, 30) == (7, 30)
+    assert epochs.end_of(9, 30) == (7, 30), "the newest there is"
+    assert epochs.end_of(4, 30) == (4, 20)
+    assert epochs.end_of(6, 30) == (4, 20), "the newest up to it"
+    assert epochs.end_of(2, 30) == (2, 10)
+    assert epochs.end_of(1, 30) == (-1, 5), "all are newer"
+    assert LeaderEpochs().end_of(3, 8) == (-1, 8)
+
+
+def test_the_epoch_of_an_offset() -> None:
+    epochs = LeaderEpochs([(2, 5), (4, 10)])
+    assert [epochs.epoch_of(offset) for offset in (4, 5, 9, 10, 99)] == [None, 2, 2, 4, 4]
+
+
+def test_truncated_epochs_are_gone() -> None:
+    epochs = LeaderEpochs([(2, 5), (4, 10), (7, 20)])
+    epochs.truncate(10)
+    assert epochs.entries == ((2, 5),)
+    epochs.assign(5, 10)
+    assert epochs.entries == ((2, 5), (5, 10))

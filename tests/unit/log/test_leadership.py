@@ -9,7 +9,10 @@ import pytest
 
 from logstore.errors import (
     FencedLeaderEpochError,
+    NotEnoughReplicasAfterAppendError,
+    NotEnoughReplicasError,
     NotLeaderOrFollowerError,
+    OffsetNotAvailableError,
     RequestTimedOutError,
     StorageFullError,
 )
@@ -198,5 +201,105 @@ def test_an_append_that_waits_for_followers_alone_outlives_a_failed_group() -> N
         log.stored(late, FrameLocation(1, 1))
         log.resign(2)
         assert isinstance(unknown.future.exception(), RequestTimedOutError)
+
+
+# ---- a leader with followers ----
+
+
+def replicated_log(*in_sync: int, min_in_sync: int = 1, has_lease: Callable[[], bool] = lambda: True) -> PartitionLog:
+    log = new_log(None)
+    replicas = InSyncReplicas(1, (1, 2, 3), in_sync, min_in_sync=lambda: min_in_sync, now=0.0)
+    log.become_leader(1, replicas, has_lease)
+    return log
+
+
+def store(log: PartitionLog, count: int = 1) -> None:
+    log.stored(append(log, count), FrameLocation(log.log_end_offset, 1))
+
+
+def test_acks_all_waits_for_all_replicas_in_sync_and_acks_1_does_not() -> None:
+    def scenario() -> None:
+        log = replicated_log(1, 2)
+        frame = append(log)
+        all_, local = Acknowledgement(1), Acknowledgement(1)
+        log.require_leader().acknowledge(1, -1, all_)
+        log.require_leader().acknowledge(1, 1, local)
+        log.stored(frame, FrameLocation(0, 1))
+        assert (local.future.done(), all_.future.done(), log.high_watermark) == (True, False, 0)
+        log.require_leader().fetched(3, 7, 1, 0.0)
+        assert not all_.future.done(), "it is not in sync"
+        log.require_leader().fetched(2, 7, 1, 0.0)
+        assert (all_.future.done(), log.high_watermark) == (True, 1)
+
+    in_loop(scenario)
+
+
+def test_a_new_leader_is_settled_when_its_followers_have_what_it_began_with() -> None:
+    def scenario() -> None:
+        log = new_log(1)
+        store(log, 2)
+        log.resign(2)
+        log._high_watermark.offset = 0  # as after a restart
+        log.become_leader(3, InSyncReplicas(1, (1, 2), (1, 2), min_in_sync=lambda: 1, now=0.0))
+        role = log.require_leader()
+        role.fetched(2, 7, 1, 0.0)
+        with pytest.raises(OffsetNotAvailableError):
+            role.require_settled()
+        assert (log.high_watermark, log.rollable_end, log.has_unsealed) == (1, 0, False)
+        role.fetched(2, 7, 2, 0.0)
+        role.require_settled()
+        assert (log.rollable_end, log.has_unsealed) == (2, True)
+
+    in_loop(scenario)
+
+
+def test_too_few_replicas_in_sync_refuse_acks_all_and_leave_waits_unknown() -> None:
+    def scenario() -> None:
+        log = replicated_log(1, 2, min_in_sync=2)
+        role = log.require_leader()
+        assert log.append_refusal(-1) is None
+        store(log)
+        wait = Acknowledgement(1)
+        role.acknowledge(1, -1, wait)
+        role.commit((1, 2, 3), (1,), 0.0)
+        assert isinstance(wait.future.exception(), NotEnoughReplicasAfterAppendError)
+        assert isinstance(log.append_refusal(-1), NotEnoughReplicasError)
+        assert log.append_refusal(1) is None
+        assert log.high_watermark == 0, "KIP-966"
+        role.commit((1, 2, 3), (1, 3), 0.0)
+        role.fetched(3, 7, 1, 0.0)
+        assert log.high_watermark == 1
+
+    in_loop(scenario)
+
+
+def test_acks_1_needs_a_lease_at_the_append_and_at_the_acknowledgement() -> None:
+    def scenario() -> None:
+        lease = [True]
+        log = replicated_log(1, 2, has_lease=lambda: lease[0])
+        frame = append(log)
+        wait = Acknowledgement(1)
+        log.require_leader().acknowledge(1, 1, wait)
+        lease[0] = False
+        assert isinstance(log.append_refusal(1), NotLeaderOrFollowerError)
+        assert log.append_refusal(-1) is None, "acks=all needs none"
+        log.stored(frame, FrameLocation(0, 1))
+        assert isinstance(wait.future.exception(), NotEnoughReplicasAfterAppendError)
+
+    in_loop(scenario)
+
+
+def test_positions_of_strangers_and_of_former_registrations_do_not_count() -> None:
+    def scenario() -> None:
+        log = replicated_log(1, 2)
+        store(log)
+        role = log.require_leader()
+        for broker, broker_epoch in ((9, 1), (2, 6)):
+            role.fetched(2, 7, 0, 0.0)
+            with pytest.raises(NotLeaderOrFollowerError):
+                role.fetched(broker, broker_epoch, 1, 0.0)
+        assert log.high_watermark == 0
+        role.fetched(2, 8, 1, 0.0)
+        assert log.high_watermark == 1
 
     in_loop(scenario)

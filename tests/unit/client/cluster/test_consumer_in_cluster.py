@@ -97,6 +97,25 @@ def test_the_broker_of_the_only_address_may_die(cluster: PlayedCluster):
         assert read(reading, 1) == {0: [b"b"]}
 
 
+def test_a_topic_that_a_broker_has_not_heard_of_is_found_a_moment_later(cluster: PlayedCluster):
+    cluster.append([b"a"])
+    hidden = cluster.topics.pop("t")
+    looks = []
+
+    def hear(request: Request) -> None:
+        looks.extend([request] if request.path == "/metadata" else [])
+        if len(looks) == 3:
+            cluster.topics["t"] = hidden
+
+    cluster.before = hear
+    with consumer(cluster) as reading:
+        reading.subscribe(["t"])
+        assert read(reading, 1) == {0: [b"a"]}
+        reading.subscribe(["missing"])
+        with pytest.raises(errors.UnknownTopicError, match="'missing' not found"):
+            read(reading, 1)
+
+
 def test_a_partition_without_a_leader_is_waited_for(cluster: PlayedCluster):
     cluster.lead(NOBODY)
     cluster.append([b"a"])

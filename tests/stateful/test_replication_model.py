@@ -1,0 +1,231 @@
+"""Replication on random schedules: a partition of three brokers of four, with crashes, cuts, late and doubled messages,
+lost disks, reassignments, clean and unclean elections (``tests/support/replication_model``).
+
+What is acknowledged stays, whoever leads; nothing is stored twice; end offsets never fall; replicas become equal; and
+everything heals. Broken on purpose, each rule (C1 to C16) makes a schedule fail. A failure names its seed:
+``run(seed, unclean=...)`` in ``modelled()`` is that schedule again.
+"""
+
+import inspect
+import textwrap
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from logstore.broker.replicas import Replicas
+from logstore.cluster import reconcile
+from logstore.cluster.partition_changes import _Change
+from logstore.errors import LogStoreError
+from logstore.log.active_segment import ActiveSegment
+from logstore.log.frame_index import FrameIndex
+from logstore.log.in_sync_replicas import InSyncReplicas
+from logstore.log.leader_epochs import LeaderEpochs
+from logstore.log.leadership import Leadership
+from logstore.log.partition_log import PartitionLog
+from logstore.log.partition_state import PartitionState
+from logstore.log.table_follower import TableFollower
+from logstore.replication import replica_fetcher
+from logstore.replication.fetch_session import _Row
+from logstore.replication.replica_fetcher import ReplicaFetcher
+from tests.support.examples import examples
+from tests.support.replication_model.cluster import modelled, run
+from tests.support.replication_model.memory_journal import DiskWork
+from tests.support.replication_model.table import Table
+
+SHARDS = 20
+
+
+def check_seeds(first: int, count: int, *, unclean: bool) -> None:
+    with modelled():
+        for seed in range(first, first + count):
+            try:
+                run(seed, unclean=unclean)
+            except Exception as error:
+                raise AssertionError(f"seed {seed}, unclean={unclean}: {error!r}") from error
+
+
+@pytest.mark.parametrize("unclean", [False, True])
+def test_no_schedule_breaks_a_rule(unclean: bool) -> None:
+    check_seeds(0, examples(300), unclean=unclean)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.parametrize("unclean", [False, True])
+def test_no_schedule_of_many_breaks_a_rule(unclean: bool, shard: int) -> None:
+    check_seeds(1_000 + shard * 600, 600, unclean=unclean)
+
+
+# ---- planted bugs ----------------------------------------------------------------------------------------------------
+
+
+def rewritten(function: Any, *changes: tuple[str, str]) -> Any:
+    """The function with other text in it."""
+    function = inspect.unwrap(function)
+    source = textwrap.dedent(inspect.getsource(function))
+    for before, after in changes:
+        assert before in source, f"{function.__qualname__} does not say {before!r} any more"
+        source = source.replace(before, after)
+    namespace: dict[str, Any] = {}
+    exec(source, {**function.__globals__}, namespace)
+    return namespace[function.__name__]
+
+
+def same_epoch(row: Any, leader: int, isr: Any) -> Any:
+    return replace(row, leader=leader, isr=tuple(isr))
+
+
+def recovering_no_more(row: Any, leader: int, isr: Any) -> Any:
+    return replace(row, leader=leader, leader_epoch=row.leader_epoch + 1, isr=tuple(isr), recovering=False)
+
+
+def over_any_state(self: Any, view: Any, document: Any, leader: int) -> Any:
+    row = document.partitions[0]
+    return replace(row, isr=tuple(one for one in self.isr if one in row.replicas), recovering=False)
+
+
+def own_append_time(buffer: Any) -> Any:
+    frames = split_frames(buffer)
+    return [
+        frame._replace(header=frame.header._replace(append_time_ms=frame.header.append_time_ms + 1)) for frame in frames
+    ]
+
+
+def all_that_is_led(self: Any) -> None:
+    self.log.require_leader()
+
+
+split_frames = replica_fetcher.split_frames
+high_watermark = InSyncReplicas.high_watermark
+BOTH = "for broker in self.committed if self.proposed is None else {*self.committed, *self.proposed}:"
+
+#: By name: the object, its attribute, and the broken one in its place; or a bug of the cluster itself.
+PLANTED: dict[str, tuple[Any, str, Any] | str] = {
+    "C1: an election without a new epoch": (reconcile, "_lead", same_epoch),
+    "C2: a controller that was replaced writes": "versions are not compared",
+    "C3: only the former ISR counts": (
+        InSyncReplicas,
+        "high_watermark",
+        rewritten(high_watermark, (BOTH, "for broker in self.committed:")),
+    ),
+    "C3: only the proposed ISR counts": (
+        InSyncReplicas,
+        "high_watermark",
+        rewritten(high_watermark, (BOTH, "for broker in self.proposed or self.committed:")),
+    ),
+    "C3: fetches of other epochs count": (_Row, "require_answerable", all_that_is_led),
+    "C3: too few replicas acknowledge": (
+        InSyncReplicas,
+        "high_watermark",
+        rewritten(high_watermark, ("if not self.has_enough:", "if False:")),
+    ),
+    "C3: a former leader moves the high watermark": (Leadership, "end", Leadership.fail),
+    "C4: a replica joins wherever it is": (
+        InSyncReplicas,
+        "may_join",
+        rewritten(InSyncReplicas.may_join, ("max(high_watermark, epoch_start)", "0")),
+    ),
+    "C4: a replica joins below the epoch's start": (
+        InSyncReplicas,
+        "may_join",
+        rewritten(InSyncReplicas.may_join, ("max(high_watermark, epoch_start)", "high_watermark")),
+    ),
+    "C5: a leader writes over any state": (_Change, "row", over_any_state),
+    "C6: a group is told before it is durable": (DiskWork, "tells_early", True),
+    "C7: positions are not compared": (PartitionLog, "diverged_at", lambda *_: None),
+    "C7: epochs are not compared": (
+        PartitionLog,
+        "diverged_at",
+        lambda self, position, last: None if position <= self.log_end_offset else (last, self.log_end_offset),
+    ),
+    "C7: stale answers count": (
+        ReplicaFetcher,
+        "_apply",
+        rewritten(
+            ReplicaFetcher._apply,
+            ("self._by_index.get(row.session_index)", "next(iter(self._followed.values()), None)"),
+            (
+                "followed is None or not followed.is_wanted or followed.asked != followed.end",
+                "followed is None or followed.log.is_leader",
+            ),
+        ),
+    ),
+    "C7: a follower truncates to the high watermark": (
+        PartitionLog,
+        "truncation_end",
+        lambda self, _, __: min(self.high_watermark, self.log_end_offset),
+    ),
+    "C8: recovery brings truncated frames back": (
+        FrameIndex,
+        "settle",
+        rewritten(FrameIndex.settle, ("if truncations else", "if False else")),
+    ),
+    "C8: frames that are being truncated are copied forward": (
+        ActiveSegment,
+        "keeps",
+        lambda self, frame: self.index.holds(frame),
+    ),
+    "C9: a new leader tells its end at once": (Leadership, "require_settled", lambda _: None),
+    "C10: a roll takes what others may not have": (
+        PartitionLog,
+        "rollable_end",
+        property(lambda self: self.log_end_offset),
+    ),
+    "C10: the last roll of the leader before is not adopted": (TableFollower, "_adopt", lambda *_: None),
+    "C11: an unclean leader does not read the table": (
+        Replicas,
+        "partition_changed",
+        rewritten(Replicas.partition_changed, ("state.leader == me and not state.recovering", "state.leader == me")),
+    ),
+    "C11: an unclean leader does not fence": (Table, "begin_epoch", lambda self, *_: self.current.version),
+    "C11: an unclean leader keeps what disagrees": (
+        Replicas,
+        "_agrees",
+        rewritten(Replicas._agrees, ("if sealed == 0 or sealed < partition_log.sealed_offset:", "if True:")),
+    ),
+    "C11: the next leader need not read the table": (reconcile, "_lead", recovering_no_more),
+    "C12: a broker that has lost its disk stays in the ISR": "a lost disk stays in the ISR",
+    "C12: a broker that was started again joins for what it was": (_Change, "joining", property(lambda _: [])),
+    "C13: appends are taken with too few replicas": (Leadership, "refusal", lambda *_: None),
+    "C15: a follower has append times of its own": (replica_fetcher, "split_frames", own_append_time),
+    "C16: a log that begins at the table knows no producers": (
+        PartitionState,
+        "replace",
+        rewritten(PartitionState.replace, ("newest.producers if newest else ()", "()")),
+    ),
+    "C16: snapshots know no producers": (
+        PartitionState,
+        "snapshot",
+        rewritten(PartitionState.snapshot, ("producers=self.producers.pack()", 'producers=b""')),
+    ),
+    "C16: truncated batches count as stored": (
+        PartitionState,
+        "truncate",
+        rewritten(PartitionState.truncate, ("self.producers.forget_from(offset)", "pass")),
+    ),
+    "C16: truncated epochs are remembered": (LeaderEpochs, "truncate", lambda *_: None),
+}
+
+
+def seed_that_notices(
+    name: str, monkeypatch: pytest.MonkeyPatch, seeds: range
+) -> tuple[int, bool, BaseException] | None:
+    planted = PLANTED[name]
+    if not isinstance(planted, str):
+        monkeypatch.setattr(*planted)
+    with modelled():
+        for seed in seeds:
+            for unclean in (False, True):
+                try:
+                    run(seed, unclean=unclean, broken=planted if isinstance(planted, str) else "")
+                except (Exception, LogStoreError) as error:  # noqa: BLE001
+                    return seed, unclean, error
+    return None
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = seed_that_notices(name, monkeypatch, range(2_000))
+    print(found)
+    assert found is not None, f"no schedule notices: {name}"

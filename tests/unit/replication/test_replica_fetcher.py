@@ -1,0 +1,277 @@
+"""The follower's side: what it asks, which answers it believes, and how it goes on after each kind of trouble."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+
+from logstore.errors import FencedLeaderEpochError, LogStoreError, NetworkError, StorageFullError
+from logstore.filesystem import Buffer
+from logstore.journal.frame import Frame, FrameLocation, FrameType
+from logstore.journal.writer import FrameBuffers
+from logstore.log.partition_log import PartitionLog
+from logstore.records.schema import WIRE_SCHEMA
+from logstore.replication.protocol import Fetch, FetchedRow, decode_fetch, encode_fetched
+from logstore.replication.replica_fetcher import FetcherSettings, ReplicaFetcher
+from tests.support.eventually import eventually_async
+from tests.support.manual_clock import ManualClock
+
+TOPIC = UUID(int=1)
+EPOCH = 5
+SETTINGS = FetcherSettings(
+    wait_max_ms=10, partition_bytes_max=1_000, response_bytes_max=1_000, backoff_s=0.01, timeout_s=5
+)
+
+
+class HeldJournal:
+    """A journal that stores when it is told to."""
+
+    def __init__(self) -> None:
+        self.held: list[tuple[Sequence[Frame], Any]] = []
+        self.released: list[int] = []
+        self.end = 0
+
+    def store(self, frames: Sequence[Frame], told: Any) -> None:
+        self.held.append((frames, told))
+
+    def finish(self, error: LogStoreError | None = None) -> None:
+        frames, told = self.held.pop(0)
+        locations = []
+        for _ in frames:
+            locations.append(FrameLocation(self.end, 1))
+            self.end += 1
+        told((), error) if error is not None else told(locations, None)
+
+    def truncate(self, *_: Any) -> None: ...
+
+    def release(self, _: Any, __: int, sealed: int) -> None:
+        self.released.append(sealed)
+
+
+class Follower:
+    """A fetcher with the leader's part played by the test."""
+
+    def __init__(self) -> None:
+        self.journal: Any = HeldJournal()
+        self.log = PartitionLog("t", TOPIC, 0, clock=ManualClock(), producer_id_expiration_ms=1)
+        self.asked: asyncio.Queue[tuple[Fetch, asyncio.Future[Buffer]]] = asyncio.Queue()
+        self.connections = 0
+        self.is_stale = False
+        self.resets = 0
+        self.fetcher = ReplicaFetcher(2, self._connect, self.journal, self._reset, SETTINGS)
+
+    async def _connect(self) -> Any:
+        self.connections += 1
+        self.is_stale = False
+        return self
+
+    async def request(self, message_type: Any, body: Any = b"", timeout_s: float | None = None) -> Buffer:
+        del message_type, timeout_s
+        answer: asyncio.Future[Buffer] = asyncio.get_running_loop().create_future()
+        await self.asked.put((decode_fetch(bytes(body)), answer))
+        return await answer
+
+    def close(self) -> None: ...
+
+    async def _reset(self, *_: Any) -> bool:
+        self.resets += 1
+        return False
+
+    def follow(self, epoch: int = EPOCH) -> None:
+        self.log.resign(epoch)
+        topic: Any = None
+        self.fetcher.follow(topic, self.log, epoch)
+
+    async def next_row(self) -> tuple[Any, asyncio.Future[Buffer]]:
+        """The next request that has a row; others are answered with nothing."""
+        while True:
+            fetch, answer = await self.asked.get()
+            if fetch.rows:
+                return fetch.rows[0], answer
+            await asyncio.sleep(0.001)
+            answer.set_result(encode_fetched([], [])[0])
+
+
+def frames(begin: int, count: int = 1, epoch: int = EPOCH) -> bytes:
+    log = PartitionLog("t", TOPIC, 0, clock=ManualClock(), producer_id_expiration_ms=1)
+    log.become_leader(epoch)
+    batch = pa.RecordBatch.from_pylist([{}], schema=WIRE_SCHEMA)
+    buffers = FrameBuffers(0, 0, 1)
+    for at in range(begin, begin + count):
+        header, payload = log.next_frame(batch, pa.py_buffer(b"x"), inflated_bytes=1, log_append_time=True)
+        buffers.add(Frame(header._replace(base_offset=at), payload))
+    return b"".join(buffers.buffers())
+
+
+def answer_of(
+    row: Any, data: bytes = b"", *, error: int = 0, diverging: tuple[int, int] = (-1, -1), ends: Any = None
+) -> bytes:
+    found = FetchedRow(row.session_index, error, *(ends or (0, 0, 0)), *diverging, len(data))
+    return b"".join(encode_fetched([found], [data]))
+
+
+def in_loop(scenario: Callable[[Follower], Awaitable[None]]) -> None:
+    async def run() -> None:
+        follower = Follower()
+        try:
+            await asyncio.wait_for(scenario(follower), 30)
+        finally:
+            await follower.fetcher.stop()
+
+    asyncio.run(run())
+
+
+async def replicate(follower: Follower, count: int) -> None:
+    row, answer = await follower.next_row()
+    answer.set_result(answer_of(row, frames(row.fetch_offset, count)))
+    await eventually_async(lambda: bool(follower.journal.held), "nothing was stored")
+    follower.journal.finish()
+
+
+def test_the_next_fetch_acknowledges_what_is_durable() -> None:
+    async def scenario(follower: Follower) -> None:
+        follower.follow()
+        row, answer = await follower.next_row()
+        assert (row.fetch_offset, row.last_fetched_epoch, row.leader_epoch) == (0, -1, EPOCH)
+        answer.set_result(answer_of(row, frames(0, 2), ends=(1, 0, 0)))
+        await eventually_async(lambda: bool(follower.journal.held), "nothing was stored")
+        await asyncio.sleep(0.05)
+        assert follower.asked.empty(), "not durable yet"
+        assert follower.log.high_watermark == 0
+        follower.journal.finish()
+        row, _ = await follower.next_row()
+        assert (row.fetch_offset, row.last_fetched_epoch) == (2, EPOCH)
+        assert follower.log.high_watermark == 1
+
+    in_loop(scenario)
+
+
+def test_an_answer_is_not_believed_once_the_log_follows_another_epoch() -> None:
+    async def scenario(follower: Follower) -> None:
+        follower.follow()
+        row, late = await follower.next_row()
+        follower.follow(EPOCH + 2)
+        late.set_result(answer_of(row, frames(0)))
+        row, answer = await follower.next_row()
+        assert (row.leader_epoch, row.session_index) == (EPOCH + 2, 1)
+        answer.set_result(answer_of(row._replace(session_index=0), frames(0)))
+        await asyncio.sleep(0.02)
+        assert not follower.journal.held
+
+    in_loop(scenario)
+
+
+def test_an_answer_is_not_believed_by_a_leader() -> None:
+    async def scenario(follower: Follower) -> None:
+        follower.follow()
+        await replicate(follower, 2)
+        row, late = await follower.next_row()
+        follower.log.become_leader(EPOCH + 1)
+        late.set_result(answer_of(row, diverging=(EPOCH, 1)))
+        await asyncio.sleep(0.02)
+        assert not follower.journal.held
+        assert follower.log.log_end_offset == 2
+
+    in_loop(scenario)
+
+
+def test_an_answer_for_another_end_truncates_nothing() -> None:
+    """The model of replication lost acknowledged records so."""
+
+    async def scenario(follower: Follower) -> None:
+        follower.follow()
+        await replicate(follower, 3)
+        row, late = await follower.next_row()
+        frame = follower.log.truncation(2, EPOCH)
+        follower.log.track(frame)
+        follower.log.stored(frame, FrameLocation(99, 1))
+        late.set_result(answer_of(row, diverging=(EPOCH, 1)))
+        await asyncio.sleep(0.02)
+        assert not follower.journal.held
+        assert follower.log.log_end_offset == 2
+
+    in_loop(scenario)
+
+
+def test_a_diverging_end_truncates_by_a_journal_frame_and_asks_again() -> None:
+    async def scenario(follower: Follower) -> None:
+        follower.follow()
+        await replicate(follower, 3)
+        row, answer = await follower.next_row()
+        answer.set_result(answer_of(row, diverging=(EPOCH, 1)))
+        await eventually_async(lambda: bool(follower.journal.held), "nothing was stored")
+        ((frame,), _) = follower.journal.held[0]
+        assert (frame.header.type, frame.header.base_offset) == (FrameType.TRUNCATE, 1)
+        follower.journal.finish()
+        row, _ = await follower.next_row()
+        assert row.fetch_offset == follower.log.log_end_offset == 1
+
+    in_loop(scenario)
+
+
+def test_frames_that_do_not_follow_are_left_and_asked_for_again() -> None:
+    async def scenario(follower: Follower) -> None:
+        follower.follow()
+        for bad in (frames(1), frames(0, epoch=EPOCH + 1), frames(0)[:-1], b"x" * 200):
+            row, answer = await follower.next_row()
+            assert row.fetch_offset == 0
+            answer.set_result(answer_of(row, bad))
+        await follower.next_row()
+        assert not follower.journal.held
+        assert follower.connections == 1
+
+    in_loop(scenario)
+
+
+def test_a_full_disk_is_asked_again_from_the_same_end_and_a_broken_one_begins_anew() -> None:
+    async def scenario(follower: Follower) -> None:
+        follower.follow()
+        for error, connections in ((StorageFullError("full"), 1), (NetworkError("broken"), 2)):
+            row, answer = await follower.next_row()
+            answer.set_result(answer_of(row, frames(0, 2)))
+            await eventually_async(lambda: bool(follower.journal.held), "nothing was stored")
+            follower.journal.finish(error)
+            assert (follower.log.log_end_offset, follower.log.next_offset) == (0, 0)
+            await eventually_async(lambda: not follower.asked.empty(), "not asked again")
+            assert follower.connections == connections
+
+    in_loop(scenario)
+
+
+def test_an_epoch_that_the_leader_does_not_have_is_asked_for_again_until_there_is_another() -> None:
+    async def scenario(follower: Follower) -> None:
+        follower.follow()
+        for _ in range(2):
+            row, answer = await follower.next_row()
+            answer.set_result(answer_of(row, error=FencedLeaderEpochError.kafka_code))
+        follower.fetcher.unfollow((TOPIC, 0))
+        await asyncio.sleep(0.1)
+        assert follower.log.log_end_offset == 0
+
+    in_loop(scenario)
+
+
+def test_a_connection_from_before_a_new_registration_is_left_and_all_rows_are_told_again() -> None:
+    async def scenario(follower: Follower) -> None:
+        follower.follow()
+        row, answer = await follower.next_row()
+        follower.is_stale = True
+        answer.set_result(answer_of(row))
+        row, _ = await follower.next_row()
+        assert (follower.connections, row.fetch_offset) == (2, 0)
+
+    in_loop(scenario)
+
+
+def test_what_the_leader_has_sealed_is_freed() -> None:
+    async def scenario(follower: Follower) -> None:
+        follower.follow()
+        await replicate(follower, 2)
+        row, answer = await follower.next_row()
+        answer.set_result(answer_of(row, ends=(2, 1, 0)))
+        await eventually_async(lambda: follower.journal.released == [1], "not freed")
+        assert (follower.log.high_watermark, follower.log.sealed_offset) == (2, 1)
+
+    in_loop(scenario)
