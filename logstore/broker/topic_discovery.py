@@ -53,7 +53,7 @@ class ServedTopics(Protocol):
         ...
 
     async def look_at_tables(self) -> None:
-        """Tell the coordinator of tables that nobody has told of."""
+        """Tell the coordinator of tables that nobody has told of, and of those that are to be removed still."""
         ...
 
     async def finish_deletion(self, name: str, topic_id: UUID) -> None:
@@ -177,10 +177,15 @@ class TopicDiscovery:
         return self._coordinator.controller_id == self._coordinator.broker_id
 
     async def _elected(self) -> None:
-        """Before anything is decided: what is registered as being deleted, and has a table, is deleted now."""
+        """Before anything is decided: a registration whose table is there still is not removed.
+
+        Its deletion is finished after that, since it may wait for replicas, and these for the controller.
+        """
         await self._started.wait()
         async with self._lock:
             await self._topics.look_at_tables()
+        for name in self._coordinator.registered_topics():
+            self._registered(name)
 
     async def _look_now_and_then(self) -> None:
         """A controller that did not know that it was replaced may have made a table after this one's election."""

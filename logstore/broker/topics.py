@@ -631,13 +631,19 @@ class Topics:
     async def look_at_tables(self) -> None:
         for name in await asyncio.to_thread(self._catalog.names):
             found = self._coordinator.registered_topic(name)
-            if found is not None and found.deleting:
-                await self.finish_deletion(name, found.topic_id)
-            elif name not in self._topics:
-                try:
-                    await self._serve(await self._open(name))
-                except LogStoreError as error:
-                    log.error("topic.not_opened", topic=name, error=str(error))
+            is_deleting = found is not None and found.deleting
+            if name in self._topics and not is_deleting:
+                continue
+            try:
+                topic = self._topics.get(name) or await self._open(name)
+                if is_deleting:
+                    self._coordinator.set_partitions(_known(topic))
+                else:
+                    await self._serve(topic)
+            except LogStoreError as error:
+                log.error("topic.not_opened", topic=name, error=str(error))
+                if found is not None and found.deleting:
+                    self._coordinator.set_partitions(KnownTopic(name, found.topic_id, ()))
 
     async def finish_deletion(self, name: str, topic_id: uuid.UUID) -> None:
         topic = self._by_id.get(topic_id)

@@ -183,6 +183,10 @@ class Coordinator(Protocol):
         """
         ...
 
+    def registered_topics(self) -> Sequence[str]:
+        """The names of the topics that are registered."""
+        ...
+
     def registered_topic(self, name: str) -> RegisteredTopic | None:
         """The topic as the cluster has it; None if it is not registered."""
         ...

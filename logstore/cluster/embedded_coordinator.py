@@ -177,6 +177,9 @@ class EmbeddedCoordinator:
     def listen_to_topics(self, listener: TopicListener) -> None:
         """No other broker makes one."""
 
+    def registered_topics(self) -> Sequence[str]:
+        return ()
+
     def registered_topic(self, name: str) -> RegisteredTopic | None:  # noqa: ARG002
         return None
 

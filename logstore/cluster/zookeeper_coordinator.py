@@ -277,6 +277,9 @@ class ZooKeeperCoordinator:
         for name in list(self.view.topics):
             listener(name)
 
+    def registered_topics(self) -> Sequence[str]:
+        return list(self.view.topics)
+
     def registered_topic(self, name: str) -> RegisteredTopic | None:
         node = self.view.topics.get(name)
         if node is None:
