@@ -126,6 +126,8 @@ class Cluster:
         self.told: dict[int, int] = {}
         #: Whether records may be lost, as there was an unclean election; and whether nothing fails now.
         self.is_lossy = False
+        #: The epoch of the last one. Leaders before it promise nothing any more.
+        self.unclean_epoch = 0
         self.is_calm = False
         self.trace: list[str] = []
         for broker in BROKERS:
@@ -143,11 +145,28 @@ class Cluster:
     def row_written(self, before: PartitionRegistration, row: PartitionRegistration) -> None:
         if row.leader != NO_LEADER and self.leaders.setdefault(row.leader_epoch, row.leader) != row.leader:
             raise BrokenError(f"C1: {self.leaders[row.leader_epoch]} and {row.leader} lead in epoch {row.leader_epoch}")
-        if row.leader != before.leader and not set(row.isr) <= set(before.isr):
-            self.is_lossy = True
+        joined = set(row.isr) - set(before.isr)
+        if joined and row.leader != before.leader:
             if not self.unclean:
                 raise BrokenError("an unclean election")
+            # Another history begins: nothing that was promised before counts.
+            self.is_lossy = True
+            self.unclean_epoch = row.leader_epoch
+            for promised in (self.acknowledged, self.seen, self.told):
+                promised.clear()
+        elif joined:
+            self.check_joined(row, joined)
         self.note(f"zk {row}")
+
+    def check_joined(self, row: PartitionRegistration, joined: set[int]) -> None:
+        """C4: a replica in sync has all that was acknowledged, and all that the leader began with."""
+        leader = self.processes[row.leader].log
+        if not leader.is_leader or leader.leader_epoch != row.leader_epoch or self.processes[row.leader].is_dead:
+            return
+        needed = max(leader.high_watermark, leader.require_leader().epoch_start)
+        for process in (self.processes[broker] for broker in joined):
+            if process.is_recovered and process.log.log_end_offset < needed:
+                raise BrokenError(f"C4: {process.broker_id} has joined with {process.log}, and {needed} is needed")
 
     def leads(self, process: Process) -> bool:
         """Whether the process leads in the newest epoch."""
@@ -424,6 +443,8 @@ class Cluster:
     def look(self, process: Process) -> None:
         """A reader of the leader reads what is new, and asks for the end offset."""
         log = process.log
+        if log.leader_epoch < self.unclean_epoch:
+            return
         epoch, begin = process.shown
         if epoch != log.leader_epoch:
             begin = max(0, log.high_watermark - 6)
@@ -436,16 +457,14 @@ class Cluster:
         except OffsetNotAvailableError:
             return
         told = max((end for epoch, end in self.told.items() if epoch < log.leader_epoch), default=0)
-        if log.high_watermark < told and not self.is_lossy:
+        if log.high_watermark < told:
             raise BrokenError(f"the end offset fell from {told}: {log}")
         self.told[log.leader_epoch] = max(self.told.get(log.leader_epoch, 0), log.high_watermark)
 
     def see(self, base: int, end: int, payload: bytes) -> None:
         before = self.seen.setdefault(base, (end, payload))
         if before != (end, payload):
-            if not self.is_lossy:
-                raise BrokenError(f"readers have seen {before} at {base}, and see {payload!r}")
-            self.seen[base] = end, payload
+            raise BrokenError(f"readers have seen {before} at {base}, and see {payload!r}")
 
     def require_enough(self, process: Process, acks: int) -> None:
         """An append is taken."""
@@ -454,13 +473,13 @@ class Cluster:
             if len(in_sync.committed) < min(self.min_insync_replicas, len(in_sync.replicas)):
                 raise BrokenError(f"C13: an append was taken by {in_sync.committed}")
 
-    def acknowledge(self, base: int, count: int, payload: bytes) -> None:
-        """A client was told that a batch is stored, with acks=all."""
+    def acknowledge(self, epoch: int, base: int, count: int, payload: bytes) -> None:
+        """A client was told by the leader of an epoch that a batch is stored, with acks=all."""
         found = sum(payload in disk.ever for disk in self.disks.values())
         wanted = min(self.min_insync_replicas, len(self.row.target))
         if found < wanted and base >= self.table.sealed:
             raise BrokenError(f"C13: {payload!r} was acknowledged by {found} brokers")
-        if not self.is_lossy:
+        if epoch >= self.unclean_epoch:
             self.acknowledged[base] = count, payload
 
     # ---- the end ----------------------------------------------------------------------------------------------------
@@ -581,9 +600,12 @@ class Cluster:
         if len(set(payloads)) < len(payloads):
             twice = [payload for payload in payloads if payloads.count(payload) > 1]
             raise BrokenError(f"C16: stored twice: {twice}")
+        for offset, (_, payload) in self.seen.items():
+            if payload not in set(payloads):
+                raise BrokenError(f"readers have seen {payload!r} at {offset}, and it is gone")
         by_base = {header.base_offset: (header.record_count, payload) for header, payload in frames}
         for offset, stored in self.acknowledged.items():
-            if by_base.get(offset) != stored and not self.is_lossy:
+            if by_base.get(offset) != stored:
                 raise BrokenError(f"{stored} was acknowledged at {offset}, where {by_base.get(offset)} is")
         self.compare_states(leader)
 
