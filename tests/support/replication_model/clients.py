@@ -59,7 +59,13 @@ class _Producer:
                 return
             self.sent += 1
             identity = BatchIdentity(self.producer_id, self.epoch, batch.sequence)
-            self.client.append(process, batch, identity, ACKS_ALL, lambda epoch, base, error, b=batch: self.answered(b, epoch, base, error))
+            self.client.append(
+                process,
+                batch,
+                identity,
+                ACKS_ALL,
+                lambda epoch, base, error, b=batch: self.answered(b, epoch, base, error),
+            )
 
     def answered(self, batch: _Batch, epoch: int, base: int, error: LogStoreError | None) -> None:
         if batch not in self.pending:
@@ -74,7 +80,11 @@ class _Producer:
         # A leader that was replaced and does not know it yet may refuse what follows the records of its successor.
         leads = self.at is not None and self.client.cluster.leads(self.at)
         self.at, self.sent = None, 0
-        if is_first and leads and isinstance(error, (OutOfOrderSequenceError, InvalidProducerEpochError, DuplicateSequenceError)):
+        if (
+            is_first
+            and leads
+            and isinstance(error, (OutOfOrderSequenceError, InvalidProducerEpochError, DuplicateSequenceError))
+        ):
             if not self.client.cluster.is_lossy:
                 raise AssertionError(f"C16: {error}")
             # Records before it are lost: the producer begins a new epoch, and gives up what it cannot tell of.

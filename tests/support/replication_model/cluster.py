@@ -4,19 +4,17 @@ import asyncio
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 from uuid import UUID
 
-import msgspec
-
 from logstore.cluster import znodes
 from logstore.cluster.assignment import begin_reassignment, cancel_reassignment
 from logstore.cluster.reconcile import Policy, Preferred, TopicWrite, apply, reconcile
-from logstore.cluster.zookeeper import VersionConflictError
 from logstore.cluster.znodes import NO_LEADER, PartitionRegistration
-from logstore.errors import NetworkError, NotLeaderOrFollowerError, OffsetNotAvailableError
+from logstore.cluster.zookeeper import VersionConflictError
+from logstore.errors import NetworkError, OffsetNotAvailableError
 from logstore.filesystem import Buffer
 from logstore.journal.frame import Frame, FrameFlags
 from logstore.log.leadership import ACKS_ALL
@@ -25,7 +23,7 @@ from logstore.replication.protocol import decode_fetch
 from tests.support.replication_model.clients import Client
 from tests.support.replication_model.memory_journal import Disk
 from tests.support.replication_model.process import Process
-from tests.support.replication_model.step_loop import StepLoop
+from tests.support.replication_model.step_loop import StepLoop, ThreadWork
 from tests.support.replication_model.table import Table, read_footer
 from tests.support.replication_model.zookeeper import PATH, TOPIC, Request, ZooKeeper
 
@@ -116,6 +114,8 @@ class Cluster:
         self.links: list[Link] = []
         self.ended: list[Link] = []
         self.cut: set[tuple[int, int]] = set()
+        #: Work of threads that takes long.
+        self.stalled: list[ThreadWork] = []
         self.processes: dict[int, Process] = {}
         self.graveyard: list[Process] = []
         self.client = Client(self)
@@ -223,6 +223,11 @@ class Cluster:
         process.broker_epoch = self.zookeeper.register(process.broker_id)
         process.session.is_connected = process.coordinator.has_lease = True
 
+    def is_running(self, broker: int) -> bool:
+        """Whether ZooKeeper says so."""
+        live = self.zookeeper.brokers.get(broker)
+        return live is not None and live.is_running
+
     def learn(self, process: Process, paths: list[str]) -> None:
         if process.session.is_connected:
             process.session.learn(paths)
@@ -279,17 +284,17 @@ class Cluster:
     # ---- the controller ---------------------------------------------------------------------------------------------
 
     def decide(self) -> None:
-        preferred = Preferred.NONE if self.is_calm else self.random.choice([Preferred.NONE, Preferred.NONE, Preferred.ALL])
+        preferred = (
+            Preferred.NONE if self.is_calm else self.random.choice([Preferred.NONE, Preferred.NONE, Preferred.ALL])
+        )
         policy = Policy(preferred=preferred, unclean={TOPIC} if self.unclean else ())
         self.decisions += reconcile(self.zookeeper.view, {}, policy).writes
 
     def write_decision(self) -> None:
         write = self.decisions.pop(self.random.randrange(len(self.decisions)))
         row = apply(self.zookeeper.view, [write]).topics[TOPIC].document
-        try:
+        with suppress(VersionConflictError):
             self.zookeeper.write(row, None if self.broken == "versions are not compared" else write.version)
-        except VersionConflictError:
-            pass
 
     def reassign(self) -> None:
         if self.random.random() < 0.3:
@@ -325,9 +330,15 @@ class Cluster:
                 one.run(one.journal.work.do)
 
     def act_thread(self, process: Process) -> None:
-        threads = self.loop.threads
+        threads, chance = self.loop.threads, self.random
+        if self.stalled and chance.random() < 0.05:
+            threads.append(self.stalled.pop(chance.randrange(len(self.stalled))))
         if threads:
-            threads.pop(self.random.randrange(len(threads))).do()
+            work = threads.pop(chance.randrange(len(threads)))
+            if chance.random() < 0.1:
+                self.stalled.append(work)
+            elif not work.is_dead:
+                work.do()
 
     def act_message(self, process: Process) -> None:
         if self.wire:
@@ -405,8 +416,7 @@ class Cluster:
 
     def act_session_begin(self, process: Process) -> None:
         for one in self.alive:
-            live = self.zookeeper.brokers.get(one.broker_id)
-            if live is None or not live.is_running:
+            if not self.is_running(one.broker_id):
                 self.session_begins(one)
                 return
 
@@ -469,9 +479,10 @@ class Cluster:
     def require_enough(self, process: Process, acks: int) -> None:
         """An append is taken."""
         in_sync = process.log.require_leader().in_sync_replicas
-        if in_sync is not None and acks == ACKS_ALL:
-            if len(in_sync.committed) < min(self.min_insync_replicas, len(in_sync.replicas)):
-                raise BrokenError(f"C13: an append was taken by {in_sync.committed}")
+        if in_sync is None or acks != ACKS_ALL:
+            return
+        if len(in_sync.committed) < min(self.min_insync_replicas, len(in_sync.replicas)):
+            raise BrokenError(f"C13: an append was taken by {in_sync.committed}")
 
     def acknowledge(self, epoch: int, base: int, count: int, payload: bytes) -> None:
         """A client was told by the leader of an epoch that a batch is stored, with acks=all."""
@@ -529,12 +540,11 @@ class Cluster:
         self.is_calm = True
         self.copies.clear()
         self.cut.clear()
+        self.loop.threads += [work for work in self.stalled if not work.is_dead]
         for broker, process in list(self.processes.items()):
             if process.is_dead:
                 self.start(broker)
-            elif not process.session.is_connected or broker not in self.zookeeper.brokers:
-                self.session_begins(process)
-            elif not self.zookeeper.brokers[broker].is_running:
+            elif not process.session.is_connected or not self.is_running(broker):
                 self.session_begins(process)
         if not self.row.isr and not self.unclean:
             return False
@@ -572,8 +582,12 @@ class Cluster:
 
     def frames_of(self, process: Process) -> list[Frame]:
         log = process.log
-        frames = process.journal.read_many([f.location for f in log.index.frames(log.sealed_offset, log.log_end_offset)])
-        return [Frame(f.header._replace(flags=f.header.flags & ~FrameFlags.RELOCATED), bytes(f.payload)) for f in frames]
+        frames = process.journal.read_many(
+            [f.location for f in log.index.frames(log.sealed_offset, log.log_end_offset)]
+        )
+        return [
+            Frame(f.header._replace(flags=f.header.flags & ~FrameFlags.RELOCATED), bytes(f.payload)) for f in frames
+        ]
 
     def compare(self) -> None:
         """All replicas have the same; the table and the tail make up the log, with all that was acknowledged."""
@@ -615,15 +629,18 @@ class Cluster:
         for process in self.replicas:
             state = process.log.state
             if state.leader_epochs.entries != epochs:
-                raise BrokenError(f"C16: {process.broker_id} has the epochs {state.leader_epochs.entries}, not {epochs}")
+                raise BrokenError(
+                    f"C16: {process.broker_id} has the epochs {state.leader_epochs.entries}, not {epochs}"
+                )
             for producer in self.client.producer_ids:
                 here, there = state.producers.known(producer), leader.log.state.producers.known(producer)
                 if here[-1:] != there[-1:] and here and there:
                     raise BrokenError(f"C16: {process.broker_id} has {here} of a producer, not {there}")
                 forgotten = min(state.producers.evicted_up_to, leader.log.state.producers.evicted_up_to)
-                if bool(here) != bool(there) and max(
-                    state.producers.evicted_up_to, leader.log.state.producers.evicted_up_to
-                ) < producer:
+                if (
+                    bool(here) != bool(there)
+                    and max(state.producers.evicted_up_to, leader.log.state.producers.evicted_up_to) < producer
+                ):
                     raise BrokenError(f"C16: {process.broker_id} has {here} of a producer, not {there}, {forgotten}")
 
 

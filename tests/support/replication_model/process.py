@@ -29,7 +29,7 @@ class Process(Owner):
         self.broker_id = broker_id
         self.disk = cluster.disks[broker_id]
         self.journal = MemoryJournal(self.disk, cluster.clock, cluster.file_bytes, cluster.recent_bytes)
-        self.session = Session(cluster.zookeeper, cluster.requests, lambda work, *args: self.run(work, *args))
+        self.session = Session(cluster.zookeeper, cluster.requests, self.run)
         self.coordinator = Coordinator(broker_id, self.session, cluster.topic_id, cluster.next_producer_id)
         #: -1 while there is no registration.
         self.broker_epoch = -1

@@ -108,7 +108,11 @@ ASKED: set[tuple[Operation, ResourceType]] = set()
 
 def public_methods(thing: object) -> dict[str, Callable[..., Any]]:
     found = {name: getattr(thing, name) for name in dir(thing) if not name.startswith("_")}
-    return {name: method for name, method in found.items() if inspect.ismethod(method) and name not in LIFE | BETWEEN_BROKERS}
+    return {
+        name: method
+        for name, method in found.items()
+        if inspect.ismethod(method) and name not in LIFE | BETWEEN_BROKERS
+    }
 
 
 async def call(method: Callable[..., Any], *args: Any, **options: Any) -> Any:

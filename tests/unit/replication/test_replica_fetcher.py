@@ -20,7 +20,9 @@ from tests.support.manual_clock import ManualClock
 
 TOPIC = UUID(int=1)
 EPOCH = 5
-SETTINGS = FetcherSettings(wait_max_ms=10, partition_bytes_max=1_000, response_bytes_max=1_000, backoff_s=0.01, timeout_s=5)
+SETTINGS = FetcherSettings(
+    wait_max_ms=10, partition_bytes_max=1_000, response_bytes_max=1_000, backoff_s=0.01, timeout_s=5
+)
 
 
 class HeldJournal:
@@ -103,7 +105,9 @@ def frames(begin: int, count: int = 1, epoch: int = EPOCH) -> bytes:
     return b"".join(buffers.buffers())
 
 
-def answer_of(row: Any, data: bytes = b"", *, error: int = 0, diverging: tuple[int, int] = (-1, -1), ends: Any = None) -> bytes:
+def answer_of(
+    row: Any, data: bytes = b"", *, error: int = 0, diverging: tuple[int, int] = (-1, -1), ends: Any = None
+) -> bytes:
     found = FetchedRow(row.session_index, error, *(ends or (0, 0, 0)), *diverging, len(data))
     return b"".join(encode_fetched([found], [data]))
 
