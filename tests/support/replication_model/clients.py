@@ -60,17 +60,21 @@ class _Producer:
             self.sent += 1
             identity = BatchIdentity(self.producer_id, self.epoch, batch.sequence)
             self.client.append(
-                process, batch, identity, ACKS_ALL, lambda base, error, b=batch: self.answered(b, base, error)
+                process,
+                batch,
+                identity,
+                ACKS_ALL,
+                lambda epoch, base, error, b=batch: self.answered(b, epoch, base, error),
             )
 
-    def answered(self, batch: _Batch, base: int, error: LogStoreError | None) -> None:
+    def answered(self, batch: _Batch, epoch: int, base: int, error: LogStoreError | None) -> None:
         if batch not in self.pending:
             return
         if error is None:
             # Batches before it are stored, too; their answers were lost.
             del self.pending[: self.pending.index(batch) + 1]
             self.sent = max(0, self.sent - 1)
-            self.client.cluster.acknowledge(base, batch.count, batch.payload)
+            self.client.cluster.acknowledge(epoch, base, batch.count, batch.payload)
             return
         is_first = batch is self.pending[0]
         # A leader that was replaced and does not know it yet may refuse what follows the records of its successor.
@@ -112,9 +116,9 @@ class Client:
             acks = chance.choice([ACKS_ALL, 1])
             batch = _Batch(0, chance.choice([1, 2]), self.new_payload())
 
-            def answered(base: int, error: LogStoreError | None) -> None:
+            def answered(epoch: int, base: int, error: LogStoreError | None) -> None:
                 if error is None and acks == ACKS_ALL:
-                    self.cluster.acknowledge(base, batch.count, batch.payload)
+                    self.cluster.acknowledge(epoch, base, batch.count, batch.payload)
 
             self.append(process, batch, None, acks, answered)
         else:
@@ -128,15 +132,16 @@ class Client:
     def _append(
         self, process: "Process", batch: _Batch, identity: BatchIdentity | None, acks: int, answered: Any
     ) -> None:
-        """As ``Producing._append``. ``answered``: with a base offset, or an error."""
+        """As ``Producing._append``. ``answered``: with the leader's epoch and a base offset, or an error."""
+        epoch = process.log.leader_epoch
         parts = [PartitionBatch(0, _BATCHES[batch.count], None, None)]
         identities = None if identity is None else [identity]
         (claimed,) = claims = claim(process.topic, parts, identities, acks)
         if claimed.error is not None:
-            answered(-1, claimed.error)
+            answered(epoch, -1, claimed.error)
             return
         if (refusal := process.journal.refusal) is not None:
-            answered(-1, refusal)
+            answered(epoch, -1, refusal)
             return
         payload = pa.py_buffer(batch.payload)
         prepared = PreparedRequest(process.topic, identities, batch.count, len(batch.payload), parts, [payload])
@@ -150,13 +155,13 @@ class Client:
         else:
             request.wait_for_repeated(acks)
             if not request.repeated:
-                answered(request.base_offsets[0], None)
+                answered(epoch, request.base_offsets[0], None)
                 return
             wait = request.repeated[0]
 
         def done(future: Any) -> None:
             error = future.exception()
-            answered(request.base_offsets[0] if error is None else -1, error)
+            answered(epoch, request.base_offsets[0] if error is None else -1, error)
 
         wait.future.add_done_callback(done)
 

@@ -23,7 +23,7 @@ from logstore.replication.protocol import decode_fetch
 from tests.support.replication_model.clients import Client
 from tests.support.replication_model.memory_journal import Disk
 from tests.support.replication_model.process import Process
-from tests.support.replication_model.step_loop import StepLoop
+from tests.support.replication_model.step_loop import StepLoop, ThreadWork
 from tests.support.replication_model.table import Table, read_footer
 from tests.support.replication_model.zookeeper import PATH, TOPIC, Request, ZooKeeper
 
@@ -114,6 +114,8 @@ class Cluster:
         self.links: list[Link] = []
         self.ended: list[Link] = []
         self.cut: set[tuple[int, int]] = set()
+        #: Work of threads that takes long.
+        self.stalled: list[ThreadWork] = []
         self.processes: dict[int, Process] = {}
         self.graveyard: list[Process] = []
         self.client = Client(self)
@@ -124,6 +126,8 @@ class Cluster:
         self.told: dict[int, int] = {}
         #: Whether records may be lost, as there was an unclean election; and whether nothing fails now.
         self.is_lossy = False
+        #: The epoch of the last one. Leaders before it promise nothing any more.
+        self.unclean_epoch = 0
         self.is_calm = False
         self.trace: list[str] = []
         for broker in BROKERS:
@@ -141,11 +145,28 @@ class Cluster:
     def row_written(self, before: PartitionRegistration, row: PartitionRegistration) -> None:
         if row.leader != NO_LEADER and self.leaders.setdefault(row.leader_epoch, row.leader) != row.leader:
             raise BrokenError(f"C1: {self.leaders[row.leader_epoch]} and {row.leader} lead in epoch {row.leader_epoch}")
-        if row.leader != before.leader and not set(row.isr) <= set(before.isr):
-            self.is_lossy = True
+        joined = set(row.isr) - set(before.isr)
+        if joined and row.leader != before.leader:
             if not self.unclean:
                 raise BrokenError("an unclean election")
+            # Another history begins: nothing that was promised before counts.
+            self.is_lossy = True
+            self.unclean_epoch = row.leader_epoch
+            for promised in (self.acknowledged, self.seen, self.told):
+                promised.clear()
+        elif joined:
+            self.check_joined(row, joined)
         self.note(f"zk {row}")
+
+    def check_joined(self, row: PartitionRegistration, joined: set[int]) -> None:
+        """C4: a replica in sync has all that was acknowledged, and all that the leader began with."""
+        leader = self.processes[row.leader].log
+        if not leader.is_leader or leader.leader_epoch != row.leader_epoch or self.processes[row.leader].is_dead:
+            return
+        needed = max(leader.high_watermark, leader.require_leader().epoch_start)
+        for process in (self.processes[broker] for broker in joined):
+            if process.is_recovered and process.log.log_end_offset < needed:
+                raise BrokenError(f"C4: {process.broker_id} has joined with {process.log}, and {needed} is needed")
 
     def leads(self, process: Process) -> bool:
         """Whether the process leads in the newest epoch."""
@@ -201,6 +222,11 @@ class Cluster:
         self.zookeeper.brokers.pop(process.broker_id, None)
         process.broker_epoch = self.zookeeper.register(process.broker_id)
         process.session.is_connected = process.coordinator.has_lease = True
+
+    def is_running(self, broker: int) -> bool:
+        """Whether ZooKeeper says so."""
+        live = self.zookeeper.brokers.get(broker)
+        return live is not None and live.is_running
 
     def learn(self, process: Process, paths: list[str]) -> None:
         if process.session.is_connected:
@@ -304,9 +330,15 @@ class Cluster:
                 one.run(one.journal.work.do)
 
     def act_thread(self, process: Process) -> None:
-        threads = self.loop.threads
+        threads, chance = self.loop.threads, self.random
+        if self.stalled and chance.random() < 0.05:
+            threads.append(self.stalled.pop(chance.randrange(len(self.stalled))))
         if threads:
-            threads.pop(self.random.randrange(len(threads))).do()
+            work = threads.pop(chance.randrange(len(threads)))
+            if chance.random() < 0.1:
+                self.stalled.append(work)
+            elif not work.is_dead:
+                work.do()
 
     def act_message(self, process: Process) -> None:
         if self.wire:
@@ -384,8 +416,7 @@ class Cluster:
 
     def act_session_begin(self, process: Process) -> None:
         for one in self.alive:
-            live = self.zookeeper.brokers.get(one.broker_id)
-            if live is None or not live.is_running:
+            if not self.is_running(one.broker_id):
                 self.session_begins(one)
                 return
 
@@ -422,6 +453,8 @@ class Cluster:
     def look(self, process: Process) -> None:
         """A reader of the leader reads what is new, and asks for the end offset."""
         log = process.log
+        if log.leader_epoch < self.unclean_epoch:
+            return
         epoch, begin = process.shown
         if epoch != log.leader_epoch:
             begin = max(0, log.high_watermark - 6)
@@ -434,31 +467,30 @@ class Cluster:
         except OffsetNotAvailableError:
             return
         told = max((end for epoch, end in self.told.items() if epoch < log.leader_epoch), default=0)
-        if log.high_watermark < told and not self.is_lossy:
+        if log.high_watermark < told:
             raise BrokenError(f"the end offset fell from {told}: {log}")
         self.told[log.leader_epoch] = max(self.told.get(log.leader_epoch, 0), log.high_watermark)
 
     def see(self, base: int, end: int, payload: bytes) -> None:
         before = self.seen.setdefault(base, (end, payload))
         if before != (end, payload):
-            if not self.is_lossy:
-                raise BrokenError(f"readers have seen {before} at {base}, and see {payload!r}")
-            self.seen[base] = end, payload
+            raise BrokenError(f"readers have seen {before} at {base}, and see {payload!r}")
 
     def require_enough(self, process: Process, acks: int) -> None:
         """An append is taken."""
         in_sync = process.log.require_leader().in_sync_replicas
-        if in_sync is not None and acks == ACKS_ALL:
-            if len(in_sync.committed) < min(self.min_insync_replicas, len(in_sync.replicas)):
-                raise BrokenError(f"C13: an append was taken by {in_sync.committed}")
+        if in_sync is None or acks != ACKS_ALL:
+            return
+        if len(in_sync.committed) < min(self.min_insync_replicas, len(in_sync.replicas)):
+            raise BrokenError(f"C13: an append was taken by {in_sync.committed}")
 
-    def acknowledge(self, base: int, count: int, payload: bytes) -> None:
-        """A client was told that a batch is stored, with acks=all."""
+    def acknowledge(self, epoch: int, base: int, count: int, payload: bytes) -> None:
+        """A client was told by the leader of an epoch that a batch is stored, with acks=all."""
         found = sum(payload in disk.ever for disk in self.disks.values())
         wanted = min(self.min_insync_replicas, len(self.row.target))
         if found < wanted and base >= self.table.sealed:
             raise BrokenError(f"C13: {payload!r} was acknowledged by {found} brokers")
-        if not self.is_lossy:
+        if epoch >= self.unclean_epoch:
             self.acknowledged[base] = count, payload
 
     # ---- the end ----------------------------------------------------------------------------------------------------
@@ -508,14 +540,11 @@ class Cluster:
         self.is_calm = True
         self.copies.clear()
         self.cut.clear()
+        self.loop.threads += [work for work in self.stalled if not work.is_dead]
         for broker, process in list(self.processes.items()):
             if process.is_dead:
                 self.start(broker)
-            elif (
-                not process.session.is_connected
-                or broker not in self.zookeeper.brokers
-                or not self.zookeeper.brokers[broker].is_running
-            ):
+            elif not process.session.is_connected or not self.is_running(broker):
                 self.session_begins(process)
         if not self.row.isr and not self.unclean:
             return False
@@ -585,9 +614,12 @@ class Cluster:
         if len(set(payloads)) < len(payloads):
             twice = [payload for payload in payloads if payloads.count(payload) > 1]
             raise BrokenError(f"C16: stored twice: {twice}")
+        for offset, (_, payload) in self.seen.items():
+            if payload not in set(payloads):
+                raise BrokenError(f"readers have seen {payload!r} at {offset}, and it is gone")
         by_base = {header.base_offset: (header.record_count, payload) for header, payload in frames}
         for offset, stored in self.acknowledged.items():
-            if by_base.get(offset) != stored and not self.is_lossy:
+            if by_base.get(offset) != stored:
                 raise BrokenError(f"{stored} was acknowledged at {offset}, where {by_base.get(offset)} is")
         self.compare_states(leader)
 

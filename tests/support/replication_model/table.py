@@ -10,7 +10,7 @@ from uuid import UUID
 from logstore.delta.preconditions import RollPart, check_epoch, is_rolled
 from logstore.delta.snapshot import PartitionState, SegmentFile
 from logstore.delta.topic_table import PartsCommit
-from logstore.errors import CommitRefusedError, FencedLeaderEpochError, LogStoreError
+from logstore.errors import CommitRefusedError, FencedLeaderEpochError
 from logstore.journal.frame import Frame
 from logstore.log.roller import Roller
 from logstore.log.table_follower import TableFollower
@@ -181,6 +181,3 @@ class ModelRoller(Roller):
             table.written[path] = footer, frames
             segments.append(Segment(path, 1, 0, base, end, span.leader_epoch, end - base, base, end - 1, 0, 0))
         return [RollPart(0, span.base_offset, span.end_offset, span.leader_epoch, tuple(segments))]
-
-
-__all__ = ["LogStoreError", "ModelRoller", "ModelTopic", "Table", "read_footer", "topic_of"]
