@@ -1,4 +1,4 @@
-"""The chapters of the demo of a cluster: a broker is killed while a producer sends, and nothing is missing or doubled."""
+"""The chapters of the demo of a cluster: a leader is killed while a producer sends; nothing is missing or doubled."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -54,5 +54,5 @@ def _server(data: Path, log: Path) -> Iterator[str]:
 
 
 def environment() -> dict[str, str]:
-    """This shell's without settings of a store: those are for another one."""
+    """The environment of this shell, without settings of a store: those are for another one."""
     return {name: value for name, value in os.environ.items() if not name.startswith("LOGSTORE_")}
