@@ -9,13 +9,16 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-airflow demo test test-quick test-all test-airflow test-wheel torture run cluster lint format bench docs lock clean
+.PHONY: help setup setup-airflow demo demo-cluster test test-quick test-all test-airflow test-wheel torture run cluster lint format bench docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: setup ## From nothing to the result: 336,776 real flights over HTTP into Delta, back through Spark, compacted and cut
 	@$(RUN) docs.demo
+
+demo-cluster: setup ## Three brokers, a leader killed while flights are sent: nothing missing, nothing doubled
+	@$(RUN) docs.demo.cluster
 
 test: lint ## Lint, types and tests: quick ones, those of real processes and those on Spark; six minutes
 	@$(RUN) pytest --numprocesses 4

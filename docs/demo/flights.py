@@ -79,6 +79,16 @@ def last_flights(flights: Any) -> dict[bytes, bytes]:
     return dict(zip(keys, values, strict=True))
 
 
+def record_columns(flights: Any) -> Any:
+    """The flights as a producer sends them, with the keys, values and timestamps of ``batches``: a ``pyarrow.Table``
+    of ``key``, ``value: binary`` and ``timestamp: timestamp[ms, UTC]``.
+    """
+    key = _json_texts(flights["tailnum"])
+    key = pc.if_else(pc.is_valid(flights["tailnum"].combine_chunks()), key, None)  # no plane, no key
+    value, timestamp = _values(flights), flights["scheduled_departure"].combine_chunks()
+    return pa.table({"key": pc.cast(key, pa.binary()), "value": pc.cast(value, pa.binary()), "timestamp": timestamp})
+
+
 def batches(flights: Any, partitions: int, batch_records: int) -> list[Iterator[Batch]]:
     """A stream of batches per partition of the topic, to be posted side by side, each in its order.
 

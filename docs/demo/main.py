@@ -78,11 +78,7 @@ def _delay_table(delays: Sequence[CarrierDelay]) -> Table:
 
 
 def _say_what_next(console: Console, data: Path, running_url: str | None) -> None:
-    binaries = Path(sys.executable).parent
-    if binaries.is_relative_to(Path.cwd()):
-        binaries = binaries.relative_to(Path.cwd())
-    logstore = shlex.quote(str(binaries / "logstore"))
-    python = shlex.quote(str(binaries / "python"))
+    logstore, python = command("logstore"), command("python")
     url = f" --url {running_url}" if running_url else ""
     commands = [
         f"{logstore} topic describe {FLIGHTS}{url}",
@@ -92,5 +88,13 @@ def _say_what_next(console: Console, data: Path, running_url: str | None) -> Non
     if not running_url:
         commands = [f"{logstore} serve --data {shlex.quote(str(data))}", *commands[1:]]
     console.print(f"The data is in {data}. Try next{'' if running_url else ' (the second while the first one runs)'}:")
-    for command in commands:
-        console.print(f"  {command}", highlight=False, markup=False, soft_wrap=True)
+    for line in commands:
+        console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+
+
+def command(name: str) -> str:
+    """A program beside this Python, as it is typed here."""
+    binaries = Path(sys.executable).parent
+    if binaries.is_relative_to(Path.cwd()):
+        binaries = binaries.relative_to(Path.cwd())
+    return shlex.quote(str(binaries / name))

@@ -37,7 +37,7 @@ class _Record(msgspec.Struct):
     value: dict[str, object]
 
 
-def make_topic(url: str, topic: str, configs: Mapping[str, str]) -> None:
+def make_topic(url: str, topic: str, configs: Mapping[str, str], replication_factor: int = 1) -> None:
     """Create a topic; one of an earlier demo is deleted first.
 
     Raises DemoError if there is a topic of that name with something else in it.
@@ -54,7 +54,9 @@ def make_topic(url: str, topic: str, configs: Mapping[str, str]) -> None:
                     "delete it, or give another data directory with --data"
                 )
             admin.delete_topic(topic)
-        admin.create_topic(topic, partitions=PARTITIONS, configs=CONFIGS | dict(configs))
+        admin.create_topic(
+            topic, partitions=PARTITIONS, replication_factor=replication_factor, configs=CONFIGS | dict(configs)
+        )
 
 
 def post(url: str, topic: str, streams: Sequence[Iterator[Batch]], advance: Advance) -> Counter[int]:

@@ -4,10 +4,16 @@ from typing import Any
 
 import deltalake
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from docs.demo.checks import Contents
 from docs.demo.posting import CLIENT_ID
 from logstore.client.consumer import Consumer
+from logstore.client.transport import Transport, topic_path
+
+_ENDS = ("Logstore-Next-Offset", "Logstore-High-Watermark")
+_READ_BYTES = 16 * 1024 * 1024
 
 
 def read_delta(location: str) -> tuple[Contents, bool]:
@@ -45,6 +51,39 @@ def read_over_http(url: str, topic: str) -> Contents:
                 at += len(fetched)
             offsets[partition.partition] = range(first, at)
     return Contents(offsets, dense)
+
+
+def read_at_broker(url: str, topic: str, partitions: int) -> tuple[Contents, Any]:
+    """Every record from offset 0 on, as one broker of a cluster answers a client that knows no other. The second is a
+    table of them: ``partition: int32``, ``offset: int64``, ``timestamp``, ``value: binary``.
+    """
+    offsets, tables, dense = {}, [], True
+    with Transport(url, client_id=CLIENT_ID) as transport:
+        for partition in range(partitions):
+            at, end = 0, 1
+            while at < end:
+                answer = transport.request(
+                    "GET",
+                    topic_path(topic, f"/partitions/{partition}/records"),
+                    params={"offset": at, "max_bytes": _READ_BYTES, "max_wait_ms": 0},
+                    headers={"Accept": "application/vnd.apache.arrow.stream"},
+                )
+                found = pa.ipc.open_stream(answer.content).read_all().select(["offset", "timestamp", "value"])
+                dense &= bool((found["offset"].to_numpy() == np.arange(at, at + len(found))).all())
+                named = pa.repeat(pa.scalar(partition, pa.int32()), len(found))
+                tables.append(found.append_column("partition", named))
+                at, end = (int(answer.headers[name]) for name in _ENDS)
+            offsets[partition] = range(at)
+    return Contents(offsets, dense), pa.concat_tables(tables)
+
+
+def times_stored(expected: Any, values: Any) -> tuple[int, int, int]:
+    """How many of the ``expected`` values (all different) are not among ``values``, how many are there more than once,
+    and how many of ``values`` are not expected.
+    """
+    found = pc.index_in(values, value_set=expected.combine_chunks())
+    times = np.bincount(found.drop_null().to_numpy(), minlength=len(expected))
+    return int((times == 0).sum()), int((times > 1).sum()), found.null_count
 
 
 def _read(location: str, *columns: str) -> Any:

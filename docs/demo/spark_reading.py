@@ -48,6 +48,12 @@ def read_with_spark(spark: "SparkSession", topic: str, **source: Any) -> Content
     return _contents(read_offsets(spark, topic, **source))
 
 
+def read_table(spark: "SparkSession", location: str) -> tuple[Contents, int]:
+    """The Delta table at a URI, as any Spark reads it; and how many different values it has."""
+    table = spark.read.format("delta").load(location)
+    return _contents(table), table.select("value").distinct().count()
+
+
 def count_range(spark: "SparkSession", topic: str, starts: dict[int, int], ends: dict[int, int], url: str) -> int:
     """How many records Spark reads in [start, end) of each partition."""
     return int(read_offsets(spark, topic, starts, ends, bootstrap=url).count())

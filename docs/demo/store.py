@@ -32,9 +32,8 @@ def store_of(data: Path, log: Path) -> Iterator[tuple[str, bool]]:
 def _server(data: Path, log: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "logstore.cli", "serve", "--data", str(data), "--host", "127.0.0.1", "--port", "0"]
     with log.open("wb") as output:
-        # Settings of this shell are for another store.
         process = subprocess.Popen(  # noqa: S603 (our own command)
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=output, text=True, env=_environment()
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=output, text=True, env=environment()
         )
     assert process.stdout is not None
     try:
@@ -54,5 +53,6 @@ def _server(data: Path, log: Path) -> Iterator[str]:
         process.stdout.close()
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """The environment of this shell, without settings of a store: those are for another one."""
     return {name: value for name, value in os.environ.items() if not name.startswith("LOGSTORE_")}
