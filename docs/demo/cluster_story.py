@@ -162,7 +162,7 @@ def _replicas(demo: ClusterDemo) -> list[PartitionReplicas]:
 
 
 def _admin(demo: ClusterDemo) -> Admin:
-    return Admin(demo.cluster.urls, client_id=CLIENT_ID)
+    return Admin(",".join(demo.cluster.urls), client_id=CLIENT_ID)
 
 
 def _in_order(table: Any) -> bool:
