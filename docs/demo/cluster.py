@@ -17,6 +17,7 @@ from docs.demo.cluster_processes import BROKERS, cluster_on
 from docs.demo.cluster_story import FLIGHTS, ClusterDemo, come_back, read_back, read_table_with_spark, send_flights
 from docs.demo.main import command
 from docs.demo.progress import Steps
+from docs.demo.story import start_spark
 from logstore.errors import LogStoreError
 
 LOGS = Path(".cache/demo-cluster")
@@ -36,10 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with contextlib.ExitStack() as running:
             with steps.step(f"Starting a ZooKeeper and {BROKERS} brokers on {data}"):
                 cluster = running.enter_context(cluster_on(data, LOGS / "cluster.log"))
-            demo = ClusterDemo(steps, cluster, LOGS)
+            demo = ClusterDemo(steps, cluster)
             sent = send_flights(demo)
             read_back(demo, sent)
-            read_table_with_spark(demo, sent)
+            spark = start_spark(steps, LOGS)
+            read_table_with_spark(demo, sent, spark)
+            spark.stop()
             come_back(demo, sent)
             url = cluster.urls[0]
             with steps.step("Stopping all of them"):

@@ -3,8 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,12 +13,15 @@ from docs.demo.flights import FLIGHTS_COUNT, DemoError, read_flights, record_col
 from docs.demo.posting import CLIENT_ID, PARTITIONS, make_topic
 from docs.demo.progress import Advance, Steps
 from docs.demo.reading import read_at_broker, times_stored
-from docs.demo.spark_reading import fetch_jars, has_jars, read_table, spark_session
+from docs.demo.spark_reading import read_table
 from logstore.client.admin import Admin
 from logstore.client.metadata import PartitionReplicas
 from logstore.client.producer import Producer
 from logstore.client.producer.delivery import BatchDelivery
 from logstore.cluster_processes.broker_process import BrokerEntry
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 FLIGHTS = "flights"
 BATCH_RECORDS = 2_000
@@ -34,7 +36,6 @@ _IN_SYNC_SECONDS = 60.0
 class ClusterDemo:
     steps: Steps
     cluster: DemoCluster
-    logs: Path
     checks: Checks = field(default_factory=Checks)
 
 
@@ -90,19 +91,12 @@ def read_back(demo: ClusterDemo, sent: Sent) -> None:
         _read_at(demo, sent, broker, f"broker {broker.id}")
 
 
-def read_table_with_spark(demo: ClusterDemo, sent: Sent) -> None:
+def read_table_with_spark(demo: ClusterDemo, sent: Sent, spark: "SparkSession") -> None:
     with demo.steps.step(f"Rolling {FLIGHTS} from the journals into Parquet and Delta"), _admin(demo) as admin:
         admin.roll(FLIGHTS)
         location = admin.describe_topic(FLIGHTS).location
-    if not has_jars():
-        with demo.steps.step("Fetching Spark's Delta jars (once)"):
-            fetch_jars(demo.logs)
     with demo.steps.step("Reading the Delta table with Spark"):
-        spark = spark_session(demo.logs)
-        try:
-            contents, different = read_table(spark, location)
-        finally:
-            spark.stop()
+        contents, different = read_table(spark, location)
     demo.checks.contents("in the Delta table, read by Spark", contents, _from_0(sent.acknowledged))
     demo.checks.count("different flights in the Delta table", different, len(sent.records))
 

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(console: Console, data: Path, url: str) -> bool:
     demo = Demo(Steps(console), url, data, LOGS)
     flights, acknowledged = load_flights(demo)
-    spark = start_spark(demo)
+    spark = start_spark(demo.steps, demo.logs)
     delays = read_back(demo, spark, flights, acknowledged)
     read_as_group(demo, spark, acknowledged)
     keep_last_flights(demo, flights)

