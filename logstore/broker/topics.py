@@ -36,6 +36,7 @@ from logstore.errors import (
     DataDirectoryError,
     InvalidPartitionsError,
     InvalidReplicationFactorError,
+    LeaderNotAvailableError,
     LogStoreError,
     NotControllerError,
     QuarantinedError,
@@ -250,11 +251,16 @@ class Topics:
         return self.get(name)
 
     def get(self, name: str) -> Topic:
-        """The topic, for the broker's own rooms: no permission is asked. Raises UnknownTopicError, QuarantinedError."""
+        """The topic, for the broker's own rooms: no permission is asked.
+
+        Raises UnknownTopicError, QuarantinedError, LeaderNotAvailableError for one that other brokers know already.
+        """
         topic = self._topics.get(name)
         if topic is None:
             if name in self._quarantined:
                 raise self._quarantined[name]
+            if (registered := self._coordinator.registered_topic(name)) is not None and not registered.deleting:
+                raise LeaderNotAvailableError(f"This broker is about to serve topic {name!r}: try again.")
             raise _unknown(name)
         return topic
 
