@@ -9,7 +9,7 @@ from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.broker.quotas import Quotas
 from logstore.cluster.zookeeper_coordinator import ZooKeeperCoordinator
-from logstore.errors import UnknownTopicError
+from logstore.errors import LeaderNotAvailableError, UnknownTopicError
 from logstore.log.topic import Topic
 from logstore.node import Store, running_store
 from logstore.settings import Settings
@@ -73,7 +73,7 @@ class ClusterStores:
     def topic(self, broker_id: int, name: str) -> Topic | None:
         try:
             return self.stores[broker_id].broker.topic(INTERNAL, name)
-        except UnknownTopicError:
+        except (LeaderNotAvailableError, UnknownTopicError):
             return None
 
     async def everywhere(self, name: str, partitions: int) -> list[Topic]:
