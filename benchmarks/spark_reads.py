@@ -3,7 +3,8 @@
 The same records are in both: unkeyed, 2 partitions, in Kafka's log, in a store's journal (the tail) and in another
 store's Parquet (sealed). Each query goes through all rows of all columns; then through one offset in a hundred. Rounds
 alternate; servers that are not asked stand still. "delta" is Spark's bare scan of the table: the least that reading
-sealed records can take. Spark's start and one round to warm up do not count.
+sealed records can take. Spark's start and one round to warm up do not count. With several numbers of segments the same
+records are in a sealed store for each, and reads of the others are compared with reads of the first.
 """
 
 import argparse
@@ -46,11 +47,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.spark_reads", description=__doc__)
     parser.add_argument("--records", type=int, default=2_000_000)
     parser.add_argument("--value-bytes", type=int, default=100)
-    parser.add_argument("--segments", type=int, default=1, help="of each partition; they are not merged")
+    parser.add_argument(
+        "--segments",
+        type=int,
+        nargs="+",
+        default=[1],
+        metavar="N",
+        help="of each partition, never merged; a store for each N, compared with the first",
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--alone", action="store_true", help="ours without Kafka")
     parser.add_argument("--directory", type=Path, default=ROOT / ".cache/bench")
     given = parser.parse_args(arguments)
+    if any(given.records % (PARTITIONS * number) for number in given.segments):
+        parser.error("--records: not so many that each segment has as many")
     directory = given.directory.absolute() / "spark-reads"
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
@@ -68,19 +78,22 @@ def _run(stack: ExitStack, directory: Path, given: argparse.Namespace) -> None:
     missing = next((found for found in (kafka, jars) if isinstance(found, str)), None)
     workload = Workload(value_bytes=given.value_bytes, partitions=PARTITIONS, keyed=False, batch=10_000)
     stage = Stage(directory, Peers(kafka=None if isinstance(kafka, str) else kafka), stack)
-    sealed = _sealed_store(stage, workload, given.records, given.segments)
+    names = {segments: f"sealed in {segments}" for segments in given.segments}
+    names[given.segments[0]] = "sealed"
+    sealed = {name: _sealed_store(stage, name, workload, given.records, number) for number, name in names.items()}
     tail = filled_store(stage, "tail", workload, given.records, sealed=False)
     spark = _session([] if isinstance(jars, str) else jars)
     stack.callback(spark.stop)
     servers: dict[str, Server] = {}
     queries: dict[str, Callable[[float], DataFrame]] = {}
-    for name, store in (("sealed", sealed), ("tail", tail)):
+    for name, store in (*sealed.items(), ("tail", tail)):
         servers[f"read_offsets, {name}"] = servers[f"logstore, {name}"] = store
         queries[f"read_offsets, {name}"] = _by_read_offsets(spark, store.url, given.records)
         queries[f"logstore, {name}"] = _by_source(
             spark, "logstore", {"bootstrap.servers": store.url, "subscribe": TOPIC}, TOPIC, given.records
         )
-    queries["delta"] = _by_delta(spark, sealed.data / "topics" / TOPIC, given.records)
+    for name, store in sealed.items():
+        queries["delta" + name.removeprefix("sealed")] = _by_delta(spark, store.data / "topics" / TOPIC, given.records)
     if missing is None:
         broker = stage.broker()
         topic = filled_topic(stage, broker, workload, given.records)
@@ -92,11 +105,11 @@ def _run(stack: ExitStack, directory: Path, given: argparse.Namespace) -> None:
     _print(whole, part, given, missing)
 
 
-def _sealed_store(stage: Stage, workload: Workload, records: int, segments: int) -> Store:
+def _sealed_store(stage: Stage, name: str, workload: Workload, records: int, segments: int) -> Store:
     """A store, standing still, with so many segments of each partition."""
     if segments == 1:
-        return filled_store(stage, "sealed", workload, records, sealed=True)
-    store = stage.store("sealed")
+        return filled_store(stage, name, workload, records, sealed=True)
+    store = stage.store(name)
     store.create_topic(TOPIC, workload.partitions, {**NO_ROLL, "merge.target.bytes": "1"})
     rows = records // segments
     columns = {"value": values(workload, rows), "partition": [n % workload.partitions for n in range(rows)]}
@@ -190,7 +203,7 @@ def _measure(
 def _print(
     whole: dict[str, list[float]], part: dict[str, list[float]], given: argparse.Namespace, missing: str | None
 ) -> None:
-    where = f"{PARTITIONS} partitions, {given.segments} segments of each, local[2]"
+    where = f"{PARTITIONS} partitions, {given.segments[0]} segments of each, local[2]"
     print(f"{given.records:,} records of {given.value_bytes} B, {where}")
     for name, seconds in whole.items():
         middle, one = statistics.median(seconds), statistics.median(part[name])
@@ -201,6 +214,12 @@ def _print(
     for name in RANGES:
         if "kafka" in part:
             print(f"{name} / kafka, time of 1 %: {_ratio(part[name], part['kafka'])}")
+    for name, seconds in whole.items():
+        first, found, number = name.partition(" in ")
+        if found:
+            all_of_it, hundredth = _ratio(seconds, whole[first]), _ratio(part[name], part[first])
+            beside = f"{number} segments / {given.segments[0]}"
+            print(f"{first}, {beside}, time of all: {all_of_it}, of 1 %: {hundredth}")
     if missing:
         print(f"without Kafka: {missing}")
 

@@ -156,7 +156,7 @@ class _LastRows:
         self._folded_rows = self._added_rows = 0
 
     def add(self, keys: pa.BinaryArray, rows: Rows) -> None:
-        """KeysDoNotFitError."""
+        """No key twice among ``keys``. KeysDoNotFitError."""
         self._parts.append(pa.table({"key": keys, "row": rows}))
         self._added_rows += len(rows)
         if self._added_rows >= max(self._folded_rows, _FOLD_ROWS_MIN):
@@ -169,9 +169,12 @@ class _LastRows:
         return self._parts[0] if self._parts else pa.table({"key": pa.array([], pa.binary()), "row": _no_rows()})
 
     def _fold(self) -> None:
-        # One thread: several take longer, as long as the map fits into the processor's caches or nearly so.
-        table = pa.concat_tables(self._parts).group_by("key", use_threads=False).aggregate([("row", "max")])
-        self._parts = [table.rename_columns(["key", "row"])]
+        table = self._parts[0]
+        if len(self._parts) > 1:
+            # One thread: several take longer, as long as the map fits into the processor's caches or nearly so.
+            folded = pa.concat_tables(self._parts).group_by("key", use_threads=False).aggregate([("row", "max")])
+            table = folded.rename_columns(["key", "row"])
+            self._parts = [table]
         self._folded_rows, self._added_rows = len(table), 0
         if table.nbytes + _ROW_BYTES * len(table) > self._bytes_max:
             raise KeysDoNotFitError

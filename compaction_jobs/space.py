@@ -1,7 +1,7 @@
 """The space that a job needs at most, told before it writes, and refused if it is not there.
 
-New segments stand beside the old ones, which stay until a vacuum. They are at most as large, unless the topic's
-compression has changed.
+New segments stand beside the old ones, which stay until a vacuum. They are hardly ever larger, unless the topic's
+compression has changed: values that a codec makes less than 5 % smaller are written without it.
 """
 
 from collections.abc import Iterable

@@ -5,8 +5,8 @@ and does what it asks for. Invariants, all on the event loop:
 
 * Nothing but the shard appends to its partition. The records of one event are in one frame: after a crash all of them
   are there, or none. Appends are in the order of the events.
-* One append is under way at a time, with the records of all events that came during the one before. The machine is
-  told of durable records in their order (``stored``).
+* One append is under way at a time, with the records of all events that came during the one before, the last of each
+  key. The machine is told of durable records in the order of the events (``stored``).
 * An answer goes out when all records of its event, and of those before it, are below the high watermark.
 * The machine is what the log makes of it: when an append fails, or its outcome is unknown, a new machine is loaded.
 """
@@ -69,8 +69,8 @@ class Machine(Protocol):
 
     def apply(self, event: Any, now_ms: int) -> Iterable[Effect]: ...
 
-    def stored(self, base_offset: int, records: Sequence[Any]) -> None:
-        """The records that an event appended are durable, from ``base_offset`` on."""
+    def stored(self, offsets: Sequence[int], records: Sequence[Any]) -> None:
+        """The records that an event appended are durable, at ``offsets``."""
         ...
 
 
@@ -93,7 +93,6 @@ class _Append:
 
     records: list[Record]
     encoded: list[tuple[bytes, bytes | None]]
-    num_bytes: int
     answers: list[Answer]
 
 
@@ -350,9 +349,7 @@ class CoordinatorShard(Generic[M]):
                 case CancelTimer(key):
                     self.cancel(key)
         if records:
-            encoded = [record.encoded() for record in records]
-            num_bytes = sum(len(key) + len(value or b"") for key, value in encoded)
-            self._queue.append(_Append(records, encoded, num_bytes, answers))
+            self._queue.append(_Append(records, [record.encoded() for record in records], answers))
             if self._writing is None:
                 self._writing = asyncio.create_task(self._write())
         elif answers:
@@ -381,7 +378,7 @@ class CoordinatorShard(Generic[M]):
                 incarnation, appends = self._incarnation, self._take()
                 self._under_way = appends
                 try:
-                    base_offset = await self._append(appends)
+                    offsets = iter(await self._append(appends))
                 except Exception as error:
                     if incarnation == self._incarnation:
                         self._append_failed(error)
@@ -393,31 +390,41 @@ class CoordinatorShard(Generic[M]):
                 assert self._machine is not None
                 self._under_way = []
                 for append in appends:
-                    self._machine.stored(base_offset, append.records)
-                    base_offset += len(append.records)
+                    self._machine.stored(list(itertools.islice(offsets, len(append.records))), append.records)
                     self._deliver(append.answers)
         finally:
             self._writing = None
 
     def _take(self) -> list[_Append]:
-        """The next appends, at least one."""
+        """The next appends, at least one: as many as fit into a frame."""
+        sizes: dict[bytes, int] = {}
         count, num_bytes = 0, 0
         for append in self._queue:
-            num_bytes += append.num_bytes
+            for key, value in append.encoded:
+                size = len(key) + len(value or b"")
+                num_bytes += size - sizes.get(key, 0)
+                sizes[key] = size
             if count and num_bytes > _APPEND_BYTES:
                 break
             count += 1
         taken, self._queue = self._queue[:count], self._queue[count:]
         return taken
 
-    async def _append(self, appends: Sequence[_Append]) -> int:
-        """The offset of the first record, once all are below the high watermark."""
-        batch = wire_batch([record for append in appends for record in append.encoded])
+    async def _append(self, appends: Sequence[_Append]) -> list[int]:
+        """The offsets of the records, once all are below the high watermark.
+
+        Of several with one key only the last is written, as one frame has them all: the others have its offset. A group
+        whose members join at once would be written whole for each of them.
+        """
+        encoded = [record for append in appends for record in append.encoded]
+        latest = dict(encoded)
+        batch = wire_batch(list(latest.items()))
         produced = await self._broker.produce(
             INTERNAL, self._topic, DecodedRecords(batch, None), partition=self._partition, timeout_ms=None
         )
         produced.require_stored()
-        return produced.partitions[0].base_offset
+        offsets = dict(zip(latest, itertools.count(produced.partitions[0].base_offset), strict=False))
+        return [offsets[key] for key, _ in encoded]
 
     def _append_failed(self, error: Exception) -> None:
         """The machine has changed, and the log has not, or nobody knows."""

@@ -1,11 +1,17 @@
-"""The topics that consumer groups follow: which there are, and which of them a regular expression matches."""
+"""The topics that consumer groups follow: which there are, and which of them a regular expression matches.
+
+Invariant: what a regex matched is remembered, and of later topics it sees those alone that have come or gone since: a
+thousand regexes and thousands of topics would hold up the event loop for seconds.
+"""
 
 import asyncio
+import itertools
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import re2
+from cachetools import LRUCache
 
 from consumer_offsets.groups.events import TopicDescription, TopicImage
 from consumer_offsets.groups_machine import TopicsChanged
@@ -17,8 +23,17 @@ from logstore.limits import KIB
 # Topics are made and deleted many at a time: groups are told once.
 _TELL_AFTER_S = 0.1
 _REGEXES_CACHED = 100
+# Of all that regexes match together; a member keeps its own names anyway.
+_MATCHES_CACHED = 1_000_000
+# A regex that was not looked at for so many changes is matched with all topics.
+_CHANGES_KEPT = 1_000
 # Names are short. At RE2's own bound a pattern of 20 characters takes 9 MB, and 0.1 s of the event loop.
 _REGEX_BYTES_MAX = 256 * KIB
+
+
+class _Matching(NamedTuple):
+    version: int
+    names: frozenset[str]
 
 
 class FollowedTopics:
@@ -27,9 +42,16 @@ class FollowedTopics:
     def __init__(self, broker: Broker, on_change: Callable[[TopicsChanged], None]) -> None:
         self._broker = broker
         self._on_change = on_change
-        self._image: dict[str, TopicDescription] | None = None
-        #: What some regexes match in the image: many members have the same one.
-        self._matching: dict[str, frozenset[str]] = {}
+        self._image: dict[str, TopicDescription] = {}
+        self._is_stale = True
+        #: Of the image.
+        self._version = 0
+        #: What regexes matched in the image of a version: many members have the same one.
+        self._matching: LRUCache[str, _Matching] = LRUCache(_MATCHES_CACHED, lambda found: 1 + len(found.names))
+        #: Topics that have come or gone, with the version since when, the last one last.
+        self._changed: dict[str, int] = {}
+        #: Changes up to this version are not all kept.
+        self._forgotten = 0
         self._telling: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -45,25 +67,38 @@ class FollowedTopics:
     @property
     def topics(self) -> TopicImage:
         """All topics, without the store's own. The mapping is not changed later."""
-        if self._image is None:
-            self._image = {
+        if self._is_stale:
+            image = {
                 topic.name: TopicDescription(topic.topic_id, len(topic.partitions))
                 for topic in self._broker.topics(INTERNAL)
             }
-            self._matching.clear()
+            self._version += 1
+            for name in image.keys() ^ self._image.keys():
+                self._changed.pop(name, None)
+                self._changed[name] = self._version
+            while len(self._changed) > _CHANGES_KEPT:
+                self._forgotten = self._changed.pop(next(iter(self._changed)))
+            self._image, self._is_stale = image, False
         return self._image
 
     def matching(self, regex: str) -> frozenset[str]:
         """Topics whose whole name matches. InvalidRegularExpressionError."""
         topics = self.topics
         found = self._matching.get(regex)
-        if found is None:
+        if found is not None and found.version == self._version:
+            return found.names
+        if found is None or found.version < self._forgotten:
+            looked_at, names = set(topics), frozenset[str]()
+        else:
+            later = itertools.takewhile(lambda change: change[1] > found.version, reversed(self._changed.items()))
+            looked_at, names = {name for name, _ in later}, found.names
+        if found is None or looked_at:
             pattern = compiled(regex)
-            found = frozenset(name for name in topics if pattern.fullmatch(name))
-            if len(self._matching) >= _REGEXES_CACHED:
-                self._matching.clear()
-            self._matching[regex] = found
-        return found
+            matching = {name for name in looked_at if name in topics and pattern.fullmatch(name)}
+            if matching != names & looked_at:
+                names = names - looked_at | matching
+        self._matching[regex] = _Matching(self._version, names)
+        return names
 
     def changed(self) -> TopicsChanged:
         """What groups are told now."""
@@ -88,13 +123,13 @@ class FollowedTopics:
         self._tell()
 
     def _tell(self) -> None:
-        self._image = None
+        self._is_stale = True
         if self._telling is None:
             self._telling = asyncio.get_running_loop().call_later(_TELL_AFTER_S, self._told)
 
     def _told(self) -> None:
         self._telling = None
-        self._image = None
+        self._is_stale = True
         self._on_change(self.changed())
 
 

@@ -1,22 +1,22 @@
-"""The group coordinator: commit, read and reset offsets, read the lag, list, describe and delete groups.
+"""The group coordinator: commit and reset offsets, delete groups; ``group_queries`` reads them.
 
-Invariants: a committed offset names a partition that exists, in [0, high watermark] at the time of the commit. The
-offset belongs to the topic, not to its name: when a topic is deleted its offsets are gone at once, also if a topic of
-the same name is made again. A request is committed as a whole or refused as a whole.
+Invariants: a committed offset names a partition that exists, in [0, high watermark] at the time of the commit if this
+broker leads it. The offset belongs to the topic, not to its name: when a topic is deleted its offsets are gone at once,
+also if a topic of the same name is made again. A request is committed as a whole or refused as a whole.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Self
 
 from consumer_offsets.committed_offsets import NO_PRODUCER_ID, TopicPartition
 from consumer_offsets.followed_topics import FollowedTopics
 from consumer_offsets.group_members import GroupMembers
+from consumer_offsets.group_queries import GroupQueries
 from consumer_offsets.group_shards import GroupShard, GroupShards, answered, check_group_name
 from consumer_offsets.groups import events
-from consumer_offsets.groups.description import GroupDescription, MemberDescription
 from consumer_offsets.groups.group import Group
 from consumer_offsets.groups.group_config import GroupConfig
 from consumer_offsets.groups_machine import OWN_REQUEST, CommitOffsets, DeleteGroup, GroupsMachine, TopicsChanged
@@ -26,105 +26,45 @@ from consumer_offsets.offset_cleanup import OffsetCleanup
 from consumer_offsets.offset_reset import OffsetReset, ResetTarget, ResetTo, reset_offset
 from consumer_offsets.offsets import CommittingMember, OffsetToCommit
 from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.broker import Broker, Topic
+from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL, RequestContext
+from logstore.broker.partition_offsets import PartitionOffsets
 from logstore.broker.topic_ids import require_topic_id
 from logstore.clock import Clock, SystemClock
 from logstore.errors import (
-    CoordinatorLoadInProgressError,
     InvalidRequestError,
     LogStoreError,
     NonEmptyGroupError,
-    NotCoordinatorError,
     OffsetMetadataTooLargeError,
     OffsetOutOfRangeError,
-    QuarantinedError,
-    UnknownGroupError,
-    UnknownTopicError,
-    UnstableOffsetCommitError,
 )
-from logstore.limits import GROUP_NAME_LENGTH_MAX, OFFSET_METADATA_BYTES_MAX
+from logstore.limits import OFFSET_METADATA_BYTES_MAX
 from logstore.protocol.assignors.registry import SERVER_ASSIGNORS
 from logstore.records.offset_record import NO_GENERATION, NO_LEADER_EPOCH, InstanceKey, OffsetCommit
 
 _TIMEOUT_MS = 30_000
 #: Of consumer instances.
 _SESSION_TIMEOUT_MS = 45_000
-#: Of a page of groups: that many partitions, and the loop does other work in between.
-_PAGE_PARTITIONS = 100_000
-_STEP = 2_000
 
 
-@dataclass(frozen=True, slots=True)
-class CommittedOffset:
-    """``leader_epoch`` is that of the record before ``offset`` (-1: not known), ``timestamp`` the commit's, in ms."""
-
-    topic: str
-    partition: int
-    offset: int
-    metadata: str
-    leader_epoch: int
-    timestamp: int
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionLag:
-    """``lag`` is the number of offsets from ``committed_offset``, or from ``log_start_offset`` without one (None), to
-    ``high_watermark``. ``member`` reads the partition.
-    """
-
-    topic: str
-    partition: int
-    committed_offset: int | None
-    log_start_offset: int
-    high_watermark: int
-    lag: int
-    member: MemberDescription | None
-
-
-@dataclass(frozen=True, slots=True)
-class GroupListing:
-    """As GroupDescription, in numbers. ``partitions`` are those that the lags count, see ``GroupCoordinator.lag``."""
-
-    group: str
-    kind: str
-    state: str
-    protocol_type: str | None
-    protocol: str | None
-    generation: int
-    members: int
-    partitions: int
-    total_lag: int
-    max_lag: int
-
-
-@dataclass(frozen=True, slots=True)
-class GroupListings:
-    """A page. ``next`` is the name that the next page comes ``after``; None: there are no more."""
-
-    groups: list[GroupListing]
-    next: str | None
-
-
-class GroupCoordinator:
+class GroupCoordinator(GroupQueries):
     """Runs on the broker's event loop. ``start`` it after the broker. Its shards are the only writers of its topic.
 
     ``members`` takes the requests of members, ``instances`` has the consumers that the store holds for clients.
     """
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
-        self._broker = broker
-        self._authorizer = broker.authorizer
-        self._clock = clock
         config = GroupConfig(**{each.name: getattr(broker.settings, each.name) for each in fields(GroupConfig)})
         self._topics = FollowedTopics(broker, self._tell_of_topics)
-        self._shards = GroupShards(
+        shards = GroupShards(
             broker,
             clock,
             lambda: GroupsMachine(
                 lambda group: Group(group, config, SERVER_ASSIGNORS, self._topics.topics), self._topics.changed
             ),
         )
+        super().__init__(broker, shards)
+        self._clock = clock
         self.members = GroupMembers(self._authorizer, self._shards, self._topics)
         self.cleanup = OffsetCleanup(broker, clock, self._shards)
         home = InstanceHome(
@@ -173,6 +113,15 @@ class GroupCoordinator:
         for shard in self._shards.active():
             shard.apply(changed)
         self.instances.topics_changed()
+
+    def coordinator_of(self, context: RequestContext, group: str) -> int:
+        """Id of the broker that coordinates the group; -1 while none does, or before there are any groups.
+
+        Raises GroupAuthorizationError, InvalidGroupError.
+        """
+        self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
+        check_group_name(group)
+        return self._shards.coordinator_of(group)
 
     # ---- requests of groups -----------------------------------------------------------------------------------------
 
@@ -290,9 +239,12 @@ class GroupCoordinator:
         offsets = []
         for name, numbers in sorted(topics.items()):
             topic = self._broker.topic(context, name, Operation.READ)
+            elsewhere = await self._broker.offsets_elsewhere(topic.partitions)
             for number in sorted(set(numbers)) or range(len(topic.partitions)):
+                log = topic.partition(number)
+                ends = PartitionOffsets.of(log, elsewhere)
                 found = await reset_offset(
-                    self._broker, topic, topic.partition(number), target, committed.get(TopicPartition(name, number))
+                    self._broker, topic, log, ends, target, committed.get(TopicPartition(name, number))
                 )
                 offsets.append(OffsetToCommit(name, number, found, topic_id=str(topic.topic_id)))
         return offsets
@@ -318,95 +270,6 @@ class GroupCoordinator:
         answer = shard.request(lambda request: CommitOffsets(request, group, commits, member, instance))
         await answered(group, answer, timeout_ms)
 
-    def groups(self, context: RequestContext) -> list[str]:
-        """Names of the groups with members or committed offsets that the principal may describe, sorted."""
-        return self._authorizer.authorize(context, Operation.DESCRIBE, ResourceType.GROUP, self._names())
-
-    async def list_groups(
-        self, context: RequestContext, *, after: str = "", limit: int, states: Container[str] | None = None
-    ) -> GroupListings:
-        """The groups that ``groups`` names, by name, at most ``limit`` of those whose name comes ``after``; only those
-        in one of the ``states``. A page with many partitions has fewer groups.
-        """
-        found: list[GroupListing] = []
-        looked_at, rest = 0, 0
-        for name in self._names(after):
-            if len(found) == limit or looked_at + rest > _PAGE_PARTITIONS:
-                return GroupListings(found, after)
-            if rest > _STEP:
-                looked_at, rest = looked_at + rest, 0
-                await asyncio.sleep(0)
-            after = name
-            rest += 1
-            if not self._authorizer.authorize(context, Operation.DESCRIBE, ResourceType.GROUP, (name,)):
-                continue
-            try:
-                committed, described = dict(self._known(name)), self._described(name)
-            except (UnknownGroupError, NotCoordinatorError, CoordinatorLoadInProgressError, QuarantinedError):
-                continue  # it is gone, or has moved, meanwhile
-            if states is not None and described.state not in states:
-                continue
-            lags = [each.lag for each in self._lags(context, described, committed)]
-            rest += len(lags)
-            found.append(
-                GroupListing(
-                    name,
-                    described.kind,
-                    described.state,
-                    described.protocol_type,
-                    described.protocol,
-                    described.generation,
-                    len(described.members),
-                    len(lags),
-                    sum(lags),
-                    max(lags, default=0),
-                )
-            )
-        return GroupListings(found, None)
-
-    def committed(
-        self, context: RequestContext, group: str, topic: str | None = None, *, require_stable: bool = False
-    ) -> list[CommittedOffset]:
-        """Committed offsets, by topic and partition: of ``topic``, or of all topics that the principal may describe.
-
-        Raises GroupAuthorizationError, UnknownGroupError; for ``topic`` TopicAuthorizationError, UnknownTopicError;
-        with ``require_stable`` UnstableOffsetCommitError if an open transaction has committed one of them;
-        NotCoordinatorError, CoordinatorLoadInProgressError, QuarantinedError.
-        """
-        self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
-        if topic is not None:
-            self._broker.topic(context, topic)
-        if require_stable:
-            for pending in self._shards.machine(group).offsets.pending(group):
-                if topic in (None, pending.topic):
-                    raise UnstableOffsetCommitError(
-                        f"The offset of group {group!r} for {pending.topic}-{pending.partition} is that of an open "
-                        "transaction: ask again when it has ended."
-                    )
-        known = self._known(group)
-        shown = self._authorizer.described(context, [key.topic for key, _ in known])
-        return [
-            CommittedOffset(*key, commit.offset, commit.metadata, commit.leader_epoch, commit.commit_timestamp)
-            for key, commit in known
-            if key.topic in shown and topic in (None, key.topic)
-        ]
-
-    def lag(self, context: RequestContext, group: str) -> list[PartitionLag]:
-        """The lag in all partitions of the topics that the group has committed to, or that are assigned to its members,
-        and that the principal may describe, in order.
-
-        Raises GroupAuthorizationError, UnknownGroupError.
-        """
-        self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
-        committed = dict(self._known(group))
-        return list(self._lags(context, self._described(group), committed))
-
-    def describe(self, context: RequestContext, group: str) -> GroupDescription:
-        """The group and its members. GroupAuthorizationError, UnknownGroupError, and as ``committed``."""
-        self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
-        self._known(group)
-        return self._described(group)
-
     async def delete(self, context: RequestContext, group: str, *, timeout_ms: int = _TIMEOUT_MS) -> None:
         """Delete a group without members, and all its committed offsets.
 
@@ -422,41 +285,17 @@ class GroupCoordinator:
     ) -> dict[str, LogStoreError | None]:
         """Delete several, each as ``delete``: by name the error of those that were not."""
         names = list(dict.fromkeys(groups))
+        elsewhere = self._elsewhere(context)
+        outcomes = {} if elsewhere is None else dict(await elsewhere.delete(context, names))
+        here = [name for name in names if name not in outcomes]
         answers = await asyncio.gather(
-            *(self.delete(context, name, timeout_ms=timeout_ms) for name in names), return_exceptions=True
+            *(self.delete(context, name, timeout_ms=timeout_ms) for name in here), return_exceptions=True
         )
-        errors: dict[str, LogStoreError | None] = {}
-        for name, answer in zip(names, answers, strict=True):
+        for name, answer in zip(here, answers, strict=True):
             if answer is not None and not isinstance(answer, LogStoreError):
                 raise answer
-            errors[name] = answer
-        return errors
-
-    # ---- groups and topics ------------------------------------------------------------------------------------------
-
-    def _names(self, after: str = "") -> list[str]:
-        """Groups with members or committed offsets whose name comes ``after``, sorted."""
-        topic_ids = {topic.name: str(topic.topic_id) for topic in self._broker.topics(INTERNAL, include_internal=True)}
-        machines = self._shards.machines()
-        names = (each for machine in machines for each in {*machine.offsets.current(topic_ids), *machine.groups()})
-        return sorted(name for name in names if name > after)
-
-    def _described(self, group: str) -> GroupDescription:
-        return self._shards.machine(group).describe(group) or GroupDescription(group, "", "Empty", NO_GENERATION)
-
-    def _lags(
-        self, context: RequestContext, described: GroupDescription, committed: Mapping[TopicPartition, OffsetCommit]
-    ) -> Iterator[PartitionLag]:
-        owners = described.owners()
-        topics = {place.topic for place in (*committed, *owners)}
-        for name in sorted(self._authorizer.described(context, list(topics))):
-            topic = self._served(name)
-            for log in () if topic is None else topic.partitions:
-                place = TopicPartition(name, log.partition)
-                offset = committed[place].offset if place in committed else None
-                begin = log.log_start_offset if offset is None else offset
-                lag = max(0, log.high_watermark - begin)
-                yield PartitionLag(*place, offset, log.log_start_offset, log.high_watermark, lag, owners.get(place))
+            outcomes[name] = answer
+        return {name: outcomes[name] for name in names}
 
     def _require_empty(self, group: str) -> None:
         if not self._shards.machine(group).is_empty(group):
@@ -465,29 +304,6 @@ class GroupCoordinator:
             raise NonEmptyGroupError(
                 f"The offsets of group {group} cannot be reset: it is {found.state} with {members}. Stop them first."
             )
-
-    def _known(self, group: str) -> list[tuple[TopicPartition, OffsetCommit]]:
-        current = self._current(group)
-        if not current and not self._shards.machine(group).is_known(group):
-            raise UnknownGroupError(
-                f"Group {group[:GROUP_NAME_LENGTH_MAX]!r} not found: it has no members, and has committed no offsets."
-            )
-        return sorted(current.items())
-
-    def _current(self, group: str) -> dict[TopicPartition, OffsetCommit]:
-        """Commits whose topics are still the ones that they were made to."""
-        commits = self._shards.machine(group).offsets.commits(group)
-        return {key: commit for key, commit in commits.items() if self._is_current(key, commit)}
-
-    def _is_current(self, key: TopicPartition, commit: OffsetCommit) -> bool:
-        topic = self._served(key.topic)
-        return topic is not None and str(topic.topic_id) == commit.topic_id
-
-    def _served(self, name: str) -> Topic | None:
-        try:
-            return self._broker.topic(INTERNAL, name)
-        except (UnknownTopicError, QuarantinedError):
-            return None
 
     def _check_offsets(self, offsets: Sequence[OffsetToCommit], generation: int) -> dict[TopicPartition, OffsetCommit]:
         """The commits to append, once every offset is checked."""
@@ -498,7 +314,8 @@ class GroupCoordinator:
             require_topic_id(topic, asked.topic_id)
             partition_log = topic.partition(asked.partition)
             partition_log.require_served()
-            if not 0 <= asked.offset <= partition_log.high_watermark:
+            # Where a log ends that another broker leads, only that one knows: as in Kafka, nobody is asked.
+            if asked.offset < 0 or (partition_log.is_leader and asked.offset > partition_log.high_watermark):
                 raise OffsetOutOfRangeError(
                     f"Cannot commit offset {asked.offset} of {asked.topic}-{asked.partition}: "
                     f"send the offset to read next, 0 to {partition_log.high_watermark}.",

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
+import structlog
+
 from consumer_offsets.coordinator_shard import CoordinatorShard
 from consumer_offsets.groups_machine import GroupsMachine
 from logstore.broker.broker import Broker, Topic
@@ -23,12 +25,17 @@ from logstore.names import is_legal_name
 from logstore.records.murmur2 import partition_for
 from logstore.records.offset_record import OFFSETS_TOPIC
 
+log = structlog.stdlib.get_logger(__name__)
+
 T = TypeVar("T")
 
 GroupShard = CoordinatorShard[GroupsMachine]
 
 #: Readers of the table see commits that are this old; compaction leaves the latest of each key.
 OFFSETS_TOPIC_CONFIGS = {"cleanup.policy": "compact", "segment.ms": "5000"}
+# In a cluster the topic has fewer replicas than it should have if no further broker comes for so long.
+_BROKERS_SETTLED_S = 10.0
+_LOOK_S = 0.5
 # A start waits for its offsets however many there are.
 _LOAD_TIMEOUT_MS = 3_600_000
 
@@ -49,6 +56,7 @@ class GroupShards:
         #: What is read as long as the topic is not there.
         self._nothing = new_machine()
         self._is_closed = False
+        self._making: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Load the groups, and follow leaders.
@@ -59,6 +67,8 @@ class GroupShards:
         try:
             topic = self._broker.topic(INTERNAL, OFFSETS_TOPIC)
         except UnknownTopicError:
+            if self._broker.settings.zookeeper_connect is not None:
+                self._making = asyncio.create_task(self._make_topic())
             return
         except QuarantinedError as error:
             self._quarantined = error
@@ -72,8 +82,35 @@ class GroupShards:
     async def close(self) -> None:
         """Take no more requests. Appends under way still finish; requests that wait for members are refused."""
         self._is_closed = True
+        if self._making is not None:
+            self._making.cancel()
         self._broker.leadership_listeners.remove(self._on_leadership)
         await asyncio.gather(*(shard.close() for shard in self._shards.values()), return_exceptions=True)
+
+    async def _make_topic(self) -> None:
+        """In a cluster the controller makes the topic when there are brokers enough for its replicas, or when no more
+        come. So a broker that is asked for a group need not ask for the topic.
+        """
+        factor, settled, brokers = self._broker.settings.offsets_topic_replication_factor, 0.0, 0
+        while self._topic is None:
+            settled = settled + _LOOK_S if len(self._broker.brokers_by_id) == brokers else 0.0
+            brokers = len(self._broker.brokers_by_id)
+            if self._broker.is_controller and (brokers >= factor or settled >= _BROKERS_SETTLED_S):
+                try:
+                    await self._find_or_make_topic()
+                except LogStoreError as error:
+                    log.warning("groups.topic_not_made", why=error.message)
+            await asyncio.sleep(_LOOK_S)
+
+    async def _find_or_make_topic(self) -> None:
+        settings = self._broker.settings
+        await self._broker.internal_topic(
+            INTERNAL,
+            OFFSETS_TOPIC,
+            partitions=settings.offsets_topic_num_partitions,
+            configs=OFFSETS_TOPIC_CONFIGS,
+            replication_factor=settings.offsets_topic_replication_factor,
+        )
 
     def _on_leadership(self, topic: Topic, partition: int) -> None:
         if topic.name != OFFSETS_TOPIC:
@@ -93,6 +130,13 @@ class GroupShards:
             listener(shard)
 
     # ---- lookups ----------------------------------------------------------------------------------------------------
+
+    def coordinator_of(self, group: str) -> int:
+        """Id of the broker that coordinates the group; -1 while none does, or before there are any groups."""
+        if self._topic is None:
+            return -1
+        partition = partition_for(group, len(self._topic.partitions))
+        return self._broker.partition_state(INTERNAL, self._topic, partition).leader
 
     def active(self) -> list[GroupShard]:
         """Those that take requests."""
@@ -127,12 +171,7 @@ class GroupShards:
         if self._is_closed:
             raise BrokerNotReadyError("The store is stopping. Try again in a few seconds.")
         self._of(group)
-        await self._broker.internal_topic(
-            INTERNAL,
-            OFFSETS_TOPIC,
-            partitions=self._broker.settings.offsets_topic_num_partitions,
-            configs=OFFSETS_TOPIC_CONFIGS,
-        )
+        await self._find_or_make_topic()
         shard = self._of(group)
         assert shard is not None
         await shard.until_settled(timeout_ms)

@@ -222,8 +222,8 @@ class GroupsMachine:
                     changed = events.TopicsChanged(topics, matches(group.regexes))
                     yield from self._done(name, group.apply(changed, now_ms))
 
-    def stored(self, base_offset: int, records: Sequence[object]) -> None:
-        for offset, record in enumerate(records, start=base_offset):
+    def stored(self, offsets: Sequence[int], records: Sequence[object]) -> None:
+        for offset, record in zip(offsets, records, strict=True):
             if not isinstance(record, OffsetRecord):
                 continue
             key, commit = record

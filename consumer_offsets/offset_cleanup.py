@@ -23,6 +23,9 @@ from logstore.records.offset_record import OffsetCommit
 
 log = structlog.stdlib.get_logger(__name__)
 
+# Without replicas enough in sync nothing is acknowledged: the deletion of a topic, whose offsets nobody sees, goes on.
+_WAIT_S = 5.0
+
 # Groups whose offsets expire are dealt with so many at a time.
 _EXPIRED_GROUPS = 100
 
@@ -113,6 +116,11 @@ async def _asked(shard: GroupShard, events: Sequence[Callable[[int], object]]) -
         answers = [shard.request(event) for event in events]
     except LogStoreError as error:
         log.warning("group_offsets.not_deleted", error=str(error))
+    if answers:
+        _, late = await asyncio.wait(answers, timeout=_WAIT_S)
+        if late:
+            log.warning("group_offsets.not_deleted", error=f"{len(late)} deletions wait for replicas; they go on")
+            answers = [answer for answer in answers if answer not in late]
     outcomes = await asyncio.gather(*answers, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, LogStoreError):

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from logstore.broker.broker import Broker, PartitionLog, Topic
 from logstore.broker.context import INTERNAL
+from logstore.broker.partition_offsets import PartitionOffsets
 from logstore.errors import InvalidRequestError, OffsetOutOfRangeError
 
 
@@ -40,15 +41,22 @@ class OffsetReset:
 
 
 async def reset_offset(
-    broker: Broker, topic: Topic, log: PartitionLog, target: ResetTarget, committed: int | None
+    broker: Broker,
+    topic: Topic,
+    log: PartitionLog,
+    ends: PartitionOffsets,
+    target: ResetTarget,
+    committed: int | None,
 ) -> int:
-    """The offset that ``target`` means in a partition where the group has ``committed``.
+    """The offset that ``target`` means in a partition where the group has ``committed``; ``ends`` as its leader tells
+    them.
 
     OFFSET outside the log is OffsetOutOfRangeError; SHIFT ends at the ends of the log, and without a commit is
     InvalidRequestError.
     """
     log.require_served()
-    start, end = log.log_start_offset, log.high_watermark
+    start, end = ends.log_start_offset, ends.high_watermark
+    ends.require_known(log)
     match target.to:
         case ResetTo.EARLIEST:
             return start

@@ -1,6 +1,6 @@
 """The FastAPI application: routers and error handlers behind one guard."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import prometheus_client
 from fastapi import FastAPI
@@ -20,7 +20,6 @@ from ingest_api.errors import (
 )
 from ingest_api.event_stream import HEAD_ONLY
 from ingest_api.guard import Arrival, Guard, enter
-from ingest_api.relay import Relay
 from ingest_api.request_log import RequestLog
 from ingest_api.routers import ROUTERS
 from ingest_api.routes import DeclaredRoute, RouteTable
@@ -31,6 +30,9 @@ from logstore.broker.authorizer import Authorizer
 from logstore.broker.quotas import Quotas
 from logstore.errors import LogStoreError
 from logstore.settings import Settings
+
+if TYPE_CHECKING:  # one node relays nothing
+    from ingest_api.relay import Relay
 
 _DESCRIPTION = (
     "A log store with the interface of Kafka's REST Proxy (v2 for records and metadata, v3 for administration); "
@@ -85,7 +87,7 @@ class Application(FastAPI):
         self.short_requests = ShortRequests(self.declared_routes.find, guard)
         self._answer_logged = RequestLog(self._admit)
 
-    def open(self, state: ApiState, relay: Relay | None = None) -> None:
+    def open(self, state: ApiState, relay: "Relay | None" = None) -> None:
         """Answer everything from now on."""
         self.guard.in_cluster = relay is not None
         self.relay = relay

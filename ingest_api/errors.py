@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from ingest_api.topic_ids import topic_id_headers
 from logstore import errors
@@ -147,24 +148,27 @@ def log_store_error_response(error: LogStoreError, more_headers: Mapping[str, st
     return error_response(http_error(error), error.message, headers)
 
 
-def _is_event_source(request: Request) -> bool:
-    """Whether a browser's EventSource asks, or another client that takes nothing but Server-Sent Events."""
-    takes = request.headers.get("accept")
-    return request.method == "GET" and takes == EVENT_STREAM and request.url.path.endswith("/events")
+def come_back_later(scope: Scope, error: LogStoreError) -> Response | None:
+    """The answer for a browser's EventSource, or another client that takes nothing but Server-Sent Events, to which the
+    store has only to say that it shall come again; None for others.
 
-
-def _come_back() -> Response:
-    """An EventSource gives up for ever on any status but 200. After an empty stream it connects again, and keeps its
+    An EventSource gives up for ever on any status but 200. After an empty stream it connects again, and keeps its
     position (https://html.spec.whatwg.org/multipage/server-sent-events.html, "fail the connection").
     """
-    return Response(f"retry: {random.randint(*EVENT_RETRY_MS)}\n\n", media_type=EVENT_STREAM)  # noqa: S311
+    if http_error(error).status not in (429, 503) or scope["method"] != "GET" or not scope["path"].endswith("/events"):
+        return None
+    if [value for name, value in scope["headers"] if name == b"accept"] != [EVENT_STREAM.encode()]:
+        return None
+    wait_ms = random.randint(*EVENT_RETRY_MS)  # noqa: S311
+    if isinstance(error, errors.ThrottledError):
+        wait_ms += 1_000 * error.retry_after_s
+    return Response(f"retry: {wait_ms}\n\n", media_type=EVENT_STREAM)
 
 
 def error_answer(request: Request, error: LogStoreError) -> Response:
     """The answer of a route that raised ``error``."""
-    if _is_event_source(request) and http_error(error).status == 503:
-        return _come_back()
-    return log_store_error_response(error, topic_id_headers(request.scope))
+    later = come_back_later(request.scope, error)
+    return later or log_store_error_response(error, topic_id_headers(request.scope))
 
 
 def add_error_handlers(app: FastAPI) -> None:

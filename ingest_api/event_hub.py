@@ -60,14 +60,16 @@ class EventHub:
         self._streams -= 1
         EVENT_STREAMS.set(self._streams)
 
-    def join(self, reading: Reading, wake: Wake) -> "Broadcast":
+    def join(self, reading: Reading, wake: Wake, offsets: Offsets) -> "Broadcast":
         """The broadcast of ``reading``; it calls ``wake`` when it has more, or has ended. ``leave`` ends that.
+
+        A new one begins at ``offsets`` in partitions that other brokers lead.
 
         Raises UnknownTopicError, UnknownTopicIdError, UnknownPartitionError.
         """
         broadcast = self._broadcasts.get(reading)
         if broadcast is None or broadcast.has_ended:
-            broadcast = self._broadcasts[reading] = Broadcast(self, reading)
+            broadcast = self._broadcasts[reading] = Broadcast(self, reading, offsets)
         broadcast.listeners.add(wake)
         return broadcast
 
@@ -96,14 +98,17 @@ class EventHub:
 
 
 class Broadcast:
-    """``end`` is the position behind chunk ``number``, the newest. It begins at the ends of the logs."""
+    """``end`` is the position behind chunk ``number``, the newest. It begins at the ends of the logs, at ``offsets`` in
+    those that other brokers lead.
+    """
 
-    def __init__(self, hub: EventHub, reading: Reading) -> None:
+    def __init__(self, hub: EventHub, reading: Reading, offsets: Offsets) -> None:
         self.reading = reading
         self.listeners: set[Wake] = set()
         self._hub = hub
         self._logs = [hub.log_of(one) for one in reading.partitions]
-        self.end: Offsets = self._readable_ends()
+        ends = zip(self._logs, self._readable_ends(), offsets, strict=True)
+        self.end: Offsets = tuple(end if log.is_leader else offset for log, end, offset in ends)
         self.number = 0
         self._chunks: dict[int, Chunk] = {}
         self._kept_bytes = 0

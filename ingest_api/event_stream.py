@@ -83,7 +83,7 @@ class EventStream:
     async def run(self, send: Callable[[bytes], Awaitable[None]]) -> None:
         """Send events until ``end``. Raises the error for which the stream cannot go on."""
         self._send = send
-        broadcast = self._hub.join(self._reading, self._wake)
+        broadcast = self._hub.join(self._reading, self._wake, self.offsets)
         timer = self._loop.call_later(self._keepalive_s, self._wake)
         try:
             await self._send_bytes(b"retry: %d\n" % random.randint(*EVENT_RETRY_MS) + self._id_event())  # noqa: S311
@@ -92,7 +92,7 @@ class EventStream:
                 if self._selection.partitions() is not self._reading.partitions:
                     self._hub.leave(broadcast, self._wake)
                     self._move()
-                    broadcast = self._hub.join(self._reading, self._wake)
+                    broadcast = self._hub.join(self._reading, self._wake, self.offsets)
                 if await (self._catch_up(broadcast) if self._number is None else self._follow(broadcast)):
                     continue
                 broadcast.require_running()

@@ -9,8 +9,6 @@ A request that another broker relays has passed a guard: its context comes with 
 on connections between brokers only. Permission is asked again; the quota was charged there.
 """
 
-import base64
-import binascii
 import itertools
 import math
 import random
@@ -18,7 +16,6 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-import msgspec
 from starlette.requests import Request
 from starlette.types import Scope
 
@@ -28,14 +25,13 @@ from logstore.broker.authorizer import Authorizer
 from logstore.broker.context import ANONYMOUS, Forwarding, Principal, RequestContext
 from logstore.broker.quotas import QuotaKind, Quotas
 from logstore.errors import InvalidRequestError, ThrottledError
+from logstore.protocol.headers import RELAYED_CONTEXT
 
 HeaderPairs = Sequence[tuple[bytes, bytes]]
 
 REQUEST_ID: Final = b"x-request-id"
 CLIENT_ID: Final = b"logstore-client-id"
 FORWARD: Final = b"logstore-forward"
-#: Between brokers: the context of a relayed request, as base64 of JSON.
-RELAYED: Final = b"logstore-relayed-context"
 _NEVER: Final = b"never"
 _SANE = re.compile(rb"[!-~](?:[ -~]{0,126}[!-~])?")
 _IN_SCOPE: Final = "logstore.context"
@@ -121,19 +117,13 @@ def _forwarding(headers: HeaderPairs) -> Forwarding:
     return Forwarding.ALLOWED
 
 
-def relayed_header(context: RequestContext) -> tuple[bytes, bytes]:
-    """The header that gives ``context`` to the broker that a request is relayed to."""
-    return RELAYED, base64.b64encode(msgspec.json.encode(context))
-
-
 def relayed_context(headers: HeaderPairs) -> RequestContext | None:
     """The context of a request that came over a connection between brokers; None if it cannot be read."""
-    found = [value for name, value in headers if name == RELAYED]
+    found = [value for name, value in headers if name == RELAYED_CONTEXT]
     try:
-        context = msgspec.json.decode(base64.b64decode(found[0], validate=True), type=RequestContext)
-    except (IndexError, binascii.Error, msgspec.DecodeError):
+        return RequestContext.decode(found[0])
+    except (IndexError, ValueError):
         return None
-    return msgspec.structs.replace(context, forwarding=Forwarding.DONE)
 
 
 def request_id_of(headers: HeaderPairs) -> str:

@@ -10,22 +10,25 @@ import dataclasses
 import functools
 import socket
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import structlog
 import uvicorn
 
 from consumer_offsets.group_coordinator import GroupCoordinator
 from ingest_api.app import create_app
-from ingest_api.peer_http import LISTENER_IDLE_S
 from ingest_api.protocol import ConnectionLimits, http_protocol
-from ingest_api.relay import Relay
 from ingest_api.state import ApiState
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.broker import Broker
 from logstore.broker.quotas import Quotas
+from logstore.limits import PEER_HTTP_IDLE_S
 from logstore.listening_sockets import BACKLOG
 from logstore.open_files import connections_within, open_files_limit, open_files_shortage
 from logstore.settings import Settings
+
+if TYPE_CHECKING:  # one node relays nothing
+    from ingest_api.relay import Relay
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -33,7 +36,7 @@ log = structlog.stdlib.get_logger(__name__)
 GRACEFUL_SHUTDOWN_SECONDS = 10
 
 
-MakeRelay = Callable[[asyncio.Event], Relay]
+MakeRelay = Callable[[asyncio.Event], "Relay"]
 
 
 class HttpListener:
@@ -46,7 +49,7 @@ class HttpListener:
         limits = ConnectionLimits.of(settings, max_connections=connections_within(settings.max_connections, files))
         self._accepted = http_protocol(limits, self._app.short_requests)
         # The clients are bounded where they are; short requests are appended from there.
-        self._relayed = http_protocol(dataclasses.replace(limits, idle_seconds=LISTENER_IDLE_S))
+        self._relayed = http_protocol(dataclasses.replace(limits, idle_seconds=PEER_HTTP_IDLE_S))
         self._server = _Server(
             uvicorn.Config(
                 self._app,

@@ -83,11 +83,12 @@ ERRORS = {
     "that its offsets are not known. Nothing was stored now. Of members of groups, "
     "40914: no such member; 40915, 40921, 40922: another generation or member epoch; 40916: no common protocol; 40917: "
     "a rebalance has begun, join again; 40918: join with the given id; 40919, 40920: the group.instance.id is another "
-    "member's; 40923: the group is full; 40924: the group has members.",
+    "member's; 40923: the group is full; 40924: the group has members. 40925: no election was needed.",
     413: "41301: the body is over max.request.size; 41302: a record is over max.message.bytes. Nothing was stored.",
     415: "Content-Type or Content-Encoding is not one that is taken here.",
     416: "41601: the offset is outside [log start offset, high watermark]; the headers have both.",
-    421: "42101: Host is no name of this store, see allowed.hosts. Nothing was done.",
+    421: "42101: Host is no name of this store, see allowed.hosts. 42102: another broker answers this, and the "
+    "request is not to be forwarded; the body has its broker_id and url. Nothing was done.",
     422: "42206: the body is not acceptable, nothing was stored; 422: a query parameter is not; 42207: a record cannot "
     "be written as JSON, read it as binary; 42211: the Idempotency-Key was used for another request; 42204: the "
     "configuration of a consumer instance is not acceptable. Of members of groups, 42212: the session timeout is out "
@@ -96,10 +97,13 @@ ERRORS = {
     500: "50002: storage failed, the outcome is unknown; 50003: a commit did not succeed, try again; 50004: the "
     "records of this offset were taken out of the table; 500: a bug.",
     503: "50301: not ready; 50302: the disk is full; send again after Retry-After seconds. 50303: the topic or "
-    "partition is quarantined, the message says why; 50304: another broker leads the partition. Nothing was stored. "
+    "partition is quarantined, the message says why; 50304: another broker leads the partition; 50309: none does at "
+    "present; 50310: too few replicas are in sync; 50311: a new leader does not know yet where the partition ends; "
+    "50312: another broker is the controller, or none is. Nothing was stored. "
     "Of groups, 50305, 50306: the coordinator starts or stops; 50307: another node is the coordinator; 50308: an "
-    "offset is of a transaction that is still open.",
-    504: "50401: the time ran out; the records may or may not be stored.",
+    "offset is of a transaction that is still open. Of elections, 50320: the preferred leader is not there, or not in "
+    "sync; 50321: no replica is there.",
+    504: "50401: the time ran out; 50402: replicas were lost after the append. The records may or may not be stored.",
 }
 
 _PATH_PARAMETERS: Mapping[str, dict[str, Any]] = {

@@ -17,20 +17,21 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ingest_api.bodies import CONNECTION
 from ingest_api.errors import ClientDisconnectedError, ParameterError
-from ingest_api.guard import RELAYED, REQUEST_ID, HeaderPairs, relayed_header
-from ingest_api.peer_http import BrokenConnectionError, HttpConnection, PeerHttp
+from ingest_api.guard import REQUEST_ID, HeaderPairs
 from ingest_api.request_log import STREAM
 from ingest_api.routes import FoundRoute
 from logstore.broker.context import RequestContext
 from logstore.broker.forwarding import Router, Target
 from logstore.errors import PeerUnavailableError, RequestTimedOutError
 from logstore.observability import RELAYED_REQUESTS
+from logstore.protocol.headers import RELAYED_CONTEXT
+from logstore.replication.peer_http import BrokenConnectionError, HttpConnection, PeerHttp
 
 # Headers of one connection (RFC 9110, 7.6.1), which the next one has by itself.
 _OF_A_CONNECTION: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade")
 )
-_NOT_SENT: Final = _OF_A_CONNECTION | {b"http2-settings", REQUEST_ID, RELAYED}
+_NOT_SENT: Final = _OF_A_CONNECTION | {b"http2-settings", REQUEST_ID, RELAYED_CONTEXT}
 # The server of the client's broker writes a date and the request id into every answer.
 _NOT_ANSWERED: Final = _OF_A_CONNECTION | {b"date", REQUEST_ID}
 _READING: Final = ("GET", "HEAD")
@@ -174,7 +175,7 @@ def _request(scope: Scope, context: RequestContext) -> h11.Request:
         headers.append((b"transfer-encoding", b"chunked"))
     if not any(name == b"host" for name, _ in headers):
         headers.append((b"host", b"localhost"))  # a client of HTTP/1.0
-    headers.append(relayed_header(context))
+    headers.append((RELAYED_CONTEXT, context.encode()))
     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
     try:
         return h11.Request(method=scope["method"], target=target, headers=headers)

@@ -20,6 +20,7 @@ from ingest_api.bodies import CONNECTION
 from ingest_api.errors import (
     INTERNAL_ERROR,
     ClientDisconnectedError,
+    come_back_later,
     error_response,
     log_store_error_response,
 )
@@ -77,7 +78,10 @@ class RequestLog:
         except ClientDisconnectedError:
             exchange.status = exchange.status or _CLIENT_CLOSED_REQUEST
         except (asyncio.CancelledError, Exception) as error:
-            answer = error_answer(error, exchange.arrival.method, exchange.raw_path, exchange.arrival.request_id)
+            later = come_back_later(exchange.scope, error) if isinstance(error, LogStoreError) else None
+            answer = later or error_answer(
+                error, exchange.arrival.method, exchange.raw_path, exchange.arrival.request_id
+            )
             begun = exchange.status != 0
             if not begun:
                 await answer(exchange.scope, exchange.receive, exchange.send)

@@ -81,9 +81,11 @@ async def observe(context: RequestContext, broker: Broker, groups: GroupCoordina
             looked_at = 0
             await asyncio.sleep(0)
     lags: list[tuple[str, list[_Row]]] = []
+    every_log = [log for topic in broker.topics(context, include_internal=True) for log in topic.partitions]
+    elsewhere = await broker.offsets_elsewhere(every_log)
     for group in groups.groups(context):
         with contextlib.suppress(UnknownGroupError):  # deleted meanwhile
-            found = groups.lag(context, group)
+            found = groups.lag(context, group, elsewhere)
             rows = [(_labels(group=group, topic=lag.topic, partition=lag.partition), (lag.lag,)) for lag in found]
             lags.append((group, rows))
             looked_at += len(rows)

@@ -6,7 +6,6 @@ registration has its address; it answers other brokers when the store has starte
 
 from consumer_offsets.group_coordinator import GroupCoordinator
 from ingest_api.http_listener import HttpListener
-from ingest_api.peer_http import PeerHttp
 from ingest_api.relay import Relay
 from logstore.broker.broker import Broker
 from logstore.clock import Clock
@@ -15,10 +14,11 @@ from logstore.errors import InvalidConfigError
 from logstore.filesystem import FileSystem
 from logstore.replication.fetch_session import FetchHandler
 from logstore.replication.peer_connection import PeerConnection
-from logstore.replication.peer_listener import PeerListener, PeerSession
+from logstore.replication.peer_http import PeerHttp
+from logstore.replication.peer_listener import PeerListener
 from logstore.replication.peer_options import PeerOptions
 from logstore.replication.peers import Peers
-from logstore.replication.protocol import Body, Message, MessageType
+from logstore.replication.protocol import MessageType
 from logstore.settings import Settings
 
 
@@ -55,20 +55,14 @@ class ClusterMember:
 
     def open(self, listener: HttpListener, broker: Broker, groups: GroupCoordinator) -> None:
         """Answer clients and other brokers, and send on to them what they have to answer."""
-        others = broker.join_cluster(self._peers)
+        others = broker.join_cluster(self._peers, self._http)
         fetches = FetchHandler(broker.fetch_session)
         handlers = others.handlers
-
-        async def append(_: PeerSession, message: Message) -> Body:
-            return await handlers.append(message.body)
-
-        async def describe(_: PeerSession, message: Message) -> Body:
-            return await handlers.describe(message.body)
-
+        # Plain functions: nothing but the handlers themselves holds the body of a request.
         self._listener.handlers |= {
             MessageType.FETCH: fetches.fetch,
-            MessageType.APPEND: append,
-            MessageType.DESCRIBE: describe,
+            MessageType.APPEND: lambda _, message: handlers.append(message.body),
+            MessageType.DESCRIBE: lambda _, message: handlers.describe(message.body),
         }
         self._listener.http = lambda session: listener.relayed_protocol(session.broker_id)
         listener.open(broker, groups, lambda stopping: Relay(others.router, self._http, stopping))

@@ -62,28 +62,6 @@ class RequestTooLargeError(LogStoreError):
     kafka_name, kafka_code = "MESSAGE_TOO_LARGE", 10
 
 
-class MalformedMessageError(InvalidRequestError):
-    """A message of another broker cannot be read: it is cut, too long, or no message of the protocol."""
-
-
-class UnsupportedVersionError(InvalidRequestError):
-    """Another broker sends messages of a type or version that this release does not serve."""
-
-    kafka_name, kafka_code = "UNSUPPORTED_VERSION", 35
-
-
-class InconsistentClusterIdError(InvalidRequestError):
-    """The broker that connects is one of another cluster."""
-
-    kafka_name, kafka_code = "INCONSISTENT_CLUSTER_ID", 104
-
-
-class BrokerIdNotRegisteredError(InvalidRequestError):
-    """Another broker is at the address than the one that is meant."""
-
-    kafka_name, kafka_code = "BROKER_ID_NOT_REGISTERED", 102
-
-
 class UnknownTopicError(LogStoreError):
     kafka_name, kafka_code = "UNKNOWN_TOPIC_OR_PARTITION", 3
 
@@ -337,12 +315,6 @@ class AuthorizationError(LogStoreError):
     """The principal may not do this; nothing was done. The message names principal, operation and resource."""
 
 
-class PeerAuthenticationError(AuthorizationError):
-    """The broker that connects has not proved that it knows the secret of the cluster."""
-
-    kafka_name, kafka_code = "SASL_AUTHENTICATION_FAILED", 58
-
-
 class TopicAuthorizationError(AuthorizationError):
     kafka_name, kafka_code = "TOPIC_AUTHORIZATION_FAILED", 29
 
@@ -545,6 +517,47 @@ class NetworkError(LogStoreError):
     kafka_name, kafka_code, retriable = "NETWORK_EXCEPTION", 13, True
 
 
+class StoreUnreachableError(NetworkError):
+    """None of the addresses takes a connection: nothing was sent."""
+
+
+class UnknownHostError(StoreUnreachableError):
+    """No host of the addresses has an IP address: the name is misspelt, or the name server does not answer."""
+
+
+# ---- between the brokers of a cluster --------------------------------------------------------------------------------
+
+
+class MalformedMessageError(LogStoreError):
+    """A message of another broker cannot be read: it is cut, too long, or no message of the protocol."""
+
+    kafka_name, kafka_code = "INVALID_REQUEST", 42
+
+
+class UnsupportedVersionError(LogStoreError):
+    """Another broker sends messages of a type or version that this release does not serve."""
+
+    kafka_name, kafka_code = "UNSUPPORTED_VERSION", 35
+
+
+class InconsistentClusterIdError(LogStoreError):
+    """The broker that connects is one of another cluster."""
+
+    kafka_name, kafka_code = "INCONSISTENT_CLUSTER_ID", 104
+
+
+class BrokerIdNotRegisteredError(LogStoreError):
+    """Another broker is at the address than the one that is meant."""
+
+    kafka_name, kafka_code = "BROKER_ID_NOT_REGISTERED", 102
+
+
+class PeerAuthenticationError(LogStoreError):
+    """The broker that connects has not proved that it knows the secret of the cluster."""
+
+    kafka_name, kafka_code = "SASL_AUTHENTICATION_FAILED", 58
+
+
 class PeerUnavailableError(NetworkError):
     """Another broker of the cluster cannot be reached, does not answer in time, or the connection to it broke.
 
@@ -554,14 +567,6 @@ class PeerUnavailableError(NetworkError):
     def __init__(self, message: str, *, nothing_sent: bool = False) -> None:
         super().__init__(message)
         self.nothing_sent = nothing_sent
-
-
-class StoreUnreachableError(NetworkError):
-    """None of the addresses takes a connection: nothing was sent."""
-
-
-class UnknownHostError(StoreUnreachableError):
-    """No host of the addresses has an IP address: the name is misspelt, or the name server does not answer."""
 
 
 # ---- storage and commits --------------------------------------------------------------------------------------------

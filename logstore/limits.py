@@ -57,3 +57,5 @@ READINGS_BYTES_MAX = 128 * MIB
 # 0001-01-01T00:00:00Z to 9999-12-31T23:59:59.999Z.
 TIMESTAMP_MS_MIN = -62_135_596_800_000
 TIMESTAMP_MS_MAX = 253_402_300_799_999
+#: After this a broker closes an idle connection over which another one relays requests, in seconds.
+PEER_HTTP_IDLE_S = 60.0

@@ -51,7 +51,7 @@ def listening_socket(
     return inherited
 
 
-def shared_socket(host: str, port: int, buffers: SocketBuffers) -> socket.socket:
+def shared_socket(host: str, port: int, buffers: SocketBuffers = SocketBuffers()) -> socket.socket:
     """A socket on a port on which other processes of this user listen, too: the kernel gives each a part of the
     connections (SO_REUSEPORT).
 

@@ -167,7 +167,8 @@ async def run(settings: Settings, listening: socket.socket, shared_port: int | N
         # Objects of the start stay for good: keep the garbage collector from looking at them.
         gc.disable()
         try:
-            async with running_store(settings, authorizer, quotas, url=_advertised(listening, settings)) as store:
+            public_url = url_of(listening, settings.reachable_host)
+            async with running_store(settings, authorizer, quotas, url=public_url) as store:
                 gc.collect()
                 gc.freeze()
                 gc.enable()
@@ -229,11 +230,6 @@ class _Stop:
         finally:
             if not self._listener.is_stopping:
                 self._listener.stop()
-
-
-def _advertised(listening: socket.socket, settings: Settings) -> str:
-    """The URL for clients on other machines: a wildcard address is none of them."""
-    return url_of(listening, settings.reachable_host)
 
 
 @contextlib.contextmanager

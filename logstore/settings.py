@@ -523,8 +523,8 @@ def plain_settings() -> dict[str, str]:
     return {setting_name(field): field for field in Settings.model_fields if field not in DEFAULTS_FIELDS}
 
 
-def _explain(error: ValidationError, model: type[Settings] = Settings) -> Iterator[str]:
-    names = {setting_name(field) for field in model.model_fields}
+def _explain(error: ValidationError) -> Iterator[str]:
+    names = {setting_name(field) for field in Settings.model_fields}
     for problem in error.errors():
         text = problem["msg"].removeprefix("Value error, ")
         if not problem["loc"]:
@@ -536,10 +536,10 @@ def _explain(error: ValidationError, model: type[Settings] = Settings) -> Iterat
             limits = problem.get("ctx", {})
             takes = _TAKES.get(problem["type"], text).format_map(limits)
             # A secret is shown nowhere, not even a wrong one.
-            given = "what was given" if problem["loc"][0] in secret_settings(model) else f"'{problem['input']}'"
+            given = "what was given" if problem["loc"][0] in secret_settings() else f"'{problem['input']}'"
             yield f"{setting_name(str(problem['loc'][0]))} cannot be {given}: {takes}"
 
 
-def secret_settings(model: type[Settings] = Settings) -> set[str]:
+def secret_settings() -> set[str]:
     """Fields that hold a secret: those whose type is SecretStr."""
-    return {name for name, field in model.model_fields.items() if "SecretStr" in str(field.annotation)}
+    return {name for name, field in Settings.model_fields.items() if "SecretStr" in str(field.annotation)}

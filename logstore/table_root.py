@@ -20,9 +20,12 @@ _FIRST_ENTRY: Final = f"{LOG_DIRECTORY}/{0:020d}.json"
 
 
 class TableRoot:
-    def __init__(self, data: Path, filesystem: FileSystem) -> None:
+    def __init__(self, data: Path, filesystem: FileSystem, broker_id: int | None = None) -> None:
+        """``broker_id`` of a broker that shares the tables with others: it stages in a directory of its own."""
         self.data = data
         self._topics, self._staging, self._deleted = data / "topics", data / "staging", data / "deleted"
+        if broker_id is not None:
+            self._staging /= str(broker_id)
         self._filesystem = filesystem
 
     def where(self, name: str = "") -> str:
@@ -154,6 +157,10 @@ class TableRoot:
         """
         self._filesystem.sync_directory(self._deleted)
         self._filesystem.sync_directory(self._topics)
+
+    def removed_ms(self, table_id: uuid.UUID) -> int:
+        """When the files of a removed table were deleted, or later; in ms since 1970. FileNotFoundError."""
+        return self._filesystem.stat(self._deleted / str(table_id)).st_mtime_ns // 1_000_000
 
     def removed(self) -> set[uuid.UUID]:
         """The ids of tables that were removed and not forgotten."""

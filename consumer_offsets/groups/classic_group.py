@@ -5,23 +5,25 @@ recorded when it begins, too, so that no generation is used twice, and a restart
 parked request is always answered, also that of a member that is removed, and that of a client which has asked again.
 """
 
-from enum import StrEnum
-
-from consumer_offsets.committed_offsets import TopicPartition
-from consumer_offsets.groups.classic_members import ClassicMember, ClassicMembers
-from consumer_offsets.groups.description import GroupDescription, MemberDescription
+from consumer_offsets.groups.classic_joins import (
+    has_room,
+    require_common_protocol,
+    require_session_timeout,
+    require_small,
+)
+from consumer_offsets.groups.classic_members import ClassicMember, ClassicMembers, ClassicState
+from consumer_offsets.groups.description import GroupDescription
 from consumer_offsets.groups.events import (
     UNKNOWN_MEMBER_ID,
     CommitOffsets,
     Heartbeat,
     JoinGroup,
-    JoinProtocol,
     LeaveGroup,
     LeavingMember,
     SyncGroup,
 )
 from consumer_offsets.groups.group_config import GroupConfig
-from consumer_offsets.groups.group_record import ClassicGroupValue, ClassicMemberValue, GroupRecord
+from consumer_offsets.groups.group_record import ClassicGroupValue, GroupRecord
 from consumer_offsets.groups.outbox import Outbox
 from consumer_offsets.groups.responses import (
     HeartbeatResponse,
@@ -35,26 +37,11 @@ from logstore.errors import (
     GroupMaxSizeReachedError,
     IllegalGenerationError,
     InconsistentGroupProtocolError,
-    InvalidRequestError,
-    InvalidSessionTimeoutError,
     LogStoreError,
     MemberIdRequiredError,
     RebalanceInProgressError,
-    RecordTooLargeError,
     UnknownMemberIdError,
 )
-from logstore.limits import GROUP_MEMBER_BYTES_MAX
-from logstore.protocol.consumer_protocol import PROTOCOL_TYPE, decode_assignment
-
-
-class ClassicState(StrEnum):
-    """Kafka's ClassicGroupState. Dead is the Group's own."""
-
-    EMPTY = "Empty"
-    PREPARING_REBALANCE = "PreparingRebalance"
-    COMPLETING_REBALANCE = "CompletingRebalance"
-    STABLE = "Stable"
-
 
 _CAN_REBALANCE = (ClassicState.EMPTY, ClassicState.COMPLETING_REBALANCE, ClassicState.STABLE)
 _JOIN = "join"
@@ -99,60 +86,19 @@ class ClassicGroup:
             self._out.answer(event.request, JoinGroupResponse(error, event.member_id))
 
     def _join(self, event: JoinGroup, now_ms: int) -> None:
-        low, high = self._config.group_min_session_timeout_ms, self._config.group_max_session_timeout_ms
-        if not low <= event.session_timeout_ms <= high:
-            raise InvalidSessionTimeoutError(
-                f"The session timeout is {event.session_timeout_ms} ms: choose from {low} to {high} "
-                "(group.min.session.timeout.ms and group.max.session.timeout.ms)."
-            )
-        if not self._accepts(event):
+        require_session_timeout(self._config, event.session_timeout_ms)
+        if not has_room(self._config.group_max_size, self.state, self._members, event):
             self._expel(event.member_id, now_ms)
             size = self._config.group_max_size
             raise GroupMaxSizeReachedError(f"Group {self.name} has {size} members, the most of group.max.size.")
-        self._require_small("metadata of a member", sum(len(metadata) for _, metadata in event.protocols))
-        self._require_common_protocol(event)
+        require_small(self.name, "metadata of a member", sum(len(metadata) for _, metadata in event.protocols))
+        require_common_protocol(self.name, self._protocol_type, self._members, event)
         if event.member_id == UNKNOWN_MEMBER_ID:
             self._join_new(event, now_ms)
         elif event.member_id in self._members.pending_join and event.instance_id is None:
             self._add_member(event, event.member_id, now_ms)
         else:
             self._join_again(event, self._members.require(event.member_id, event.instance_id), now_ms)
-
-    def _accepts(self, event: JoinGroup) -> bool:
-        """``group.max.size``. During a rebalance those count that have joined it: the last ones to come are refused."""
-        member = self._members.by_id.get(event.member_id)
-        replaces = event.member_id == UNKNOWN_MEMBER_ID and event.instance_id in self._members.static
-        size_max = self._config.group_max_size
-        is_new = event.member_id == UNKNOWN_MEMBER_ID and event.instance_id is None
-        if is_new and len(self._members.pending_join) >= size_max:
-            # Ids that were given out and never used are bounded, too.
-            return False
-        if self.state == ClassicState.EMPTY:
-            return True
-        if self.state == ClassicState.PREPARING_REBALANCE:
-            return (member is not None and member.parked_join is not None) or (
-                self._members.num_awaiting_join() < size_max
-            )
-        return member is not None or replaces or len(self._members) < size_max
-
-    def _require_small(self, what: str, num_bytes: int) -> None:
-        if num_bytes > GROUP_MEMBER_BYTES_MAX:
-            raise RecordTooLargeError(
-                f"The {what} of group {self.name} has {num_bytes} bytes: {GROUP_MEMBER_BYTES_MAX} are the most."
-            )
-
-    def _require_common_protocol(self, event: JoinGroup) -> None:
-        names = {name for name, _ in event.protocols}
-        if not event.protocol_type or not names:
-            raise InconsistentGroupProtocolError("A member has a protocol type and at least one protocol: send both.")
-        if not self._members:
-            return
-        common = self._members.common_protocols()
-        if event.protocol_type != self._protocol_type or not names & common:
-            raise InconsistentGroupProtocolError(
-                f"The members of group {self.name} share {self._protocol_type} protocols {sorted(common)}: "
-                f"support one of them, not only {event.protocol_type} {sorted(names)}."
-            )
 
     def _join_new(self, event: JoinGroup, now_ms: int) -> None:
         if event.instance_id is not None:
@@ -360,7 +306,7 @@ class ClassicGroup:
         if self.state == ClassicState.PREPARING_REBALANCE:
             raise RebalanceInProgressError(f"Group {self.name} rebalances: join it again.")
         for member_id, assignment in event.assignments:
-            self._require_small(f"assignment of member {member_id}", len(assignment))
+            require_small(self.name, f"assignment of member {member_id}", len(assignment))
         self._members.pending_sync.pop(member.member_id, None)
         if not self._members.pending_sync:
             self._out.cancel(_SYNC)
@@ -505,19 +451,6 @@ class ClassicGroup:
     # ---- records ----------------------------------------------------------------------------------------------------
 
     def _append(self) -> None:
-        members = [
-            ClassicMemberValue(
-                member.member_id,
-                member.instance_id,
-                member.client_id,
-                member.client_host,
-                member.session_timeout_ms,
-                member.rebalance_timeout_ms,
-                [(name, metadata) for name, metadata in member.protocols],
-                member.assignment,
-            )
-            for member in self._members.by_id.values()
-        ]
         value = ClassicGroupValue(
             self.generation,
             self.state,
@@ -525,7 +458,7 @@ class ClassicGroup:
             self._protocol_type,
             self._protocol,
             self._members.leader,
-            members,
+            self._members.values(),
         )
         self._out.append(GroupRecord(self.name, value))
 
@@ -535,21 +468,7 @@ class ClassicGroup:
         self.state = ClassicState(value.state)
         self._state_since_ms = value.state_timestamp
         self._protocol_type, self._protocol = value.protocol_type, value.protocol
-        self._members = ClassicMembers()
-        for each in value.members:
-            self._members.add(
-                ClassicMember(
-                    each.member_id,
-                    each.instance_id,
-                    each.client_id,
-                    each.client_host,
-                    each.session_timeout_ms,
-                    each.rebalance_timeout_ms,
-                    tuple(JoinProtocol(*protocol) for protocol in each.protocols),
-                    each.assignment,
-                )
-            )
-        self._members.leader = value.leader
+        self._members = ClassicMembers.of(value.members, value.leader)
         if self.state == ClassicState.COMPLETING_REBALANCE:
             self._members.pending_sync = dict.fromkeys(self._members.by_id)
 
@@ -565,18 +484,6 @@ class ClassicGroup:
             self._refuse_parked(member, error)
 
     def describe(self) -> GroupDescription:
-        members = tuple(
-            MemberDescription(
-                member.member_id,
-                member.instance_id,
-                member.client_id,
-                member.client_host,
-                _assigned(member.assignment) if self._protocol_type == PROTOCOL_TYPE else (),
-                member.metadata(self._protocol),
-                member.assignment,
-            )
-            for member in self._members.by_id.values()
-        )
         return GroupDescription(
             self.name,
             "classic",
@@ -585,7 +492,7 @@ class ClassicGroup:
             self._protocol_type,
             self._protocol,
             self._state_since_ms,
-            members,
+            self._members.described(self._protocol_type, self._protocol),
         )
 
     def parked(self) -> set[int]:
@@ -620,12 +527,3 @@ class ClassicGroup:
             assert _HEARTBEAT + member_id in armed, f"nobody watches {member_id}"
         watched = {key.removeprefix(_HEARTBEAT) for key in armed if key.startswith(_HEARTBEAT)}
         assert watched <= members.by_id.keys() | members.pending_join.keys(), "a timer of somebody who is gone"
-
-
-def _assigned(data: bytes) -> tuple[TopicPartition, ...]:
-    if not data:
-        return ()
-    try:
-        return tuple(TopicPartition(*place) for place in sorted(decode_assignment(data).partitions))
-    except InvalidRequestError:
-        return ()  # bytes of a client's own

@@ -5,11 +5,27 @@ a member's or pending, never both.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
 
+from consumer_offsets.committed_offsets import TopicPartition
+from consumer_offsets.groups.description import MemberDescription
 from consumer_offsets.groups.events import JoinProtocol
+from consumer_offsets.groups.group_record import ClassicMemberValue
 from consumer_offsets.groups.responses import JoinGroupMember
-from logstore.errors import FencedInstanceIdError, UnknownMemberIdError
+from logstore.errors import FencedInstanceIdError, InvalidRequestError, UnknownMemberIdError
+from logstore.protocol.consumer_protocol import PROTOCOL_TYPE, decode_assignment
+
+
+class ClassicState(StrEnum):
+    """Kafka's ClassicGroupState. Dead is the Group's own."""
+
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
 
 
 @dataclass(slots=True)
@@ -52,6 +68,57 @@ class ClassicMembers:
         self.pending_join: dict[str, None] = {}
         #: Members of this generation that have not sent SyncGroup, in order.
         self.pending_sync: dict[str, None] = {}
+
+    @classmethod
+    def of(cls, values: Iterable[ClassicMemberValue], leader: str | None) -> Self:
+        """Those of a group's record."""
+        members = cls()
+        for each in values:
+            members.add(
+                ClassicMember(
+                    each.member_id,
+                    each.instance_id,
+                    each.client_id,
+                    each.client_host,
+                    each.session_timeout_ms,
+                    each.rebalance_timeout_ms,
+                    tuple(JoinProtocol(*protocol) for protocol in each.protocols),
+                    each.assignment,
+                )
+            )
+        members.leader = leader
+        return members
+
+    def values(self) -> list[ClassicMemberValue]:
+        """For the group's record."""
+        return [
+            ClassicMemberValue(
+                member.member_id,
+                member.instance_id,
+                member.client_id,
+                member.client_host,
+                member.session_timeout_ms,
+                member.rebalance_timeout_ms,
+                [(name, metadata) for name, metadata in member.protocols],
+                member.assignment,
+            )
+            for member in self.by_id.values()
+        ]
+
+    def described(self, protocol_type: str | None, protocol: str | None) -> tuple[MemberDescription, ...]:
+        """As a description of the group shows them."""
+        return tuple(
+            MemberDescription(
+                member.member_id,
+                member.instance_id,
+                member.client_id,
+                member.client_host,
+                _assigned(member.assignment) if protocol_type == PROTOCOL_TYPE else (),
+                member.metadata(protocol),
+                member.assignment,
+            )
+            for member in self.by_id.values()
+        )
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -158,3 +225,12 @@ class ClassicMembers:
         parked = [each for member in self.by_id.values() for each in (member.parked_join, member.parked_sync)]
         requests = [request for request in parked if request is not None]
         assert len(requests) == len(set(requests)), "a request is parked twice"
+
+
+def _assigned(data: bytes) -> tuple[TopicPartition, ...]:
+    if not data:
+        return ()
+    try:
+        return tuple(TopicPartition(*place) for place in sorted(decode_assignment(data).partitions))
+    except InvalidRequestError:
+        return ()  # bytes of a client's own

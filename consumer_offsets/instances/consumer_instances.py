@@ -26,6 +26,7 @@ log = structlog.stdlib.get_logger(__name__)
 
 _TIMEOUT_MS: Final = 30_000
 _LOOK_S: Final = 1.0
+_TELL_S: Final = 0.005
 
 
 class ConsumerInstances:
@@ -39,6 +40,10 @@ class ConsumerInstances:
         #: Creations under way count for the limit, too.
         self._creating = 0
         self._looking: asyncio.Task[None] | None = None
+        self._topics_changed = False
+        self._telling: asyncio.Task[None] | None = None
+        #: Those that time out.
+        self._removing: dict[ConsumerInstance, asyncio.Task[None]] = {}
 
     def start(self) -> None:
         self._shards.listeners.append(self._on_shard)
@@ -47,17 +52,31 @@ class ConsumerInstances:
     async def close(self) -> None:
         """Stop, without a word to the groups: after a restart the instances go on."""
         self._shards.listeners.remove(self._on_shard)
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        ending = [task for task in (self._looking, self._telling, *self._removing.values()) if task is not None]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
         for instance in self._instances.values():
             instance.close()
         self._instances.clear()
 
     def topics_changed(self) -> None:
         """Topics were made, deleted or have grown."""
-        for instance in self._instances.values():
-            instance.topics_changed()
+        self._topics_changed = True
+        if self._telling is None or self._telling.done():
+            self._telling = asyncio.get_running_loop().create_task(self._tell_of_topics())
+
+    async def _tell_of_topics(self) -> None:
+        """Each looks at what its pattern matches now: the loop does other work in between."""
+        clock = self._home.clock
+        while self._topics_changed:
+            self._topics_changed = False
+            end = clock.monotonic() + _TELL_S
+            for instance in list(self._instances.values()):
+                instance.topics_changed()
+                if clock.monotonic() > end:
+                    await asyncio.sleep(0)
+                    end = clock.monotonic() + _TELL_S
 
     async def create(self, context: RequestContext, group: str, name: str | None, config: InstanceConfig) -> str:
         """The name of a new instance, ``name`` if it has one.
@@ -144,20 +163,25 @@ class ConsumerInstances:
                 self._add(shard, key, value)
 
     async def _look(self) -> None:
-        """Remove instances that nobody uses."""
+        """Remove instances that nobody uses, each by itself: one may wait for its group for long."""
+        timeout_s = self._settings.consumer_instance_timeout_ms / 1000
         while True:
-            await asyncio.sleep(min(_LOOK_S, self._settings.consumer_instance_timeout_ms / 4000))
-            idle_since = self._home.clock.monotonic() - self._settings.consumer_instance_timeout_ms / 1000
-            for instance in list(self._instances.values()):
-                if instance.is_used or instance.used_at > idle_since:
-                    continue
-                # What was handed out last may not be done: it is not committed.
-                try:
-                    await instance.delete(reason="The consumer instance was not used.", commits=False)
-                    log.info("instance.timed_out", group=instance.key.group, instance=instance.key.instance)
-                except UnknownInstanceError:
-                    # The answer to its deletion did not come in time.
-                    instance.close()
-                except LogStoreError:
-                    continue
-                self._remove(instance)
+            await asyncio.sleep(min(_LOOK_S, timeout_s / 4))
+            for instance in self._instances.values():
+                if instance.is_unused(timeout_s) and instance not in self._removing:
+                    removing = asyncio.get_running_loop().create_task(self._time_out(instance, timeout_s))
+                    self._removing[instance] = removing
+
+    async def _time_out(self, instance: ConsumerInstance, timeout_s: float) -> None:
+        try:
+            if not await instance.delete_unused(timeout_s):
+                return
+            log.info("instance.timed_out", group=instance.key.group, instance=instance.key.instance)
+        except UnknownInstanceError:
+            # The answer to its deletion did not come in time.
+            instance.close()
+        except LogStoreError:
+            return  # at the next look
+        finally:
+            del self._removing[instance]
+        self._remove(instance)

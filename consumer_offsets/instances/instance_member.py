@@ -40,6 +40,8 @@ from logstore.protocol.members.membership import MemberOptions, Membership, Part
 log = structlog.stdlib.get_logger(__name__)
 
 _FAREWELL_S = 5.0
+# A regex that matches nothing.
+_NO_TOPIC = r"[^\s\S]"
 
 
 class InstanceMember:
@@ -103,13 +105,16 @@ class InstanceMember:
         self.membership.done(step)
         self._changed.set()
 
-    def resubscribe(self, topics: frozenset[str] | None, regex: str | None) -> None:
-        self.membership.resubscribe(topics, regex)
+    def resubscribe(self, topics: frozenset[str]) -> None:
+        self.membership.resubscribe(topics, regex_of(topics))
         self._changed.set()
 
     def found_topics(self, subscribed: frozenset[str]) -> None:
         """Topics have changed; those of the subscription are ``subscribed``."""
-        self.membership.found_topics(subscribed, self._counts(subscribed | self.membership.followed))
+        if isinstance(self.membership, ClassicMember):
+            self.membership.found_topics(subscribed, self._counts(subscribed | self.membership.followed))
+        elif subscribed != self.membership.topics:
+            self.membership.resubscribe(subscribed, regex_of(subscribed))
         self._changed.set()
 
     def _counts(self, topics: frozenset[str]) -> dict[str, int]:
@@ -258,5 +263,10 @@ def resumed_membership(
 
 
 def _of_store(options: MemberOptions) -> MemberOptions:
-    """The store assigns by its own default, and finds the topics of a regular expression."""
-    return dataclasses.replace(options, assignors=(), topics=options.topics if options.regex is None else None)
+    """The store assigns by its own default."""
+    return dataclasses.replace(options, assignors=())
+
+
+def regex_of(topics: frozenset[str]) -> str | None:
+    """The regex of a subscription: a group of the consumer protocol refuses one of no topics."""
+    return None if topics else _NO_TOPIC

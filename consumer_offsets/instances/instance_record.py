@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from logstore.broker.context import ANONYMOUS, Principal, RequestContext
 from logstore.errors import CorruptionError
 from logstore.records.offset_record import OFFSETS_TOPIC, InstanceKey
 
@@ -40,6 +41,17 @@ class Start(msgspec.Struct, frozen=True, array_like=True):
     offset: int
 
 
+class Subscriber(msgspec.Struct, frozen=True):
+    """Who made the subscription, by a pattern: the topics that match it are those that this principal may describe."""
+
+    principal: Principal
+    host: str
+
+    @property
+    def context(self) -> RequestContext:
+        return RequestContext("", "", "INTERNAL", self.host, None, self.principal)
+
+
 class InstanceValue(msgspec.Struct, frozen=True):
     """``id`` tells an instance from others that had its name. It is subscribed (to ``topics`` or to those that match
     ``pattern``), has ``assigned``, or neither.
@@ -52,6 +64,7 @@ class InstanceValue(msgspec.Struct, frozen=True):
     config: InstanceConfig
     topics: list[str] | None = None
     pattern: str | None = None
+    subscriber: Subscriber = Subscriber(ANONYMOUS, "")
     seen: dict[str, tuple[str, int]] = {}
     assigned: list[Assigned] | None = None
     member_id: str | None = None

@@ -15,7 +15,7 @@ from consumer_offsets.instances.instance_table import PutInstance
 from logstore.broker.broker import PartitionLog
 from logstore.broker.context import INTERNAL
 from logstore.broker.topic_ids import require_topic_id, topic_id_text
-from logstore.errors import LogStoreError
+from logstore.errors import BrokerNotReadyError, LogStoreError
 from logstore.log.isolation import Isolation
 from logstore.protocol.members.identity import TopicPartition
 from logstore.records.offset_record import InstanceKey
@@ -42,11 +42,25 @@ class InstanceStarts:
         self._shard = shard
         self._key = key
         self._id = id
+        self._is_closed = False
+
+    def close(self) -> None:
+        """The store stops, or another one goes on with the instance."""
+        self._is_closed = True
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
 
     @property
     def value(self) -> InstanceValue:
-        """UnknownInstanceError, and as ``CoordinatorShard.machine``."""
-        return self._shard.machine.instances.require(self._key, self._id)
+        """UnknownInstanceError, and as ``CoordinatorShard.machine``; BrokerNotReadyError when it is closed: a client
+        that hears of no instance makes another one.
+        """
+        value = self._shard.machine.instances.require(self._key, self._id)
+        if self._is_closed:
+            raise BrokerNotReadyError("The store is stopping. Try again in a few seconds.")
+        return value
 
     async def put(self, value: InstanceValue | None) -> None:
         """Change the record, which was read since the last await. Returns when that is durable."""
@@ -67,7 +81,12 @@ class InstanceStarts:
             await self.put(msgspec.structs.replace(value, starts=kept))
 
     def subscribed(self, value: InstanceValue) -> frozenset[str]:
-        return frozenset(value.topics or ()) if value.pattern is None else self._home.topics.matching(value.pattern)
+        """Topics that it names, or those that match it now and that its subscriber may describe."""
+        if value.pattern is None:
+            return frozenset(value.topics or ())
+        found = self._home.topics.matching(value.pattern)
+        shown = self._broker.authorizer.described(value.subscriber.context, tuple(found))
+        return found if len(shown) == len(found) else shown
 
     def topic_id(self, at: TopicPartition) -> str | None:
         """The id of the topic, if it has the partition now."""
@@ -95,6 +114,15 @@ class InstanceStarts:
                 rest[at] = topic_id
         reset, reset_starts = self.reset(rest)
         return positions | reset, starts + reset_starts
+
+    async def find(self, wanted: Mapping[TopicPartition, str | None]) -> dict[TopicPartition, Position]:
+        """The positions of partitions, of topics with these ids; the starts among them are durable then."""
+        there = {at: topic_id for at, topic_id in wanted.items() if topic_id is not None}
+        if not there:
+            return {}
+        positions, starts = self.resolved(there)
+        await self.put_starts({TopicPartition(start.topic, start.partition): start for start in starts})
+        return positions
 
     def reset(self, wanted: Mapping[TopicPartition, str]) -> tuple[dict[TopicPartition, Position], list[Start]]:
         """By ``auto.offset.reset``. What came after the subscription is read from its beginning."""

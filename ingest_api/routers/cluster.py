@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from ingest_api.dependencies import Context, StoreBroker
 from ingest_api.errors import http_error, shown_message
-from ingest_api.model_routes import MetadataRoute, model_router
+from ingest_api.model_routes import AdministrationRoute, model_router
 from ingest_api.operations import refusals
 from ingest_api.routers.links import page_size, store_url
 from ingest_api.routes import requires
@@ -26,12 +26,13 @@ from ingest_api.schemas.cluster import (
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import PartitionState, Topic
 from logstore.broker.cluster import PartitionCounts, is_under_min_isr
+from logstore.broker.forwarding import Target
 from logstore.cluster.coordinator import ElectionType
 
 # Partitions that are looked at before other tasks of the event loop have their turn.
 _STEP = 200
 
-router = model_router(MetadataRoute, tags=["administration"])
+router = model_router(AdministrationRoute, tags=["administration"])
 
 
 @router.get("/cluster", operation_id="describeCluster", response_description="The cluster.")
@@ -100,7 +101,7 @@ async def list_partitions(
     response_description="How each election ended.",
     responses=refusals(503),
 )
-@requires(Operation.ALTER, ResourceType.CLUSTER)
+@requires(Operation.ALTER, ResourceType.CLUSTER, target=Target.CONTROLLER)
 async def elect_leaders(context: Context, broker: StoreBroker, asked: ElectLeadersRequest) -> ElectedLeaders:
     """Have the controller elect leaders of partitions, as Kafka's ElectLeaders does."""
     partitions: dict[str, set[int]] | None = None

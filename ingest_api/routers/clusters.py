@@ -25,7 +25,6 @@ from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
 from logstore.broker.forwarding import Target
-from logstore.broker.topics import DEFAULT_REPLICATION_FACTOR
 from logstore.errors import InvalidConfigError
 
 router = model_router(AdministrationRoute, tags=["administration"])
@@ -161,7 +160,9 @@ def _described(
 ) -> ClusterTopic:
     """The answer for a topic; ``topic`` is None while there is none of that name."""
     # INTERNAL: a client that created or grew the topic is told of it, without the permission to describe it.
-    replicas = len(broker.partition_state(INTERNAL, topic, 0).replicas) if topic else DEFAULT_REPLICATION_FACTOR
+    replicas = broker.settings.default_replication_factor
+    if topic is not None:
+        replicas = len(broker.partition_state(INTERNAL, topic, 0).replicas)
     return ClusterTopic(
         metadata=resource_metadata(request, broker, topic=name),
         cluster_id=broker.cluster_id,

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 from fastapi import Depends, Path, Query
 from starlette.requests import Request
 
-from consumer_offsets.group_coordinator import GroupListing, PartitionLag
+from consumer_offsets.group_queries import GroupListing, PartitionLag
 from consumer_offsets.groups.description import GroupDescription, MemberDescription
 from ingest_api.dependencies import ClusterBroker, Context, GroupInPath, GroupName, PartitionNumber, State, TopicName
 from ingest_api.errors import NoSuchResourceError
@@ -47,10 +47,12 @@ async def list_groups(
     request: Request, state: State, context: Context, broker: ClusterBroker, query: Annotated[PageQuery, Query()]
 ) -> schemas.ConsumerGroupList:
     """The groups that have members or committed offsets, by name: a page at a time."""
-    page = await state.groups.list_groups(context, after=query.page_token or "", limit=page_size(query))
+    page = await state.groups.list_all_groups(context, after=query.page_token or "", limit=page_size(query))
     return schemas.ConsumerGroupList(
         metadata=list_metadata(request, broker.cluster_id, "consumer-groups", query=query, next_token=page.next),
-        data=[_group(request, broker, group) for group in page.groups],
+        data=[
+            _group(request, broker, group, state.groups.coordinator_of(context, group.group)) for group in page.groups
+        ],
     )
 
 
@@ -58,7 +60,7 @@ async def list_groups(
 @requires(Operation.DESCRIBE, ResourceType.GROUP)
 async def get_group(request: Request, broker: ClusterBroker, group: GroupInPath) -> schemas.ConsumerGroup:
     """One group."""
-    return _group(request, broker, group)
+    return _group(request, broker, group, broker.broker_id)
 
 
 @router.get(f"{_GROUP}/consumers", operation_id="listConsumers", response_description="The members of the group.")
@@ -121,7 +123,7 @@ async def get_lag_summary(
     request: Request, state: State, context: Context, broker: ClusterBroker, group: GroupName
 ) -> schemas.ConsumerGroupLagSummary:
     """The lag of a group in all, and in the partition that is furthest behind."""
-    lags = state.groups.lag(context, group)
+    lags = await state.groups.fetch_lag(context, group)
     if not lags:
         raise NoSuchResourceError(f"Group {group!r} has committed no offset, and reads no partition: it has no lag.")
     worst = max(lags, key=lambda each: each.lag)
@@ -151,7 +153,8 @@ async def list_lags(
     request: Request, state: State, context: Context, broker: ClusterBroker, group: GroupName
 ) -> schemas.ConsumerLagList:
     """The lag of a group in each partition, the largest first."""
-    lags = sorted(state.groups.lag(context, group), key=lambda each: (-each.lag, each.topic, each.partition))
+    found = await state.groups.fetch_lag(context, group)
+    lags = sorted(found, key=lambda each: (-each.lag, each.topic, each.partition))
     return schemas.ConsumerLagList(
         metadata=list_metadata(request, broker.cluster_id, "consumer-groups", group, "lags"),
         data=[_lag(request, broker, group, each) for each in lags],
@@ -174,7 +177,7 @@ async def get_lag(
     partition: PartitionNumber,
 ) -> schemas.ConsumerLag:
     """The lag of a group in one partition."""
-    for each in state.groups.lag(context, group):
+    for each in await state.groups.fetch_lag(context, group):
         if (each.topic, each.partition) == (topic, partition):
             return _lag(request, broker, group, each)
     raise NoSuchResourceError(
@@ -183,7 +186,9 @@ async def get_lag(
     )
 
 
-def _group(request: Request, broker: Broker, group: GroupDescription | GroupListing) -> schemas.ConsumerGroup:
+def _group(
+    request: Request, broker: Broker, group: GroupDescription | GroupListing, coordinator: int
+) -> schemas.ConsumerGroup:
     path = (broker.cluster_id, "consumer-groups", group.group)
     return schemas.ConsumerGroup.model_validate(
         {
@@ -195,7 +200,7 @@ def _group(request: Request, broker: Broker, group: GroupDescription | GroupList
             "state": _WORD.sub("_", group.state).upper(),
             # As in Kafka, a group that is only committed to is a classic one.
             "type": (group.kind or "classic").upper(),
-            "coordinator": Link(related=link(request, broker.cluster_id, "brokers", str(broker.settings.broker_id))),
+            "coordinator": Link(related=link(request, broker.cluster_id, "brokers", str(coordinator))),
             "consumers": Link(related=link(request, *path, "consumers")),
             "lag_summary": Link(related=link(request, *path, "lag-summary")),
         }

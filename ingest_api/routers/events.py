@@ -33,10 +33,10 @@ from ingest_api.state import api_state
 from ingest_api.topic_ids import topic_id_headers, topic_to_read
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import PartitionLog, Topic
+from logstore.broker.partition_offsets import OffsetsElsewhere, PartitionOffsets
 from logstore.broker.topic_ids import topic_id_text
 from logstore.errors import InvalidRequestError
 from logstore.log.isolation import Isolation
-from logstore.log.log_reader import require_in_range
 
 router = declared_router(tags=["records"])
 
@@ -59,7 +59,8 @@ async def events(request: Request) -> Response:
     key = _key(query, topic, form)
     selection = TopicSelection(topic, query.get(PARTITION.name))
     reading = Reading(selection.partitions(), form, isolation)
-    starts = _starts(request, query.get(FROM.name), selection, isolation)
+    elsewhere = await state.broker.offsets_elsewhere([selection.log_of(one) for one in selection.partitions()])
+    starts = _starts(request, query.get(FROM.name), selection, isolation, elsewhere)
     offsets = tuple(starts[one] for one in reading.partitions)
     state.events.open()
     keepalive_s = state.settings.event_stream_keepalive_ms / 1000
@@ -101,22 +102,29 @@ class TopicSelection:
 
 
 def _starts(
-    request: Request, begin: str | None, selection: TopicSelection, isolation: Isolation
+    request: Request,
+    begin: str | None,
+    selection: TopicSelection,
+    isolation: Isolation,
+    elsewhere: OffsetsElsewhere,
 ) -> Mapping[StreamPartition, int]:
-    """The first offset of each partition. Raises OffsetOutOfRangeError, QuarantinedError."""
+    """The first offset of each partition. Raises OffsetOutOfRangeError, QuarantinedError, LeaderNotAvailableError."""
     partitions = selection.partitions()
-    logs = {one: selection.log_of(one) for one in partitions}
-    for log in logs.values():
+    ends: dict[StreamPartition, PartitionOffsets] = {}
+    for one in partitions:
+        log = selection.log_of(one)
         log.require_served()
+        ends[one] = PartitionOffsets.of(log, elsewhere)
+        ends[one].require_known(log)
     last_id = request.headers.get(LAST_EVENT_ID)
     if not last_id and begin in (None, "latest"):
-        return {one: log.readable_end(isolation) for one, log in logs.items()}
-    starts = {one: log.log_start_offset for one, log in logs.items()}
+        return {one: found.readable_end(isolation) for one, found in ends.items()}
+    starts = {one: found.log_start_offset for one, found in ends.items()}
     text = last_id or begin
     if text is not None and (last_id or text != "earliest"):
         named = parse_position(text, partitions, LAST_EVENT_ID if last_id else "Query parameter from")
         for one, offset in named.items():
-            require_in_range(logs[one], offset)
+            ends[one].require_in_range(selection.log_of(one), offset)
         starts |= named
     return starts
 

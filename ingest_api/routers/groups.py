@@ -44,7 +44,7 @@ router = model_router(MetadataRoute, tags=["groups"])
 @requires(Operation.DESCRIBE, ResourceType.GROUP, names_in="answer")
 async def list_groups(state: State, context: Context) -> list[str]:
     """Names of all groups that have members or committed offsets, sorted."""
-    return [*state.groups.groups(context)]
+    return await state.groups.all_groups(context)
 
 
 @router.get("/group-listings", operation_id="listGroupListings", response_description="A page of groups, by name.")
@@ -56,7 +56,7 @@ async def list_group_listings(
     limit = _LIMIT.read(query.limit) if query.limit is not None else _LIMIT.default
     assert limit is not None
     states = None if query.states is None else {_state(name) for name in query.states.split(",")}
-    page = await state.groups.list_groups(context, after=query.after or "", limit=limit, states=states)
+    page = await state.groups.list_all_groups(context, after=query.after or "", limit=limit, states=states)
     return GroupListings.model_validate(page)
 
 
@@ -103,7 +103,7 @@ async def get_offsets(
 @requires(Operation.DESCRIBE, ResourceType.GROUP)
 async def get_lag(state: State, context: Context, group: GroupName) -> GroupLag:
     """The number of offsets from the group's committed offset to the high watermark, by topic and partition."""
-    lags = state.groups.lag(context, group)
+    lags = await state.groups.fetch_lag(context, group)
     return GroupLag(
         group=group,
         total_lag=sum(found.lag for found in lags),

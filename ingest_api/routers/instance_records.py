@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from consumer_offsets.instances.consumer_instance import ConsumerInstance
+from consumer_offsets.instances.instance_group import AUTO_COMMIT_S
 from consumer_offsets.instances.instance_home import Polled, PolledPartition
 from ingest_api import operations
 from ingest_api.answers import RecordsResponse
@@ -43,7 +44,6 @@ router = declared_router(tags=["consumers"])
 _TYPES: Final = {"json": KAFKA_JSON_V2, "binary": KAFKA_BINARY_V2}
 #: How long a stream waits for the end of a poll, or of the stream before it that has not noticed its client's end yet.
 _TURN_MS: Final = 5_000
-_AUTO_COMMIT_S: Final = 5.0
 
 
 @router.get("/consumers/{group}/instances/{instance}/records", **operations.POLL)
@@ -171,7 +171,7 @@ async def stream_events(request: Request) -> Response:
         def streamed() -> Mapping[TopicPartition, int]:
             return {TopicPartition(*one[:2]): offset for one, offset in stream.position().items()}
 
-        instance.streamed, instance.on_change = streamed, stream.look_again
+        instance.begin_stream(streamed, stream.look_again)
         turn.callback(instance.end_stream)
         if config.auto_commit:
             committing = asyncio.get_running_loop().create_task(_auto_commit(instance))
@@ -184,7 +184,7 @@ async def _auto_commit(instance: ConsumerInstance) -> None:
     """Commit what was sent an interval before: the client has had that time for it."""
     handed: Mapping[TopicPartition, int] = {}
     while True:
-        await asyncio.sleep(_AUTO_COMMIT_S)
+        await asyncio.sleep(AUTO_COMMIT_S)
         try:
             handed = await instance.auto_commit_stream(handed)
         except LogStoreError as error:

@@ -48,6 +48,7 @@ async def offsets(
     """The first offset and the one after the last that readers see; with a timestamp, the offset of that time too."""
     response.headers.update(topic_id_headers(request.scope))
     log.require_served()
+    log.require_leader().require_settled()
     if query.timestamp is None:
         return PartitionOffsets(
             beginning_offset=log.log_start_offset,

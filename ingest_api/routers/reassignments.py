@@ -14,6 +14,7 @@ from ingest_api.schemas.administration import Link, Reassignment, ReassignmentLi
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, PartitionState, Topic
 from logstore.broker.context import RequestContext
+from logstore.broker.forwarding import Target
 
 _TOPIC = "/v3/clusters/{cluster_id}/topics/{topic}"
 _PARTITION = f"{_TOPIC}/partitions/{{partition}}/reassignment"
@@ -77,7 +78,7 @@ async def get_reassignment(
     response_description="It has begun, or there was nothing to move.",
     responses=refusals(400, 503),
 )
-@requires(Operation.ALTER, ResourceType.TOPIC)
+@requires(Operation.ALTER, ResourceType.TOPIC, target=Target.CONTROLLER)
 async def reassign(
     request: Request,
     context: Context,
@@ -101,7 +102,7 @@ async def reassign(
     response_description="The partition moves back.",
     responses=refusals(503),
 )
-@requires(Operation.ALTER, ResourceType.TOPIC)
+@requires(Operation.ALTER, ResourceType.TOPIC, target=Target.CONTROLLER)
 async def cancel(context: Context, broker: ClusterBroker, topic: TopicInCluster, log: PartitionInCluster) -> None:
     """Take a reassignment back that is under way."""
     await broker.reassign(context, topic, {log.partition: None})

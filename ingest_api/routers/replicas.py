@@ -154,6 +154,7 @@ async def get_partition_offset(
 ) -> PartitionWithOffsets:
     """The first offset of a partition, and the one after the last that readers see."""
     log.require_served()
+    log.require_leader().require_settled()
     metadata = resource_metadata(request, broker, topic=topic.name, partition=str(log.partition))
     metadata.self = f"{metadata.self}/offset"
     metadata.resource_name = f"{metadata.resource_name}/offset_type={query.offset_type}"
@@ -252,12 +253,12 @@ def _text(value: object) -> str | None:
 
 def _broker(request: Request, broker: Broker, endpoint: BrokerEndpoint) -> administration.ClusterBroker:
     url = urlsplit(endpoint.url or store_url(request))
-    number = endpoint.id
+    host, number = url.hostname or "", endpoint.id
     return administration.ClusterBroker(
         metadata=resource_metadata(request, broker, broker=str(number)),
         cluster_id=broker.cluster_id,
         broker_id=number,
-        host=url.hostname or "",
+        host=f"[{host}]" if ":" in host else host,
         port=url.port or _PORTS[url.scheme],
         rack=endpoint.rack,
         configs=Link(related=link(request, broker.cluster_id, "brokers", str(number), "configs")),

@@ -22,6 +22,7 @@ from logstore.broker.broker import Broker, PartitionLog
 from logstore.broker.broker import Topic as OpenTopic
 from logstore.broker.context import RequestContext
 from logstore.broker.forwarding import Target
+from logstore.broker.partition_offsets import OffsetsElsewhere, PartitionOffsets
 
 router = model_router(MetadataRoute, tags=["topics"])
 
@@ -44,13 +45,14 @@ async def list_brokers(broker: StoreBroker) -> BrokerIds:
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
 async def get_topic(broker: StoreBroker, context: Context, topic: TopicInPath) -> Topic:
     """One topic: its configuration, where its Delta table is, and the state of each partition."""
+    elsewhere = await broker.offsets_elsewhere(topic.partitions)
     return Topic(
         name=topic.name,
         topic_id=str(topic.topic_id),
         location=topic.location,
         is_internal=topic.is_internal,
         configs=topic.config.as_strings(),
-        partitions=[_partition(context, broker, topic, log) for log in topic.partitions],
+        partitions=[_partition(context, broker, topic, log, elsewhere) for log in topic.partitions],
     )
 
 
@@ -58,7 +60,8 @@ async def get_topic(broker: StoreBroker, context: Context, topic: TopicInPath) -
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
 async def list_partitions(broker: StoreBroker, context: Context, topic: TopicInPath) -> list[Partition]:
     """The state of each partition."""
-    return [_partition(context, broker, topic, log) for log in topic.partitions]
+    elsewhere = await broker.offsets_elsewhere(topic.partitions)
+    return [_partition(context, broker, topic, log, elsewhere) for log in topic.partitions]
 
 
 @router.get(
@@ -67,7 +70,7 @@ async def list_partitions(broker: StoreBroker, context: Context, topic: TopicInP
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
 async def get_partition(broker: StoreBroker, context: Context, topic: TopicInPath, log: PartitionInPath) -> Partition:
     """The state of one partition."""
-    return _partition(context, broker, topic, log)
+    return _partition(context, broker, topic, log, await broker.offsets_elsewhere([log]))
 
 
 @router.post(
@@ -80,8 +83,16 @@ async def get_partition(broker: StoreBroker, context: Context, topic: TopicInPat
 async def roll(broker: StoreBroker, context: Context, topic: TopicInPath, _: RollRequest | None = None) -> Rolled:
     """Put all acknowledged records into the Delta table now; answers when the commit is durable."""
     rolled = await broker.roll(context, topic)
-    sealed = [SealedOffset(partition=number, sealed_offset=offset) for number, offset in sorted(rolled.sealed.items())]
-    return Rolled(version=rolled.version, sealed_offsets=sealed)
+    version, sealed = rolled.version, dict(rolled.sealed)
+    elsewhere = [] if broker.others is None else await broker.others.ask_leaders(context, topic, "roll")
+    for one in elsewhere:
+        version = max(version, one["version"])
+        for told in one["sealed_offsets"]:
+            sealed[told["partition"]] = max(sealed[told["partition"]], told["sealed_offset"])
+    return Rolled(
+        version=version,
+        sealed_offsets=[SealedOffset(partition=number, sealed_offset=at) for number, at in sorted(sealed.items())],
+    )
 
 
 @router.post(
@@ -97,7 +108,9 @@ async def refresh(
     """Read commits of others, such as jobs, from the Delta table now. Without this call the store does so every few
     seconds.
     """
-    return Refreshed(version=await broker.refresh(context, topic))
+    version = await broker.refresh(context, topic)
+    elsewhere = [] if broker.others is None else await broker.others.ask_leaders(context, topic, "refresh")
+    return Refreshed(version=min([version, *(one["version"] for one in elsewhere)]))
 
 
 @router.post(
@@ -114,8 +127,11 @@ async def drop_foreign_files(
     return DroppedForeignFiles(files=[*await broker.drop_foreign_files(context, topic)])
 
 
-def _partition(context: RequestContext, broker: Broker, topic: OpenTopic, log: PartitionLog) -> Partition:
+def _partition(
+    context: RequestContext, broker: Broker, topic: OpenTopic, log: PartitionLog, elsewhere: OffsetsElsewhere
+) -> Partition:
     state = broker.partition_state(context, topic, log.partition)
+    offsets = PartitionOffsets.of(log, elsewhere)
     return Partition(
         partition=log.partition,
         leader=state.leader,
@@ -123,13 +139,13 @@ def _partition(context: RequestContext, broker: Broker, topic: OpenTopic, log: P
             Replica(broker=replica, leader=replica == state.leader, in_sync=replica in state.in_sync_replicas)
             for replica in state.replicas
         ],
-        log_start_offset=log.log_start_offset,
-        high_watermark=log.high_watermark,
-        log_end_offset=log.log_end_offset,
-        last_stable_offset=log.last_stable_offset,
-        sealed_offset=log.sealed_offset,
-        leader_epoch=log.leader_epoch,
+        log_start_offset=offsets.log_start_offset,
+        high_watermark=offsets.high_watermark,
+        log_end_offset=offsets.log_end_offset,
+        last_stable_offset=offsets.last_stable_offset,
+        sealed_offset=offsets.sealed_offset,
+        leader_epoch=log.leader_epoch if log.is_leader else state.leader_epoch,
         segments=len(log.segments),
         size_bytes=log.segments.size_bytes,
-        unsealed_bytes=log.unsealed_bytes,
+        unsealed_bytes=offsets.unsealed_bytes,
     )

@@ -186,7 +186,7 @@ class Reassignment(Answer):
 class ReassignRequest(Request):
     """Ids of brokers, the preferred leader first."""
 
-    replicas: list[int] = Field(min_length=1, examples=[[1, 2, 3]])
+    replicas: list[int] = Field(min_length=1)
 
 
 class ReassignmentList(Answer):

@@ -9,7 +9,11 @@ from logstore.records.batch_identity import PRODUCER_EPOCH_MAX
 INT64_MAX = 2**63 - 1
 
 Int32 = Annotated[int, Field(ge=0, le=2**31 - 1, json_schema_extra={"format": "int32"})]
+#: The id of a broker that leads, or a leader epoch; -1: none.
+Int32OrNone = Annotated[int, Field(ge=-1, le=2**31 - 1, json_schema_extra={"format": "int32"})]
 Int64 = Annotated[int, Field(ge=0, le=INT64_MAX, json_schema_extra={"format": "int64"})]
+#: An offset, or bytes of a partition's tail; -1: the leader is another broker, and does not tell.
+Int64OrNone = Annotated[int, Field(ge=-1, le=INT64_MAX, json_schema_extra={"format": "int64"})]
 ProducerEpoch = Annotated[int, Field(ge=0, le=PRODUCER_EPOCH_MAX, json_schema_extra={"format": "int32"})]
 #: The topic id that GET /topics/{topic} gives.
 TopicId = Annotated[

@@ -6,7 +6,7 @@ from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
 from ingest_api.schemas.administration import PageQuery
-from ingest_api.schemas.base import Answer, Int32, Request
+from ingest_api.schemas.base import Answer, Int32, Int32OrNone, Request
 from logstore.limits import ELECTIONS_MAX
 
 
@@ -41,8 +41,8 @@ class PartitionReplicas(Answer):
 
     topic: str
     partition: Int32
-    leader: Int32
-    leader_epoch: Int32
+    leader: Int32OrNone
+    leader_epoch: Int32OrNone
     replicas: list[Int32]
     in_sync_replicas: list[Int32]
     adding_replicas: list[Int32]
@@ -68,7 +68,7 @@ class ElectLeadersRequest(Request):
         description="preferred: the first replica leads again, if it is in sync. unclean: a replica leads that may "
         "lack acknowledged records, if no other one can."
     )
-    partitions: list[TopicPartitionEntry] | SkipJsonSchema[None] = Field(None, min_length=1, max_length=ELECTIONS_MAX)
+    partitions: list[TopicPartitionEntry] | None = Field(None, min_length=1, max_length=ELECTIONS_MAX)
 
 
 class ElectedPartition(Answer):

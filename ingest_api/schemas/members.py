@@ -155,7 +155,7 @@ class MemberDescription(Answer):
     member_id: str
     group_instance_id: str | None
     client_id: str
-    client_host: str
+    client_host: str = Field(description="Empty for a consumer instance, which the store itself holds.")
     member_epoch: int = Field(description="-1 in a classic group.")
     assignment: list[AssignedTopicPartition]
 

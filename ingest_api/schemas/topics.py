@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from ingest_api.schemas.base import Answer, Int32, Int64, Request
+from ingest_api.schemas.base import Answer, Int32, Int32OrNone, Int64, Int64OrNone, Request
 
 
 class BrokerIds(Answer):
@@ -16,20 +16,23 @@ class Replica(Answer):
 
 
 class Partition(Answer):
-    """Offsets are exclusive ends: `sealed_offset` is the first one that is not yet in the Delta table."""
+    """Offsets are exclusive ends: `sealed_offset` is the first one that is not yet in the Delta table.
+
+    -1: no broker leads the partition; its leader is another broker, which does not answer now.
+    """
 
     partition: Int32
-    leader: Int32
+    leader: Int32OrNone
     replicas: list[Replica]
-    log_start_offset: Int64
-    high_watermark: Int64
-    log_end_offset: Int64
-    last_stable_offset: Int64
-    sealed_offset: Int64
-    leader_epoch: Int32
+    log_start_offset: Int64OrNone
+    high_watermark: Int64OrNone
+    log_end_offset: Int64OrNone
+    last_stable_offset: Int64OrNone
+    sealed_offset: Int64OrNone
+    leader_epoch: Int32OrNone
     segments: int
     size_bytes: Int64
-    unsealed_bytes: Int64
+    unsealed_bytes: Int64OrNone
 
 
 class Topic(Answer):

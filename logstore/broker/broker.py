@@ -45,7 +45,9 @@ from logstore.table_root import TableRoot
 
 if TYPE_CHECKING:  # one node imports nothing of the way between brokers
     from logstore.broker.other_brokers import OtherBrokers
+    from logstore.broker.partition_offsets import OffsetsElsewhere
     from logstore.broker.remote_appends import PeerRequests
+    from logstore.replication.peer_http import PeerHttp
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -129,6 +131,7 @@ class Broker:
             authorizer,
             clock,
         )
+        self._topics.appeared = self._topic_appeared
         self._cluster = Cluster(coordinator, authorizer)
         self._tables = TopicTables(roller, self.admission, authorizer, self._schedule.rolled)
         self._producing = Producing(journal, self.admission, authorizer, coordinator, filesystem, self._schedule.touch)
@@ -197,7 +200,9 @@ class Broker:
         journal_lock = LockFile.acquire(journal_directory)
         locks = [*coordinator.locks, journal_lock]
         try:
-            catalog = TopicCatalog(TableRoot(settings.data, filesystem))
+            in_cluster = settings.zookeeper_connect is not None
+            root = TableRoot(settings.data, filesystem, coordinator.broker_id if in_cluster else None)
+            catalog = TopicCatalog(root, is_shared=in_cluster)
             file_bytes = min(JOURNAL_FILE_BYTES, max(MIB, settings.journal_max_bytes // 32))
             journal = Journal(
                 journal_directory,
@@ -245,6 +250,8 @@ class Broker:
     async def stop(self) -> None:
         """Refuse new appends, seal as much as ``ROLL_AT_STOP_S`` allows, and release the data directory."""
         self.admission.not_ready = "the store is stopping"
+        if self.others is not None:
+            await self.others.appends.close()
         if self._telling_offline is not None:
             self._telling_offline.cancel()
         await self._upkeep.stop()
@@ -264,7 +271,14 @@ class Broker:
             self._journal_lock.release()
         log.info("broker.stopped")
 
+    def _topic_appeared(self, topic: Topic) -> None:
+        """Another broker may lead all of it: who follows topics learns of it all the same."""
+        for partition_log in topic.partitions:
+            for listener in self.leadership_listeners:
+                listener(topic, partition_log.partition)
+
     def _leadership_changed(self, topic: Topic, partition: int) -> None:
+        self._topics.leadership_changed(topic)
         self._schedule.touch(topic)
         for listener in self.leadership_listeners:
             listener(topic, partition)
@@ -275,20 +289,40 @@ class Broker:
             broker_id, broker_epoch, self.journal, self.clock, self._topics.partition_log, self.replicas.followed
         )
 
-    def join_cluster(self, peers: "PeerRequests") -> "OtherBrokers":
-        """From now on, records for partitions that other brokers lead go there. To be called once, after the start."""
+    async def offsets_elsewhere(self, logs: Sequence[PartitionLog]) -> "OffsetsElsewhere":
+        """The offsets of those of ``logs`` that other brokers lead, as their leaders tell them; -1 if one does not."""
+        return {} if self.others is None else await self.others.offsets(logs)
+
+    def join_cluster(self, peers: "PeerRequests", http: "PeerHttp") -> "OtherBrokers":
+        """From now on, records of partitions that other brokers lead go there, and come from there. To be called once,
+        after the start.
+        """
         from logstore.broker.other_brokers import OtherBrokers
 
         self.others = others = OtherBrokers(
-            self._coordinator, self._topics, peers, self._producing, self.admission, self.authorizer, self.settings
+            self._coordinator,
+            self._topics,
+            peers,
+            http,
+            self._producing,
+            self.admission,
+            self.authorizer,
+            self.settings,
         )
         self._producing.remote = others.appends
+        self._fetching.remote = others.fetches
+        self._topics.create_at_controller = others.create_topic
         return others
 
     @property
     def brokers_by_id(self) -> Mapping[int, BrokerEndpoint]:
         """The brokers of the cluster that are there now, in the order of their ids."""
         return self._coordinator.brokers_by_id
+
+    @property
+    def is_controller(self) -> bool:
+        """Whether this broker makes, changes and deletes topics, as far as it knows."""
+        return self._coordinator.controller_id == self.broker_id
 
     @property
     def controller_id(self) -> int | None:

@@ -1,5 +1,7 @@
 """The context of a request, as a listener hands it to the broker: its principal, and the way it came. No HTTP here."""
 
+import base64
+import binascii
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -62,6 +64,19 @@ class RequestContext(msgspec.Struct, frozen=True):
     def is_forwarded(self) -> bool:
         """Whether another broker has let the request in; that one charges quotas."""
         return self.forwarding is Forwarding.DONE
+
+    def encode(self) -> bytes:
+        """For another broker, as base64 of JSON."""
+        return base64.b64encode(msgspec.json.encode(self))
+
+    @classmethod
+    def decode(cls, encoded: bytes) -> "RequestContext":
+        """The context of a request that another broker has forwarded. ValueError if it is no such thing."""
+        try:
+            context = msgspec.json.decode(base64.b64decode(encoded, validate=True), type=cls)
+        except (binascii.Error, msgspec.DecodeError) as error:
+            raise ValueError(f"not a request's context: {error}") from error
+        return msgspec.structs.replace(context, forwarding=Forwarding.DONE)
 
 
 #: Kafka's principal for a client that did not authenticate.

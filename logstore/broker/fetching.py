@@ -1,14 +1,16 @@
 """Fetching: records of any number of partitions, each from its offset on, with one wait for all of them.
 
-The wait is in ``purgatory``. Invariants: records are read once, when the fetch is answered; room for them is reserved
+The wait is in ``purgatory``. In a cluster, the leaders of other partitions are asked for theirs (``remote_fetches``).
+Invariants: records are read once, when the fetch is answered; room for them is reserved
 before, among the bytes in flight of all answers.
 """
 
+import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -33,7 +35,11 @@ from logstore.log.log_reader import FetchResult, LogReader
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.observability import FETCHED_BYTES, FETCHED_RECORDS
-from logstore.protocol.record_batch import RecordBatch
+from logstore.protocol.record_batch import RecordBatch, read_batches, read_records
+from logstore.records.schema import LOG_SCHEMA
+
+if TYPE_CHECKING:  # one node asks nobody
+    from logstore.broker.remote_fetches import Asked, RemoteFetches
 
 __all__ = ["FetchLimits", "FetchPartition", "Fetched", "Fetching", "Gone"]
 
@@ -69,9 +75,12 @@ class _Read(Protocol[T]):
 
 @dataclass(frozen=True, slots=True)
 class _Form(Generic[T]):
-    """A form of records: how they are read, and how many bytes they hold."""
+    """A form of records: how they are read, and how many bytes they hold. ``read_remote`` makes it of another broker's
+    answer, with the number of records.
+    """
 
     read: _Read[T]
+    read_remote: Callable[[pa.Buffer, int], tuple[T, int]]
     held_bytes: Callable[[FetchResult[T]], int]
 
 
@@ -89,8 +98,10 @@ class Fetching:
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="read")
         self._reader = LogReader(journal, self._threads, refresh)
         self._find_topic = find_topic
-        self._stored = _Form(self._reader.read_stored, _stored_bytes)
-        self._decoded = _Form(self._reader.read, lambda result: result.num_bytes)
+        self._stored = _Form(self._reader.read_stored, _stored_of, _stored_bytes)
+        self._decoded = _Form(self._reader.read, _decoded_of, lambda result: result.num_bytes)
+        #: The way to the leaders of other partitions; None on one node.
+        self.remote: RemoteFetches | None = None
         self._admission = admission
         self._answers = admission.answers
         self._authorizer = authorizer
@@ -140,7 +151,7 @@ class Fetching:
         """Records of one partition for the store itself: nothing is reserved.
 
         Raises OffsetOutOfRangeError outside [log start, high watermark], UnknownPartitionError, UnknownTopicError if
-        the topic is deleted, TopicAuthorizationError.
+        the topic is deleted, NotLeaderOrFollowerError, OffsetNotAvailableError, TopicAuthorizationError.
         """
         self._authorizer.require(context, Operation.READ, ResourceType.TOPIC, topic.name)
         wanted = WantedPartition(topic, topic.partition(partition), offset)
@@ -161,9 +172,14 @@ class Fetching:
     ) -> tuple[int, int] | None:
         """The smallest offset with a timestamp of at least ``timestamp_ms``, and its timestamp; None without one.
 
-        Raises TopicAuthorizationError.
+        Raises TopicAuthorizationError, UnknownPartitionError, NotLeaderOrFollowerError, OffsetNotAvailableError,
+        LeaderNotAvailableError.
         """
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
+        log = topic.partition(partition)
+        if self.remote is not None and not log.is_leader and not context.is_forwarded:
+            return await self.remote.offset_for_timestamp(context, topic, partition, timestamp_ms)
+        log.require_leader().require_settled()
         return await self._reader.offset_for_timestamp(topic, partition, timestamp_ms)
 
     async def _fetch(
@@ -178,6 +194,23 @@ class Fetching:
         self._admission.require_quota(context, QuotaKind.FETCHED_BYTES)
         permissions = Permissions(self._authorizer, context)
         found = self._find(partitions, permissions, limits.isolation)
+        if self.remote is not None and (elsewhere := self.remote.divide(context, found)):
+            permissions.end()
+            fetched = await self._fetch_everywhere(self.remote, context, found, elsewhere, limits, gone, form, copies)
+        else:
+            fetched = await self._fetch_here(permissions, found, limits, gone, form, copies)
+        held = sum(form.held_bytes(one) for one in fetched.answers.values() if isinstance(one, FetchResult))
+        return replace(fetched, throttle_ms=self._admission.charge(context, QuotaKind.FETCHED_BYTES, held))
+
+    async def _fetch_here(
+        self,
+        permissions: Permissions,
+        found: Sequence[WantedPartition | LogStoreError],
+        limits: FetchLimits,
+        gone: Gone | None,
+        form: _Form[T],
+        copies: float,
+    ) -> Fetched[T]:
         wanted = [one for one in found if isinstance(one, WantedPartition)]
         patience = Patience(limits.max_wait_ms, gone)
         try:
@@ -198,7 +231,96 @@ class Fetching:
         except BaseException:
             reservation.release()
             raise
-        return Fetched(answers, reservation, self._admission.charge(context, QuotaKind.FETCHED_BYTES, held))
+        return Fetched(answers, reservation)
+
+    async def _fetch_everywhere(
+        self,
+        remote: "RemoteFetches",
+        context: RequestContext,
+        found: Sequence[WantedPartition | LogStoreError],
+        elsewhere: "dict[int, list[Asked]]",
+        limits: FetchLimits,
+        gone: Gone | None,
+        form: _Form[T],
+        copies: float,
+    ) -> Fetched[T]:
+        """All leaders are asked for what they have, then to wait. Any record ends the wait (as ``min_bytes`` 1), and
+        each leader has an equal part of ``max_bytes``.
+        """
+        remotely = {at for asked in elsewhere.values() for at, _ in asked}
+        here = [at for at in range(len(found)) if at not in remotely]
+        share = replace(limits, max_bytes=max(1, limits.max_bytes // (len(elsewhere) + bool(here))), min_bytes=1)
+
+        async def at_home(max_wait_ms: int) -> Fetched[T]:
+            permissions = Permissions(self._authorizer, context)
+            own, waits = [found[at] for at in here], replace(share, max_wait_ms=max_wait_ms)
+            fetched = await self._fetch_here(permissions, own, waits, None, form, copies)
+            return replace(fetched, answers={here[at]: answer for at, answer in fetched.answers.items()})
+
+        async def away(leader: int, asked: "Sequence[Asked]", max_wait_ms: int) -> Fetched[T]:
+            reservation = self._answers.reserve()
+            try:
+                raw = await remote.fetch(leader, context, asked, share, max_wait_ms, reservation)
+                read = form.read_remote
+                answers: dict[int, FetchResult[T] | LogStoreError] = {}
+                for at, wanted in asked:
+                    one = raw.get(at)
+                    if isinstance(one, FetchResult):
+                        reservation.grow(math.ceil(one.num_bytes * (copies - 1)))
+                        records, count = await asyncio.get_running_loop().run_in_executor(
+                            self._threads, read, one.records, wanted.offset
+                        )
+                        answers[at] = replace(one, records=records, count=count)
+                    elif one is not None:
+                        answers[at] = one
+            except BaseException:
+                reservation.release()
+                raise
+            return Fetched(answers, reservation)
+
+        def sources(max_wait_ms: int) -> list[Coroutine[object, object, Fetched[T]]]:
+            asked = [away(leader, wanted, max_wait_ms) for leader, wanted in elsewhere.items()]
+            return [at_home(max_wait_ms), *asked] if here else asked
+
+        fetched = await self._first_news(sources(0), None)
+        if fetched.answers or not limits.max_wait_ms:
+            return fetched
+        fetched.reservation.release()
+        return await self._first_news(sources(limits.max_wait_ms), gone)
+
+    async def _first_news(
+        self, sources: "Sequence[Coroutine[object, object, Fetched[T]]]", gone: Gone | None
+    ) -> Fetched[T]:
+        """The answers of the first of ``sources`` that have some, of all if none has. Raises the errors of ``gone``."""
+        fetching = [asyncio.ensure_future(source) for source in sources]
+        going = None if gone is None else asyncio.ensure_future(gone())
+        waiting: set[asyncio.Future[Any]] = {*fetching} if going is None else {*fetching, going}
+        try:
+            while not all(one.done() for one in fetching):
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                if going is not None and going.done():
+                    going.result()
+                    break
+                if gone is not None and any(one in done and one.result().answers for one in fetching):
+                    break
+            answers: dict[int, FetchResult[T] | LogStoreError] = {}
+            for one in fetching:
+                if one.done():
+                    answers.update(one.result().answers)
+            whole = self._answers.reserve()
+            for one in fetching:
+                if one.done():
+                    size = one.result().reservation.size
+                    one.result().reservation.release()
+                    whole.grow(size)
+            return Fetched(dict(sorted(answers.items())), whole)
+        except BaseException:
+            for one in fetching:
+                if one.done() and not one.cancelled() and one.exception() is None:
+                    one.result().reservation.release()
+            raise
+        finally:
+            await _end([*fetching, *([] if going is None else [going])])
 
     def _find(
         self, partitions: Sequence[FetchPartition], permissions: Permissions, isolation: Isolation
@@ -274,6 +396,26 @@ async def _read(
         taken += result.num_bytes
         answers[at] = _counted(one.topic, result)
     return answers
+
+
+async def _end(futures: "Sequence[asyncio.Future[Any]]") -> None:
+    """Cancel those that are not done, and wait for them."""
+    under_way = [one for one in futures if not one.done()]
+    for one in under_way:
+        one.cancel()
+    for ended in await asyncio.gather(*under_way, return_exceptions=True):
+        if isinstance(ended, Fetched):  # it was done before it could be cancelled
+            ended.reservation.release()
+
+
+def _stored_of(content: pa.Buffer, _: int) -> tuple[list[RecordBatch], int]:
+    batches = list(read_batches(content))
+    return batches, sum([batch.record_count for batch in batches])
+
+
+def _decoded_of(content: pa.Buffer, offset: int) -> tuple[pa.Table, int]:
+    table = pa.Table.from_batches(read_records(content, offset), LOG_SCHEMA)
+    return table, table.num_rows
 
 
 def _stored_bytes(result: FetchResult[list[RecordBatch]]) -> int:

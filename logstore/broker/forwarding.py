@@ -17,6 +17,7 @@ from logstore.errors import (
     LogStoreError,
     NotControllerError,
     NotLeaderOrFollowerError,
+    UnknownTopicError,
     WrongBrokerError,
 )
 from logstore.log.topic import Topic
@@ -54,6 +55,11 @@ class Router:
     def broker_id(self) -> int:
         """Of this broker."""
         return self._coordinator.broker_id
+
+    @property
+    def other_brokers(self) -> list[int]:
+        """Those that are there now."""
+        return [one for one in self._coordinator.brokers if one != self.broker_id]
 
     def leader(self, topic: Topic, partition: int) -> int:
         """The leader of a partition; ``NOBODY`` while there is none."""
@@ -131,9 +137,13 @@ class Router:
         return leader
 
     def group_coordinator(self, group: str) -> int | None:
-        """The broker that coordinates ``group``; None before there are any groups. CoordinatorNotAvailableError."""
+        """The broker that coordinates ``group``; before there are any groups the controller, which makes their topic.
+        None if their topic is quarantined. CoordinatorNotAvailableError, NotControllerError.
+        """
         try:
             topic = self._find_topic(OFFSETS_TOPIC)
+        except UnknownTopicError:
+            return self.controller()
         except LogStoreError:
             return None
         leader = self.leader(topic, partition_for(group, len(topic.partitions)))

@@ -1,28 +1,50 @@
 """The other brokers, as the rooms of this one use them: put together by ``Broker.join_cluster``, in a cluster only."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import urllib.parse
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
 
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer
-from logstore.broker.forwarding import Router
-from logstore.broker.partition_offsets import Key, PartitionOffsets, offsets_elsewhere
+from logstore.broker.context import Forwarding, RequestContext
+from logstore.broker.forwarding import NOBODY, Router, Target
+from logstore.broker.partition_offsets import OffsetsElsewhere, offsets_elsewhere
 from logstore.broker.peer_handlers import PeerHandlers
 from logstore.broker.producing import Producing
 from logstore.broker.remote_appends import PeerRequests, RemoteAppends
+from logstore.broker.remote_fetches import RemoteFetches
 from logstore.broker.topics import Topics
 from logstore.cluster.coordinator import Coordinator
+from logstore.errors import (
+    LeaderNotAvailableError,
+    PeerUnavailableError,
+    RequestTimedOutError,
+    TopicExistsError,
+)
 from logstore.log.partition_log import PartitionLog
+from logstore.log.topic import Topic
+from logstore.protocol.error_codes import error_of
+from logstore.replication.peer_http import PeerHttp
 from logstore.settings import Settings
+
+_OK: Final = 200
+_CREATED: Final = 201
 
 
 class OtherBrokers:
-    """``router`` says who answers what, ``appends`` is the way to other leaders, ``handlers`` serves theirs to us."""
+    """``router`` says who answers what; ``appends`` and ``fetches`` are ways to other leaders, ``http`` to any broker;
+    ``handlers`` answer what others ask of this one.
+    """
 
     def __init__(
         self,
         coordinator: Coordinator,
         topics: Topics,
         peers: PeerRequests,
+        http: PeerHttp,
         producing: Producing,
         admission: Admission,
         authorizer: Authorizer,
@@ -30,9 +52,59 @@ class OtherBrokers:
     ) -> None:
         self.router = Router(coordinator, topics.get)
         self.appends = RemoteAppends(self.router, peers, settings.queued_max_request_bytes)
+        self.fetches = RemoteFetches(self.router, http)
         self.handlers = PeerHandlers(producing, topics.by_id, admission, authorizer)
+        self.http = http
+        self._cluster_id = coordinator.cluster_id
         self._peers = peers
 
-    async def offsets(self, logs: Sequence[PartitionLog]) -> Mapping[Key, PartitionOffsets]:
+    async def create_topic(self, context: RequestContext, name: str) -> None:
+        """Make a topic as its first producer wants it, at the controller.
+
+        Raises TopicExistsError, NotControllerError, RequestTimedOutError, and the controller's own errors.
+        """
+        controller = self.router.controller()
+        body = msgspec.json.encode({"topic_name": name})
+        target = f"/v3/clusters/{self._cluster_id}/topics"
+        try:
+            answer = await self.http.ask(controller, "POST", target, context.encode(), body=body)
+        except PeerUnavailableError as error:
+            if error.nothing_sent:
+                raise self.router.unreachable(Target.CONTROLLER, controller, error.message) from error
+            raise RequestTimedOutError(
+                f"The controller, broker {controller}, did not answer: whether it has made topic {name!r} is unknown."
+            ) from error
+        if answer.status != _CREATED:
+            told = msgspec.json.decode(b"".join(answer.body))
+            raise error_of(told["error_code"], told["message"], bad_request=TopicExistsError)
+
+    async def ask_leaders(self, context: RequestContext, topic: Topic, action: str) -> list[Any]:
+        """POST ``/topics/<topic>/<action>`` at each other broker that leads partitions of the topic: the answers, of
+        JSON. Nobody for a request that another broker has sent on.
+
+        LeaderNotAvailableError, and the errors that they answer with.
+        """
+        if context.forwarding is not Forwarding.ALLOWED:
+            return []
+        leaders = {self.router.leader(topic, log.partition) for log in topic.partitions if not log.is_leader}
+        leaders -= {NOBODY, self.router.broker_id}
+        target = f"/topics/{urllib.parse.quote(topic.name)}/{action}"
+
+        async def ask(leader: int) -> Any:
+            try:
+                answer = await self.http.ask(leader, "POST", target, context.encode())
+            except PeerUnavailableError as error:
+                raise LeaderNotAvailableError(
+                    f"Broker {leader} leads partitions of {topic.name}, and does not answer: {error.message}. Try "
+                    "again soon."
+                ) from error
+            told = msgspec.json.decode(b"".join(answer.body))
+            if answer.status != _OK:
+                raise error_of(told["error_code"], told["message"])
+            return told
+
+        return await asyncio.gather(*map(ask, sorted(leaders)))
+
+    async def offsets(self, logs: Sequence[PartitionLog]) -> OffsetsElsewhere:
         """As ``offsets_elsewhere``."""
         return await offsets_elsewhere(self.router, self._peers, logs)

@@ -1,13 +1,16 @@
 """Offsets of partitions, whoever leads them: of those that are led elsewhere, their leaders tell (DESCRIBE)."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 from uuid import UUID
 
 from logstore.broker.forwarding import NOBODY, Router
 from logstore.broker.remote_appends import PeerRequests
-from logstore.errors import LogStoreError
+from logstore.errors import LeaderNotAvailableError, LogStoreError, OffsetOutOfRangeError
+from logstore.log.isolation import Isolation
+from logstore.log.log_reader import require_in_range
 from logstore.log.partition_log import PartitionLog
 from logstore.replication.protocol import DescribedRow, MessageType, decode_described, encode_describe
 
@@ -23,18 +26,47 @@ class PartitionOffsets(NamedTuple):
     sealed_offset: int = -1
     high_watermark: int = -1
     log_end_offset: int = -1
+    last_stable_offset: int = -1
+    #: In the leader's journal.
+    unsealed_bytes: int = -1
 
     @classmethod
-    def here(cls, log: PartitionLog) -> "PartitionOffsets":
-        return cls(log.leader_epoch, log.log_start_offset, log.sealed_offset, log.high_watermark, log.log_end_offset)
+    def of(cls, log: PartitionLog, elsewhere: "OffsetsElsewhere") -> "PartitionOffsets":
+        """From ``elsewhere`` if they are there, else as this broker has them."""
+        if (found := elsewhere.get((log.topic_id, log.partition))) is not None:
+            return found
+        ends = log.log_start_offset, log.sealed_offset, log.high_watermark, log.log_end_offset, log.last_stable_offset
+        return cls(log.leader_epoch, *ends, log.unsealed_bytes)
+
+    def require_known(self, log: PartitionLog) -> None:
+        """LeaderNotAvailableError if the leader has not told."""
+        if self.high_watermark < 0:
+            raise LeaderNotAvailableError(f"The leader of {log.topic}-{log.partition} does not answer: try again soon.")
+
+    def readable_end(self, isolation: Isolation) -> int:
+        """As that of the partition log."""
+        return self.last_stable_offset if isolation is Isolation.READ_COMMITTED else self.high_watermark
+
+    def require_in_range(self, log: PartitionLog, offset: int) -> None:
+        """OffsetOutOfRangeError outside [log start, high watermark]."""
+        if log.is_leader:
+            require_in_range(log, offset)
+        elif not self.log_start_offset <= offset <= self.high_watermark:
+            raise OffsetOutOfRangeError(
+                f"Offset {offset} is out of range in {log.topic}-{log.partition}: it has {self.log_start_offset} to "
+                f"{self.high_watermark}.",
+                log_start_offset=self.log_start_offset,
+                high_watermark=self.high_watermark,
+            )
 
 
 Key = tuple[UUID, int]
+#: By topic id and partition; none of those that are led here.
+OffsetsElsewhere = Mapping[Key, PartitionOffsets]
+NOTHING_ELSEWHERE: Final[OffsetsElsewhere] = MappingProxyType({})
 
 
-async def offsets_elsewhere(
-    router: Router, peers: PeerRequests, logs: Sequence[PartitionLog]
-) -> dict[Key, PartitionOffsets]:
+async def offsets_elsewhere(router: Router, peers: PeerRequests, logs: Sequence[PartitionLog]) -> OffsetsElsewhere:
     """The offsets of those of ``logs`` that other brokers lead: one message to each leader, all at once."""
     found: dict[Key, PartitionOffsets] = {}
     by_leader: dict[int, list[Key]] = {}

@@ -18,7 +18,7 @@ from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import INTERNAL, Forwarding, Principal, RequestContext
 from logstore.broker.produce_appends import PreparedRequest
 from logstore.broker.producing import Producing
-from logstore.errors import LogStoreError, MalformedMessageError
+from logstore.errors import LeaderNotAvailableError, LogStoreError, MalformedMessageError, UnknownTopicIdError
 from logstore.filesystem import Buffer
 from logstore.limits import REQUEST_RECORDS_MAX
 from logstore.log.topic import Topic
@@ -68,6 +68,11 @@ class PeerHandlers:
                 self._authorizer.require(context, Operation.WRITE, ResourceType.TOPIC, topic.name)
                 if context is not INTERNAL:
                     topic.require_not_internal()
+            except UnknownTopicIdError as error:
+                # The other broker knows it: it is new, or about to be known as deleted there, too.
+                for at in group:
+                    outcomes[at] = AppendedPart(LeaderNotAvailableError(f"{error.message} Try again."))
+                continue
             except LogStoreError as error:
                 for at in group:
                     outcomes[at] = AppendedPart(error)
@@ -97,9 +102,8 @@ class PeerHandlers:
             leadership.require_settled()
         except LogStoreError as error:
             return DescribedRow(error.kafka_code)
-        return DescribedRow(
-            0, leadership.epoch, log.log_start_offset, log.sealed_offset, log.high_watermark, log.log_end_offset
-        )
+        ends = log.log_start_offset, log.sealed_offset, log.high_watermark, log.log_end_offset, log.last_stable_offset
+        return DescribedRow(0, leadership.epoch, *ends, log.unsealed_bytes)
 
 
 def _context(append: Append) -> RequestContext:

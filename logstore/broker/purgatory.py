@@ -59,10 +59,13 @@ class WantedPartition:
     def count(self) -> None:
         """Count the new records; ``error`` is set if the partition cannot be read."""
         log = self.log
-        if not (self.has_news or log.is_closed):
+        if not (self.has_news or log.is_closed or not log.is_settled):
             return
         try:
             log.require_open()
+            leadership = log.require_leader()
+            if self.offset > log.high_watermark:
+                leadership.require_settled()
             require_in_range(log, self.offset)
             end = log.read_end(self.offset, self.isolation)
         except LogStoreError as error:
@@ -77,7 +80,12 @@ class WantedPartition:
     def has_news(self) -> bool:
         """Whether there are records to be read, or an error to be told."""
         log = self.log
-        return self.offset != log.readable_end(self.isolation) or self.error is not None or log.quarantined is not None
+        return (
+            self.offset != log.readable_end(self.isolation)
+            or self.error is not None
+            or log.quarantined is not None
+            or not log.is_leader
+        )
 
     def held_bytes_max(self, max_bytes: int) -> int:
         """Bytes that a read of up to ``max_bytes`` may hold now."""

@@ -10,7 +10,7 @@ its partition, and the journal keeps its records.
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -34,10 +34,14 @@ log = structlog.stdlib.get_logger(__name__)
 class KeptFrames:
     """The journal frames of a partition that is not served: all of them are kept, as they are."""
 
-    index: FrameIndex
+    tail: JournalTail
     #: The partition's frame at the beginning of a new journal file.
     snapshot: Frame | None
     sealed_offset: int
+
+    @property
+    def index(self) -> FrameIndex:
+        return self.tail.index
 
     def frames_to_keep(self, start: int, end: int) -> list[IndexedFrame]:
         """The frames at the journal positions [start, end)."""
@@ -61,15 +65,44 @@ class Unserved:
     #: Topics that were deleted, of which the journal has frames.
     deleted: set[UUID]
 
+    def served(self, topic: Topic) -> None:
+        """The topic is served now: its partitions have their frames, those that are recovered."""
+        self.unsealed_records.pop(topic.topic_id, None)
+        for partition_log in topic.partitions:
+            if partition_log.recovered:
+                self.partitions.pop((topic.topic_id, partition_log.partition), None)
+
+    def forget(self, topic_id: UUID) -> None:
+        """The topic was deleted."""
+        self.unsealed_records.pop(topic_id, None)
+        for key in [key for key in self.partitions if key[0] == topic_id]:
+            del self.partitions[key]
+
+
+def recover_topic(topic: Topic, unserved: Unserved, *, producer_ids_begin: int) -> int:
+    """Bring a topic whose table came after the start to its state, with the frames that were kept for it.
+
+    Blocking. Returns the number of its partitions in the journal.
+    """
+    kept = {key[1]: frames.tail for key, frames in unserved.partitions.items() if key[0] == topic.topic_id}
+    for partition_log in topic.partitions:
+        tail = kept.get(partition_log.partition) or _no_frames()
+        _finish(topic, partition_log, tail, lambda: producer_ids_begin)
+    return max(kept, default=-1) + 1
+
 
 def recover_partitions(
-    journal: Journal, topics: Mapping[UUID, Topic], deleted: Collection[UUID], *, producer_ids_begin: Callable[[], int]
+    journal: Journal,
+    topics: Mapping[UUID, Topic],
+    is_deleted: Callable[[UUID], bool],
+    *,
+    producer_ids_begin: Callable[[], int],
 ) -> Unserved:
     """Read the whole journal once and bring every partition log to its state before the stop: collect, truncate, replay
     (``JournalTail``).
 
-    Frames of ``deleted`` topics are forgotten; those of others that are not among ``topics`` are kept, because their
-    tables may come back. A partition of which offsets are missing is quarantined. ``producer_ids_begin`` is the
+    Frames of topics that were deleted are forgotten; those of others that are not among ``topics`` are kept, because
+    their tables may come back. A partition of which offsets are missing is quarantined. ``producer_ids_begin`` is the
     coordinator's, which may be known later. Raises CorruptionError where the journal itself is not what was written.
     """
     tails: defaultdict[PartitionKey, JournalTail] = defaultdict(JournalTail)
@@ -81,7 +114,7 @@ def recover_partitions(
         if tail.truncations:
             journal.truncate(topic_id, partition, tail.end_offset)
     logs = {(t.topic_id, p.partition): p for t in topics.values() for p in t.partitions}
-    gone = {topic_id for topic_id, _ in tails if topic_id not in topics and topic_id in deleted}
+    gone = {topic_id for topic_id, _ in tails if topic_id not in topics and is_deleted(topic_id)}
     for topic_id in gone:
         journal.forget(topic_id)
     for topic in topics.values():
@@ -109,7 +142,7 @@ def _no_frames() -> JournalTail:
 
 
 def _kept(tail: JournalTail) -> KeptFrames:
-    return KeptFrames(tail.index, tail.snapshot_frame(), tail.sealed_offset)
+    return KeptFrames(tail, tail.snapshot_frame(), tail.sealed_offset)
 
 
 def _finish(

@@ -21,6 +21,7 @@ from logstore.errors import (
     PeerUnavailableError,
     RequestTimedOutError,
     ThrottledError,
+    UnknownTopicIdError,
 )
 from logstore.filesystem import Buffer
 from logstore.log.topic import Topic
@@ -215,7 +216,8 @@ class RemoteAppends:
                 request.refuse(at, refusal)
             return
         for (request, at), outcome in zip(places, outcomes, strict=True):
-            request.place_elsewhere(at, outcome.base_offset, outcome.error, repeated=outcome.repeated)
+            why = None if outcome.error is None else _refusal(leader, outcome.error, timeout_ms)
+            request.place_elsewhere(at, outcome.base_offset, why, repeated=outcome.repeated)
 
 
 def _is_elsewhere(topic: Topic, partition: int) -> bool:
@@ -247,6 +249,9 @@ def _refusal(leader: int, error: LogStoreError, timeout_ms: int) -> LogStoreErro
             )
         case PeerUnavailableError():
             return RequestTimedOutError(f"{not_acknowledged(timeout_ms).message} {error.message}")
+        case UnknownTopicIdError():
+            # It is starting, or follows the creation or deletion of the topic a little later than this broker.
+            return LeaderNotAvailableError(f"Broker {leader} leads the partition, and is not ready: {error.message}")
         case MalformedMessageError():
             return RequestTimedOutError(f"The records may or may not be stored: {error.message}")
         case _:

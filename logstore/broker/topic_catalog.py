@@ -6,6 +6,7 @@ tells that the topic was deleted, not lost.
 """
 
 import errno
+import functools
 import uuid
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,9 @@ _OPENERS = 4
 
 # Errors of the disk or the process, not of the table: another start may open it.
 _NOT_THE_TOPICS = frozenset({errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE})
+
+# Journals of other brokers may have records of a deleted topic. A broker that was away for longer asks ZooKeeper alone.
+_REMEMBERED_MS = 30 * 86_400_000
 
 # A directory of that name makes Delta readers take the one above for a table.
 _DELTAS_NAMES = frozenset({"_delta_log", "_delta_index", "_change_data", "_symlink_format_manifest", "_sidecars"})
@@ -91,10 +95,14 @@ def _same_id(tables: Mapping[str, TopicTable]) -> dict[str, QuarantinedError]:
 
 
 class TopicCatalog:
-    """Blocking; the broker calls it from threads, one change at a time."""
+    """Blocking; the broker calls it from threads, one change at a time.
 
-    def __init__(self, root: TableRoot) -> None:
+    ``is_shared`` with other brokers, who may be writing: a log is mended by ``open`` only, when the caller says so.
+    """
+
+    def __init__(self, root: TableRoot, *, is_shared: bool = False) -> None:
         self._root = root
+        self._is_shared = is_shared
         root.prepare()
 
     def load(self) -> tuple[dict[str, TopicTable], dict[str, QuarantinedError]]:
@@ -104,16 +112,14 @@ class TopicCatalog:
         fails.
         """
         self._root.recover()
-        names = []
-        for name in self._root.tables():
-            if is_legal_name(name, TOPIC_NAME_LENGTH_MAX):
-                names.append(name)
-            else:
-                log.warning("catalog.not_a_topic", path=self._root.where(name))
+        names = self.names()
+        for name in {*self._root.tables()}.difference(names):
+            log.warning("catalog.not_a_topic", path=self._root.where(name))
         for name in self._root.strays():
             log.warning("catalog.not_a_topic", path=self._root.where(name))
+        open_one = functools.partial(self.open, mend=not self._is_shared)
         with ThreadPoolExecutor(_OPENERS, thread_name_prefix="open") as opening:
-            found = dict(zip(names, opening.map(self._open, names), strict=True))
+            found = dict(zip(names, opening.map(open_one, names), strict=True))
         tables = {name: table for name, table in found.items() if isinstance(table, TopicTable)}
         quarantined = {name: error for name, error in found.items() if isinstance(error, QuarantinedError)}
         for name, error in _same_id(tables).items():
@@ -123,7 +129,19 @@ class TopicCatalog:
             log.error("topic.quarantined", topic=name, why=str(error))
         return tables, quarantined
 
-    def _open(self, name: str) -> TopicTable | QuarantinedError:
+    def names(self) -> list[str]:
+        """The topics whose tables are there, rising. OSError."""
+        return [name for name in self._root.tables() if is_legal_name(name, TOPIC_NAME_LENGTH_MAX)]
+
+    def exists(self, name: str) -> bool:
+        """Whether the table is there. OSError."""
+        return self._root.open(name).exists()
+
+    def open(self, name: str, *, mend: bool) -> TopicTable | QuarantinedError:
+        """The table, or why it cannot be served. ``mend``: repair its log first, which nobody else does meanwhile.
+
+        StorageError for a disk that fails.
+        """
         quarantined = f"Topic {name!r} is quarantined: "
         where = self._root.where(name)
         if (target := self._root.link_target(name)) is not None:
@@ -131,7 +149,8 @@ class TopicCatalog:
                 f"{quarantined}{where} is a link to topic {target!r}", "Remove it, then restart the store"
             )
         try:
-            table = TopicTable.recover(self._root.open(name))
+            files = self._root.open(name)
+            table = TopicTable.recover(files) if mend else TopicTable.open(files)
             named = table.latest.topic_name
             if named is None:
                 table.record_name()
@@ -201,4 +220,5 @@ class TopicCatalog:
     def forget_deleted(self, in_journal: Collection[uuid.UUID]) -> None:
         """Forget deleted topics but those ``in_journal``: the journal has no records of them any more."""
         for topic_id in self.deleted().difference(in_journal):
-            self._root.forget(topic_id)
+            if not self._is_shared or self._root.now_ms() - self._root.removed_ms(topic_id) > _REMEMBERED_MS:
+                self._root.forget(topic_id)

@@ -1,13 +1,16 @@
 """The topics that are served: found at the start, created, altered, grown and deleted.
 
-Invariant: one change of the catalogue at a time, each to its end even if the caller goes away.
+In a cluster the controller alone makes, changes and deletes them: the table first, then its registration. On the other
+brokers they appear and go by ``TopicDiscovery``. Invariant: one change of the catalogue at a time, each to its end even
+if the caller goes away.
 """
 
 import asyncio
 import contextlib
+import functools
 import urllib.parse
 import uuid
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TypeVar
 
 import structlog
@@ -16,22 +19,28 @@ from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import RequestContext
 from logstore.broker.problems import TopicProblem, find_problems
-from logstore.broker.recovery import Unserved, recover_partitions
+from logstore.broker.recovery import Unserved, recover_partitions, recover_topic
 from logstore.broker.removals import Removals
 from logstore.broker.replicas import Replicas
 from logstore.broker.roll_schedule import RollSchedule
 from logstore.broker.topic_catalog import TopicCatalog, check_no_collision, check_topic_name
+from logstore.broker.topic_discovery import TopicDiscovery
 from logstore.clock import Clock
-from logstore.cluster.coordinator import Coordinator, KnownTopic, PartitionState
+from logstore.cluster.coordinator import ADOPT, Coordinator, KnownTopic, PartitionState
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import (
     CommitRefusedError,
+    CoordinatorNotAvailableError,
     CorruptionError,
+    DataDirectoryError,
     InvalidPartitionsError,
     InvalidReplicationFactorError,
     LogStoreError,
+    NotControllerError,
     QuarantinedError,
+    RequestTimedOutError,
+    StorageError,
     TopicExistsError,
     UnknownTopicError,
     UnknownTopicIdError,
@@ -39,18 +48,21 @@ from logstore.errors import (
 from logstore.filesystem import FileSystem
 from logstore.journal.frame import Frame
 from logstore.journal.journal import Journal
-from logstore.limits import PARTITIONS_PER_TOPIC_MAX
+from logstore.limits import PARTITIONS_PER_TOPIC_MAX, TOPIC_NAME_LENGTH_MAX
 from logstore.log.partition_log import PartitionLog
 from logstore.log.roller import Roller
 from logstore.log.topic import Topic
+from logstore.names import is_legal_name
 from logstore.observability import forget_topic
 from logstore.settings import Settings
 from logstore.topic_config import TopicConfig, config_key, validate_overrides
 
 log = structlog.stdlib.get_logger(__name__)
 
-#: Kafka's `default.replication.factor`.
-DEFAULT_REPLICATION_FACTOR = 1
+#: How long a new partition may be without a leader, until the request for it is answered with an error.
+_LEADERS_S = 15.0
+#: How long a broker waits for a topic that the controller makes.
+_APPEARS_S = 10.0
 
 T = TypeVar("T")
 
@@ -86,6 +98,15 @@ class Topics:
         self._authorizer = authorizer
         self._clock = clock
         self.removals = Removals(catalog, journal, self._lock)
+        self.removals.listeners.append(self._removed)
+        #: Called with a topic that another broker made, once it is served here.
+        self.appeared: Callable[[Topic], None] = lambda _: None
+        #: Makes a topic at the controller; None on one node.
+        self.create_at_controller: Callable[[RequestContext, str], Awaitable[None]] | None = None
+        #: None on one node.
+        self._discovery: TopicDiscovery | None = None
+        if settings.zookeeper_connect is not None:
+            self._discovery = TopicDiscovery(self, coordinator, self._lock)
         self._by_id: dict[uuid.UUID, Topic] = {}
         self._deleted: frozenset[uuid.UUID] = frozenset()
         #: By name: why a topic whose directory is there is not served.
@@ -95,6 +116,8 @@ class Topics:
     async def recover(self, filesystem: FileSystem) -> None:
         """Bring every topic to its state before the stop, and start the journal. CorruptionError."""
         tables, self._quarantined = await asyncio.to_thread(self._catalog.load)
+        if self._discovery is not None:
+            tables |= await self._mend(list(self._quarantined))
         for name, table in tables.items():
             self._add(self._topic(name, table, table.latest))
         by_id = self._by_id
@@ -103,28 +126,57 @@ class Topics:
             recover_partitions,
             self._journal,
             by_id,
-            self._deleted,
+            lambda topic_id: topic_id in self._deleted or self._is_gone(topic_id),
             producer_ids_begin=lambda: self._coordinator.producer_ids_begin,
         )
+        if self._coordinator.is_migration:
+            self._require_all_served()
         await self._coordinator.find_leaders([_known(topic) for topic in by_id.values()])
-        self._coordinator.listen(self._partition_changed)
+        if self._discovery is None:
+            self._coordinator.listen(self._partition_changed)
         self._schedule.unserved = self._unserved.partitions
         for topic_id, count in self._unserved.lost_partitions.items():
             await self._add_lost_partitions(by_id[topic_id], count)
         await asyncio.to_thread(self._catalog.forget_deleted, self._unserved.deleted)
         await self._journal.start(self._snapshot_frames)
+        if self._discovery is not None:
+            # Followers append to the journal as soon as they are told to follow.
+            self._coordinator.listen(self._partition_changed)
         filesystem.reached("recovery.half")
         await asyncio.to_thread(self._schedule.mark_all)
-        for topic in self._topics.values():
-            try:
-                await self._roller.refresh(topic, at_start=True)
-            except (CorruptionError, CommitRefusedError) as error:
-                # The schedule tries again. Until then nothing is built on a table that may show too little.
-                topic.quarantine(str(error), "Mend its table; the store looks at it every few seconds")
-                log.error("topic.quarantined", topic=topic.name, why=str(error))
-                continue
-            for partition_log in topic.partitions:
-                self._journal.release(topic.topic_id, partition_log.partition, partition_log.sealed_offset)
+        for topic in list(self._topics.values()):
+            await self.look_at_start(topic)
+        if self._discovery is not None:
+            self._discovery.start()
+
+    async def _mend(self, names: Sequence[str]) -> dict[str, TopicTable]:
+        """The tables among ``names`` that can be served once their logs are mended, by one broker at a time."""
+        mended: dict[str, TopicTable] = {}
+        for name in names:
+            found = await asyncio.to_thread(self._catalog.open, name, mend=False)
+            if isinstance(found, TopicTable):
+                continue  # its log is whole: another table has the same id
+            async with self._coordinator.table_lock(name):
+                found = await asyncio.to_thread(self._catalog.open, name, mend=True)
+            if isinstance(found, TopicTable):
+                mended[name] = found
+                del self._quarantined[name]
+        return mended
+
+    def _require_all_served(self) -> None:
+        """A store of one node becomes a cluster whole. DataDirectoryError if not all of its records can be told."""
+        unserved = {str(topic_id) for topic_id, _ in self._unserved.partitions if topic_id not in self._by_id}
+        unserved |= {t.name for t in self._topics.values() if any(p.quarantined for p in t.partitions)}
+        for name in sorted({*self._quarantined, *unserved}):
+            raise DataDirectoryError(
+                f"Topic {name} is quarantined: start the store without zookeeper.connect, mend it, as logstore doctor "
+                "tells, and then start the cluster."
+            )
+
+    def _is_gone(self, topic_id: uuid.UUID) -> bool:
+        """Whether the topic was deleted for certain: a table that cannot be read may be its."""
+        unknown = [name for name in self._quarantined if self._coordinator.registered_topic(name) is None]
+        return not unknown and self._coordinator.is_gone(topic_id)
 
     async def _add_lost_partitions(self, topic: Topic, count: int) -> None:
         """Add the partitions again whose commit another writer overwrote: the journal has more than the table (R7)."""
@@ -139,6 +191,8 @@ class Topics:
 
     async def stop(self) -> None:
         """A removal under way comes to its end; the next start finishes the others."""
+        if self._discovery is not None:
+            await self._discovery.stop()
         async with self._lock:
             self.removals.stop()
 
@@ -160,7 +214,15 @@ class Topics:
 
     def _add(self, topic: Topic) -> None:
         self._topics[topic.name] = self._by_id[topic.topic_id] = topic
-        topic.grown = lambda grown: self._coordinator.set_partitions(_known(grown))
+        topic.changed = self._table_changed
+
+    def _table_changed(self, topic: Topic) -> None:
+        """The coordinator may know more of the new partitions already: another broker has told it."""
+        self._coordinator.set_partitions(_known(topic))
+        for partition_log in topic.partitions:
+            state = self._coordinator.partition_state(topic.topic_id, partition_log.partition)
+            if partition_log.leader_epoch < 0 and state.replicas:
+                self._partition_changed(topic.topic_id, partition_log.partition, state)
 
     def _partition_changed(self, topic_id: uuid.UUID, partition: int, state: PartitionState) -> None:
         """The coordinator's event."""
@@ -193,7 +255,7 @@ class Topics:
         if topic is None:
             if name in self._quarantined:
                 raise self._quarantined[name]
-            raise UnknownTopicError(f"Topic {name!r} not found.")
+            raise _unknown(name)
         return topic
 
     def partition_log(self, topic_id: uuid.UUID, partition: int) -> PartitionLog | None:
@@ -233,9 +295,20 @@ class Topics:
             topic: why for topic, why in self._schedule.failures.items() if topic.has_unsealed and not topic.deleted
         }
         refused = {topic for topic in failures if self._admission.refuses(topic)}
-        found = find_problems(self._topics, self._quarantined, self._unserved, failures, refused)
+        unopened = {**self._quarantined, **self._not_adopted()}
+        found = find_problems(self._topics, unopened, self._unserved, failures, refused)
         shown = self._authorizer.described(context, [problem.topic for problem in found])
         return [problem for problem in found if problem.topic in shown]
+
+    def _not_adopted(self) -> dict[str, QuarantinedError]:
+        """Topics whose tables have records, and that the cluster does not know: nobody leads them."""
+        if self._discovery is None:
+            return {}
+        return {
+            name: QuarantinedError("ZooKeeper does not know its table, which has records", f"Run: {ADOPT.format(name)}")
+            for name, topic in self._topics.items()
+            if self._coordinator.registered_topic(name) is None and any(p.sealed_offset for p in topic.partitions)
+        }
 
     # ---- changes ----------------------------------------------------------------------------------------------------
 
@@ -255,14 +328,26 @@ class Topics:
         InvalidReplicationFactorError, InvalidConfigError, StorageFullError.
         """
         self._authorizer.require_create(context, name)
-        return await self._change(self._create(name, partitions, replication_factor, configs or {}, validate_only))
+        self._require_controller()
+        topic = await self._change(self._create(name, partitions, replication_factor, configs or {}, validate_only))
+        if topic is not None:
+            await self._until_led(topic)
+        return topic
 
     async def internal(
-        self, context: RequestContext, name: str, *, partitions: int, configs: Mapping[str, str]
+        self,
+        context: RequestContext,
+        name: str,
+        *,
+        partitions: int,
+        configs: Mapping[str, str],
+        replication_factor: int = 1,
     ) -> Topic:
         """A topic of the store's own, made if it is not there: only INTERNAL writes to it, nobody alters or deletes it.
 
-        Raises ClusterAuthorizationError, StorageFullError, QuarantinedError.
+        With fewer brokers than ``replication_factor`` it has as many replicas as there are brokers. The controller
+        makes it; another broker waits for it. Raises ClusterAuthorizationError, StorageFullError, QuarantinedError,
+        CoordinatorNotAvailableError, RequestTimedOutError.
         """
         self._authorizer.require_cluster(context, Operation.CLUSTER_ACTION)
 
@@ -270,10 +355,44 @@ class Topics:
             try:
                 return self.get(name)
             except UnknownTopicError:
-                return await self._make(name, partitions, dict(configs))
+                factor = max(1, min(replication_factor, self._coordinator.placeable_brokers))
+                return await self._make(name, partitions, dict(configs), factor)
 
-        found = self._topics.get(name)
-        return await self._change(find_or_make()) if found is None else found
+        if (found := self._topics.get(name)) is not None:
+            return found
+        if self._discovery is not None and not self._is_controller:
+            await self._discovery.until(lambda: name in self._topics or self._is_controller, _APPEARS_S)
+        if not self._is_controller and name not in self._topics:
+            raise CoordinatorNotAvailableError(f"The controller has not made {name} yet. Try again in a few seconds.")
+        topic = await self._change(find_or_make())
+        await self._until_led(topic)
+        return topic
+
+    @property
+    def _is_controller(self) -> bool:
+        return self._coordinator.controller_id == self._coordinator.broker_id
+
+    def _require_controller(self) -> None:
+        found = self._coordinator.controller_id
+        if found < 0:
+            raise NotControllerError("The cluster has no controller at present. Nothing was changed: try again soon.")
+        if found != self._coordinator.broker_id:
+            raise NotControllerError(
+                f"Broker {found} is the controller: topics are made, changed and deleted there. Nothing was changed."
+            )
+
+    async def _until_led(self, topic: Topic) -> None:
+        """Wait until the whole topic has leaders; RequestTimedOutError."""
+
+        def is_led() -> bool:
+            states = (self._coordinator.partition_state(topic.topic_id, p.partition) for p in topic.partitions)
+            return topic.deleted or all(state.leader >= 0 for state in states)
+
+        if self._discovery is not None and not await self._discovery.until(is_led, _LEADERS_S):
+            raise RequestTimedOutError(
+                f"Topic {topic.name!r} is there, and not all of its partitions have a leader yet: see the log of "
+                "the controller."
+            )
 
     def find_for_produce(self, context: RequestContext, name: str) -> Topic | None:
         """The topic; None if ``for_produce`` would make it. Changes nothing.
@@ -289,13 +408,20 @@ class Topics:
     async def for_produce(self, context: RequestContext, name: str) -> Topic:
         """The topic; made first if ``auto.create.topics.enable`` says so.
 
-        Raises TopicAuthorizationError, UnknownTopicError, InvalidTopicError, BrokerNotReadyError, StorageFullError.
+        In a cluster the controller makes it, and this broker waits until it serves it, too. Raises
+        TopicAuthorizationError, UnknownTopicError, InvalidTopicError, BrokerNotReadyError, StorageFullError,
+        NotControllerError.
         """
         if (topic := self.find_for_produce(context, name)) is not None:
             return topic
         self._admission.require_ready()
         with contextlib.suppress(TopicExistsError):  # another request was faster
-            await self.create(context, name)
+            if self.create_at_controller is None or self._is_controller or context.is_forwarded:
+                await self.create(context, name)
+            else:
+                await self.create_at_controller(context, name)
+        if self._discovery is not None:
+            await self._discovery.until(lambda: name in self._topics, _APPEARS_S)
         return self.get(name)
 
     async def _create(
@@ -310,7 +436,9 @@ class Topics:
         check_no_collision(name, (*self._topics, *self._quarantined))
         count = self._settings.num_partitions if partitions is None else partitions
         _check_partitions(count)
-        _check_replication_factor(replication_factor, len(self._coordinator.brokers))
+        _check_replication_factor(
+            replication_factor, self._settings.default_replication_factor, self._coordinator.placeable_brokers
+        )
         overrides = validate_overrides({key: value for key, value in configs.items() if value is not None})
         TopicConfig.parse(overrides, self._settings.topic_defaults)
         return None if validate_only else await self._make(name, count, overrides, replication_factor)
@@ -337,21 +465,34 @@ class Topics:
         gone, but a power cut may bring it back: the removal is then tried again until it is durable.
         """
         self._authorizer.require(context, Operation.DELETE, ResourceType.TOPIC, name)
+        self._require_controller()
         await self._change(self._delete(name))
 
     async def _delete(self, name: str) -> None:
         topic = self.get(name)
         topic.require_not_internal()
         await self._coordinator.mark_deleting(topic.topic_id)
+        await self._remove(topic)
+
+    async def _remove(self, topic: Topic) -> None:
         async with topic.commit_lock:
-            await asyncio.to_thread(self._catalog.remove, name, topic.topic_id)
-            topic.delete()
-            del self._topics[name], self._by_id[topic.topic_id]
-            self._coordinator.forget_topic(topic.topic_id)
-            self._roller.forget(topic)
-            self._replicas.forget(topic)
-            forget_topic(name)
+            await asyncio.to_thread(self._catalog.remove, topic.name, topic.topic_id)
+            self._end(topic)
             await self.removals.begin(topic)
+
+    def _end(self, topic: Topic) -> None:
+        """Serve the topic no more."""
+        topic.delete()
+        if self._by_id.pop(topic.topic_id, None) is not None:
+            del self._topics[topic.name]
+        self._roller.forget(topic)
+        self._replicas.forget(topic)
+        forget_topic(topic.name)
+
+    async def _removed(self, topic: Topic) -> None:
+        # Not before the removal is durable: a table that a power cut brings back must not be taken for a new one.
+        self._unserved.forget(topic.topic_id)
+        self._coordinator.forget_topic(topic.topic_id)
 
     async def alter_configs(
         self, context: RequestContext, name: str, changes: Mapping[str, str | None], *, validate_only: bool = False
@@ -361,6 +502,7 @@ class Topics:
         Raises TopicAuthorizationError, UnknownTopicError, InvalidTopicError, InvalidConfigError.
         """
         self._authorizer.require(context, Operation.ALTER_CONFIGS, ResourceType.TOPIC, name)
+        self._require_controller()
         topic = self.get(name)
         topic.require_not_internal()
         checked: dict[str, str | None] = dict(
@@ -378,6 +520,11 @@ class Topics:
             await self._roller.commit(topic, alter)
             self._schedule.touch(topic)
             log.info("topic.configs_altered", topic=name, changes=checked)
+            try:
+                await self._coordinator.table_changed(topic.topic_id)
+            except LogStoreError as error:
+                # They look at the table's log every few seconds.
+                log.warning("topic.change_not_told", topic=name, why=error.message)
         return topic
 
     async def add_partitions(self, context: RequestContext, name: str, total: int) -> Topic:
@@ -387,7 +534,10 @@ class Topics:
         InvalidTopicError.
         """
         self._authorizer.require(context, Operation.ALTER, ResourceType.TOPIC, name)
-        return await self._change(self._add_partitions(name, total))
+        self._require_controller()
+        topic = await self._change(self._add_partitions(name, total))
+        await self._until_led(topic)
+        return topic
 
     async def _add_partitions(self, name: str, total: int) -> Topic:
         topic = self.get(name)
@@ -401,6 +551,109 @@ class Topics:
             await self._roller.commit(topic, lambda: topic.table.add_partitions(total))
             log.info("topic.partitions_added", topic=name, partitions=total)
         return topic
+
+    def leadership_changed(self, topic: Topic) -> None:
+        if self._discovery is not None:
+            self._discovery.leadership_changed(topic)
+
+    # ---- changes of other brokers (TopicDiscovery) ------------------------------------------------------------------
+
+    def served(self, name: str) -> Topic | None:
+        return self._topics.get(name)
+
+    def forget_gone(self) -> None:
+        for topic_id in {key[0] for key in self._unserved.partitions}:
+            if topic_id not in self._by_id and self._is_gone(topic_id):
+                self._unserved.forget(topic_id)
+                self._journal.forget(topic_id)
+
+    async def appear(self, name: str, topic_id: uuid.UUID) -> None:
+        """Serve the topic by its table. StorageError if that is not there, or is another topic's; QuarantinedError."""
+        if not await asyncio.to_thread(self._catalog.exists, name):
+            raise StorageError(f"The table of topic {name!r} is not there: restore it, or delete the topic.")
+        topic = await self._open(name)
+        if topic.topic_id != topic_id:
+            raise StorageError(f"The table of topic {name!r} has the id {topic.topic_id}, and ZooKeeper {topic_id}.")
+        await self._serve(topic)
+
+    async def _open(self, name: str) -> Topic:
+        table = await asyncio.to_thread(self._catalog.open, name, mend=False)
+        if isinstance(table, QuarantinedError):
+            async with self._coordinator.table_lock(name):
+                table = await asyncio.to_thread(self._catalog.open, name, mend=True)
+        if isinstance(table, QuarantinedError):
+            self._quarantined[name] = table
+            raise table
+        return self._topic(name, table, table.latest)
+
+    async def _serve(self, topic: Topic) -> None:
+        """Serve a topic whose table was there before this broker knew of it, with its frames in the journal."""
+        begin = self._coordinator.producer_ids_begin
+        recover = functools.partial(recover_topic, topic, self._unserved, producer_ids_begin=begin)
+        # Frames that were kept may be copied forward meanwhile: on the loop nothing comes between.
+        kept = any(key[0] == topic.topic_id for key in self._unserved.partitions)
+        count = recover() if kept else await asyncio.to_thread(recover)
+        self._unserved.served(topic)
+        self._quarantined.pop(topic.name, None)
+        self._add(topic)
+        if count > len(topic.partitions):
+            await self._add_lost_partitions(topic, count)
+        await self.look_at_start(topic)
+        self._table_changed(topic)
+        self._schedule.touch(topic)
+        self.appeared(topic)
+        log.info("topic.appeared", topic=topic.name, partitions=len(topic.partitions))
+
+    async def follow(self, topic: Topic) -> None:
+        await self._roller.refresh(topic)
+        self._schedule.touch(topic)
+        self.appeared(topic)
+
+    async def look_at_start(self, topic: Topic) -> None:
+        try:
+            await self._roller.refresh(topic, at_start=True)
+        except (CorruptionError, CommitRefusedError) as error:
+            # The schedule tries again. Until then nothing is built on a table that may show too little.
+            topic.quarantine(str(error), "Mend its table; the store looks at it every few seconds")
+            log.error("topic.quarantined", topic=topic.name, why=str(error))
+            return
+        for partition_log in topic.partitions:
+            self._journal.release(topic.topic_id, partition_log.partition, partition_log.sealed_offset)
+
+    async def drop(self, topic: Topic) -> None:
+        async with topic.commit_lock:
+            self._end(topic)
+            self._journal.forget(topic.topic_id)
+            for listener in self.removals.listeners:
+                await listener(topic)
+        log.info("topic.disappeared", topic=topic.name)
+
+    async def look_at_tables(self) -> None:
+        for name in await asyncio.to_thread(self._catalog.names):
+            found = self._coordinator.registered_topic(name)
+            is_deleting = found is not None and found.deleting
+            if name in self._topics and not is_deleting:
+                continue
+            try:
+                topic = self._topics.get(name) or await self._open(name)
+                if is_deleting:
+                    self._coordinator.set_partitions(_known(topic))
+                else:
+                    await self._serve(topic)
+            except LogStoreError as error:
+                log.error("topic.not_opened", topic=name, error=str(error))
+                if found is not None and found.deleting:
+                    self._coordinator.set_partitions(KnownTopic(name, found.topic_id, ()))
+
+    async def finish_deletion(self, name: str, topic_id: uuid.UUID) -> None:
+        topic = self._by_id.get(topic_id)
+        if topic is None and await asyncio.to_thread(self._catalog.exists, name):
+            topic = await self._open(name)
+        if topic is None or topic.topic_id != topic_id:
+            self._coordinator.forget_topic(topic_id)
+            return
+        log.info("topic.deletion_finished", topic=name)
+        await self._remove(topic)
 
     async def _change(self, change: Coroutine[object, object, T]) -> T:
         """One change of the catalogue at a time, each to its end even if the caller goes away."""
@@ -421,12 +674,18 @@ def _known(topic: Topic, replication_factor: int | None = None) -> KnownTopic:
     in_table = topic.snapshot.partitions
     epochs = tuple(max(in_table[p.partition].leader_epoch, p.state.leader_epochs.last) for p in topic.partitions)
     has_records = any(p.sealed_offset for p in topic.partitions)
-    return KnownTopic(topic.name, topic.topic_id, epochs, has_records, replication_factor)
+    unclean = topic.config.unclean_leader_election_enable
+    return KnownTopic(topic.name, topic.topic_id, epochs, has_records, replication_factor, unclean)
 
 
-def _check_replication_factor(asked: int | None, brokers: int) -> None:
-    """None and -1 stand for DEFAULT_REPLICATION_FACTOR."""
+def _check_replication_factor(asked: int | None, default: int, brokers: int) -> None:
+    """None and -1 stand for ``default.replication.factor``."""
     if asked is None or asked == -1:
+        if default > brokers:
+            raise InvalidReplicationFactorError(
+                f"default.replication.factor ({default}) is larger than the number of brokers ({brokers}): start "
+                "brokers, or name a replication factor."
+            )
         return
     if asked < 1:
         raise InvalidReplicationFactorError(f"Replication factor {asked} is below 1: leave it out.")
@@ -439,3 +698,11 @@ def _check_replication_factor(asked: int | None, brokers: int) -> None:
 def _check_partitions(count: int) -> None:
     if not 1 <= count <= PARTITIONS_PER_TOPIC_MAX:
         raise InvalidPartitionsError(f"A topic has 1 to {PARTITIONS_PER_TOPIC_MAX} partitions, not {count}.")
+
+
+def _unknown(name: str) -> UnknownTopicError:
+    if not is_legal_name(name, TOPIC_NAME_LENGTH_MAX):
+        return UnknownTopicError(f"Topic {name[:TOPIC_NAME_LENGTH_MAX]!r} not found: no topic can have that name.")
+    return UnknownTopicError(
+        f"Topic {name!r} not found: logstore topic list has the names, logstore topic create {name} makes it."
+    )

@@ -7,6 +7,7 @@ import typer
 from logstore import __version__
 from logstore.cli import (
     cluster,
+    cluster_adopt,
     consume,
     doctor,
     group,
@@ -72,6 +73,7 @@ app.add_typer(topic.app, name="topic")
 app.command(epilog=produce.EXAMPLES)(produce.produce)
 app.command(epilog=consume.EXAMPLES)(consume.consume)
 app.add_typer(group.app, name="group")
+cluster.app.command(epilog=cluster_adopt.EXAMPLES)(cluster_adopt.adopt)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(profile.app, name="profile")
 app.add_typer(job.app, name="job")

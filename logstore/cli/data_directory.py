@@ -70,9 +70,12 @@ def require_topics(data: Path, names: Sequence[str]) -> list[str]:
 
 @contextmanager
 def stopped_store(home: Path) -> Iterator[None]:
-    """Keeps stores from starting on the data directory of ``home``, a broker's; DataDirectoryError if one runs."""
+    """Keeps stores from starting on the data directory of ``home``, a broker's; DataDirectoryError if one runs.
+
+    Brokers of a cluster whose ``log.dirs`` are elsewhere are not seen.
+    """
     with ExitStack() as locks:
-        for directory in (home.parent.parent, *sorted(home.glob("journal/*/"))):
+        for directory in (home.parent.parent, *sorted(home.parent.glob("*/journal/*/"))):
             try:
                 locks.callback(LockFile.acquire(directory).release)
             except DataDirectoryError:

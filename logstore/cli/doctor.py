@@ -96,7 +96,7 @@ def _local_checks(data: Path | None, host: str | None, port: int | None) -> Iter
     running = running_url(home)
     yield check_port(settings.host, settings.port, running)
     yield check_data(settings.data, home)
-    yield check_journal(home)
+    yield check_journal(settings.log_directory)
     yield check_disk(settings.data, settings.journal_max_bytes)
     if running is None:
         yield check_open_files(open_files_limit(), settings.max_connections)
@@ -188,7 +188,8 @@ def check_data(data: Path, home: Path) -> Check:
 
     topics = len(open_root(data).tables())
     held = f"{data}: {topics} topic{'' if topics == 1 else 's'}"
-    if not (data / "lock").exists():
+    # A broker of a cluster has no lock there.
+    if not (data / "lock").exists() and running_url(home) is None:
         return Check(name, Status.ok, f"{held}, no store runs on it")
     from logstore.errors import DataDirectoryError
 

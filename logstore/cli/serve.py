@@ -101,6 +101,7 @@ def _serve_brokers(count: int, config: Path | None, **given: object) -> NoReturn
         Directory(settings.data),
         ids,
         zookeeper=settings.zookeeper_connect,
+        log_dirs=settings.log_dirs,
         host=settings.host,
         ports={broker_id: settings.port + 1 + at for at, broker_id in enumerate(ids)} if settings.port else {},
         shared_port=settings.port,

@@ -1,5 +1,6 @@
 """``logstore topic ...``: administration of topics over HTTP."""
 
+import time
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,10 +10,10 @@ from logstore.cli.command_group import FAILED, confirm
 from logstore.cli.options import ConfigOption, JsonOption, UrlOption, admin_of, complete_topics, parse_configs
 from logstore.cli.output import bytes_text, counted, print_json, print_problems, print_table
 from logstore.cli.topic_listing import ids_text, listing, print_listing, print_partitions
-from logstore.client.admin import ListedPartitions
 
 if TYPE_CHECKING:
-    from logstore.client.metadata import ConfigEntry
+    from logstore.client.admin import Admin, ListedPartitions
+    from logstore.client.metadata import ConfigEntry, TopicDescription
 
 app = typer.Typer(no_args_is_help=True, help="Create, look at, change and delete topics.", rich_markup_mode=None)
 
@@ -25,6 +26,7 @@ class Election(StrEnum):
     UNCLEAN = "unclean"
 
 
+_HEARD_OF_S = 10.0
 #: Kafka's names of the layers, for people.
 _SOURCES = {"DYNAMIC_TOPIC_CONFIG": "topic", "STATIC_BROKER_CONFIG": "store", "DEFAULT_CONFIG": "default"}
 
@@ -68,12 +70,26 @@ def create(
             if not if_not_exists:
                 raise
             created = False
-        topic = admin.describe_topic(name)
+        topic = _described(admin, name)
     if json:
         print_json({"topic": name, "partitions": len(topic.partitions), "created": created, "location": topic.location})
     else:
         verb = "Created" if created else "There is"
         print(f"{verb} topic {name} with {counted(len(topic.partitions), 'partition')} at {topic.location}")
+
+
+def _described(admin: "Admin", name: str) -> "TopicDescription":
+    """The topic that there is: other brokers than the controller hear of a new one a moment later."""
+    from logstore.errors import UnknownTopicError
+
+    deadline = time.monotonic() + _HEARD_OF_S
+    while True:
+        try:
+            return admin.describe_topic(name)
+        except UnknownTopicError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
 
 
 @app.command(
@@ -112,15 +128,12 @@ def list_topics(
     With partitions, records, bytes (in Delta and in the journal), the age of the newest record, and problems. Lists of
     partitions have those of internal topics, too.
     """
-    wanted: list[ListedPartitions] = [
-        state
-        for state, is_asked in (
-            ("under-replicated", under_replicated),
-            ("unavailable", unavailable),
-            ("under-min-isr", under_min_isr),
-        )
-        if is_asked
-    ]
+    lists: tuple[tuple[ListedPartitions, bool], ...] = (
+        ("under-replicated", under_replicated),
+        ("unavailable", unavailable),
+        ("under-min-isr", under_min_isr),
+    )
+    wanted = [state for state, is_asked in lists if is_asked]
     if len(wanted) > 1:
         raise typer.BadParameter("give one of the three lists of partitions")
     if wanted:
@@ -424,6 +437,6 @@ def elect_leaders(
         print("No election was needed")
     else:
         for where, error in needed.items():
-            print(f"{where.topic}-{where.partition}: {'another broker leads' if error is None else error.message}")
+            print(f"{where.topic}-{where.partition}: {'another broker leads now' if error is None else error.message}")
     if failed:
         raise typer.Exit(FAILED)

@@ -1,10 +1,16 @@
 """Topics and consumer groups over HTTP: make, look at, change, delete. No Arrow is needed here."""
 
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, Self, TypeAlias
+from functools import partial
+from typing import Any, Literal, Self, TypeAlias
 
+from logstore.backoff import backoffs
 from logstore.client.addresses import DEFAULT_URL
+from logstore.client.cluster_metadata import DEFAULT_MAX_AGE_MS, ClusterMetadata
+from logstore.client.connections import Answer
 from logstore.client.metadata import (
     ClusterDescription,
     ConfigEntry,
@@ -22,6 +28,7 @@ from logstore.client.metadata import (
     TopicDescription,
     TopicListing,
     TopicPartition,
+    TopicPartitions,
     decode,
 )
 from logstore.client.transport import Transport, group_path, quote_name, topic_path
@@ -38,18 +45,10 @@ from logstore.protocol.error_codes import error_of
 
 _GROUPS_PER_PAGE = 10_000
 _GROUPS_PER_DELETION = 1_000
+_LOOK_SECONDS = 5.0
+_HEARD_SECONDS = 2.0
 
 ConfigValue: TypeAlias = str | int | float | bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Cluster:
-    cluster_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Clusters:
-    data: tuple[_Cluster, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +144,8 @@ class Admin:
 
     ``bootstrap`` is ``http(s)://host:port`` or ``host:port``, several separated by commas. Every method raises
     StoreUnreachableError, NetworkError or RequestTimedOutError when no answer comes: ``request_timeout_ms`` is how long
-    one may take, ``default_api_timeout_ms`` how long a request is tried again where that is safe. A context manager.
+    one may take, ``default_api_timeout_ms`` how long a request is tried again where that is safe,
+    ``metadata_max_age_ms`` how old what is known of brokers and leaders may get. A context manager.
     """
 
     def __init__(
@@ -155,6 +155,7 @@ class Admin:
         client_id: str | None = None,
         request_timeout_ms: int = 30_000,
         default_api_timeout_ms: int = 10_000,
+        metadata_max_age_ms: int = DEFAULT_MAX_AGE_MS,
     ) -> None:
         self._transport = Transport(
             bootstrap,
@@ -162,7 +163,8 @@ class Admin:
             request_timeout_s=request_timeout_ms / 1000,
             retry_timeout_s=default_api_timeout_ms / 1000,
         )
-        self._cluster_id = ""
+        #: The brokers, and who leads what. Requests of groups and of single partitions go where it says.
+        self.metadata = ClusterMetadata(self._transport, max_age_ms=metadata_max_age_ms)
 
     def close(self) -> None:
         self._transport.close()
@@ -179,12 +181,17 @@ class Admin:
         return self._transport.urls
 
     @property
+    def addresses(self) -> tuple[str, ...]:
+        """The addresses of ``bootstrap``, and those of all brokers of a cluster."""
+        self._look_around()
+        return self._transport.addresses
+
+    @property
     def cluster_id(self) -> str:
         """The cluster's id; asked for once."""
-        if not self._cluster_id:
-            clusters = decode(self._transport.request("GET", "/v3/clusters").content, _Clusters)
-            self._cluster_id = clusters.data[0].cluster_id
-        return self._cluster_id
+        if not self.metadata.cluster_id:
+            self._transport.keep_trying(self.metadata.load)
+        return self.metadata.cluster_id
 
     def describe_cluster(self) -> ClusterDescription:
         """The brokers that are there, the controller, and how many partitions lack replicas or a leader."""
@@ -267,6 +274,30 @@ class Admin:
         """Offsets, sizes and configuration; UnknownTopicError."""
         return decode(self._transport.request("GET", topic_path(topic)).content, TopicDescription)
 
+    def find_partitions(self, topics: Iterable[str], *, if_there: bool = False) -> dict[str, TopicPartitions]:
+        """The ids and numbers of partitions, by name; ``metadata`` has the leaders then. UnknownTopicError for a topic
+        that is not there; ``if_there``: that one is left out.
+        """
+        names = sorted(set(topics))
+        for name in names:
+            quote_name(name)
+        found = self._find(names)
+        waits, give_up = backoffs(), time.monotonic() + _HEARD_SECONDS
+        # A broker may not have heard yet of a topic that was made a moment ago through another one.
+        while self.metadata.is_cluster and not if_there and any(map(_is_unknown, found.values())):
+            wait_s = next(waits)
+            if time.monotonic() + wait_s > give_up:
+                break
+            time.sleep(wait_s)
+            found = self._find(names)
+        for topic in found.values():
+            if isinstance(topic, LogStoreError) and not (if_there and _is_unknown(topic)):
+                raise topic
+        return {name: topic for name, topic in found.items() if isinstance(topic, TopicPartitions)}
+
+    def _find(self, topics: Sequence[str]) -> dict[str, TopicPartitions | LogStoreError]:
+        return self._transport.keep_trying(lambda: self.metadata.find(topics)) if topics else {}
+
     def topic_configs(self, topic: str) -> tuple[ConfigEntry, ...]:
         """Every configuration key of the topic and where its value comes from; UnknownTopicError."""
         path = f"{self._topics_path}/{quote_name(topic)}/configs"
@@ -326,8 +357,8 @@ class Admin:
     def offsets(self, topic: str, partition: int, *, timestamp_ms: int | None = None) -> PartitionOffsets:
         """The ends of a partition, and the offset of a time; UnknownTopicError, UnknownPartitionError."""
         params = None if timestamp_ms is None else {"timestamp": timestamp_ms}
-        path = topic_path(topic, f"/partitions/{partition}/offsets")
-        return decode(self._transport.request("GET", path, params=params).content, PartitionOffsets)
+        answer = self._ask_leader(topic, partition, "GET", "/offsets", params=params)
+        return decode(answer.content, PartitionOffsets)
 
     def offsets_for_times(
         self, timestamps_ms: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int]
@@ -359,8 +390,8 @@ class Admin:
 
         Raises OffsetOutOfRangeError, UnknownTopicError, UnknownPartitionError.
         """
-        path = topic_path(topic, f"/partitions/{partition}/delete-records")
-        answer = self._transport.request("POST", path, json={"before_offset": before_offset}, idempotent=True)
+        body = {"before_offset": before_offset}
+        answer = self._ask_leader(topic, partition, "POST", "/delete-records", json=body, idempotent=True)
         return decode(answer.content, _LogStart).log_start_offset
 
     def groups(self) -> tuple[str, ...]:
@@ -384,7 +415,7 @@ class Admin:
 
     def describe_group(self, group: str) -> GroupDescription:
         """The group's state and members; UnknownGroupError."""
-        return decode(self._transport.request("GET", group_path(group, "")).content, GroupDescription)
+        return decode(self._ask_coordinator(group, "GET", "").content, GroupDescription)
 
     def group_offsets(self, group: str, *, topic: str | None = None) -> tuple[GroupOffset, ...]:
         """The group's committed offsets, by topic and partition; only those of ``topic`` if it is named.
@@ -392,12 +423,12 @@ class Admin:
         Raises UnknownGroupError, UnknownTopicError.
         """
         params = None if topic is None else {"topic": topic}
-        answer = self._transport.request("GET", group_path(group, "/offsets"), params=params)
+        answer = self._ask_coordinator(group, "GET", "/offsets", params=params)
         return decode(answer.content, _GroupOffsets).offsets
 
     def group_lag(self, group: str) -> GroupLag:
         """How far the group is behind the high watermarks, by topic and partition; UnknownGroupError."""
-        return decode(self._transport.request("GET", group_path(group, "/lag")).content, GroupLag)
+        return decode(self._ask_coordinator(group, "GET", "/lag").content, GroupLag)
 
     def commit_offsets(
         self,
@@ -430,7 +461,7 @@ class Admin:
         ]
         # Committing the same twice is committing it once: safe to send again.
         body = {"offsets": entries, **({} if member is None else member._asdict())}
-        self._transport.request("POST", group_path(group, "/offsets"), json=body, idempotent=True)
+        self._ask_coordinator(group, "POST", "/offsets", json=body, idempotent=True)
 
     def reset_offsets(
         self,
@@ -468,9 +499,8 @@ class Admin:
             "dry_run": dry_run,
         }
         # Shifting twice is not shifting once.
-        answer = self._transport.request(
-            "POST", group_path(group, "/reset-offsets"), json=asked, idempotent=dry_run or shift_by is None
-        )
+        idempotent = dry_run or shift_by is None
+        answer = self._ask_coordinator(group, "POST", "/reset-offsets", json=asked, idempotent=idempotent)
         return decode(answer.content, _ResetOffsets).offsets
 
     def delete_groups(self, groups: Sequence[str]) -> dict[str, LogStoreError]:
@@ -487,7 +517,28 @@ class Admin:
     def delete_group(self, group: str) -> None:
         """Delete the group: all its committed offsets; UnknownGroupError, NonEmptyGroupError."""
         # Sent once: a second DELETE after a lost answer would say that there is no such group.
-        self._transport.request("DELETE", group_path(group), idempotent=False)
+        self._ask_coordinator(group, "DELETE", "", idempotent=False)
+
+    def _ask_leader(self, topic: str, partition: int, method: str, rest: str, **options: Any) -> Answer:
+        """A request of a partition, to its leader; ``options`` as of ``Transport.request``."""
+        path = topic_path(topic, f"/partitions/{partition}{rest}")
+        self._look_around()
+        return self._transport.request(
+            method, path, send=partial(self.metadata.ask_leader, topic, partition), **options
+        )
+
+    def _ask_coordinator(self, group: str, method: str, rest: str, **options: Any) -> Answer:
+        """A request of a group, to its coordinator; ``options`` as of ``Transport.request``."""
+        path = group_path(group, rest)
+        self._look_around()
+        return self._transport.request(method, path, send=partial(self.metadata.ask_coordinator, group), **options)
+
+    def _look_around(self) -> None:
+        """Find out whether there are brokers to choose from. Without an answer the request itself fails, or is sent
+        again.
+        """
+        with suppress(LogStoreError):
+            self.metadata.load(timeout_s=_LOOK_SECONDS)
 
     @property
     def _topics_path(self) -> str:
@@ -499,6 +550,10 @@ class Admin:
         except (UnknownTopicError, InvalidRequestError):
             return False
         return True
+
+
+def _is_unknown(topic: TopicPartitions | LogStoreError) -> bool:
+    return isinstance(topic, UnknownTopicError)
 
 
 def _config_text(value: ConfigValue) -> str:

@@ -56,10 +56,12 @@ class Connections:
     def __init__(self, url: str) -> None:
         self.url = url
         self._to = urlsplit(url)
-        # Both are changed by single operations of list and set, which are atomic.
+        # Both are changed by single operations of list and dict, which are atomic.
         self._idle: list[tuple[http.client.HTTPConnection, float]] = []
-        self._busy: set[http.client.HTTPConnection] = set()
+        # With whether its request is no longer wanted.
+        self._busy: dict[http.client.HTTPConnection, Callable[[], bool]] = {}
         self._closed = False
+        self._keeps = True
 
     def exchange(
         self,
@@ -74,12 +76,12 @@ class Connections:
     ) -> Answer:
         """Send a request and read its answer; ``timeout_s`` bounds each wait for the other side.
 
-        ``read`` takes the content of an answer from its connection; ``is_cancelled`` is asked when ``interrupt`` can
-        reach this request. Raises NotConnectedError, TimeoutError, and OSError or HTTPException when the connection
+        ``read`` takes the content of an answer from its connection; ``interrupt`` ends the request if ``is_cancelled``
+        says so. Raises NotConnectedError, TimeoutError, and OSError or HTTPException when the connection
         breaks.
         """
         connection = self._kept() or self._connect(min(timeout_s, _CONNECT_SECONDS))
-        self._busy.add(connection)
+        self._busy[connection] = is_cancelled
         try:
             if self._closed or is_cancelled():
                 raise ConnectionAbortedError("closed")
@@ -90,38 +92,44 @@ class Connections:
             response = connection.getresponse()
             answer = Answer(response.status, response.headers, read(response))
         except BaseException:
-            self._busy.discard(connection)
+            self._busy.pop(connection, None)
             connection.close()
             raise
         if not self._take_from_busy(connection):
             connection.close()
         elif connection.sock is not None:
             self._idle.append((connection, time.monotonic()))
-            if self._closed:
+            if not self._keeps:
                 self._close_idle()
         return answer
 
     def close(self) -> None:
         """Requests that wait for an answer fail, as do all later ones."""
-        self._closed = True
-        self.interrupt()
+        self._closed, self._keeps = True, False
+        for connection in list(self._busy.copy()):
+            self._interrupt(connection)
+        self._close_idle()
+
+    def retire(self) -> None:
+        """Keep no connection any more: those of requests under way close with their answers."""
+        self._keeps = False
         self._close_idle()
 
     def interrupt(self) -> None:
-        """Requests that wait for an answer fail."""
-        for connection in list(self._busy):
-            # Not closed here: the thread that reads from the connection closes it.
-            if self._take_from_busy(connection) and (sock := connection.sock) is not None:
-                with suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+        """Requests that wait for an answer, and are cancelled, fail."""
+        for connection, is_cancelled in self._busy.copy().items():
+            if is_cancelled():
+                self._interrupt(connection)
+
+    def _interrupt(self, connection: http.client.HTTPConnection) -> None:
+        # Not closed here: the thread that reads from the connection closes it.
+        if self._take_from_busy(connection) and (sock := connection.sock) is not None:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
 
     def _take_from_busy(self, connection: http.client.HTTPConnection) -> bool:
         """Whether this thread was the first to do so."""
-        try:
-            self._busy.remove(connection)
-        except KeyError:
-            return False
-        return True
+        return self._busy.pop(connection, None) is not None
 
     def _close_idle(self) -> None:
         while self._idle:

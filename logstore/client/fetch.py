@@ -36,10 +36,12 @@ def fetch(
     request: FetchRequest,
     request_timeout_s: float,
     is_cancelled: Callable[[], bool] = lambda: False,
+    at: str | None = None,
 ) -> list[PartitionData]:
     """Fetch once: a response for each partition that has news. An error of a partition is in its response.
 
-    The store may answer ``request_timeout_s`` later than ``max_wait_ms``. Raises as ``Transport.request_once``.
+    The store may answer ``request_timeout_s`` later than ``max_wait_ms``. ``at`` is as of ``Transport.request_once``,
+    and so is what it raises.
     """
     answer = transport.request_once(
         "POST",
@@ -49,6 +51,7 @@ def fetch(
         timeout_s=request_timeout_s + request.max_wait_ms / 1000,
         read=_into_arrow,
         is_cancelled=is_cancelled,
+        at=at,
     )
     return list(read_fetch_response(answer.content))
 

@@ -103,6 +103,26 @@ class PartitionDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionLeader:
+    """``leader`` is a broker's id, -1 while there is none."""
+
+    partition: int
+    leader: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMetadata:
+    """A topic's id and partitions; without them an error, as code and message."""
+
+    name: str
+    topic_id: str | None
+    error_code: int | None
+    message: str | None
+    partitions: tuple[PartitionLeader, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TopicDescription:
     """A topic: ``configs`` are the values in force, ``location`` the URI of its Delta table."""
 

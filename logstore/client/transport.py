@@ -1,10 +1,16 @@
 """The transport of a client: HTTP requests, with addresses, time limits, errors and retries.
 
+A request is for any broker, which forwards it if another one has to answer, or for one broker alone. Addresses of any
+are those of ``bootstrap``, then those of the brokers that ``cluster_metadata`` has found.
+
 Invariants:
 
-- A request goes to the next address only when a connection was refused, so that nothing is sent twice.
+- A request goes to the next address only when a connection was refused, so that nothing is sent twice. After a lost
+  answer, or from a broker that stops, the next request begins with the next address.
 - It is sent again only if that cannot store anything twice: it is idempotent, or the answer says that nothing was
-  stored (429, 503), or there was no connection. The wait is the server's ``Retry-After``, else grows from 0.1 to 2 s.
+  stored (421, 429, 503), or there was no connection. The wait is the server's ``Retry-After``, else grows from 0.1 to
+  2 s.
+- Each broker has its own connections, as many as requests at once; they end when it is none of the addresses any more.
 - Every other failure is an exception of ``logstore.errors``, found by the answer's ``error_code``. A 4xx means that
   nothing was stored; NetworkError and RequestTimedOutError that it is unknown.
 
@@ -14,9 +20,9 @@ The retry loop is our own: it obeys the server's ``Retry-After``, and does not l
 import http.client
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -29,6 +35,8 @@ from logstore.errors import LogStoreError
 from logstore.limits import GROUP_NAME_LENGTH_MAX
 from logstore.protocol import error_codes
 
+T = TypeVar("T")
+
 # Only the first words of a proxy's page of HTML are of use.
 _MESSAGE_CHARS_MAX = 500
 
@@ -38,16 +46,14 @@ class _ErrorBody(msgspec.Struct):
     message: str
 
 
-_NOTHING_STORED = (
-    errors.ThrottledError,
-    errors.BrokerNotReadyError,
-    errors.StorageFullError,
-    errors.CoordinatorLoadInProgressError,
-)
+# Kinds of error codes: nothing was stored.
+_NOTHING_STORED = (421, 429, 503)
+#: The broker that gets the request answers it itself, or says which one would (421).
+_NOT_FORWARDED = {"Logstore-Forward": "never"}
 
 
 class Transport:
-    """Requests to the first of ``bootstrap``'s addresses that answers. Safe from several threads.
+    """Requests to the first of the addresses that answers, or to a broker. Safe from several threads.
 
     ``request_timeout_s`` bounds the wait for one answer; ``retry_timeout_s`` how long a request is sent again where
     that is safe (0: once). ``client_id`` names this client in the store's metrics and logs.
@@ -62,17 +68,40 @@ class Transport:
         retry_timeout_s: float = 10.0,
     ) -> None:
         self.urls = parse_bootstrap(bootstrap)
-        self._request_timeout_s = request_timeout_s
+        self.request_timeout_s = request_timeout_s
         self._retry_timeout_s = retry_timeout_s
-        self._current = 0
         self._stopped = threading.Event()
         self._headers = {"Logstore-Client-Id": client_id} if client_id else {}
-        self._connections = [Connections(url) for url in self.urls]
+        # Guards the changes of the following two, which are replaced as a whole.
+        self._lock = threading.Lock()
+        self._connections = {url: Connections(url) for url in self.urls}
+        # In the order in which they are tried: the first one is that which answered last.
+        self._addresses = tuple(self._connections)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Those of ``bootstrap``, then those of other brokers that are known."""
+        return tuple(self._connections)
+
+    def set_brokers(self, urls: Iterable[str]) -> None:
+        """The addresses besides those of ``bootstrap``. Connections to others end."""
+        known = dict.fromkeys((*self.urls, *urls))
+        with self._lock:
+            if known.keys() == self._connections.keys() or self._stopped.is_set():
+                return
+            left = [found for url, found in self._connections.items() if url not in known]
+            self._connections = {url: self._connections.get(url) or Connections(url) for url in known}
+            self._addresses = tuple(
+                sorted(known, key=lambda url: self._addresses.index(url) if url in self._addresses else len(known))
+            )
+        for connections in left:
+            connections.retire()
 
     def close(self) -> None:
         """Free the connections; a request that is on its way fails, and one that waits to be sent again, at once."""
-        self._stopped.set()
-        for connections in self._connections:
+        with self._lock:
+            self._stopped.set()
+        for connections in self._connections.values():
             connections.close()
 
     def __enter__(self) -> Self:
@@ -94,9 +123,11 @@ class Transport:
         timeout_s: float | None = None,
         retry_timeout_s: float | None = None,
         bad_request: type[LogStoreError] = errors.InvalidRequestError,
+        send: Callable[[Callable[[str | None], Answer]], Answer] | None = None,
     ) -> Answer:
         """A 2xx answer. ``idempotent`` defaults to whether ``method`` is; ``timeout_s`` adds to the wait for the answer
-        (a long poll's own wait); ``bad_request`` is as of ``error_codes.error_of``.
+        (a long poll's own wait); ``bad_request`` is as of ``error_codes.error_of``. ``send`` chooses the broker for
+        each try: it calls what it is given with a URL, or with None for any broker.
 
         Raises the answer's error of ``logstore.errors``; StoreUnreachableError, NetworkError, RequestTimedOutError.
         """
@@ -105,14 +136,14 @@ class Transport:
             headers = {"Content-Type": "application/json", **(headers or {})}
         again = method in ("GET", "PUT", "DELETE") if idempotent is None else idempotent
         give_up = time.monotonic() + (self._retry_timeout_s if retry_timeout_s is None else retry_timeout_s)
-        wait_s = self._request_timeout_s + (timeout_s or 0)
+        wait_s = self.request_timeout_s + (timeout_s or 0)
 
-        def once() -> Answer:
+        def once(at: str | None = None) -> Answer:
             return self.request_once(
-                method, path, content, headers=headers, params=params, timeout_s=wait_s, bad_request=bad_request
+                method, path, content, headers=headers, params=params, timeout_s=wait_s, bad_request=bad_request, at=at
             )
 
-        return self._with_retries(once, again=again, give_up=give_up)
+        return self._with_retries(once if send is None else partial(send, once), again=again, give_up=give_up)
 
     def request_once(
         self,
@@ -126,31 +157,67 @@ class Transport:
         bad_request: type[LogStoreError] = errors.InvalidRequestError,
         read: Read = http.client.HTTPResponse.read,
         is_cancelled: Callable[[], bool] = lambda: False,
+        at: str | None = None,
     ) -> Answer:
-        """As ``request``, never sent again; ``read`` and ``is_cancelled`` as of ``Connections.exchange``."""
+        """As ``request``, never sent again; ``read`` and ``is_cancelled`` as of ``Connections.exchange``.
+
+        ``at``: the URL of the broker that is to answer itself, one of ``set_brokers``; None: any.
+        """
         target = f"{path}?{urlencode(params)}" if params else path
+        own = self._headers if at is None else {**self._headers, **_NOT_FORWARDED}
         exchange = partial(
             Connections.exchange,
             method=method,
             target=target,
             body=content,
-            headers={**self._headers, **(headers or {})},
+            headers={**own, **(headers or {})},
             timeout_s=timeout_s,
             read=read,
             is_cancelled=is_cancelled,
         )
-        answer = self._send(exchange, _what(method, target), timeout_s)
-        if not 200 <= answer.status_code < 300:
-            raise error_of(answer, bad_request)
-        return answer
+        addresses = self._addresses if at is None else (at,)
+        url, answer = self._send(exchange, _what(method, target), timeout_s, addresses)
+        if at is None and url != self._addresses[0]:
+            self._begin_with(url)
+        if 200 <= answer.status_code < 300:
+            return answer
+        error = error_of(answer, bad_request)
+        if stores_nothing(error) and not isinstance(error, errors.ThrottledError):
+            self._begin_behind(url)
+        raise error
 
-    def _with_retries(self, once: Callable[[], Answer], *, again: bool, give_up: float) -> Answer:
+    def prefer_another(self) -> None:
+        """The next request for any address begins with another one."""
+        self._begin_behind(self._addresses[0])
+
+    def ask_around(
+        self, path: str, *, params: Mapping[str, str | int], timeout_s: float, is_cancelled: Callable[[], bool]
+    ) -> Answer:
+        """The 2xx answer to a GET, from the first address that gives one. Raises as ``request_once``, for the last."""
+        failed: LogStoreError | None = None
+        for _ in range(len(self._addresses)):
+            try:
+                return self.request_once("GET", path, params=params, timeout_s=timeout_s, is_cancelled=is_cancelled)
+            except LogStoreError as error:
+                ended = self._stopped.is_set() or is_cancelled()
+                if ended or not error.retriable or isinstance(error, errors.StoreUnreachableError):
+                    raise
+                # Others may answer where this one is lost, hangs, or stops; they come first now.
+                failed = error
+        raise failed or errors.StoreUnreachableError("There is no address to ask.")
+
+    def keep_trying(self, once: Callable[[], T]) -> T:
+        """What ``once`` gives, which takes no effect; tried again as ``request``."""
+        return self._with_retries(once, again=True, give_up=time.monotonic() + self._retry_timeout_s)
+
+    def _with_retries(self, once: Callable[[], T], *, again: bool, give_up: float) -> T:
         for backoff in backoffs():
             try:
                 return once()
             except LogStoreError as error:
-                safe = again and isinstance(error, (errors.NetworkError, errors.RequestTimedOutError))
-                if not (safe or isinstance(error, (*_NOTHING_STORED, errors.StoreUnreachableError))):
+                unknown = (errors.NetworkError, errors.RequestTimedOutError, errors.NotEnoughReplicasAfterAppendError)
+                safe = (again and isinstance(error, unknown)) or isinstance(error, errors.StoreUnreachableError)
+                if not (safe or stores_nothing(error)):
                     raise
                 wait = error.retry_after_s if isinstance(error, errors.ThrottledError) else backoff
                 if time.monotonic() + wait > give_up or self._stopped.wait(wait):
@@ -158,32 +225,53 @@ class Transport:
         raise AssertionError
 
     def interrupt(self) -> None:
-        """Requests that wait for an answer fail with NetworkError."""
-        for connections in self._connections:
+        """Requests that wait for an answer, and are cancelled, fail with NetworkError."""
+        for connections in self._connections.values():
             connections.interrupt()
 
-    def _send(self, exchange: Callable[[Connections], Answer], what: str, timeout_s: float) -> Answer:
-        """Send to the current address; to the others in turn while no connection can be made."""
+    def _send(
+        self, exchange: Callable[[Connections], Answer], what: str, timeout_s: float, addresses: tuple[str, ...]
+    ) -> tuple[str, Answer]:
+        """Send to the first of ``addresses``; to the others in turn while no connection can be made."""
         refused: list[NotConnectedError] = []
-        for turn in range(len(self.urls)):
-            index = (self._current + turn) % len(self.urls)
+        for url in addresses:
+            # None: the broker has left the cluster since the address was looked up.
+            if (connections := self._connections.get(url)) is None:
+                refused.append(NotConnectedError("it is no broker any more"))
+                continue
             try:
-                answer = exchange(self._connections[index])
+                return url, exchange(connections)
             except NotConnectedError as error:
                 refused.append(error)
-                continue
             except TimeoutError:
+                self._begin_behind(url)
                 unknown = "" if what.startswith("GET ") else ": whether it took effect is unknown"
                 raise errors.RequestTimedOutError(
-                    f"{self.urls[index]} did not answer {what} in {timeout_s:.0f} s{unknown}"
+                    f"{url} did not answer {what} in {timeout_s:.0f} s{unknown}"
                 ) from None
             except (OSError, http.client.HTTPException) as error:
-                raise errors.NetworkError(_broken(self.urls[index], what, error)) from None
-            self._current = index
-            return answer
+                self._begin_behind(url)
+                raise errors.NetworkError(_broken(url, what, error)) from None
         if all(isinstance(error, HostNotFoundError) for error in refused):
-            raise errors.UnknownHostError(f"There is no such host: {', '.join(self.urls)} ({refused[-1]})") from None
-        raise errors.StoreUnreachableError(f"No store answers at {', '.join(self.urls)} ({refused[-1]})") from None
+            raise errors.UnknownHostError(f"There is no such host: {', '.join(addresses)} ({refused[-1]})") from None
+        raise errors.StoreUnreachableError(f"No store answers at {', '.join(addresses)} ({refused[-1]})") from None
+
+    def _begin_with(self, url: str) -> None:
+        """``url`` is tried first from now on."""
+        with self._lock:
+            if url in self._addresses:
+                self._addresses = (url, *(other for other in self._addresses if other != url))
+
+    def _begin_behind(self, url: str) -> None:
+        """``url`` is tried last from now on."""
+        with self._lock:
+            if url in self._addresses:
+                self._addresses = (*(other for other in self._addresses if other != url), url)
+
+
+def stores_nothing(error: LogStoreError) -> bool:
+    """Whether the store has refused a request for now, and has stored nothing of it."""
+    return error.retriable and error_codes.kind_of(error_codes.code_of(error)) in _NOTHING_STORED
 
 
 def topic_path(topic: str, rest: str = "") -> str:

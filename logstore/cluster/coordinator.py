@@ -94,6 +94,9 @@ class BrokerEndpoint:
     rack: str | None = None
 
 
+#: The command for a topic whose table has records, and that the cluster does not know.
+ADOPT: Final = "logstore cluster adopt {}"
+
 #: Told that a partition has a leader, or another one, or other replicas in sync: topic id, partition, its new state.
 #: Called on the event loop, in the order of the changes of a partition.
 PartitionListener = Callable[[UUID, int, PartitionState], None]
@@ -119,6 +122,11 @@ class Coordinator(Protocol):
     @property
     def brokers_by_id(self) -> Mapping[int, BrokerEndpoint]:
         """The same brokers with their addresses, in the order of their ids."""
+        ...
+
+    @property
+    def is_migration(self) -> bool:
+        """Whether the data directory is still that of a store of one node, which ``find_leaders`` makes a cluster's."""
         ...
 
     @property
@@ -173,6 +181,10 @@ class Coordinator(Protocol):
 
         A coordinator of one node has none: the tables of its broker are all there is.
         """
+        ...
+
+    def registered_topics(self) -> Sequence[str]:
+        """The names of the topics that are registered."""
         ...
 
     def registered_topic(self, name: str) -> RegisteredTopic | None:

@@ -80,6 +80,10 @@ class EmbeddedCoordinator:
         return {self._broker_id: BrokerEndpoint(self._broker_id, None)}
 
     @property
+    def is_migration(self) -> bool:
+        return False
+
+    @property
     def placeable_brokers(self) -> int:
         return 1
 
@@ -172,6 +176,9 @@ class EmbeddedCoordinator:
 
     def listen_to_topics(self, listener: TopicListener) -> None:
         """No other broker makes one."""
+
+    def registered_topics(self) -> Sequence[str]:
+        return ()
 
     def registered_topic(self, name: str) -> RegisteredTopic | None:  # noqa: ARG002
         return None

@@ -16,7 +16,7 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from logstore.cluster.assignment import Load, assign
-from logstore.cluster.coordinator import ElectionType, KnownTopic
+from logstore.cluster.coordinator import ADOPT, ElectionType, KnownTopic
 from logstore.cluster.view import ClusterView, TopicNode
 from logstore.cluster.znodes import NO_LEADER, PartitionRegistration, TopicRegistration, topic_path
 from logstore.errors import (
@@ -32,9 +32,6 @@ from logstore.errors import (
 NEW: Final = -1
 #: Kafka's `leader.imbalance.per.broker.percentage`.
 IMBALANCE_PERCENTAGE: Final = 10
-
-#: Of a topic whose table has records that no broker of the cluster is known to have acknowledged.
-NOT_ADOPTED: Final = "ZooKeeper does not know its table, which has records. Take it over: logstore cluster adopt {}"
 
 
 class Preferred(enum.Enum):
@@ -114,7 +111,7 @@ def reconcile(
             continue
         table = by_name[name]
         if table.has_records:
-            refused[name] = NOT_ADOPTED.format(name)
+            refused[name] = f"ZooKeeper does not know its table, which has records: {ADOPT.format(name)} takes it over"
         elif rows := placing.rows(table, (), refused):
             writes.append(TopicWrite(name, TopicRegistration(table.topic_id, 0, False, rows), NEW))
     return Decisions(tuple(writes), refused)

@@ -130,11 +130,10 @@ class Registration:
 
     async def _agree(self) -> str:
         """The id of the cluster: ZooKeeper's, the data directory's, or a new one."""
-        cluster_file = self._data / _CLUSTER_FILE
-        content = await asyncio.to_thread(checked_file.read, cluster_file, _GIVE_UP)
-        one_node = bool(content) and "coordinator" not in content
-        if one_node:
-            await asyncio.to_thread(self._begin_migration)
+        content = await asyncio.to_thread(checked_file.read, self._data / _CLUSTER_FILE, _GIVE_UP)
+        one_node = self.is_migration
+        if content and not one_node and "coordinator" not in content:
+            raise DataDirectoryError(f"A store of one node has begun to use {self._data}: stop it, and start again.")
         if content and (
             content.get("format_version") != FORMAT_VERSION or content.get("coordinator", _COORDINATOR) != _COORDINATOR
         ):
@@ -180,8 +179,13 @@ class Registration:
         content = {"cluster_id": cluster_id, "format_version": FORMAT_VERSION, "coordinator": _COORDINATOR}
         checked_file.write(self._filesystem, self._data / _CLUSTER_FILE, content)
 
-    def _begin_migration(self) -> None:
-        """Keep the one node away, and see that its journal is this broker's. DataDirectoryError."""
+    def look_at_data(self) -> None:
+        """Before anything is made there: of a store of one node keep that one away, and see that its journal is this
+        broker's. Blocking. DataDirectoryError.
+        """
+        content = checked_file.read(self._data / _CLUSTER_FILE, _GIVE_UP)
+        if not content or "coordinator" in content:
+            return
         lock = LockFile.acquire(self._data)
         home = self._data / "brokers" / str(self._broker_id)
         try:

@@ -133,8 +133,9 @@ class ZooKeeperCoordinator:
     # ---- start and stop ---------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        await asyncio.to_thread(self._lock)
         try:
+            await asyncio.to_thread(self.registration.look_at_data)
+            await asyncio.to_thread(self._lock)
             await self.zookeeper.start()
             try:
                 await self.registration.begin()
@@ -231,6 +232,10 @@ class ZooKeeperCoordinator:
         return {one: BrokerEndpoint(one, found.url, found.rack) for one, found in registered.items()}
 
     @property
+    def is_migration(self) -> bool:
+        return self.registration.is_migration
+
+    @property
     def placeable_brokers(self) -> int:
         return sum(broker.is_running for broker in self.view.brokers.values())
 
@@ -271,6 +276,9 @@ class ZooKeeperCoordinator:
         self._topic_listeners.append(listener)
         for name in list(self.view.topics):
             listener(name)
+
+    def registered_topics(self) -> Sequence[str]:
+        return list(self.view.topics)
 
     def registered_topic(self, name: str) -> RegisteredTopic | None:
         node = self.view.topics.get(name)

@@ -16,8 +16,9 @@ from logstore.cluster_processes.record import ClusterProcessesError
 
 #: A broker that was killed waits for the end of its former session, and recovers its journal.
 START_S: Final = 180.0
-#: Requests end, leaders are handed over, and records go into Delta as far as there is time.
-STOP_S: Final = 60.0
+#: Requests end, leaders are handed over, and records go into Delta as far as there is time: twenty seconds. Service
+#: managers kill after a minute, and ZooKeeper stops after the brokers.
+STOP_S: Final = 45.0
 _READY: Final = b"listening on "
 _LINE_LENGTH_MAX: Final = 500
 

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -48,14 +49,16 @@ class ClusterEntry(msgspec.Struct, frozen=True):
 class Wanted:
     """``zookeeper``: that of the user; None: the former one, else one of their own.
 
-    ``ports``: fixed ones, by broker; others are chosen, and kept. ``shared_port``: one more, on which all brokers
-    listen (0 chooses). ``environment``: settings of all brokers, ``environments`` of single ones. ``is_service``:
-    brokers write to our stderr, and not to files, and those that die are started again.
+    ``log_dirs`` has a directory for each broker; None: ``brokers`` in the data directory. ``ports``: fixed ones, by
+    broker; others are chosen, and kept. ``shared_port``: one more, on which all brokers listen (0 chooses).
+    ``environment``: settings of all brokers, ``environments`` of single ones. ``is_service``: brokers write to our
+    stderr, and not to files, and those that die are started again.
     """
 
     directory: Directory
     broker_ids: Sequence[int]
     zookeeper: str | None = None
+    log_dirs: Path | None = None
     host: str = _LOOPBACK
     ports: Mapping[int, int] = field(default_factory=dict)
     shared_port: int | None = None
@@ -182,6 +185,7 @@ class _Cluster:
     # ---- start ------------------------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
+        logs = self._wanted.log_dirs or self._wanted.directory.data / "brokers"
         if self._record.zookeeper_port is not None:
             await self._start_zookeeper(self._record.zookeeper_port)
         for broker_id in self._wanted.broker_ids:
@@ -191,6 +195,7 @@ class _Cluster:
                     **self._wanted.environment,
                     "LOGSTORE_BROKER_ID": str(broker_id),
                     "LOGSTORE_HOST": self._wanted.host,
+                    "LOGSTORE_LOG_DIRS": str(logs / str(broker_id)),
                     "LOGSTORE_PORT": str(self._record.ports[broker_id]),
                     "LOGSTORE_ZOOKEEPER_CONNECT": self._connect,
                     **self._wanted.environments.get(broker_id, {}),

@@ -9,7 +9,6 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 
@@ -182,6 +181,18 @@ class FrameIndex:
                 return
             yield self._frame(at)
 
+    def __iter__(self) -> Iterator[IndexedFrame]:
+        return map(self._frame, range(len(self)))
+
+    def part(self, start: int, end: int) -> "FrameIndex":
+        """A copy of the frames that hold any offset of [start, end), for another thread."""
+        first, last = bisect_right(self._end, start), bisect_left(self._base, end)
+        part = FrameIndex()
+        for copy, column in zip(part._columns, self._columns, strict=True):
+            copy.extend(column[first:last])
+        part.num_bytes = sum(part._length)
+        return part
+
     def inflated_bytes(self, start: int, end: int) -> int:
         """Bytes in memory of the frames that hold any offset of [start, end)."""
         return sum(self._inflated[bisect_right(self._end, start) : bisect_left(self._base, end)]) if start < end else 0
@@ -215,11 +226,10 @@ class FrameIndex:
 
     def offset_after_bytes(self, start: int, end: int, max_bytes: int) -> int:
         """The end offset of a segment that begins at ``start`` and holds about ``max_bytes``; a frame boundary."""
-        first = bisect_right(self._end, start)
-        for at, total in enumerate(accumulate(self._length[first:]), start=first):
-            if self._end[at] >= end or total >= max_bytes:
-                return min(self._end[at], end)
-        return end
+        first, last = bisect_right(self._end, start), bisect_left(self._end, end)
+        totals = np.cumsum(np.array(self._length[first:last], dtype=np.int64))
+        at = first + int(np.searchsorted(totals, max_bytes))
+        return self._end[at] if at < last else end
 
     def _frame(self, at: int) -> IndexedFrame:
         return IndexedFrame(

@@ -100,15 +100,18 @@ class Leadership:
         self._count_replicas()
 
     def fail(self, error: LogStoreError) -> None:
-        """Fail all waiting appends: they are not stored, or nobody here will learn whether they are."""
-        self._high_watermark.appends.fail_above(self._high_watermark.offset, error)
-        if self._durable is not None:
-            self._durable.fail_above(self._log_end_offset, error)
+        """Appends that are not durable here are not stored. Those that wait for followers alone go on waiting."""
+        self._fail_above(self._log_end_offset, error)
 
     def end(self, error: LogStoreError) -> None:
         """Another broker leads: fail what waits, and move the high watermark no more, whatever comes later."""
         self._has_ended = True
-        self.fail(error)
+        self._fail_above(self._high_watermark.offset, error)
+
+    def _fail_above(self, offset: int, error: LogStoreError) -> None:
+        self._high_watermark.appends.fail_above(offset, error)
+        if self._durable is not None:
+            self._durable.fail_above(self._log_end_offset, error)
 
     # ---- replicas ---------------------------------------------------------------------------------------------------
 

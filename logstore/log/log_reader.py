@@ -232,8 +232,8 @@ def require_in_range(log: PartitionLog, offset: int) -> None:
     is out of range goes to one of them.
     """
     log.require_served()
-    if offset > log.high_watermark:
-        log.require_leader().require_settled()
+    # An answer tells the end offset, too.
+    log.require_leader().require_settled()
     if not log.log_start_offset <= offset <= log.high_watermark:
         raise OffsetOutOfRangeError(
             f"Offset {offset} of {log.topic}-{log.partition} is out of range: "

@@ -256,6 +256,12 @@ class PartitionLog:
                     "stored. Try again."
                 )
             )
+            self._high_watermark.wake_readers()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether this broker leads, and its end offsets cannot fall any more (C9)."""
+        return self._leadership is not None and self._leadership.is_settled
 
     @property
     def is_leader(self) -> bool:

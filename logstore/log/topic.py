@@ -56,8 +56,10 @@ class Topic:
         self._clock = clock
         self._producer_id_expiration_ms = producer_id_expiration_ms
         self._bad_property_version = -1
-        #: Called when the table has more partitions than before; they have no leader yet.
-        self.grown: Callable[[Topic], None] = lambda _: None
+        #: Called when the coordinator has to know: the table has more partitions than before, which have no leader yet,
+        #: or another say about unclean elections.
+        self.changed: Callable[[Topic], None] = lambda _: None
+        self.config = TopicConfig.parse({}, defaults)
         self.follow(snapshot)
 
     @property
@@ -105,6 +107,7 @@ class Topic:
         ``lost``: by partition, the reason why sealed records are neither in the table nor on disk.
         """
         self.snapshot = snapshot
+        unclean = self.config.unclean_leader_election_enable
         self._follow_config(snapshot)
         before = len(self.partitions)
         for partition in range(len(self.partitions), snapshot.num_partitions):
@@ -124,8 +127,8 @@ class Topic:
             partition_log.state.idempotency_keys.keys_max = self.config.idempotency_keys_max
             state = snapshot.partitions[partition_log.partition]
             partition_log.log_start_offset = max(partition_log.log_start_offset, state.log_start)
-        if len(self.partitions) > before:
-            self.grown(self)
+        if len(self.partitions) > before or self.config.unclean_leader_election_enable != unclean:
+            self.changed(self)
 
     def _follow_segments(self, partition_log: PartitionLog, snapshot: TopicSnapshot, lost: str | None) -> None:
         why, remedy = lost, "It is served again when the store finds them"

@@ -6,14 +6,16 @@ is installed, with the first of these calls, and a client's first record would w
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from logstore.limits import KIB
 from logstore.records.schema import LOG_SCHEMA
 
-# Copying this much costs about as much as one more batch in the later steps.
-_GATHER_BYTES = 128 * 1024
+#: Small batches are joined up to this size: copying as much costs about as much as one more batch in the later steps.
+GATHERED_BYTES: Final = 128 * KIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +32,22 @@ class WireBatch:
     log_append_time: bool
 
 
+class Origin(NamedTuple):
+    """Where records come from; the fields are those of ``WireBatch``."""
+
+    record_count: int
+    base_offset: int
+    append_time_ms: int
+    log_append_time: bool
+
+
 def log_batches(batches: Iterable[WireBatch]) -> Iterator[pa.RecordBatch]:
     """Batches of LOG_SCHEMA, in the order given. Small ones are joined, large ones are not copied."""
     gathered: list[WireBatch] = []
     gathered_bytes = 0
     for batch in batches:
         num_bytes = batch.records.nbytes
-        if gathered and gathered_bytes + num_bytes > _GATHER_BYTES:
+        if gathered and gathered_bytes + num_bytes > GATHERED_BYTES:
             yield to_log_batch(gathered)
             gathered, gathered_bytes = [], 0
         gathered.append(batch)
@@ -48,13 +59,23 @@ def log_batches(batches: Iterable[WireBatch]) -> Iterator[pa.RecordBatch]:
 def to_log_batch(batches: Sequence[WireBatch]) -> pa.RecordBatch:
     """``batches``, at least one, as one of LOG_SCHEMA. Of a single batch only the timestamps are copied."""
     records = batches[0].records if len(batches) == 1 else pa.concat_batches([batch.records for batch in batches])
-    counts = np.array([batch.records.num_rows for batch in batches])
-    firsts = np.array([batch.base_offset for batch in batches]) - np.cumsum(counts) + counts
-    offsets = np.arange(records.num_rows) + np.repeat(firsts, counts)
+    return with_origins(
+        records,
+        [
+            Origin(batch.records.num_rows, batch.base_offset, batch.append_time_ms, batch.log_append_time)
+            for batch in batches
+        ],
+    )
+
+
+def with_origins(records: pa.RecordBatch, origins: Sequence[Origin]) -> pa.RecordBatch:
+    """``records`` (WIRE_SCHEMA), which come from ``origins`` in that order, as a batch of LOG_SCHEMA."""
+    columns = zip(*origins, strict=True)
+    counts, bases, append_times, overruled = (np.array(column) for column in columns)
+    offsets = np.arange(records.num_rows) + np.repeat(bases - np.cumsum(counts) + counts, counts)
     timestamps, *others = records.columns
-    overruled = np.array([batch.log_append_time for batch in batches])
     if timestamps.null_count or overruled.any():
-        append_times = np.repeat(np.array([batch.append_time_ms for batch in batches]), counts)
+        append_times = np.repeat(append_times, counts)
         if timestamps.null_count < len(timestamps):
             stands = _valid(timestamps) & ~np.repeat(overruled, counts)
             append_times = np.where(stands, int64_values(timestamps), append_times)

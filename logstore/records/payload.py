@@ -4,12 +4,16 @@ The schema is fixed, so no schema message is stored. A payload that a producer s
 was sent; its buffers may be compressed (lz4, zstd). The store itself compresses none.
 """
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
 from logstore.errors import CorruptionError
+from logstore.filesystem import Buffer
 from logstore.records.schema import WIRE_SCHEMA
 
 _ALIGNMENT_BYTES = 8
+_SCHEMA_MESSAGE = WIRE_SCHEMA.serialize().to_pybytes()
 
 
 def encode_payload(batch: pa.RecordBatch) -> pa.Buffer:
@@ -17,7 +21,7 @@ def encode_payload(batch: pa.RecordBatch) -> pa.Buffer:
     return batch.serialize()
 
 
-def decode_payload(payload: bytes | bytearray | memoryview | pa.Buffer) -> pa.RecordBatch:
+def decode_payload(payload: Buffer | pa.Buffer) -> pa.RecordBatch:
     """The batch (WIRE_SCHEMA), zero copy where the payload is aligned and not compressed.
 
     For bytes that were validated when they came in and are CRC-checked since: only the structure is checked again.
@@ -33,4 +37,32 @@ def decode_payload(payload: bytes | bytearray | memoryview | pa.Buffer) -> pa.Re
         raise CorruptionError(
             f"A journal payload of {len(buffer)} bytes is not an Arrow record batch message: {error}"
         ) from error
+    return batch
+
+
+def decode_payloads(payloads: Sequence[Buffer]) -> pa.RecordBatch:
+    """The records of all ``payloads``, at least one, as one batch: those of several are copied. Raises as
+    ``decode_payload``.
+    """
+    if len(payloads) == 1:
+        return decode_payload(payloads[0])
+    joined = _decode_stream(payloads)
+    return pa.concat_batches([decode_payload(payload) for payload in payloads]) if joined is None else joined
+
+
+def _decode_stream(payloads: Sequence[Buffer]) -> pa.RecordBatch | None:
+    """Behind a schema, messages are a stream: Arrow decodes it in one call, which does not hold the interpreter.
+
+    None if it cannot: one of the payloads may be no message, or would have the next ones where numbers are not aligned.
+    """
+    if any(len(payload) % _ALIGNMENT_BYTES for payload in payloads):
+        return None
+    try:
+        table = pa.ipc.open_stream(pa.py_buffer(b"".join((_SCHEMA_MESSAGE, *payloads)))).read_all()
+        table.validate()
+    except (pa.ArrowException, EOFError, OSError, ValueError):
+        return None
+    if table.column(0).num_chunks != len(payloads) or not table.num_rows:
+        return None
+    (batch,) = table.combine_chunks().to_batches()
     return batch

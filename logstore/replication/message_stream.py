@@ -176,7 +176,7 @@ class MessageStream(asyncio.BufferedProtocol):
     # ---- the loop's -------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by its type
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is of no class of asyncio
         self._owner.connected()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature

@@ -14,6 +14,7 @@ log, one answer that says why.
 import asyncio
 import contextlib
 import ipaddress
+import socket
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -56,8 +57,9 @@ from logstore.replication.protocol import (
 
 log = structlog.stdlib.get_logger(__name__)
 
-#: Connections of brokers at once: each follower has a few, and each relayed request one.
-CONNECTIONS_MAX: Final = 1_000
+#: Connections of one broker at once: one for each request that it relays (``peer_http`` bounds them), and a few others.
+#: Of each broker for itself, so that one that relays much keeps no follower out.
+CONNECTIONS_PER_BROKER_MAX: Final = 640
 #: Connections at once that have not proved anything yet.
 STRANGERS_MAX: Final = 100
 #: Requests of one connection that wait for their answers; more are not read.
@@ -65,7 +67,7 @@ REQUESTS_IN_HAND_MAX: Final = 64
 # Refused connections that the log names each second: strangers must not fill the disk.
 _REFUSALS_LOGGED_PER_SECOND: Final = 5
 _STOP_SECONDS: Final = 5.0
-# A connection is looked at so often within the time that its peer has.
+# A connection is looked at so often in the time that its peer has.
 _LOOKS: Final = 4
 
 _OF_THE_HANDSHAKE: Final = (MessageType.HELLO, MessageType.AUTH)
@@ -113,7 +115,9 @@ HttpFactory = Callable[[PeerSession], asyncio.Protocol]
 class PeerListener:
     """``handlers`` and ``http`` may be set later: until then such requests are answered BROKER_NOT_AVAILABLE (8)."""
 
-    def __init__(self, local: LocalBroker, options: PeerOptions, *, connections_max: int = CONNECTIONS_MAX) -> None:
+    def __init__(
+        self, local: LocalBroker, options: PeerOptions, *, connections_max: int = CONNECTIONS_PER_BROKER_MAX
+    ) -> None:
         self.handlers: dict[MessageType, Handler] = {}
         self.http: HttpFactory | None = None
         self._local = local
@@ -125,6 +129,7 @@ class PeerListener:
         self._strangers: dict[_Connection, None] = {}
         self._peers: set[_Connection] = set()
         self._tasks: set[asyncio.Task[Sequence[Buffer]]] = set()
+        self._is_stopping = False
         self._all_ended = asyncio.Event()
         self.refusals = _Refusals()
 
@@ -133,15 +138,13 @@ class PeerListener:
 
         Raises OSError if the port is taken, InvalidConfigError if other machines reach ``host`` and there is no secret.
         """
-        listening = bound_socket(host, port, self._options.accepted_buffers)
-        try:
-            bound_host, bound_port, *_ = listening.getsockname()
-            self._options.secret.require_for(host, loopback=ipaddress.ip_address(bound_host).is_loopback)
-            loop = asyncio.get_running_loop()
-            self._server = await loop.create_server(lambda: _Connection(self).stream, sock=listening)
-        except BaseException:
-            listening.close()
-            raise
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        bound_host = str(found[0][4][0])
+        self._options.secret.require_for(host, loopback=ipaddress.ip_address(bound_host).is_loopback)
+        listening = bound_socket(bound_host, port, self._options.accepted_buffers)
+        bound_port = listening.getsockname()[1]
+        self._server = await loop.create_server(lambda: _Connection(self).stream, sock=listening)
         name = advertised_host or host
         self._address = f"[{name}]:{bound_port}" if ":" in name else f"{name}:{bound_port}"
 
@@ -159,6 +162,7 @@ class PeerListener:
         """Take no more connections and requests, and end. Requests in hand are answered if they are done soon."""
         if self._server is None:
             return
+        self._is_stopping = True
         self._server.close()
         for stranger in list(self._strangers):
             stranger.stream.abort()
@@ -184,15 +188,17 @@ class PeerListener:
 
     def arrived(self, connection: "_Connection") -> None:
         self._strangers[connection] = None
+        if self._is_stopping:
+            connection.stream.abort()
         if len(self._strangers) > STRANGERS_MAX:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
             oldest.cut(f"{STRANGERS_MAX} newer connections have not said who they are either")
 
-    def proved(self, connection: "_Connection") -> None:
-        """ThrottledError if there are too many."""
-        if len(self._peers) >= self._connections_max:
-            raise ThrottledError(f"broker {self._local.broker_id} has {self._connections_max} connections of brokers")
+    def proved(self, connection: "_Connection", broker_id: int) -> None:
+        """ThrottledError if the broker has too many."""
+        if sum(session.broker_id == broker_id for session in self.sessions) >= self._connections_max:
+            raise ThrottledError(f"broker {broker_id} has {self._connections_max} connections here already")
         self._strangers.pop(connection, None)
         self._peers.add(connection)
 
@@ -255,9 +261,9 @@ class _Connection:
         self._pending: deque[_Pending] = deque()
         self._pending_bytes = 0
         self._is_stopping = False
-        # Bytes of answers that wait for the peer, and since when they are so many.
-        self._unsent_bytes = 0
-        self._unsent_since = 0.0
+        # Bytes that wait for the peer, or when it was heard last; and how many looks have found no change.
+        self._seen: tuple[int, float] = (0, 0.0)
+        self._quiet_looks = 0
         self._timer: asyncio.TimerHandle | None = None
 
     # ---- the stream's -----------------------------------------------------------------------------------------------
@@ -307,7 +313,7 @@ class _Connection:
             raise PeerAuthenticationError(
                 f"broker {hello.broker_id} has another cluster.secret, or none: give all brokers the same"
             )
-        self._listener.proved(self)
+        self._listener.proved(self, hello.broker_id)
         self.session = PeerSession(hello, self.stream.peer)
         self.stream.allow(self._options.message_bytes_max)
         self.stream.send(MessageType.AUTH, header.correlation, encode_auth(secret.proof_of_asked(*self._hellos)))
@@ -381,8 +387,10 @@ class _Connection:
     async def _answer(self, handler: Handler, message: Message) -> Sequence[Buffer]:
         assert self.session is not None
         name = MessageType(message.header.type).name
+        answer = handler(self.session, message)
+        del message  # the handler may be done with it long before it answers
         try:
-            pieces = pieces_of(await handler(self.session, message))
+            pieces = pieces_of(await answer)
         except LogStoreError:
             raise
         except Exception as error:
@@ -476,15 +484,18 @@ class _Connection:
             self._timer.cancel()
 
     def _look(self) -> None:
-        now, unsent = self._loop.time(), self.stream.unsent_bytes
-        if unsent != self._unsent_bytes:
-            self._unsent_bytes, self._unsent_since = unsent, now
-        if unsent and now - self._unsent_since >= self._options.timeout_s:
-            self.cut(f"it took nothing of an answer for {self._options.timeout_s:g} s")
-        elif not (self._pending or unsent) and now - self.stream.heard_at >= self._options.timeout_s:
-            self.stream.end()
-        else:
+        """Looks are counted, not time: a process that stood still finds its peers as they were, and what they sent."""
+        unsent = self.stream.unsent_bytes
+        seen = unsent, 0.0 if unsent else self.stream.heard_at
+        is_its_turn = unsent or not self._pending
+        self._quiet_looks = self._quiet_looks + 1 if is_its_turn and seen == self._seen else 0
+        self._seen = seen
+        if self._quiet_looks < _LOOKS:
             self._look_later()
+        elif unsent:
+            self.cut(f"it took nothing of an answer for {self._options.timeout_s:g} s")
+        else:
+            self.stream.end()
 
 
 def _not_ready(header: Header) -> BrokerNotReadyError:

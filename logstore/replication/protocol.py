@@ -410,7 +410,7 @@ def decode_appended(body: Buffer) -> list[AppendedPart]:
 # ---- DESCRIBE, DESCRIBED ---------------------------------------------------------------------------------------------
 
 _PARTITION: Final = struct.Struct("<16si")
-_DESCRIBED_ROW: Final = struct.Struct("<hiqqqq")
+_DESCRIBED_ROW: Final = struct.Struct("<hiqqqqqq")
 
 
 class DescribedRow(NamedTuple):
@@ -423,6 +423,9 @@ class DescribedRow(NamedTuple):
     sealed_offset: int = -1
     high_watermark: int = -1
     log_end_offset: int = -1
+    last_stable_offset: int = -1
+    unsealed_bytes: int = -1
+    """In the leader's journal."""
 
 
 def encode_describe(partitions: Sequence[tuple[UUID, int]]) -> bytes:
@@ -481,7 +484,7 @@ _uuid = functools.lru_cache(maxsize=4096)(lambda raw: UUID(bytes=raw))
 
 def _text(text: str) -> bytes:
     """ValueError for more than 64 KiB."""
-    encoded = text.encode()
+    encoded = text.encode(errors="replace")
     if len(encoded) > _TEXT_BYTES_MAX:
         raise ValueError(f"a text between brokers may have {_TEXT_BYTES_MAX} bytes, not {len(encoded)}")
     return _TEXT_BYTES.pack(len(encoded)) + encoded

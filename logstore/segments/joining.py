@@ -21,6 +21,7 @@ from logstore.segments.inherited_state import FOREIGN
 from logstore.segments.layout import layout_of
 from logstore.segments.null_counts import null_values
 from logstore.segments.reader import read_footer, read_row_group, row_groups
+from logstore.segments.value_sizes import are_incompressible
 from logstore.segments.writer import Segment, SegmentWriter
 from logstore.table_files import TableFiles, open_table
 
@@ -142,6 +143,8 @@ def write_segment(
         last.leader_epoch,
         task.codec,
         layout=layout_of(task.topic),
+        distinct_keys=task.delete_retention_ms is not None,
+        raw_values=are_incompressible(files, [source.path for source in task.sources], task.codec),
     ) as writer:
         for source, footer in zip(task.sources, footers, strict=True):
             for batch in _records(files, source, kept, pace):

@@ -107,8 +107,10 @@ class SegmentWriter:
     """``with SegmentWriter(...) as writer: writer.write(batch) ...; segment = writer.finish(...)``.
 
     The file seals [base_offset, end_offset). ``codec`` is a value of ``compression.type`` or Parquet's own name of it;
-    ``layout`` is the topic's (``layout_of``), and its extra columns are derived here. Raises ValueError for an empty
-    range, and OSError as the disk does.
+    ``layout`` is the topic's (``layout_of``), and its extra columns are derived here. ``distinct_keys``: no key comes
+    twice, so that a dictionary of keys would cost time and save nothing. ``raw_values``: the codec is known to make
+    values no smaller, and they are written without it. Raises ValueError for an empty range, and OSError as the disk
+    does.
     """
 
     def __init__(
@@ -120,6 +122,9 @@ class SegmentWriter:
         leader_epoch: int,
         codec: str = "zstd",
         layout: TableLayout = PLAIN_LAYOUT,
+        *,
+        distinct_keys: bool = False,
+        raw_values: bool = False,
     ) -> None:
         if not 0 <= base_offset < end_offset:
             raise ValueError(f"a segment of [{base_offset}, {end_offset})")
@@ -128,6 +133,7 @@ class SegmentWriter:
         self._partition, self._leader_epoch = partition, leader_epoch
         self._base_offset, self._end_offset = base_offset, end_offset
         self._layout = layout
+        self._leaves = _leaves(layout.segment_schema)
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = self._pending_bytes = 0
         self._num_records = self._row_groups = 0
@@ -137,23 +143,25 @@ class SegmentWriter:
         self._sink = _Sink(self._upload)
         try:
             files.reached("segment.opened")
-            self._parquet = self._open_parquet(codec)
+            self._parquet = self._open_parquet(_PARQUET_CODECS.get(codec, codec), distinct_keys, raw_values)
         except BaseException:
             # The writer writes a magic number at once, which fails on a full disk.
             self._sink.discarding = True
             self._upload.abort()
             raise
 
-    def _open_parquet(self, codec: str) -> pq.ParquetWriter:
+    def _open_parquet(self, codec: str, distinct_keys: bool, raw_values: bool) -> pq.ParquetWriter:
+        codecs = {leaf: "none" if raw_values and leaf == "value" else codec for leaf in self._leaves}
+        dictionaries = ["headers.list.element.key", *self._layout.extra.names]
         return pq.ParquetWriter(
             self._sink,
             self._layout.segment_schema,
-            compression=_PARQUET_CODECS.get(codec, codec),
+            compression=codecs,
             write_page_index=True,
             write_page_checksum=True,
             # Min and max of large keys and values would only fatten the footer and the page index.
             write_statistics=["offset", "timestamp"],
-            use_dictionary=["key", "headers.list.element.key", *self._layout.extra.names],
+            use_dictionary=dictionaries if distinct_keys else ["key", *dictionaries],
             column_encoding={"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"},
         )
 
@@ -221,7 +229,7 @@ class SegmentWriter:
         )
         self._flush()
         self._files.reached("segment.half")
-        chunks = self._row_groups * _leaves(pa.struct(self._layout.segment_schema))
+        chunks = self._row_groups * len(self._leaves)
         self._parquet.add_key_value_metadata({**encode_footer(footer), checksums.KEY: checksums.placeholder(chunks)})
         self._sink.hold_tail()
         self._parquet.close()
@@ -286,12 +294,17 @@ class SegmentWriter:
         self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
 
 
-def _leaves(columns: pa.Schema | pa.DataType) -> int:
-    """The number of columns that Parquet makes of the fields."""
-    types = (
-        columns.types if isinstance(columns, pa.Schema) else [columns.field(i).type for i in range(columns.num_fields)]
-    )
-    return sum(map(_leaves, types)) or 1
+def _leaves(schema: pa.Schema) -> list[str]:
+    """The columns that Parquet makes of the fields, by their paths in it."""
+    return [path for field in schema for path in _leaves_of(field.name, field.type)]
+
+
+def _leaves_of(path: str, kind: pa.DataType) -> list[str]:
+    if pa.types.is_list(kind):
+        return _leaves_of(f"{path}.list.element", kind.value_type)
+    if pa.types.is_struct(kind):
+        return [leaf for field in kind for leaf in _leaves_of(f"{path}.{field.name}", field.type)]
+    return [path]
 
 
 def _rows_that_fit(batch: pa.RecordBatch, rows_max: int, bytes_max: int) -> int:

@@ -79,12 +79,13 @@ def tail_reader(
 
 
 class Leader:
-    """Fetches of the topic with ``topic_id`` from the first of ``urls`` that answers, on one kept connection."""
+    """Fetches of the topic with ``topic_id``, each from the leader of its partition, which any of ``urls`` tells."""
 
     def __init__(
         self, urls: Sequence[str], topic: str, topic_id: str, client_id: str, retry_seconds: float | None = None
     ) -> None:
         try:
+            from logstore.client.cluster_metadata import ClusterMetadata
             from logstore.client.transport import Transport
         except ImportError as error:
             raise TailReadError(
@@ -95,6 +96,7 @@ class Leader:
         self._topic_id = topic_id
         self._retry_seconds = RETRY_SECONDS if retry_seconds is None else retry_seconds
         self._transport = Transport(urls, client_id=client_id)
+        self._metadata = ClusterMetadata(self._transport)
 
     def close(self) -> None:
         self._transport.close()
@@ -137,12 +139,15 @@ class Leader:
 
         asked = [FetchPartition(self._topic, partition, offset, self._topic_id)]
         request = FetchRequest(asked, FETCH_BYTES, FETCH_BYTES, min_bytes=1, max_wait_ms=FETCH_WAIT_MS)
-        responses = fetch(self._transport, request, REQUEST_SECONDS)
-        if not responses:
-            return None
-        if (error := responses[0].error) is not None:
-            raise error
-        return responses[0]
+
+        def send(url: str | None) -> "PartitionData | None":
+            responses = fetch(self._transport, request, REQUEST_SECONDS, at=url)
+            if responses and (error := responses[0].error) is not None:
+                raise error
+            return responses[0] if responses else None
+
+        self._metadata.keep_fresh([self._topic])
+        return self._metadata.ask_leader(self._topic, partition, send, topic_id=self._topic_id)
 
     def _failure(self, error: "LogStoreError") -> TailReadError:
         from logstore.errors import OffsetOutOfRangeError, UnknownTopicError, UnknownTopicIdError

@@ -38,7 +38,7 @@ MISSING_REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class TopicView:
-    """``bounds`` are the offsets of each partition; ``urls`` the stores of the tail, none for sealed history alone."""
+    """``bounds`` are the offsets of each partition; ``urls`` the brokers of the tail, none for sealed history alone."""
 
     topic: str
     files: TableFiles
@@ -119,7 +119,7 @@ def view_through_store(store: Admin, topic: str) -> TopicView:
     for p in described.partitions:
         log_start = max(p.log_start_offset, snapshot.partitions[p.partition].log_start)
         bounds.append(LogBounds(p.partition, log_start, max(p.last_stable_offset, log_start)))
-    return TopicView(topic, files, snapshot, tuple(bounds), store.urls)
+    return TopicView(topic, files, snapshot, tuple(bounds), store.addresses)
 
 
 def view_of_storage(storage: str | os.PathLike[str], topic: str) -> TopicView:

@@ -536,6 +536,125 @@ def test_of_many_who_create_a_topic_at_once_one_does(server):
     assert asyncio.run(run()) == [201] + [400] * 19
 
 
+def test_names_that_some_disk_or_metric_takes_for_one(server):
+    """By case, or by ``.`` and ``_``, which are one in names of metrics. Of many at once, one is made."""
+    names = [f"{a}{x}one{y}b{z}c" for a, x, y, z in itertools.product("aA", "._", "._", "._")]
+
+    async def run() -> None:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as http:
+            path = (V3 + b"/topics").replace(CLUSTER, cluster_of(server)).decode()
+            answers = await asyncio.gather(*(http.post(path, json={"topic_name": name}) for name in names))
+            assert sorted(answer.status_code for answer in answers) == [201] + [400] * 15
+            (made,) = [name for name, answer in zip(names, answers, strict=True) if answer.status_code == 201]
+            for name in names:
+                expected = 200 if name == made else 404
+                assert (await http.get(f"/topics/{name}")).status_code == expected
+                produced = await http.post(f"/topics/{name}", json={"records": [{"value": name}]})
+                assert produced.status_code == expected
+                again = await http.post(path, json={"topic_name": name})
+                assert (again.status_code, again.json()["error_code"]) == (400, 40002)
+            read = await http.get(f"/topics/{made}/partitions/0/records?offset=0")
+            assert [record["value"] for record in read.json()] == [made]
+            assert (await http.delete(f"{path}/{made}")).status_code == 204
+            other = next(name for name in names if name != made)
+            assert (await http.post(path, json={"topic_name": other})).status_code == 201
+            assert (await http.get(f"/topics/{other}/partitions/0/records?offset=0")).json() == []
+            assert (await http.delete(f"{path}/{other}")).status_code == 204
+
+    asyncio.run(run())
+    server.check()
+
+
+def test_names_of_249_letters_are_topics_as_any_other(server):
+    names = ["n" * 248 + letter for letter in "ab"]
+    with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as http:
+        path = (V3 + b"/topics").replace(CLUSTER, cluster_of(server)).decode()
+        for name in names:
+            assert http.post(path, json={"topic_name": name, "partitions_count": 2}).status_code == 201
+            assert http.post(f"/topics/{name}", json={"records": [{"value": name, "partition": 1}]}).status_code == 200
+            assert http.post(f"/topics/{name}/roll").status_code == 200
+            commit = {"offsets": [{"topic": name, "partition": 1, "offset": 1}]}
+            assert http.post(f"/groups/{name}/offsets", json=commit).status_code == 200
+        for name in names:
+            read = http.get(f"/topics/{name}/partitions/1/records?offset=0").json()
+            assert [(record["value"], record["offset"]) for record in read] == [(name, 0)]
+            assert http.get(f"/groups/{name}/lag").json()["total_lag"] == 0
+            assert http.delete(f"/groups/{name}").status_code == 204
+            assert http.delete(f"{path}/{name}").status_code == 204
+        refusal = http.post(path, json={"topic_name": "n" * 250})
+        assert (refusal.status_code, refusal.json()["error_code"]) == (400, 40002)
+    server.check()
+
+
+def test_a_topic_that_is_made_again_under_its_producers_and_readers(server):
+    """Whoever names the topic's id gets that topic or 404, and no record of another one of that name."""
+    id_header, rounds = "Logstore-Topic-Id", 8
+
+    async def run() -> None:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as http:
+            path = (V3 + b"/topics").replace(CLUSTER, cluster_of(server)).decode()
+            stored: dict[str, list[int]] = {}
+            statuses: set[tuple[int, int]] = set()
+            current = ""
+            ended = False
+
+            async def make() -> None:
+                nonlocal current
+                assert (await http.post(path, json={"topic_name": "again"})).status_code == 201
+                current = (await http.get("/topics/again")).json()["topic_id"]
+
+            async def asked(method: str, rest: str, topic_id: str, **options: Any) -> httpx.Response:
+                answer = await http.request(method, f"/topics/again/{rest}", headers={id_header: topic_id}, **options)
+                if answer.status_code != 200:
+                    statuses.add((answer.status_code, answer.json()["error_code"]))
+                return answer
+
+            async def produce() -> None:
+                while not ended:
+                    topic_id, records = current, [{"value": current}]
+                    answer = await asked("POST", "partitions/0", topic_id, json={"records": records})
+                    if answer.status_code == 200:
+                        stored.setdefault(topic_id, []).append(answer.json()["offsets"][0]["offset"])
+
+            async def read(rest: str) -> int:
+                count = 0
+                while not ended:
+                    topic_id, offset = current, 0
+                    while topic_id == current and not ended:
+                        answer = await asked("GET", f"partitions/0/records?offset={offset}&{rest}", topic_id)
+                        if answer.status_code != 200:
+                            break
+                        records = answer.json()
+                        assert all(record["value"] == topic_id for record in records), "of another topic"
+                        assert [record["offset"] for record in records] == list(range(offset, offset + len(records)))
+                        offset, count = offset + len(records), count + len(records)
+                return count
+
+            await make()
+            async with asyncio.TaskGroup() as tasks:
+                producers = [tasks.create_task(produce()) for _ in range(2)]
+                readers = [tasks.create_task(read(rest)) for rest in ("max_wait_ms=0", "max_wait_ms=500")]
+                for number in range(rounds):
+                    await asyncio.sleep(0.2)
+                    if number % 2:
+                        assert (await http.post("/topics/again/roll")).status_code == 200
+                    assert (await http.delete(f"{path}/again")).status_code == 204
+                    await make()
+                await asyncio.sleep(0.2)
+                ended = True
+            assert all(task.result() is None for task in producers)
+            assert all(reader.result() > 0 for reader in readers)
+            assert statuses <= {(404, 40401), (404, 40406)}, statuses
+            assert len(stored) > rounds // 2
+            assert all(sorted(offsets) == list(range(len(offsets))) for offsets in stored.values())
+            end = (await http.get("/topics/again/partitions/0/offsets")).json()["end_offset"]
+            assert end == len(stored[current])
+            assert (await http.delete(f"{path}/again")).status_code == 204
+
+    asyncio.run(run())
+    server.check()
+
+
 @pytest.mark.parametrize("path", ["join", "consumer-heartbeat"])
 def test_a_flood_of_members_is_refused_at_group_max_size(server, path):
     async def run() -> list[tuple[int, int]]:

@@ -37,8 +37,9 @@ def test_every_error_has_an_answer_and_unknown_outcomes_are_5xx(name):
         "MethodNotAllowedError": {"allow": "GET"},
     }
     answer = log_store_error_response(cls("what to change", **extra.get(name, {})))
-    # The version of a partition's state is a matter between brokers and ZooKeeper, whoever asks.
-    elsewhere = issubclass(cls, (logstore.errors.NetworkError, logstore.errors.InvalidUpdateVersionError))
+    # Versions and epochs of a partition's state are a matter between brokers and ZooKeeper, whoever asks.
+    between_brokers = (logstore.errors.InvalidUpdateVersionError, logstore.errors.UnknownLeaderEpochError)
+    elsewhere = issubclass(cls, (logstore.errors.NetworkError, *between_brokers))
     caller_is_wrong = issubclass(cls, logstore.errors.InvalidRequestError) or (
         name.startswith(("Unknown", "Invalid")) and not elsewhere
     )

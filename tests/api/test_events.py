@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator
 
 import httpx
@@ -58,6 +59,15 @@ async def refused(url: str, query: str = "", **headers: str) -> tuple[int, int]:
     ):
         assert answer.headers["content-type"] == "application/json"
         return answer.status_code, json.loads(await answer.aread())["error_code"]
+
+
+async def told_to_come_back(url: str) -> int:
+    """The milliseconds after which an EventSource, which gives up for ever on any status but 200, comes again."""
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
+        answer = await http.get("/topics/t/events", headers={"Accept": "text/event-stream"})
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    (wait_ms,) = re.fullmatch(r"retry: (\d+)\n\n", answer.text).groups()
+    return int(wait_ms)
 
 
 # ---- what is sent ---------------------------------------------------------------------------------------------------
@@ -207,11 +217,21 @@ async def test_as_many_streams_as_the_setting_says(api, url):
         for client in clients:
             await client.began()
         assert await refused(url) == (429, 42901)
+        assert await told_to_come_back(url) >= 2_000
         assert EVENT_STREAMS._value.get() == 3
     await eventually_async(lambda: EVENT_STREAMS._value.get() == 0, "a stream outlives its client")
     assert not api.app.state.api.events._broadcasts
     async with streaming(url) as client:
         await client.began()
+
+
+async def test_a_browser_over_its_quota_comes_again(api, url, monkeypatch):
+    def charge(*_: object) -> float:
+        return 7.0
+
+    monkeypatch.setattr(api.app.guard.quotas, "charge", charge)
+    assert await refused(url) == (429, 42901)
+    assert 8_000 <= await told_to_come_back(url) <= 9_000
 
 
 async def test_head_has_no_body_and_opens_no_stream(api, url):

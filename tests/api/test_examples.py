@@ -34,7 +34,7 @@ ANOTHER_GROUP = {"consumerGroupHeartbeat": "another"}
 INSTANCES = "/consumers/"
 ONCE = ("createTopic", "createConsumerInstance")
 #: No partition is being reassigned, on one node.
-NEVER_FOUND = ("getReassignment",)
+NEVER_FOUND = ("getReassignment", "cancelReassignment")
 ENDLESS = ("streamEvents", "streamConsumerInstance")
 #: Their answers have another form for each media type of the request.
 OTHER_FORMS = ("produce", "produceToPartition", "fetch")

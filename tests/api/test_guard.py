@@ -64,6 +64,8 @@ BODIES: dict[tuple[str, str], Any] = {
         "data": [{"name": "segment.ms", "value": "1"}]
     },
     ("PUT", "/v3/clusters/{cluster_id}/topics/{topic}/configs/{name}"): {"value": "1"},
+    ("PUT", "/v3/clusters/{cluster_id}/topics/{topic}/partitions/{partition}/reassignment"): {"replicas": [0]},
+    ("POST", "/cluster/elect-leaders"): {"election_type": "preferred"},
 }
 #: One after the other: an instance is there, is subscribed, and is assigned partitions instead.
 FIRST = [

@@ -67,7 +67,7 @@ async def test_records_are_pushed_and_a_client_that_comes_back_goes_on_behind_it
 
 
 async def test_a_stream_goes_on_committing_by_itself_after_a_commit_that_failed(api, url, monkeypatch):
-    monkeypatch.setattr("ingest_api.routers.instance_records._AUTO_COMMIT_S", 0.05)
+    monkeypatch.setattr("ingest_api.routers.instance_records.AUTO_COMMIT_S", 0.05)
     instance = await create(api, auto_commit_enable=True)
     await instance.assign(0)
     failed = asyncio.Event()

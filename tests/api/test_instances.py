@@ -8,7 +8,9 @@ from datetime import UTC, datetime
 
 import pytest
 
+from logstore.broker.authorizer import AllowAll
 from logstore.broker.context import INTERNAL
+from logstore.records.offset_record import InstanceKey
 from tests.api.api_client import BINARY_V2, JSON_V2, ApiClient, assert_error, running_api
 from tests.api.instance_client import InstanceClient, create
 from tests.support.authorizer_views import Denied
@@ -178,6 +180,23 @@ async def test_an_instance_in_use_is_not_idle(tmp_path):
         assert await instance.assigned() == [("t", 0)]
 
 
+async def test_an_instance_that_is_stuck_keeps_no_other_from_timing_out(tmp_path):
+    async with running_api(tmp_path, **SETTINGS, consumer_instance_timeout_ms=300) as api:
+        await api.create_topic("t")
+        for name in ("stuck", "idle"):
+            await create(api, name)
+        found = api.app.state.api.groups.instances
+        stuck = found.get(INTERNAL, "g", "stuck")
+        async with stuck._changing:
+            await eventually_async(lambda: InstanceKey("g", "idle") not in found._instances)
+            await asyncio.sleep(0.4)
+            # A request that begins before its turn comes keeps it.
+            request = asyncio.create_task(InstanceClient(api, "g", "stuck").assign(0))
+            await eventually_async(lambda: stuck._uses == 1)
+        await request
+        assert found.get(INTERNAL, "g", "stuck").assignment() == [("t", 0)]
+
+
 # ---- subscriptions and assignments ----------------------------------------------------------------------------------
 
 
@@ -292,7 +311,79 @@ async def test_a_topic_may_not_be_read_without_permission(api):
     assert_error(await api.post("/consumers/g"), 403, 40301)
 
 
+@pytest.mark.parametrize("kind", ["classic", "consumer"])
+async def test_a_pattern_matches_what_its_subscriber_may_describe(api, kind):
+    if kind == "consumer":
+        joining = {"member_epoch": 0, "rebalance_timeout_ms": 5_000, "subscribed_topics": ["other"], "owned": []}
+        answer = await api.post("/groups/g/consumer-heartbeat", json={"member_id": "a", **joining})
+        assert answer.status_code == 200, answer.text
+    await api.create_topic("secret")
+    api.broker.authorizer.replace(Denied({"secret"}))
+    instance = await create(api)
+    await instance.did("/subscription", {"topic_pattern": ".*"})
+    assert (await instance.get("/subscription")).json() == {"topics": ["t"]}
+    await instance.poll(100)
+    assert await held(instance, 2) == [("t", 0), ("t", 1)]
+    # Neither is it there when topics change, nor when all that match are hidden, and it comes with the permission.
+    await api.create_topic("u")
+    await instance.poll(100)
+    assert await held(instance, 3) == [("t", 0), ("t", 1), ("u", 0)]
+    api.broker.authorizer.replace(Denied({"secret", "t", "u"}, version=2))
+    for _ in range(100):
+        await instance.get("/records?timeout=50")  # 403 as long as it holds them
+        if not await instance.assigned():
+            break
+    assert await instance.assigned() == []
+    api.broker.authorizer.replace(AllowAll(version=3))
+    for _ in range(100):
+        await instance.poll(50)
+        if len(await instance.assigned()) == 4:
+            break
+    assert await instance.assigned() == [("secret", 0), ("t", 0), ("t", 1), ("u", 0)]
+
+
+async def test_a_poll_waits_no_longer_than_it_was_told_for_the_commit_of_a_rebalance(api):
+    await api.produce("t", [0])
+    await api.produce("t", [1], partition=1)
+    first, second = [await create(api, name, auto_commit_enable="true") for name in ("first", "second")]
+    await first.subscribe("t")
+    assert sorted(await first.values(2)) == [0, 1]
+    home = api.app.state.api.groups.instances._home
+    commit, commits, may_commit = home.commit, [], asyncio.Event()
+
+    async def late(*arguments: object) -> None:
+        commits.append(arguments)
+        await may_commit.wait()
+        await commit(*arguments)
+
+    object.__setattr__(home, "commit", late)
+    await second.subscribe("t")
+    while not commits:
+        assert await first.poll(100) == []
+    began = asyncio.get_running_loop().time()
+    for _ in range(4):
+        assert await first.poll(100) == []
+    assert asyncio.get_running_loop().time() - began < 4
+    assert (await first.assigned(), await second.assigned()) == ([("t", 0), ("t", 1)], [])
+    may_commit.set()
+    await asyncio.gather(held(first, 1), held(second, 1))
+    assert await first.committed(0, 1) == {0: 1, 1: 1}
+    assert len(commits) == 1
+
+
 # ---- positions and commits ------------------------------------------------------------------------------------------
+
+
+async def test_a_commit_beyond_the_end_is_told_the_last_record(api):
+    """The offset of the last record that is done is sent, not that of the next to read."""
+    await api.produce("t", [0, 1])
+    instance = await create(api)
+    await instance.assign(0, 1)
+    for partition, says in ((0, "its last record has offset 1"), (1, "it has no records yet")):
+        body = {"offsets": [{"topic": "t", "partition": partition, "offset": 2}]}
+        message = assert_error(await instance.post("/offsets", body), 416, 41601)
+        assert f"beyond the end of t-{partition}: {says}" in message
+    await instance.commit((0, 1))
 
 
 async def test_positions_are_moved_by_offset_to_the_ends_and_by_time(api):
@@ -353,7 +444,7 @@ async def test_an_instance_that_reads_nothing_commits_for_a_group_without_member
 
 
 async def test_auto_commit_is_of_what_earlier_polls_have_answered(api, monkeypatch):
-    monkeypatch.setattr("consumer_offsets.instances.consumer_instance._AUTO_COMMIT_S", 0)
+    monkeypatch.setattr("consumer_offsets.instances.instance_group.AUTO_COMMIT_S", 0)
     await api.produce("t", [0, 1, 2])
     instance = await create(api, auto_commit_enable="true")
     await instance.assign(0)

@@ -13,7 +13,7 @@ import pytest
 
 from logstore import listening_sockets
 from logstore.errors import InvalidConfigError
-from logstore.listening_sockets import listening_socket, url_of
+from logstore.listening_sockets import SocketBuffers, listening_socket, url_of
 
 # As systemd starts a service: the socket is file descriptor 3, and the variables name the process that is to take it.
 _ACTIVATE = """
@@ -101,3 +101,15 @@ def test_a_socket_that_listens_to_no_tcp_port_is_refused_in_one_line(tmp_path, k
         "cannot listen: the service manager's socket listens to no TCP port: give it a ListenStream=port."
     ]
     assert not (tmp_path / "data").exists()
+
+
+def test_a_listening_socket_has_the_buffers_that_are_set():
+    with listening_socket("127.0.0.1", 0, buffers=SocketBuffers(send=40_000, receive=50_000)) as listener:
+        # Linux doubles what is asked for.
+        assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) in {40_000, 80_000}
+        assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) in {50_000, 100_000}
+        with socket.create_connection(listener.getsockname()):
+            listener.setblocking(True)
+            accepted, _ = listener.accept()
+            with accepted:
+                assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) in {40_000, 80_000}

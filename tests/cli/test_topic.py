@@ -58,6 +58,9 @@ def test_describe_shows_what_became_of_the_records(run, run_json, topic):
     lines = run("topic", "describe", topic).stdout.splitlines()
     assert lines[-3].split() == [
         "partition",
+        "leader",
+        "replicas",
+        "isr",
         "start",
         "end",
         "high",
@@ -67,7 +70,7 @@ def test_describe_shows_what_became_of_the_records(run, run_json, topic):
         "bytes",
         "unsealed",
     ]
-    assert lines[-1].split()[:6] == ["1", "2", "3", "3", "3", "1"]
+    assert lines[-1].split()[:9] == ["1", "0", "0", "0", "2", "3", "3", "3", "1"]
 
 
 def test_describe_shows_configuration_that_is_set(run, topic):

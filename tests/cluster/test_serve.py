@@ -1,7 +1,7 @@
 """``logstore serve`` as a broker of a cluster: its start, its bad starts, its stop."""
 
 import asyncio
-import shutil
+import json
 import signal
 import socket
 import subprocess
@@ -15,7 +15,7 @@ import pytest
 from logstore.cluster import checked_file
 from tests.support.coordinators import SESSION_MS, Brokers
 from tests.support.eventually import eventually_async
-from tests.support.server_process import ROOT, NotStartedError, ServerProcess
+from tests.support.server_process import ROOT, ServerProcess
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
 
@@ -34,13 +34,32 @@ async def started(data: Path, environment: dict[str, str]) -> ServerProcess:
     return await asyncio.to_thread(ServerProcess, data, environment=environment)
 
 
-async def refused(data: Path, environment: dict[str, str]) -> str:
-    """The last line of a start that ends with exit code 1."""
-    with pytest.raises(NotStartedError) as ended:
-        (await started(data, environment)).kill()
-    assert ended.value.code == 1, ended.value
-    assert "Traceback" not in "\n".join(ended.value.lines)
-    return ended.value.lines[-1]
+#: What ``logstore serve`` calls, for one start after another.
+_STARTS = """
+import json, sys
+from logstore.node import serve
+from logstore.settings import load_settings
+for given in json.loads(sys.argv[1]):
+    print("exit", serve(load_settings(port=0, **given)), file=sys.stderr, flush=True)
+"""
+
+
+async def refused(brokers: Brokers, *starts: dict[str, object]) -> list[str]:
+    """The last line of each start, which ends with exit code 1. Settings are those of broker 1 unless given."""
+    mine = {
+        "zookeeper_connect": brokers.servers + brokers.chroot,
+        "zookeeper_session_timeout_ms": SESSION_MS,
+        "broker_id": 1,
+    }
+    wanted = json.dumps([{**mine, **start} for start in starts])
+    command = [sys.executable, "-c", _STARTS, wanted]
+    ran = await asyncio.to_thread(
+        subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "Traceback" not in ran.stderr, ran.stderr
+    *parts, rest = ran.stderr.split("exit 1\n")
+    assert (len(parts), rest) == (len(starts), ""), ran.stderr
+    return [part.splitlines()[-1] for part in parts]
 
 
 async def asked(server: ServerProcess, method: str, path: str, body: object = None) -> httpx.Response:
@@ -55,68 +74,57 @@ async def create_topic(server: ServerProcess, name: str, **options: object) -> N
     assert answer.is_success, answer.text
 
 
-async def test_a_start_and_its_bad_neighbours(brokers: Brokers, tmp_path: Path):
-    data = tmp_path / "data"
-    one = await started(data, environment(brokers, 1))
+async def test_bad_starts_beside_a_broker_and_after_it(brokers: Brokers, tmp_path: Path):
+    data = str(tmp_path / "data")
+    one = await started(tmp_path / "data", environment(brokers, 1))
     try:
         assert (await asked(one, "GET", "/health/ready")).status_code == 200
-        line = await refused(data, environment(brokers, 1))
-        assert "cannot start: Another process is serving" in line
-        line = await refused(data, environment(brokers, 2, **{"log.dirs": str(data / "brokers/1")}))
-        assert "cannot start: Another process is serving" in line
-        line = await refused(data, environment(brokers, 1, **{"log.dirs": str(tmp_path / "elsewhere")}))
-        assert f"Broker 1 of the cluster is another process, at {one.url}" in line
-        assert "broker.id" in line
+        again, other, elsewhere = await refused(
+            brokers,
+            {"data": data},
+            {"data": data, "broker_id": 2, "log_dirs": f"{data}/brokers/1"},
+            {"data": data, "log_dirs": str(tmp_path / "elsewhere")},
+        )
     finally:
         one.kill()
-    line = await refused(data, environment(brokers, 2, **{"log.dirs": str(data / "brokers/1")}))
-    assert "log directory of broker 1, not of 2" in line
-    line = await refused(data, {})
-    assert "belongs to a cluster, whose brokers agree through ZooKeeper" in line
-    line = await refused(data, environment(brokers, 1, **{"zookeeper.connect": f"{brokers.servers}/nowhere"}))
-    assert "has no node /nowhere" in line
-    assert "zookeeper.connect" in line
-
-
-async def test_directories_and_zookeepers_that_do_not_belong_together(brokers: Brokers, tmp_path: Path):
+    assert again.startswith("cannot start: Another process is serving")
+    assert other.startswith("cannot start: Another process is serving")
+    assert f"Broker 1 of the cluster is another process, at {one.url}" in elsewhere
+    assert "broker.id" in elsewhere
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         port = nobody.getsockname()[1]
-    line = await refused(tmp_path / "a", environment(brokers, 1, **{"zookeeper.connect": f"127.0.0.1:{port}"}))
-    assert f"ZooKeeper at 127.0.0.1:{port} (zookeeper.connect) does not answer" in line
-    (tmp_path / "b").mkdir()
     identity = {"cluster_id": "x", "format_version": 2, "coordinator": "zookeeper"}
-    (tmp_path / "b/cluster.json").write_bytes(checked_file.encode(identity))
-    line = await refused(tmp_path / "b", environment(brokers, 1))
-    assert "has no cluster" in line
-    assert "correct zookeeper.connect" in line
-    line = await refused(tmp_path / "c", environment(brokers, 1, **{"zookeeper.connect": "", "log.dirs": "/x"}))
-    assert "log.dirs is for a broker of a cluster" in line
+    for name in ("b", "c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cluster.json").write_bytes(checked_file.encode(identity))
+    await brokers.zookeeper.create(brokers.path("/empty"), b"")
+    others, alone, nowhere, unreachable, another, lost = await refused(
+        brokers,
+        {"data": data, "broker_id": 2, "log_dirs": f"{data}/brokers/1"},
+        {"data": data, "zookeeper_connect": None},
+        {"data": data, "zookeeper_connect": f"{brokers.servers}/nowhere"},
+        {"data": str(tmp_path / "a"), "zookeeper_connect": f"127.0.0.1:{port}", "zookeeper_session_timeout_ms": 1000},
+        {"data": str(tmp_path / "b")},
+        {"data": str(tmp_path / "c"), "zookeeper_connect": f"{brokers.servers}{brokers.chroot}/empty"},
+    )
+    assert "log directory of broker 1, not of 2" in others
+    assert "belongs to a cluster, whose brokers agree through ZooKeeper" in alone
+    assert "has no node /nowhere, with which zookeeper.connect ends" in nowhere
+    assert f"ZooKeeper at 127.0.0.1:{port} (zookeeper.connect) does not answer" in unreachable
+    assert "belongs to the cluster x" in another
+    assert "has no cluster" in lost
+    assert "correct zookeeper.connect" in lost
 
 
-async def test_an_old_image_of_the_disk_leads_nothing(brokers: Brokers, tmp_path: Path):
-    data, image = tmp_path / "data", tmp_path / "image"
-    one = await started(data, environment(brokers, 1))
-    one.stop()
-    shutil.copytree(data / "brokers/1", image)
-    one = await started(data, environment(brokers, 1))
-    await create_topic(one, "t")
-    one.stop()
-    shutil.rmtree(data / "brokers/1")
-    shutil.copytree(image, data / "brokers/1")
-    one = await started(data, environment(brokers, 1))
-    try:
-        assert "cluster.journal_replaced" in one.log
-        assert (await brokers.row("t")).isr == ()
-        assert (await brokers.row("t")).leader == -1
-    finally:
-        one.stop()
-
-
-async def test_a_stop_hands_over_while_the_broker_answers(brokers: Brokers, tmp_path: Path):
+async def test_any_broker_makes_a_topic_on_demand_and_hands_over_before_it_stops(brokers: Brokers, tmp_path: Path):
     data = tmp_path / "data"
-    one, two = [await started(data, environment(brokers, broker_id)) for broker_id in (1, 2)]
+    settings = {"auto.create.topics.enable": "true"}
+    one, two = [await started(data, environment(brokers, broker_id, **settings)) for broker_id in (1, 2)]
     try:
-        # Nobody can take it over: it answers, not ready, as long as it tries.
+        for server, name in ((one, "a"), (two, "b")):
+            records = {"records": [{"value": name}]}
+            answer = await asked(server, "POST", f"/topics/{name}", records)
+            assert answer.is_success, answer.text
         await create_topic(one, "t", replication_factor=2)
         row = await brokers.row("t")
         led = {1: one, 2: two}.pop(row.leader)

@@ -8,15 +8,19 @@ import pytest
 from msgspec.structs import replace
 
 from logstore.cluster import partition_changes, znodes
-from logstore.cluster.coordinator import KnownTopic
+from logstore.cluster.coordinator import ElectionType, KnownTopic
 from logstore.cluster.reconcile import Policy, Preferred, TopicWrite
 from logstore.cluster.znodes import NO_LEADER, ControllerEpoch
 from logstore.errors import (
+    ElectionNotNeededError,
     FencedLeaderEpochError,
     IneligibleReplicaError,
     InvalidReplicaAssignmentError,
     InvalidUpdateVersionError,
+    NoReassignmentInProgressError,
     NotControllerError,
+    UnknownPartitionError,
+    UnknownTopicError,
     UnknownTopicIdError,
     ZooKeeperUnavailableError,
 )
@@ -326,6 +330,53 @@ async def test_leaders_are_elected_and_partitions_moved_on_request(brokers: Brok
     await leader.alter_partition(topic_id, 0, state, [*state.in_sync_replicas, third], broker_epochs=epochs)
     await eventually_async(lambda: first.partition_state(topic_id, 0).replicas == (third,))
     assert first.partition_state(topic_id, 0).leader == third
+
+
+async def test_the_controller_says_how_each_election_ended(brokers: Brokers):
+    _, topic_id, seen = await led(brokers, partitions=2)
+    controller = brokers.controller
+    other = next(one for one in brokers.running.values() if one is not controller)
+    with pytest.raises(NotControllerError):
+        await other.elect_leaders(ElectionType.PREFERRED)
+    with pytest.raises(NotControllerError):
+        await other.reassign("t", {0: [1]})
+    assert await controller.elect_leaders(ElectionType.PREFERRED) == {}
+    document = await brokers.document("t")
+    # Partition 0 is led by its second replica, and partition 1 by the first one.
+    moved = replace(document.partitions[0], leader=document.partitions[0].isr[1], leader_epoch=2)
+    path = brokers.path(znodes.topic_path("t"))
+    node = await brokers.zookeeper.get(path)
+    changed = replace(document, partitions=(moved, document.partitions[1]))
+    await brokers.zookeeper.write(path, znodes.encode(path, changed), node.version)
+    await eventually_async(lambda: controller.partition_state(topic_id, 0).leader == moved.leader)
+    asked = {"t": [0, 1, 9], "none": [0]}
+    elected = await controller.elect_leaders(ElectionType.PREFERRED, asked)
+    assert {where: type(error) for where, error in elected.items()} == {
+        ("t", 0): type(None),
+        ("t", 1): ElectionNotNeededError,
+        ("t", 9): UnknownPartitionError,
+        ("none", 0): UnknownTopicError,
+    }
+    row = await brokers.row("t")
+    assert (row.leader, row.leader_epoch) == (seen.leader, 3)
+    unclean = await controller.elect_leaders(ElectionType.UNCLEAN, {"t": [0]})
+    assert isinstance(unclean["t", 0], ElectionNotNeededError)
+
+
+async def test_a_reassignment_is_seen_and_taken_back(brokers: Brokers):
+    _, topic_id, seen = await led(brokers, replication_factor=2)
+    controller = brokers.controller
+    (third,) = {1, 2, 3} - set(seen.replicas)
+    with pytest.raises(NoReassignmentInProgressError):
+        await controller.reassign("t", {0: None})
+    await controller.reassign("t", {0: [third]})
+    state = controller.partition_state(topic_id, 0)
+    assert (state.adding_replicas, set(state.removing_replicas)) == ((third,), set(seen.replicas))
+    assert state.is_reassigning
+    assert not state.is_under_replicated, "the replica that is added does not count"
+    await controller.reassign("t", {0: None})
+    state = controller.partition_state(topic_id, 0)
+    assert (set(state.replicas), state.is_reassigning) == (set(seen.replicas), False)
 
 
 # ---- ids and locks ---------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -80,7 +81,7 @@ def test_the_python_blocks(directory, spark, monkeypatch, capsys):
     printed = []
     for block in found:
         exec(
-            compile(block.replace('"earliest") as', '"earliest", consumer_timeout_ms=10_000) as'), "README.md", "exec"),
+            compile(block.replace('"earliest"}', '"earliest", "consumer_timeout_ms": 10_000}'), "README.md", "exec"),
             names,
         )
         printed.append(capsys.readouterr().out)
@@ -91,6 +92,24 @@ def test_the_python_blocks(directory, spark, monkeypatch, capsys):
     duck, polars = printed[3].split("shape: ")
     assert duck.count('{"flight": 6000') == 5
     assert polars.startswith("(5, 6)")
+
+
+def test_ctrl_c_ends_the_consumer_without_a_word(directory):
+    path, url = directory
+    block = blocks("python", url)[0].replace('"audit", ', '"quiet", ').replace('["events"]', '["flights"]')
+    with subprocess.Popen(
+        [sys.executable, "-uc", block],
+        cwd=path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as running:
+        assert running.stdout is not None
+        running.stdout.readline()
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=60)
+    assert (running.returncode, errors) == (0, "")
 
 
 def test_the_commands_of_the_first_screen_are_targets():

@@ -17,7 +17,7 @@ from logstore.client.producer.record_accumulator import RecordAccumulator
 from logstore.client.producer.record_columns import RecordList, check_extras
 from logstore.client.producer.topic_queue import ClosedBatch
 from logstore.errors import RequestTimedOutError, ThrottledError
-from tests.unit.client.producer.test_record_accumulator import options, parts_of
+from tests.unit.client.producer.test_record_accumulator import one_node, options, parts_of
 
 _RECORD = 100
 _BATCH = 3 * _RECORD
@@ -36,7 +36,8 @@ class AccumulatorModel(RuleBasedStateMachine):
                 buffer_memory=_BUFFER,
                 linger_ms=0,
                 max_in_flight_requests_per_connection=_IN_FLIGHT,
-            )
+            ),
+            one_node(),
         )
         self.threads = ThreadPoolExecutor(1)
         self.accumulator.set_partitions("t", TopicPartitions("id", _PARTITIONS))
@@ -80,7 +81,7 @@ class AccumulatorModel(RuleBasedStateMachine):
 
     @rule()
     def drain(self) -> None:
-        for _, batches in self.accumulator.drain():
+        for _, _, batches in self.accumulator.drain():
             assert not self.busy & {part.partition for part in batches}
             self.under_way.append(batches)
             for part in batches:
@@ -115,7 +116,7 @@ class AccumulatorModel(RuleBasedStateMachine):
             else:
                 self.complete(request)
                 self.under_way.remove(request)
-                self.accumulator.answered("t", partitions)
+                self.accumulator.answered("t", None, partitions)
 
     @rule()
     def flush(self) -> None:

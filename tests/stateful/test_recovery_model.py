@@ -119,7 +119,8 @@ class RecoveryModel(RuleBasedStateMachine):
         self.epoch += 1
         self.logs = new_logs(self.clock)
         self.journal = Journal(self.directory, filesystem=FileSystem(), clock=self.clock, file_bytes=self.file_bytes)
-        recover_partitions(self.journal, {TOPIC: topic_of(self.logs, self.sealed)}, (), producer_ids_begin=lambda: 1)
+        topics = {TOPIC: topic_of(self.logs, self.sealed)}
+        recover_partitions(self.journal, topics, lambda _: False, producer_ids_begin=lambda: 1)
         for log in self.logs:
             log.become_leader(self.epoch)
             self.journal.release(TOPIC, log.partition, log.sealed_offset)
@@ -156,7 +157,7 @@ class RecoveryModel(RuleBasedStateMachine):
         for order in (frames, mixed):
             logs = new_logs(self.clock)
             topics = {TOPIC: topic_of(logs, self.sealed)}
-            recover_partitions(Shuffled(order), topics, (), producer_ids_begin=lambda: 1)  # type: ignore[arg-type]
+            recover_partitions(Shuffled(order), topics, lambda _: False, producer_ids_begin=lambda: 1)  # type: ignore[arg-type]
             found.append([state_of(log) for log in logs])
         assert found[0] == found[1]
 

@@ -91,6 +91,8 @@ class MemoryCoordinator:
         self.has_lease = True
         self.locks = ()
         self.producer_ids_begin = 1 << 32
+        self.is_migration = False
+        self.not_ready_reason = None
         self._listeners: list[PartitionListener] = []
 
     @property
@@ -100,6 +102,23 @@ class MemoryCoordinator:
     @property
     def brokers_by_id(self) -> Mapping[int, BrokerEndpoint]:
         return {broker: BrokerEndpoint(broker, None) for broker in self.brokers}
+
+    @property
+    def placeable_brokers(self) -> int:
+        return len(self.brokers)
+
+    def registered_topic(self, name: str) -> None:
+        del name
+
+    def is_gone(self, topic_id: UUID) -> bool:
+        del topic_id
+        return False
+
+    async def table_changed(self, topic_id: UUID) -> None:
+        pass
+
+    async def refresh_producer_ids(self) -> None:
+        pass
 
     async def find_leaders(self, topics: Sequence[KnownTopic]) -> None:
         for topic in topics:

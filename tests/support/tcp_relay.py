@@ -6,9 +6,10 @@ from typing import Self
 
 
 class TcpRelay:
-    """``async with TcpRelay("host:port") as relay: relay.address``, on one event loop."""
+    """``async with TcpRelay("host:port") as relay: relay.address``, on one event loop. It listens on ``listen``."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, listen: tuple[str, int] = ("127.0.0.1", 0)) -> None:
+        self._listen = listen
         self._host, _, port = target.rpartition(":")
         self._port = int(port)
         self._open = asyncio.Event()
@@ -17,8 +18,9 @@ class TcpRelay:
         self._writers: list[asyncio.StreamWriter] = []
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self._server = await asyncio.start_server(self._connected, *self._listen)
+        host, port, *_ = self._server.sockets[0].getsockname()
+        self.address = f"{host}:{port}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -57,4 +59,5 @@ class TcpRelay:
                 await self._open.wait()
                 writer.write(data)
                 await writer.drain()
+        await self._open.wait()  # the end of a connection does not pass either
         writer.close()

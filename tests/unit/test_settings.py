@@ -1,11 +1,12 @@
+import socket
 import tomllib
 from pathlib import Path
 
 import pytest
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import ValidationError
 
 from logstore.errors import InvalidConfigError
-from logstore.settings import Settings, _explain, load_settings, secret_settings, setting_name
+from logstore.settings import Settings, load_settings, secret_settings, setting_name
 from logstore.topic_config import CONFIG_KEYS
 
 REPOSITORY = Path(__file__).parents[2]
@@ -234,13 +235,81 @@ def test_a_setting_that_holds_a_secret_has_the_type_of_one():
 
 
 def test_a_secret_is_not_shown_when_it_is_wrong_either():
-    class WithPassword(Settings):
-        truststore_password: SecretStr = Field(SecretStr("long enough"), min_length=8)
-
-    assert secret_settings(WithPassword) == {"cluster_secret", "truststore_password"}
-    assert "long enough" not in repr(WithPassword())
-    with pytest.raises(ValidationError) as raised:
-        WithPassword(truststore_password="hunter2", port=-1)
-    password, port = sorted(_explain(raised.value, WithPassword), reverse=True)
-    assert password.startswith("truststore.password cannot be what was given: ")
+    with pytest.raises(InvalidConfigError) as raised:
+        load_settings(cluster_secret="hunter2", port=-1)
+    port, secret = sorted(str(raised.value).split("; "), reverse=True)
+    assert secret.startswith("cluster.secret cannot be what was given: it takes at least 16 characters")
     assert port.startswith("port cannot be '-1'")
+    assert "hunter2 is long enough" not in repr(load_settings(cluster_secret="hunter2 is long enough"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "replica.socket.timeout.ms = 499",
+            r"replica\.socket\.timeout\.ms \(499\) is below replica\.fetch\.wait\.max\.ms",
+        ),
+        (
+            "replica.lag.time.max.ms = 499",
+            r"replica\.lag\.time\.max\.ms \(499\) is below replica\.fetch\.wait\.max\.ms",
+        ),
+        ("advertised.host = 'store:9000'", r"advertised\.host cannot be 'store:9000': it takes a name or an address w"),
+        ("advertised.host = ''", r"advertised\.host cannot be ''"),
+        (
+            "socket.send.buffer.bytes = -2",
+            r"socket\.send\.buffer\.bytes cannot be '-2': it takes a number of at least -1",
+        ),
+    ],
+)
+def test_settings_between_brokers_are_checked(elsewhere: Path, text: str, message: str):
+    write_config(elsewhere, f"{text}\n")
+    with pytest.raises(InvalidConfigError, match=message):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("given", "host"),
+    [
+        ({}, "127.0.0.1"),
+        ({"host": "10.0.0.5"}, "10.0.0.5"),
+        ({"host": "0.0.0.0"}, socket.gethostname()),
+        ({"host": "::"}, socket.gethostname()),
+        ({"host": "0.0.0.0", "advertised_host": "store-1.example"}, "store-1.example"),
+        ({"host": "0.0.0.0", "advertised_host": "fd00::1"}, "fd00::1"),
+    ],
+)
+def test_others_reach_the_host_that_is_advertised_or_listened_on(given, host):
+    assert load_settings(**given).reachable_host == host
+
+
+def test_the_journal_of_a_broker_of_a_cluster_may_be_elsewhere(elsewhere: Path):
+    write_config(
+        elsewhere, 'zookeeper.connect = "zk:2181/one"\nbroker.id = 3\nlog.dirs = "/disk"\nlog.level = "debug"\n'
+    )
+    assert load_settings().log_directory == Path("/disk")
+    write_config(elsewhere, "broker.id = 3\n")
+    assert load_settings().log_directory == Path("data/brokers/3")
+    with pytest.raises(InvalidConfigError, match=r"log\.dirs is for a broker of a cluster: set zookeeper\.connect"):
+        load_settings(log_dirs=Path("/disk"))
+    with pytest.raises(InvalidConfigError, match=r"log\.dirs cannot be '/a,/b': it takes one directory"):
+        load_settings(log_dirs="/a,/b", zookeeper_connect="zk")
+
+
+def test_settings_that_are_keys_of_topics_too_give_them_their_defaults(elsewhere: Path):
+    write_config(elsewhere, "min.insync.replicas = 2\nunclean.leader.election.enable = true\n")
+    assert load_settings().topic_defaults == {"min.insync.replicas": "2", "unclean.leader.election.enable": "true"}
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("replica.high.watermark.checkpoint.interval.ms", "no checkpoint"),
+        ("transaction.state.log.replication.factor", "no transactions yet"),
+        ("process.roles", "through ZooKeeper"),
+    ],
+)
+def test_kafkas_settings_without_meaning_in_a_cluster_say_why(elsewhere: Path, name: str, why: str):
+    write_config(elsewhere, f"{name} = 1\n")
+    with pytest.raises(InvalidConfigError, match=f"no setting '{name}': .*{why}"):
+        load_settings()

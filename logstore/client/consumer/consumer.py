@@ -67,7 +67,8 @@ class Consumer:
     - ``consumer_timeout_ms``: iteration ends after so long without a record; None: never.
     - ``request_timeout_ms``: how long one answer may take; ``default_api_timeout_ms``: how long a store that is away is
       waited for before that is an error.
-    - ``metadata_max_age_ms``: how long new partitions of a topic that is subscribed to may go unnoticed.
+    - ``metadata_max_age_ms``: how long new partitions of a topic that is subscribed to may go unnoticed, and how old
+      what is known of brokers and leaders may get.
 
     Raises InvalidConfigError naming an option that is wrong or that there is not, InvalidGroupError.
     """
@@ -133,15 +134,17 @@ class Consumer:
             client_id=client_id,
             request_timeout_ms=request_timeout_ms,
             default_api_timeout_ms=default_api_timeout_ms,
+            metadata_max_age_ms=metadata_max_age_ms,
         )
-        self._fetcher = Fetcher(Transport(bootstrap, client_id=client_id), options)
+        self._metadata = self._admin.metadata
+        self._fetcher = Fetcher(self._metadata.add(Transport(bootstrap, client_id=client_id)), self._metadata, options)
         self._wakeup = Wakeup(self._fetcher.wake)
         self._state = SubscriptionState(self._fetcher, auto_offset_reset)
         self._member: GroupMember | None = None
         self._committer: OffsetCommitter | None = None
         if group_id is not None:
-            transport = Transport(bootstrap, client_id=client_id)
-            self._member = GroupMember(transport, self._admin, self._state, options, self._fetcher.wake)
+            transport = self._metadata.add(Transport(bootstrap, client_id=client_id))
+            self._member = GroupMember(transport, self._metadata, self._state, options, self._fetcher.wake)
             self._committer = OffsetCommitter(
                 self._admin, group_id, self._member, interval_s=options.auto_commit_interval_s
             )
@@ -171,6 +174,7 @@ class Consumer:
         try:
             self._give_up(commit=commit)
         finally:
+            self._metadata.close()
             self._fetcher.close()
             if not commit:
                 self._admin.close()
@@ -354,7 +358,8 @@ class Consumer:
 
     def partitions_for(self, topic: str) -> list[TopicPartition]:
         """All partitions of ``topic``, to be given to ``assign``; UnknownTopicError."""
-        return [TopicPartition(topic, found.partition) for found in self._admin.describe_topic(topic).partitions]
+        found = self._admin.find_partitions([topic])[topic]
+        return [TopicPartition(topic, partition) for partition in range(found.count)]
 
     # ---- the group's offsets ----------------------------------------------------------------------------------------
 

@@ -1,15 +1,17 @@
-"""Reads partitions ahead of the program that consumes them, in one thread over one connection; history of several is
-decoded in a few more.
+"""Reads partitions ahead of the program that consumes them: one thread for each broker that leads some of them, over
+one connection; history of several partitions is decoded in a few more threads.
 
 Invariants:
 
-- One fetch is under way at a time, for all partitions: whichever has a record first ends the wait, and a partition that
-  was just served is asked for last.
-- A fetch begins only while less than ``fetch_max_bytes`` wait to be taken, and brings at most as much, and one batch:
-  about twice ``fetch_max_bytes`` are held.
+- One fetch is under way at a time at each broker, for all partitions that it leads: whichever has a record first ends
+  the wait, and a partition that was just served is asked for last.
+- A fetch begins only while less than ``fetch_max_bytes`` wait to be taken; all that are under way bring at most as much
+  together, and one batch each: about twice ``fetch_max_bytes`` are held.
 - Records of a partition come without gap or repetition from the offset given to ``read``; records that were fetched
-  before ``read`` or ``stop_reading`` are dropped, also if they arrive later.
+  before ``read`` or ``stop_reading``, or by two brokers from the same offset, are dropped.
 - A failure is raised in its turn, after the records before it. A partition that failed is not read on before ``read``.
+  What passes (another leader, a leader that has just begun, a store that is away) is no failure before
+  ``default_api_timeout_ms`` are over.
 - A topic that was made again is no failure in its turn: ``replaced`` names it at once, and the consumer drops the
   records fetched from the old one. Nothing of the new one is fetched before ``read`` with its id.
 """
@@ -18,18 +20,26 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
+from typing import NamedTuple
 
 from logstore.backoff import backoffs
+from logstore.client.cluster_metadata import ANY_BROKER, NO_LEADER, ClusterMetadata
 from logstore.client.consumer.options import ConsumerOptions
 from logstore.client.consumer.records import FetchedBatch
 from logstore.client.fetch import FetchPartition, FetchRequest, fetch
 from logstore.client.metadata import TopicIdentity, TopicPartition
 from logstore.client.transport import Transport
-from logstore.errors import LogStoreError, OffsetOutOfRangeError, ThrottledError, UnknownTopicIdError
+from logstore.errors import (
+    LeaderNotAvailableError,
+    LogStoreError,
+    OffsetOutOfRangeError,
+    ThrottledError,
+    UnknownTopicIdError,
+)
 from logstore.protocol.fetch_response import PartitionData
 from logstore.records.log_batches import int64_values
 
@@ -55,34 +65,72 @@ class CompletedFetch:
 
 
 @dataclass(slots=True, eq=False)
+class _Backoff:
+    """How long something has been failing (monotonic), and when it is tried again."""
+
+    since: float = 0.0
+    retry_at: float = 0.0
+    waits: Iterator[float] = field(default_factory=backoffs)
+
+    def failed(self, error: LogStoreError) -> float:
+        """Seconds that it has been failing."""
+        now = time.monotonic()
+        self.since = self.since or now
+        wait_s = next(self.waits)
+        self.retry_at = now + (max(wait_s, error.retry_after_s) if isinstance(error, ThrottledError) else wait_s)
+        return now - self.since
+
+
+@dataclass(slots=True, eq=False)
 class _Reading:
-    """The fetch position of a partition of the topic with ``topic_id``. A seek makes a new one."""
+    """The fetch position of a partition of the topic with ``topic_id``. A seek makes a new one. ``failing``: the
+    partition is refused for now.
+    """
 
     next_offset: int
     topic_id: str
+    failing: _Backoff | None = None
 
 
-_Turn = list[tuple[TopicPartition, _Reading]]
+class _Asked(NamedTuple):
+    """A partition in a fetch, from ``offset`` on."""
+
+    partition: TopicPartition
+    reading: _Reading
+    offset: int
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """The thread that fetches from ``broker``. ``is_outdated``: the fetch under way is no longer wanted."""
+
+    broker: int | None
+    thread: threading.Thread | None = None
+    is_outdated: bool = False
+    failing: _Backoff = field(default_factory=_Backoff)
+
+
+_Turn = list[_Asked]
 
 
 class Fetcher:
     """The methods are for one thread, the consumer's. ``transport`` is the fetcher's own, and closed at its end."""
 
-    def __init__(self, transport: Transport, options: ConsumerOptions) -> None:
+    def __init__(self, transport: Transport, metadata: ClusterMetadata, options: ConsumerOptions) -> None:
         self._transport = transport
+        self._metadata = metadata
         self._options = options
-        self._give_up: float | None = None
         self._decoders = ThreadPoolExecutor(min(_DECODERS_MAX, os.cpu_count() or 1), "logstore-consumer-decoder")
-        self._thread: threading.Thread | None = None
         # Guards all attributes below.
         self._changed = threading.Condition()
+        # By broker, as of ``ClusterMetadata.leader``; threads run from the first ``first`` on.
+        self._workers: dict[int | None, _Worker] = {}
+        self._has_begun = False
         self._readings: dict[TopicPartition, _Reading] = {}
         self._completed: deque[CompletedFetch] = deque()
         self._completed_bytes = 0
         self._failure: LogStoreError | None = None
         self._replaced: set[TopicIdentity] = set()
-        # Whether the fetch under way is no longer wanted.
-        self._outdated = False
         self._woken = False
         self.closed = False
 
@@ -102,8 +150,11 @@ class Fetcher:
                 (partition, _Reading(offset, topic_ids[partition.topic])) for partition, offset in positions.items()
             )
             # The fetch under way does not ask for the new partitions, and may wait for long.
-            self._outdated = True
+            for broker in {self._metadata.leader(*partition) for partition in positions}:
+                if broker in self._workers:
+                    self._workers[broker].is_outdated = True
             self._transport.interrupt()
+            self._employ()
             self._changed.notify_all()
 
     def stop_reading(self, partitions: Iterable[TopicPartition]) -> None:
@@ -120,10 +171,10 @@ class Fetcher:
         Waits no longer once a topic is ``replaced``, or after ``wake``. Raises the error of the fetcher: the store is
         away for long, or the answer is not a store's.
         """
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="logstore-consumer", daemon=True)
-            self._thread.start()
         with self._changed:
+            if not self._has_begun:
+                self._has_begun = True
+                self._employ()
             if not self._completed and timeout_s > 0:
                 self._changed.wait_for(
                     lambda: self._completed or self._failure or self._replaced or self._woken, timeout_s
@@ -154,13 +205,17 @@ class Fetcher:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End the thread."""
+        """End the threads."""
         with self._changed:
-            self.closed = self._outdated = True
+            self.closed = True
+            workers = list(self._workers.values())
+            for worker in workers:
+                worker.is_outdated = True
             self._transport.interrupt()
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        for worker in workers:
+            if worker.thread is not None:
+                worker.thread.join()
         self._decoders.shutdown()
         self._transport.close()
 
@@ -170,57 +225,102 @@ class Fetcher:
             self._completed = kept
             self._completed_bytes = sum(found.size for found in kept)
 
-    # ---- in the thread ----------------------------------------------------------------------------------------------
+    def _employ(self) -> None:
+        """Under the lock: a thread for each broker that leads a partition that is read."""
+        if not self._has_begun or self.closed:
+            return
+        for broker in {self._metadata.leader(*partition) for partition in self._readings} - self._workers.keys():
+            worker = self._workers[broker] = _Worker(broker)
+            worker.thread = threading.Thread(target=self._run, args=(worker,), name="logstore-consumer", daemon=True)
+            worker.thread.start()
 
-    def _run(self) -> None:
-        waits = backoffs()
-        while (turn := self._next_turn()) is not None:
+    # ---- in the threads ---------------------------------------------------------------------------------------------
+
+    def _run(self, worker: _Worker) -> None:
+        while (turn := self._next_turn(worker)) is not None:
+            topics = {asked.partition.topic for asked in turn}
+            began = time.monotonic()
             try:
-                self._take(turn, self._fetch(turn))
-                self._give_up, waits = None, backoffs()
+                refusal = None
+                # With another view, others may be asked for these partitions.
+                if not self._metadata.keep_fresh(topics) or not self._metadata.is_cluster:
+                    refusal = self._take(turn, self._fetch(worker, turn))
+                    worker.failing = _Backoff()
             except LogStoreError as error:
-                if not self._outdated:
-                    self._fail(error, next(waits))
+                if worker.is_outdated:
+                    continue
+                self._fail(error, worker.failing)
+                refusal = error
             except Exception as error:  # noqa: BLE001 (a bug here must be seen where records are waited for)
-                self._fail(LogStoreError(f"Fetching failed: {error!r}"), next(waits))
+                self._fail(LogStoreError(f"Fetching failed: {error!r}"), worker.failing)
+                continue
+            if refusal is not None:
+                self._metadata.after(refusal, topics, began)
+            if self._metadata.is_cluster or worker.broker is not ANY_BROKER:
+                with self._changed:
+                    self._employ()
 
-    def _next_turn(self) -> _Turn | None:
-        """The partitions to ask for next; None when closed."""
+    def _next_turn(self, worker: _Worker) -> _Turn | None:
+        """The partitions to ask for next. None, and the worker is none any more: there are no partitions for it."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: self.closed or (self._readings and self._completed_bytes < self._options.fetch_max_bytes)
-            )
-            if self.closed:
-                return None
-            self._outdated = False
-            return list(islice(self._readings.items(), _PARTITIONS_PER_FETCH))
+            while True:
+                own = self._readings_at(worker.broker)
+                if self.closed or not own:
+                    self._workers.pop(worker.broker)
+                    self._employ()
+                    return None
+                now = time.monotonic()
+                due = [asked for asked in own if asked.reading.failing is None or asked.reading.failing.retry_at <= now]
+                wait_s = worker.failing.retry_at - now
+                if due and wait_s <= 0 and self._completed_bytes < self._options.fetch_max_bytes:
+                    worker.is_outdated = False
+                    return due[:_PARTITIONS_PER_FETCH]
+                if not due:
+                    retries = (asked.reading.failing.retry_at for asked in own if asked.reading.failing is not None)
+                    wait_s = max(wait_s, min(retries) - now)
+                self._changed.wait(wait_s if wait_s > 0 else None)
 
-    def _fetch(self, turn: _Turn) -> list[tuple[int, list[CompletedFetch]]]:
+    def _readings_at(self, broker: int | None) -> _Turn:
+        """Partitions that ``broker`` leads, in the order in which they are asked for."""
+        if not self._metadata.is_cluster:
+            found = self._readings.items() if broker is ANY_BROKER else ()
+            return [_Asked(*one, one[1].next_offset) for one in islice(found, _PARTITIONS_PER_FETCH)]
+        leader = self._metadata.leader
+        return [_Asked(*one, one[1].next_offset) for one in self._readings.items() if leader(*one[0]) == broker]
+
+    def _fetch(self, worker: _Worker, turn: _Turn) -> list[tuple[int, list[CompletedFetch]]]:
         """The results of each partition of the turn that has news."""
+        if worker.broker == NO_LEADER:
+            names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(asked.partition for asked in turn))
+            raise LeaderNotAvailableError(f"Without a leader at present: {names}.")
         options = self._options
         wait_ms = options.fetch_max_wait_ms
         if len(turn) == _PARTITIONS_PER_FETCH:
             wait_ms = min(wait_ms, _WAIT_MS_OF_TURNS)
         request = FetchRequest(
-            [FetchPartition(*partition, reading.next_offset, reading.topic_id) for partition, reading in turn],
-            options.fetch_max_bytes,
+            [FetchPartition(*asked.partition, asked.offset, asked.reading.topic_id) for asked in turn],
+            max(1, options.fetch_max_bytes // len(self._workers)),
             options.max_partition_fetch_bytes,
             options.fetch_min_bytes,
             wait_ms,
         )
-        responses = fetch(self._transport, request, options.request_timeout_ms / 1000, lambda: self._outdated)
+        began = time.monotonic()
+        with self._metadata.way_to(worker.broker, turn[0].partition) as way:
+            timeout_s = options.request_timeout_ms / 1000
+            responses = fetch(self._transport, request, timeout_s, lambda: worker.is_outdated, at=way.url)
+            way.was_refused = any(response.error_code for response in responses)
 
         def read(response: PartitionData) -> tuple[int, list[CompletedFetch]]:
-            partition, reading = turn[response.index]
-            return response.index, self._read_response(response, partition, reading.next_offset)
+            return response.index, self._read_response(response, turn[response.index], began)
 
         # Only inflating takes long enough to be worth a thread.
         in_threads = sum(response.has_parquet for response in responses) > 1
         return list(self._decoders.map(read, responses) if in_threads else map(read, responses))
 
-    def _read_response(self, response: PartitionData, partition: TopicPartition, offset: int) -> list[CompletedFetch]:
+    def _read_response(self, response: PartitionData, asked: _Asked, began: float) -> list[CompletedFetch]:
+        partition, reading, offset = asked
         if (error := response.error) is not None:
-            return [self._failed(error, partition, offset)]
+            return [self._failed(error, partition, reading, offset, began)]
         batches = list(response.records(offset))
         if not batches:
             return [CompletedFetch(partition, None, response.next_offset)] if response.next_offset != offset else []
@@ -231,44 +331,54 @@ class Fetcher:
             for batch, end in zip(batches, ends, strict=True)
         ]
 
-    def _failed(self, error: LogStoreError, partition: TopicPartition, offset: int) -> CompletedFetch:
+    def _failed(
+        self, error: LogStoreError, partition: TopicPartition, reading: _Reading, offset: int, began: float
+    ) -> CompletedFetch:
         reset = self._options.auto_offset_reset
         if isinstance(error, OffsetOutOfRangeError) and reset != "none":
             return CompletedFetch(
                 partition, None, error.log_start_offset if reset == "earliest" else error.high_watermark
             )
+        if self._metadata.is_unheard_of(error, partition.topic, reading.topic_id, partition.partition, began=began):
+            error = LeaderNotAvailableError(f"The leader has not heard of it yet: {error.message}")
         return CompletedFetch(partition, None, offset, error=error)
 
-    def _take(self, turn: _Turn, found: list[tuple[int, list[CompletedFetch]]]) -> None:
+    def _take(self, turn: _Turn, found: list[tuple[int, list[CompletedFetch]]]) -> LogStoreError | None:
+        """Take what was ``found``. A refusal that may pass: its partition is asked for again, a little later."""
+        refusal: LogStoreError | None = None
         with self._changed:
             for index, completed in found:
-                partition, reading = turn[index]
-                if self._readings.get(partition) is not reading or not completed:
+                partition, reading, offset = turn[index]
+                if self._readings.get(partition) is not reading or reading.next_offset != offset or not completed:
                     continue
                 del self._readings[partition]
-                if isinstance(completed[-1].error, UnknownTopicIdError):
+                error = completed[-1].error
+                if isinstance(error, UnknownTopicIdError):
                     self._replaced.add(TopicIdentity(partition.topic, reading.topic_id))
                     continue
-                if completed[-1].error is None:
+                if error is None or error.retriable:
                     reading.next_offset = completed[-1].next_offset
                     # Put the partition at the end: the others come first next time.
                     self._readings[partition] = reading
+                if error is not None and error.retriable:
+                    refusal = error
+                    reading.failing = reading.failing or _Backoff()
+                    self._fail(error, reading.failing)
+                    continue
+                reading.failing = None
                 self._completed.extend(completed)
                 self._completed_bytes += sum(one.size for one in completed)
             if len(turn) == _PARTITIONS_PER_FETCH:
-                for partition, reading in turn:
+                for partition, reading, _ in turn:
                     if self._readings.get(partition) is reading:
                         self._readings[partition] = self._readings.pop(partition)
             self._changed.notify_all()
+        return refusal
 
-    def _fail(self, error: LogStoreError, wait_s: float) -> None:
-        """Wait before the next try. A store that is away, or too busy, for a while is no failure yet."""
-        now = time.monotonic()
-        self._give_up = self._give_up or now + self._options.default_api_timeout_ms / 1000
+    def _fail(self, error: LogStoreError, failing: _Backoff) -> None:
+        """A store or a leader that is away, or too busy, for a while is no failure yet."""
+        seconds = failing.failed(error)
         with self._changed:
-            if not error.retriable or now >= self._give_up:
+            if not error.retriable or seconds >= self._options.default_api_timeout_ms / 1000:
                 self._failure = error
                 self._changed.notify_all()
-            if isinstance(error, ThrottledError):
-                wait_s = max(wait_s, error.retry_after_s)
-            self._changed.wait_for(lambda: self.closed, wait_s)

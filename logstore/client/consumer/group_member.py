@@ -15,11 +15,11 @@ from uuid import uuid4
 import msgspec
 
 from logstore.backoff import backoffs
-from logstore.client.admin import Admin
+from logstore.client.cluster_metadata import ClusterMetadata
 from logstore.client.consumer.options import ConsumerOptions
 from logstore.client.consumer.rebalance_listener import ConsumerRebalanceListener
 from logstore.client.consumer.subscription_state import SubscriptionState
-from logstore.client.metadata import MemberIdentity, TopicPartition, decode
+from logstore.client.metadata import MemberIdentity, TopicPartition, TopicPartitions, decode
 from logstore.client.transport import Transport, group_path
 from logstore.errors import (
     CommitFailedError,
@@ -61,7 +61,7 @@ class GroupMember:
     def __init__(
         self,
         transport: Transport,
-        admin: Admin,
+        metadata: ClusterMetadata,
         state: SubscriptionState,
         options: ConsumerOptions,
         wake: Callable[[], None],
@@ -69,7 +69,7 @@ class GroupMember:
         assert options.group_id is not None
         self._group_id = options.group_id
         self._transport = transport
-        self._admin = admin
+        self._metadata = metadata
         self._state = state
         self._options = options
         self._wake = wake
@@ -314,23 +314,27 @@ class GroupMember:
 
     def _count_partitions(self, topics: frozenset[str]) -> dict[str, int]:
         found: dict[str, int] = {}
-        for topic in sorted(topics):
-            try:
-                found[topic] = len(self._admin.describe_topic(topic).partitions)
-            except UnknownTopicError:
-                continue
+        for name, topic in self._metadata.find(sorted(topics)).items():
+            if isinstance(topic, TopicPartitions):
+                found[name] = topic.count
+            elif not isinstance(topic, UnknownTopicError):
+                raise topic
         return found
 
     def _send(
         self, request: GroupRequest, timeout_s: float, is_cancelled: Callable[[], bool] = lambda: False
     ) -> object:
-        answer = self._transport.request_once(
-            "POST",
-            group_path(self._group_id, request.path),
-            msgspec.json.encode(request),
-            headers={"Content-Type": "application/json"},
-            timeout_s=timeout_s,
-            is_cancelled=is_cancelled,
+        answer = self._metadata.ask_coordinator(
+            self._group_id,
+            lambda url: self._transport.request_once(
+                "POST",
+                group_path(self._group_id, request.path),
+                msgspec.json.encode(request),
+                headers={"Content-Type": "application/json"},
+                timeout_s=timeout_s,
+                is_cancelled=is_cancelled,
+                at=url,
+            ),
         )
         return None if request.answer is None else decode(answer.content, request.answer)
 

@@ -9,7 +9,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 
 from logstore.client.admin import Admin
 from logstore.client.consumer.group_member import GroupMember
@@ -22,7 +21,6 @@ from logstore.errors import (
     NoOffsetForPartitionError,
     UnknownGroupError,
     UnknownPartitionError,
-    UnknownTopicError,
 )
 
 
@@ -116,24 +114,25 @@ class OffsetFetcher:
         """Find the partitions of the topics subscribed to, and of ``followed`` ones, which need not exist."""
         others = followed - topics
         if pattern is None:
-            described = self._describe_topics(TopicPartition(topic, 0) for topic in topics)
+            found = self._admin.find_partitions(topics)
         else:
-            described = self._describe_existing(
-                topic.topic_name for topic in self._admin.topics() if pattern.fullmatch(topic.topic_name)
+            found = self._admin.find_partitions(
+                (topic.topic_name for topic in self._admin.topics() if pattern.fullmatch(topic.topic_name)),
+                if_there=True,
             )
-        counts = {name: len(topic.partitions) for name, topic in described.items()}
-        counts |= {name: len(topic.partitions) for name, topic in self._describe_existing(others).items()}
+        counts = {name: topic.count for name, topic in found.items()}
+        counts |= {name: topic.count for name, topic in self._admin.find_partitions(others, if_there=True).items()}
 
         def apply() -> None:
             if self._member is None:
                 if pattern is not None:
-                    self._state.found_matching(frozenset(described))
-                for topic in described.values():
-                    self._state.found_topic(topic)
+                    self._state.found_matching(frozenset(found))
+                for name, topic in found.items():
+                    self._state.found_topic(name, topic)
             else:
                 # Partitions of topics that do not match any more go in a rebalance.
-                self._state.see(described.values())
-                self._member.found_topics(frozenset(described), counts)
+                self._state.see(found)
+                self._member.found_topics(frozenset(found), counts)
             self.refresh_at = time.monotonic() + self._options.metadata_max_age_ms / 1000
 
         return apply
@@ -176,13 +175,6 @@ class OffsetFetcher:
         """The topics of ``partitions``, by name."""
         names = {partition.topic for partition in partitions}
         return {name: self._admin.describe_topic(name) for name in sorted(names)}
-
-    def _describe_existing(self, names: Iterable[str]) -> dict[str, TopicDescription]:
-        found: dict[str, TopicDescription] = {}
-        for name in sorted(names):
-            with suppress(UnknownTopicError):
-                found[name] = self._admin.describe_topic(name)
-        return found
 
 
 def _partitions_of(

@@ -14,7 +14,7 @@ from typing import Any
 
 from logstore.client.consumer.fetcher import CompletedFetch, Fetcher
 from logstore.client.consumer.options import AutoOffsetReset
-from logstore.client.metadata import TopicDescription, TopicIdentity, TopicPartition
+from logstore.client.metadata import TopicDescription, TopicIdentity, TopicPartition, TopicPartitions
 from logstore.errors import InvalidRequestError
 
 
@@ -66,13 +66,13 @@ class SubscriptionState:
         """Read what the group gives, from ``add`` to ``give_up``."""
         self.topics, self.pattern = topics, pattern
 
-    def see(self, topics: Iterable[TopicDescription]) -> None:
+    def see(self, topics: Mapping[str, TopicPartitions]) -> None:
         """A member's subscription means these topics, which are so now."""
         found: dict[TopicIdentity, int] = {}
-        for topic in topics:
-            found[TopicIdentity(topic.name, topic.topic_id)] = len(topic.partitions)
-            if topic.name in self._topic_ids:
-                self._enter(topic)
+        for name, topic in topics.items():
+            found[TopicIdentity(name, topic.topic_id)] = topic.count
+            if name in self._topic_ids:
+                self._enter(name, topic.topic_id)
         self._seen = {topic: self._seen.get(topic, count) for topic, count in found.items()}
         if self.pattern is not None:
             self.topics = frozenset(topic.name for topic in found)
@@ -98,14 +98,14 @@ class SubscriptionState:
         self.unplaced |= dict.fromkeys(partitions - self.assignment, self._auto_offset_reset)
         self.assignment |= partitions
 
-    def found_topic(self, topic: TopicDescription) -> None:
+    def found_topic(self, name: str, topic: TopicPartitions) -> None:
         """Read all partitions of a topic that is subscribed to."""
-        found = {TopicPartition(topic.name, partition.partition) for partition in topic.partitions}
-        known = {partition for partition in self.assignment if partition.topic == topic.name}
+        found = {TopicPartition(name, partition) for partition in range(topic.count)}
+        known = {partition for partition in self.assignment if partition.topic == name}
         # A partition that is added is read from its first record: from its end on, records would be missed.
-        grown = bool(known) and self._topic_ids.get(topic.name) == topic.topic_id
+        grown = bool(known) and self._topic_ids.get(name) == topic.topic_id
         self._keep(self.assignment - (known - found))
-        self._enter(topic)
+        self._enter(name, topic.topic_id)
         self.unplaced |= dict.fromkeys(found - known, "earliest" if grown else self._auto_offset_reset)
         self.assignment |= found
 
@@ -176,7 +176,7 @@ class SubscriptionState:
     def place(self, positions: Mapping[TopicPartition, int], described: Mapping[str, TopicDescription]) -> None:
         """Go on from these positions in the topics that were found."""
         for topic in {partition.topic for partition in positions}:
-            self._enter(described[topic])
+            self._enter(topic, described[topic].topic_id)
         self._begin(positions)
 
     def advance(self, fetch: CompletedFetch, rows: int) -> None:
@@ -218,11 +218,11 @@ class SubscriptionState:
         for topic in self._topic_ids.keys() - {partition.topic for partition in self.assignment}:
             del self._topic_ids[topic]
 
-    def _enter(self, topic: TopicDescription) -> None:
+    def _enter(self, name: str, topic_id: str) -> None:
         """From now on positions under this name are in this topic."""
-        if self._topic_ids.get(topic.name, topic.topic_id) != topic.topic_id:
-            self._forget_topic(topic.name)
-        self._topic_ids[topic.name] = topic.topic_id
+        if self._topic_ids.get(name, topic_id) != topic_id:
+            self._forget_topic(name)
+        self._topic_ids[name] = topic_id
 
     def _forget_topic(self, topic: str) -> None:
         """Let the partitions of a topic begin anew: another topic has its name."""

@@ -6,9 +6,9 @@ Invariants:
 - A part of a partition gets new sequence numbers, so it is made only when nothing of the partition can be stored.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from logstore import errors
 from logstore.client.metadata import TopicIdentity
@@ -43,6 +43,12 @@ class ProduceRequest:
     sequences: dict[int, int] = field(default_factory=dict)
     in_doubt: set[int] = field(default_factory=set)
     refusals: dict[int, LogStoreError] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, topic: str, batches: Iterable[ProducerBatch]) -> "list[ProduceRequest]":
+        """Requests for ``batches``: one for each id that the topic had when their partitions were chosen."""
+        by_id = groupby(batches, lambda batch: batch.chosen_among.topic_id)
+        return [cls(TopicIdentity(topic, topic_id), list(found)) for topic_id, found in by_id]
 
     @property
     def partitions(self) -> dict[int, int]:

@@ -4,6 +4,8 @@ Invariants:
 
 - The same request, with the same sequence numbers, is sent until the store has answered for good: the store does not
   store it twice. Without idempotence a request whose answer was lost may be stored twice.
+- Each try goes to the leader of the partitions as it is known then. Where they have several leaders by now, the request
+  is divided, and each part, with its sequence numbers, is sent by itself.
 - A partition that refuses its records does not cost other partitions theirs. Records that are stored are completed, and
   only partitions with a retriable error are sent again. The other partitions are released before that.
 - A refusal that may be about few of the records does not cost the others: the request is sent again in parts.
@@ -12,13 +14,14 @@ Invariants:
 - All records of a request are completed when ``send`` returns, whatever happened.
 """
 
+import time
 import uuid
-from collections.abc import Callable, Iterable
-from itertools import groupby
+from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
 
 from logstore import errors
+from logstore.client.cluster_metadata import ANY_BROKER, NO_LEADER, ClusterMetadata
 from logstore.client.connections import Answer
 from logstore.client.metadata import TopicIdentity, TopicPartitions
 from logstore.client.producer.delivery import Outcome
@@ -39,6 +42,14 @@ _OUT_OF_STEP = (
 )
 
 
+class _SeveralLeadersError(Exception):
+    """``partitions`` of a request, those of each leader."""
+
+    def __init__(self, partitions: list[set[int]]) -> None:
+        super().__init__(partitions)
+        self.partitions = partitions
+
+
 class ProduceRequests:
     """Safe from several threads, each with requests for partitions of its own.
 
@@ -48,12 +59,14 @@ class ProduceRequests:
     def __init__(
         self,
         transport: Transport,
+        metadata: ClusterMetadata,
         options: ProducerOptions,
         retries: Retries,
         complete: Callable[[ProducerBatch, int, LogStoreError | None], None],
         find_partitions: Callable[[str, float, Iterable[Outcome]], TopicPartitions],
     ) -> None:
         self._transport = transport
+        self._metadata = metadata
         self._options = options
         self._retries = retries
         self._complete = complete
@@ -64,17 +77,24 @@ class ProduceRequests:
             "timeout_ms": max(1, int(options.request_timeout_ms)),
         }
 
-    def send(self, topic: str, batches: list[ProducerBatch], release: Callable[[set[int]], None]) -> None:
-        """Send ``batches``, those of a partition next to each other, and complete them.
+    def send(
+        self,
+        requests: Sequence[ProduceRequest],
+        release: Callable[[set[int]], None],
+        elsewhere: Callable[[ProduceRequest], bool],
+    ) -> None:
+        """Send ``requests`` for one topic, and complete them.
 
-        ``release`` is called with partitions whose records are all completed while other partitions still wait.
+        ``release`` is called with partitions whose records are all completed while other partitions still wait;
+        ``elsewhere`` with a part for another broker, whether another thread sends it.
         """
-        by_topic = groupby(batches, lambda batch: batch.chosen_among.topic_id)
-        waiting = [ProduceRequest(TopicIdentity(topic, topic_id), list(found)) for topic_id, found in by_topic][::-1]
+        waiting = list(reversed(requests))
+        topic = requests[0].topic.name
+        partitions = {partition for request in requests for partition in request.partitions}
 
         def release_all_but(unanswered: Iterable[ProduceRequest]) -> None:
             left = {batch.partition for request in (*waiting, *unanswered) for batch in request.batches}
-            release({batch.partition for batch in batches} - left)
+            release(partitions - left)
 
         while waiting:
             request = waiting.pop()
@@ -88,6 +108,10 @@ class ProduceRequests:
 
             try:
                 self._send(request, refused, release_stored)
+            except _SeveralLeadersError as found:
+                own, *others = [request.part(led) for led in found.partitions]
+                waiting += [part for part in others if not elsewhere(part)]
+                waiting.append(own)
             except Exception as failed:  # noqa: BLE001 (a bug here must not leave others waiting)
                 refused += request.by_error(as_log_store_error(topic, failed))
             for part, error in refused:
@@ -130,35 +154,77 @@ class ProduceRequests:
             request.sequences = self._identities.sequences(request.identity, request.topic, request.partitions)
         content = body(request.batches)
         count = len(request.batches)
+        began = 0.0
+        failed: LogStoreError | None = None
 
         def once(timeout_s: float) -> Answer:
-            nonlocal content, count
+            nonlocal content, count, began, failed
+            if failed is not None:
+                self._metadata.after(failed, [request.topic.name], began)
+            if self._metadata.is_cluster:
+                self._metadata.keep_fresh([request.topic.name])
             if len(request.batches) < count:  # the other partitions have been answered
                 content, count = body(request.batches), len(request.batches)
+            began = time.monotonic()
             try:
-                answer = self._transport.request_once(
-                    "POST",
-                    topic_path(request.topic.name),
-                    content,
-                    headers=request.headers,
-                    params=self._params,
-                    timeout_s=timeout_s,
-                )
+                role = request.topic.name, min(request.partitions)
+                with self._metadata.way_to(self._leader(request), role) as way:
+                    answer = self._transport.request_once(
+                        "POST",
+                        topic_path(request.topic.name),
+                        content,
+                        headers=request.headers,
+                        params=self._params,
+                        timeout_s=timeout_s,
+                        at=way.url,
+                    )
+                    self._take(request, answer, refused, began)
+                    way.was_refused = bool(request.refusals)
             except LogStoreError as error:
                 request.refusals.clear()
                 if may_be_stored(error):
                     request.in_doubt.update(request.partitions)
-                raise
-            self._take(request, answer, refused)
+                failed = self._unless_unheard_of(error, request, max(request.partitions), began)
+                raise failed from None
             if request.refusals:
                 release_stored()
-                raise next(iter(request.refusals.values()))
+                failed = next(iter(request.refusals.values()))
+                raise failed
             return answer
 
         self._retries.ask(once, give_up, outcomes)
 
+    def _leader(self, request: ProduceRequest) -> int | None:
+        """The broker that leads all partitions of ``request``. LeaderNotAvailableError; _SeveralLeadersError."""
+        name, _ = request.topic
+        leaders = self._metadata.leaders(name)
+        if leaders is None:
+            return ANY_BROKER
+        by_leader: dict[int | None, set[int]] = {}
+        for partition in request.partitions:
+            by_leader.setdefault(self._metadata.leader(name, partition), set()).add(partition)
+        if len(by_leader) > 1:
+            raise _SeveralLeadersError(list(by_leader.values()))
+        (leader,) = by_leader
+        if leader == NO_LEADER:
+            numbers = ", ".join(map(str, sorted(request.partitions)))
+            raise errors.LeaderNotAvailableError(f"Partition {numbers} of topic {name!r} has no leader at present.")
+        return leader
+
+    def _unless_unheard_of(
+        self, error: LogStoreError, request: ProduceRequest, partition: int, began: float
+    ) -> LogStoreError:
+        """``error``, or one that passes, if only the leader has not heard of the partition yet."""
+        if self._metadata.is_unheard_of(error, *request.topic, partition, began=began):
+            return errors.NotLeaderOrFollowerError(f"The leader has not heard of it yet: {error.message}")
+        return error
+
     def _take(
-        self, request: ProduceRequest, answer: Answer, refused: list[tuple[ProduceRequest, LogStoreError]]
+        self,
+        request: ProduceRequest,
+        answer: Answer,
+        refused: list[tuple[ProduceRequest, LogStoreError]],
+        began: float,
     ) -> None:
         """Complete the stored records, and add to ``refused`` those that will never be stored. ``request`` keeps the
         partitions that another try may store, with their ``refusals``.
@@ -171,7 +237,8 @@ class ProduceRequests:
         response = read_response(answer.content, request.topic.name, request.batches)
         self._end(request, response.stored)
         request.in_doubt.update(partition for partition, error in response.failed.items() if may_be_stored(error))
-        for partition, error in response.failed.items():
+        for partition, refusal in response.failed.items():
+            error = self._unless_unheard_of(refusal, request, partition, began)
             if error.retriable:
                 request.refusals[partition] = error
             else:

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Never, Self
 
 from logstore.client.addresses import DEFAULT_URL, Bootstrap
+from logstore.client.cluster_metadata import ClusterMetadata
 from logstore.client.option_checks import refuse_unknown
 from logstore.client.producer.delivery import BatchDelivery, Delivery, OnDelivery
 from logstore.client.producer.incomplete_batches import is_told
@@ -108,8 +109,9 @@ class Producer:
         options = self._options
         timeout_s = options.request_timeout_ms / 1000
         transport = Transport(self._bootstrap, client_id=options.client_id, request_timeout_s=timeout_s)
-        self._accumulator = RecordAccumulator(options, closed=closed)
-        self._sender = Sender(self._accumulator, transport, options)
+        metadata = ClusterMetadata(transport, max_age_ms=options.metadata_max_age_ms)
+        self._accumulator = RecordAccumulator(options, metadata, closed=closed)
+        self._sender = Sender(self._accumulator, transport, metadata, options)
 
     def send(
         self,

@@ -16,10 +16,12 @@ Invariants:
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from logstore.client.cluster_metadata import ANY_BROKER, ClusterMetadata
 from logstore.client.metadata import TopicPartitions
 from logstore.client.producer.delivery import Delivery, Outcome
 from logstore.client.producer.incomplete_batches import IncompleteBatches
@@ -40,8 +42,9 @@ _BEHIND_OTHERS_SECONDS = 0.005
 class RecordAccumulator:
     """The records of one producer. ``closed`` says why nothing can be queued any more; empty while it can."""
 
-    def __init__(self, options: ProducerOptions, *, closed: str = "") -> None:
+    def __init__(self, options: ProducerOptions, metadata: ClusterMetadata, *, closed: str = "") -> None:
         self._options = options
+        self._metadata = metadata
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self.closed = closed
@@ -49,14 +52,15 @@ class RecordAccumulator:
         # The open batches of the queues by topic, for a quick ``append``.
         self._open: dict[str, OpenBatch] = {}
         self._reserved_bytes = 0
-        self._in_flight = 0
+        #: By broker; requests for any broker have None.
+        self._in_flight: Counter[int | None] = Counter()
         self._incomplete = IncompleteBatches(self._changed)
         self._wake_at = 0.0
 
     @property
     def in_flight(self) -> int:
         """Number of requests that are not answered."""
-        return self._in_flight
+        return self._in_flight.total()
 
     def check_open(self) -> None:
         """InvalidRequestError when it is closed."""
@@ -158,7 +162,7 @@ class RecordAccumulator:
             if self.closed or queue.asking or not (queue.unsplit or time.monotonic() >= queue.ask_again):
                 return False
             queue.asking = True
-            self._in_flight += 1
+            self._in_flight[ANY_BROKER] += 1
             return True
 
     def has_unsplit(self, topic: str) -> bool:
@@ -175,7 +179,7 @@ class RecordAccumulator:
                 batch.claimed = True
             else:
                 queue.asking = False
-                self._in_flight -= 1
+                self._in_flight[ANY_BROKER] -= 1
             return batch
 
     def set_partitions(self, topic: str, partitions: TopicPartitions | None) -> None:
@@ -185,17 +189,18 @@ class RecordAccumulator:
             queue.partitions = partitions
             queue.ask_again = time.monotonic() + self._options.metadata_max_age_ms / 1000
 
-    def drain(self) -> list[tuple[str, list[ProducerBatch]]]:
-        """Requests that may be sent now, as topic and batches; each is given back by ``answered``."""
+    def drain(self) -> list[tuple[str, int | None, list[ProducerBatch]]]:
+        """Requests that may be sent now, as topic, broker and batches; each is given back by ``answered``."""
         requests = []
         with self._lock:
             for queue in list(self._topics.values()):
-                while self._in_flight < self._options.max_in_flight_requests_per_connection:
-                    batches = queue.take_request(self._options.max_request_size)
+                while self._may_leave:
+                    leaders = self._metadata.leaders(queue.name)
+                    broker, batches = queue.take_request(self._options.max_request_size, leaders, self._has_room)
                     if not batches:
                         break
-                    self._in_flight += 1
-                    requests.append((queue.name, batches))
+                    self._in_flight[broker] += 1
+                    requests.append((queue.name, broker, batches))
                     # Put it at the end: the others come first next time.
                     self._topics[queue.name] = self._topics.pop(queue.name)
                 if queue.open is not None and not self._backed_up(queue):
@@ -207,10 +212,15 @@ class RecordAccumulator:
         with self._lock:
             self._topic(topic).release(partitions)
 
-    def answered(self, topic: str, partitions: Iterable[int]) -> None:
+    def divided(self, broker: int | None) -> None:
+        """A request for ``broker`` became one more: its partitions have several leaders now."""
+        with self._lock:
+            self._in_flight[broker] += 1
+
+    def answered(self, topic: str, broker: int | None, partitions: Iterable[int]) -> None:
         """A request is answered for good; ``partitions`` are those that were not released before."""
         with self._lock:
-            self._in_flight -= 1
+            self._in_flight[broker] -= 1
             self._topic(topic).release(partitions)
 
     # ---- outcomes ----------------------------------------------------------------------------------------------------
@@ -317,8 +327,16 @@ class RecordAccumulator:
 
     def _backed_up(self, queue: TopicQueue) -> bool:
         """Whether a batch closed now would wait behind others, whichever partitions its records are for."""
-        may_leave = self._in_flight < self._options.max_in_flight_requests_per_connection
-        return queue.is_unsplit or (queue.has_waiting and not (may_leave and queue.has_free_partition))
+        return queue.is_unsplit or (queue.has_waiting and not (self._may_leave and queue.has_free_partition))
+
+    def _has_room(self, broker: int | None) -> bool:
+        """Whether ``broker`` may get another request."""
+        return self._in_flight[broker] < self._options.max_in_flight_requests_per_connection
+
+    @property
+    def _may_leave(self) -> bool:
+        """Whether there may be a broker that has room."""
+        return sum(not self._has_room(broker) for broker in self._in_flight) < self._metadata.destinations
 
     def _wake_for(self, batch: OpenBatch) -> None:
         """Wake the thread that lingers in time to close ``batch``."""

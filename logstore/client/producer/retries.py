@@ -81,8 +81,14 @@ class Retries:
 
 
 def may_be_stored(error: LogStoreError) -> bool:
-    """Whether a request that failed with ``error`` may have taken effect. A 4xx, 429 or 503 says that it has not."""
+    """Whether a request that failed with ``error`` may have taken effect. A 4xx or 503 says that it has not."""
     if isinstance(error, errors.StoreUnreachableError):
         return False
-    unknown = (errors.NetworkError, errors.RequestTimedOutError, errors.CommitStateUnknownError, errors.StorageError)
+    unknown = (
+        errors.NetworkError,
+        errors.RequestTimedOutError,
+        errors.NotEnoughReplicasAfterAppendError,
+        errors.CommitStateUnknownError,
+        errors.StorageError,
+    )
     return type(error) is LogStoreError or isinstance(error, unknown)

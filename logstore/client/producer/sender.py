@@ -22,31 +22,48 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from logstore.client.metadata import TopicDescription, TopicPartitions, decode
+from logstore.client.cluster_metadata import ClusterMetadata
+from logstore.client.metadata import TopicPartitions
 from logstore.client.producer.delivery import Outcome
 from logstore.client.producer.options import ProducerOptions
 from logstore.client.producer.partitioner import Partitioner
+from logstore.client.producer.produce_request import ProduceRequest
 from logstore.client.producer.produce_requests import ProduceRequests, as_log_store_error
 from logstore.client.producer.producer_batch import ProducerBatch, split
 from logstore.client.producer.record_accumulator import RecordAccumulator
 from logstore.client.producer.retries import Retries
 from logstore.client.producer.topic_queue import ClosedBatch
-from logstore.client.transport import Transport, topic_path
-from logstore.errors import LogStoreError, RequestTimedOutError, UnknownPartitionError, UnknownTopicError
+from logstore.client.transport import Transport, quote_name
+from logstore.errors import (
+    LeaderNotAvailableError,
+    LogStoreError,
+    RequestTimedOutError,
+    UnknownPartitionError,
+    UnknownTopicError,
+)
 
 # How long the threads may take to see that they are to end.
 _END_SECONDS = 10.0
 
 
 class Sender:
-    """Sends the records in ``accumulator`` over ``transport``."""
+    """Sends the records in ``accumulator`` over ``transport``, to the brokers that ``metadata`` says."""
 
-    def __init__(self, accumulator: RecordAccumulator, transport: Transport, options: ProducerOptions) -> None:
+    def __init__(
+        self,
+        accumulator: RecordAccumulator,
+        transport: Transport,
+        metadata: ClusterMetadata,
+        options: ProducerOptions,
+    ) -> None:
         self._accumulator = accumulator
         self._transport = transport
+        self._metadata = metadata
         self._options = options
         self._retries = Retries(options)
-        self._requests = ProduceRequests(transport, options, self._retries, self._complete, self.find_partitions)
+        self._requests = ProduceRequests(
+            transport, metadata, options, self._retries, self._complete, self.find_partitions
+        )
         self._partitioner = Partitioner(options.partitioner)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -78,15 +95,24 @@ class Sender:
             if self._accumulator.begin_asking(batch.outcome.topic):
                 self._run(partial(self._ask_for_partitions, batch.outcome.topic))
 
-    def find_partitions(self, topic: str, give_up: float, outcomes: Iterable[Outcome] = ()) -> TopicPartitions:
-        """Ask for the partitions of ``topic``, until ``give_up`` (monotonic); ``outcomes`` as of ``Retries.ask``."""
-        answer = self._retries.ask(
-            lambda timeout_s: self._transport.request_once("GET", topic_path(topic), timeout_s=timeout_s),
-            give_up,
-            outcomes,
-        )
-        described = decode(answer.content, TopicDescription)
-        found = TopicPartitions(described.topic_id, len(described.partitions))
+    def find_partitions(
+        self, topic: str, give_up: float, outcomes: Iterable[Outcome] = (), *, was_made: bool = False
+    ) -> TopicPartitions:
+        """Ask for the partitions of ``topic``, until ``give_up`` (monotonic); ``outcomes`` as of ``Retries.ask``.
+
+        ``was_made``: the topic is there, though other brokers may not have heard of it.
+        """
+
+        def once(timeout_s: float) -> TopicPartitions:
+            quote_name(topic)
+            found = self._metadata.find([topic], timeout_s=timeout_s)[topic]
+            if isinstance(found, TopicPartitions):
+                return found
+            if isinstance(found, UnknownTopicError) and was_made and self._metadata.is_cluster:
+                raise LeaderNotAvailableError(found.message)
+            raise found
+
+        found = self._retries.ask(once, give_up, outcomes)
         self._accumulator.set_partitions(topic, found)
         return found
 
@@ -162,11 +188,12 @@ class Sender:
     def _send_requests(self) -> None:
         """Send requests as long as there are some."""
         with self._lock:
-            for topic, batches in self._accumulator.drain():
-                self._run(partial(self._deliver, topic, batches))
+            for topic, broker, batches in self._accumulator.drain():
+                self._run(partial(self._deliver, topic, broker, ProduceRequest.of(topic, batches)))
 
-    def _deliver(self, topic: str, batches: list[ProducerBatch]) -> None:
-        unanswered = {batch.partition for batch in batches}
+    def _deliver(self, topic: str, broker: int | None, requests: list[ProduceRequest]) -> None:
+        """``broker``: the one that is counted as having the requests."""
+        unanswered = {partition for request in requests for partition in request.partitions}
 
         def release(partitions: set[int]) -> None:
             """Some are answered, and others may take long."""
@@ -175,8 +202,17 @@ class Sender:
                 self._accumulator.release(topic, released)
                 self._send_requests()
 
-        self._requests.send(topic, batches, release)
-        self._accumulator.answered(topic, unanswered)
+        def elsewhere(part: ProduceRequest) -> bool:
+            with self._lock:
+                if self._accumulator.closed:
+                    return False  # the threads are ending: this one does it
+                unanswered.difference_update(part.partitions)
+                self._accumulator.divided(broker)
+                self._run(partial(self._deliver, topic, broker, [part]))
+            return True
+
+        self._requests.send(requests, release, elsewhere)
+        self._accumulator.answered(topic, broker, unanswered)
         self._send_requests()
 
     def _ask_for_partitions(self, topic: str) -> None:
@@ -209,7 +245,7 @@ class Sender:
                 place = self._requests.send_first(outcome, first, partition, batch.deadline)
                 sent = 1
                 self._accumulator.complete(outcome, np.arange(1), *place)
-                found = self.find_partitions(outcome.topic, batch.deadline, [outcome])
+                found = self.find_partitions(outcome.topic, batch.deadline, [outcome], was_made=True)
         except LogStoreError as error:
             self._fail(outcome, np.arange(sent, outcome.count), error)
             return []
@@ -218,7 +254,8 @@ class Sender:
     def _run(self, job: Callable[[], None]) -> None:
         """Run ``job`` in an idle thread, or in a new one. Under the lock."""
         started = len(self._request_threads)
-        if started < min(self._accumulator.in_flight, self._options.max_in_flight_requests_per_connection):
+        most = self._metadata.destinations * self._options.max_in_flight_requests_per_connection
+        if started < min(self._accumulator.in_flight, most):
             self._request_threads.append(_start(self._work, f"logstore-producer-{started + 1}"))
         self._jobs.put(job)
 

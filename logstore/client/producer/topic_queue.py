@@ -7,12 +7,13 @@ Invariants:
 - A partition with a request on its way gives out nothing, so that its records reach the store in order even if the
   request is sent again.
 - Such a partition holds up no other: each partition's parts wait in a line of their own.
+- A request is for one broker: the leader of all its partitions.
 
 Used under the lock of ``RecordAccumulator``.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -122,14 +123,23 @@ class TopicQueue:
             for part in self.closed.popleft().parts or ():
                 self._waiting.setdefault(part.partition, deque()).append(part)
 
-    def take_request(self, max_bytes: int) -> list[ProducerBatch]:
-        """Parts for one request, of at most ``max_bytes`` (or one part), those of a partition next to each other."""
+    def take_request(
+        self, max_bytes: int, leaders: Sequence[int] | None, has_room: Callable[[int | None], bool]
+    ) -> tuple[int | None, list[ProducerBatch]]:
+        """Parts for one request, of at most ``max_bytes`` (or one part), those of a partition next to each other; and
+        the broker that leads all their partitions, one that ``has_room``. ``leaders`` as of ``ClusterMetadata``.
+        """
         taken: list[ProducerBatch] = []
+        to: int | None = None
         size = partitions = 0
         give_up = 0.0
         for partition in list(self._waiting):
             if partition in self._on_their_way:
                 continue
+            leader = None if leaders is None or partition >= len(leaders) else leaders[partition]
+            if not (leader == to if taken else has_room(leader)):
+                continue
+            to = leader
             parts = self._waiting[partition]
             among, own_size, own_records = parts[0].chosen_among, 0, 0
             for count in range(len(parts)):
@@ -156,7 +166,7 @@ class TopicQueue:
                     self._waiting[partition] = parts
             if size >= max_bytes or partitions >= _PARTITIONS_PER_REQUEST_MAX:
                 break
-        return taken
+        return to, taken
 
     def release(self, partitions: Iterable[int]) -> None:
         """The requests on their way to these partitions are answered for good."""

@@ -6,6 +6,7 @@ its request may still take effect after its next one.
 """
 
 import contextlib
+import dataclasses
 import itertools
 import random
 import threading
@@ -75,6 +76,8 @@ class Answer:
     phase: str
     http: httpx.Response | None
     reason: str
+    #: Whether a try before was not answered: a refusal of a part then says nothing about that try.
+    is_repeated: bool = False
 
     @property
     def ok(self) -> bool:
@@ -100,8 +103,12 @@ class ProducerIdentity:
 class Client:
     """One caller with one request at a time, whose calls are in the history."""
 
-    def __init__(self, url: str, name: str, recorder: Recorder, *, timeout_s: float = _TIMEOUT_S) -> None:
-        self._url = url
+    def __init__(
+        self, url: str | Sequence[str], name: str, recorder: Recorder, *, timeout_s: float = _TIMEOUT_S
+    ) -> None:
+        """With several addresses each try of a request goes to one of them, as behind a load balancer."""
+        self._urls = [url] if isinstance(url, str) else list(url)
+        self._chance = random.Random(name)
         self._name = name
         self._recorder = recorder
         self._lives = itertools.count(1)
@@ -111,6 +118,10 @@ class Client:
 
     def close(self) -> None:
         self._http.close()
+
+    @property
+    def _url(self) -> str:
+        return self._chance.choice(self._urls)
 
     def call(
         self,
@@ -138,6 +149,8 @@ class Client:
         if answer.ok:
             assert answer.http is not None
             told = result(answer.http)
+            if answer.is_repeated and "places" in told:
+                told = {**told, "unknown": [at for at, place in enumerate(told["places"]) if place is None]}
         self._recorder.complete(number, self.process, op, answer.phase, **told)
         if answer.phase == "info":
             self.begin_anew()
@@ -168,7 +181,7 @@ class Client:
             time.sleep(_DOWN_S)
             again = self._send(method, path, **request)
             if again.ok:
-                return again
+                return dataclasses.replace(again, is_repeated=True)
             status = again.http.status_code if again.http is not None else None
             assert status is None or status >= 500 or status in {408, 429}, again.reason
         return answer
@@ -356,7 +369,7 @@ class Workload(BackgroundLoad):
 
     def __init__(
         self,
-        url: str,
+        url: str | Sequence[str],
         recorder: Recorder,
         topics: Sequence[TopicSpec],
         *,
@@ -367,7 +380,9 @@ class Workload(BackgroundLoad):
         large: float,
         deletes: Sequence[str] = (),
         sent_again: bool = True,
+        acks: Sequence[str] = ("all", "all", "1", "0"),
     ) -> None:
+        self._acks = acks
         self.acknowledged: Counter[tuple[str, int]] = Counter()
         self.fetches: Counter[tuple[str, int]] = Counter()
         self.groups = [f"group-{n}" for n in range(readers)]
@@ -430,7 +445,7 @@ class Workload(BackgroundLoad):
                 records = list(_records(f"{number}-{sequence}", topic, keyed=keyed, large=self._large, chance=chance))
                 if not named and not topic.compacted and chance.random() < 0.3:
                     records = [Record(r.record_id, None, r.value, r.timestamp) for r in records]
-                acks = chance.choice(["all", "all", "1", "0"])
+                acks = chance.choice(self._acks)
                 again = chance.choice(["no", "key", "sequences"]) if self._sent_again else "no"
                 # Records with acks=0 may be lost, and count all the same.
                 sequenced = again == "sequences" and named and acks != "0"

@@ -9,7 +9,8 @@ from uuid import uuid4
 
 import pytest
 
-from consumer_offsets.group_coordinator import GroupCoordinator, GroupListings
+from consumer_offsets.group_coordinator import GroupCoordinator
+from consumer_offsets.group_queries import GroupListings
 from consumer_offsets.instances.instance_record import InstanceConfig
 from consumer_offsets.offset_reset import ResetTarget, ResetTo
 from consumer_offsets.offsets import CommittingMember, OffsetToCommit
@@ -26,8 +27,8 @@ from tests.support.running_broker import CLIENT, produce, records, run, running_
 
 #: Of a store's life; nobody outside calls them.
 LIFE = {"start", "stop", "running", "close", "topics_changed", "join_cluster"}
-#: For other brokers, which have proved that they are.
-BETWEEN_BROKERS = {"fetch_session"}
+#: For other brokers, which have proved that they are, and of them, for topics that were asked for.
+BETWEEN_BROKERS = {"fetch_session", "offsets_elsewhere"}
 LIMITS = FetchLimits(1000, 1000, 1, 600_000)
 CLUSTER, TOPIC, GROUP = ResourceType.CLUSTER, ResourceType.TOPIC, ResourceType.GROUP
 
@@ -36,11 +37,11 @@ BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
     "topics": (lambda _: (), {(Operation.DESCRIBE, TOPIC)}),
     "topic": (lambda _: ("t",), {(Operation.DESCRIBE, TOPIC)}),
     "partition_state": (lambda topic: (topic, 0), {(Operation.DESCRIBE, TOPIC)}),
+    "partition_states": (lambda topic: (topic,), {(Operation.DESCRIBE, TOPIC)}),
+    "elect_leaders": (lambda _: (ElectionType.PREFERRED,), {(Operation.ALTER, CLUSTER)}),
+    "reassign": (lambda topic: (topic, {0: [0]}), {(Operation.ALTER, CLUSTER)}),
     "problems": (lambda _: (), {(Operation.DESCRIBE, TOPIC)}),
     "was_deleted": (lambda _: (uuid4(),), {(Operation.CLUSTER_ACTION, CLUSTER)}),
-    "partition_states": (lambda topic: (topic,), {(Operation.DESCRIBE, TOPIC)}),
-    "elect_leaders": (lambda _: (ElectionType.PREFERRED, {"t": [0]}), {(Operation.ALTER, CLUSTER)}),
-    "reassign": (lambda topic: (topic, {0: [1]}), {(Operation.ALTER, CLUSTER)}),
     "create_topic": (lambda _: ("new",), {(Operation.CREATE, CLUSTER), (Operation.CREATE, TOPIC)}),
     "find_topic_for_produce": (lambda _: ("t",), {(Operation.WRITE, TOPIC)}),
     "topic_for_produce": (lambda _: ("t",), {(Operation.WRITE, TOPIC)}),
@@ -65,6 +66,7 @@ BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
 OPTIONS: dict[str, dict[str, Any]] = {
     "internal_topic": {"partitions": 1, "configs": {}},
     "list_groups": {"limit": 9},
+    "list_all_groups": {"limit": 9},
     "produce_small": {"num_bytes": 1, "timeout_ms": 1000},
     "begin_produce_small": {"num_bytes": 1, "timeout_ms": 1000, "told": print},
     "fetch": {"max_bytes": 1, "min_bytes": 1, "max_wait_ms": 0},
@@ -75,8 +77,12 @@ GROUPS: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
         lambda _: (InstanceKey("g", "c"), "id", [OffsetToCommit("t", 0, 1)], CommittingMember()),
         {(Operation.READ, GROUP)},
     ),
+    "coordinator_of": (lambda _: ("g",), {(Operation.DESCRIBE, GROUP)}),
     "groups": (lambda _: (), {(Operation.DESCRIBE, GROUP)}),
     "list_groups": (lambda _: (), {(Operation.DESCRIBE, GROUP)}),
+    "all_groups": (lambda _: (), {(Operation.DESCRIBE, GROUP)}),
+    "list_all_groups": (lambda _: (), {(Operation.DESCRIBE, GROUP)}),
+    "fetch_lag": (lambda _: ("g",), {(Operation.DESCRIBE, GROUP)}),
     "reset": (lambda _: ("g", ResetTarget(ResetTo.EARLIEST)), {(Operation.READ, GROUP)}),
     "delete_groups": (lambda _: (["g"],), {(Operation.DELETE, GROUP)}),
     "committed": (lambda _: ("g",), {(Operation.DESCRIBE, GROUP)}),
@@ -144,9 +150,9 @@ def test_every_method_refuses_a_principal_without_permissions(tmp_path: Path) ->
                         told = await call(methods[name], CLIENT, *arguments(topic), **OPTIONS.get(name, {}))
                     except AuthorizationError:
                         told = None
-                    if name in {"topics", "groups", "problems"}:
+                    if name in {"topics", "groups", "all_groups", "problems"}:
                         assert told == [], name
-                    elif name == "list_groups":
+                    elif name in {"list_groups", "list_all_groups"}:
                         assert told == GroupListings([], None)
                     elif name == "delete_groups":
                         assert isinstance(told["g"], AuthorizationError)

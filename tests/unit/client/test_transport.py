@@ -73,8 +73,8 @@ def test_goes_to_the_next_address_when_one_refuses_and_stays_there(closed_port):
 
 def test_names_all_addresses_when_none_answers(closed_port):
     with (
-        Transport(f"{closed_port}, http://{closed_port}", retry_timeout_s=0) as transport,
-        pytest.raises(errors.StoreUnreachableError, match=re.escape(f"http://{closed_port}, http://{closed_port}")),
+        Transport(f"{closed_port}, http://{closed_port}/b", retry_timeout_s=0) as transport,
+        pytest.raises(errors.StoreUnreachableError, match=re.escape(f"http://{closed_port}, http://{closed_port}/b")),
     ):
         transport.request("GET", "/")
 
@@ -205,7 +205,7 @@ def test_close_ends_a_wait():
         waits = threading.Event()
         while not asked:
             waits.wait(0.01)
-        while any(connections._busy for connections in transport._connections):
+        while any(connections._busy for connections in transport._connections.values()):
             waits.wait(0.01)
         transport.close()
         asking.join(30)

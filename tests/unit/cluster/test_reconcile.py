@@ -8,10 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from logstore.cluster.coordinator import KnownTopic
-from logstore.cluster.reconcile import NEW, Policy, Preferred, TopicWrite, apply, reconcile
+from logstore.cluster.coordinator import ElectionType, KnownTopic
+from logstore.cluster.reconcile import NEW, Policy, Preferred, TopicWrite, apply, elect, reconcile
 from logstore.cluster.view import ClusterView, LiveBroker, TopicNode
 from logstore.cluster.znodes import BrokerRegistration, PartitionRegistration, TopicRegistration
+from logstore.errors import (
+    ElectionNotNeededError,
+    EligibleLeadersNotAvailableError,
+    PreferredLeaderNotAvailableError,
+)
 
 ID = UUID(int=1)
 
@@ -34,6 +39,32 @@ def decided(view: ClusterView, policy=None) -> tuple[PartitionRegistration, ...]
     """The rows of topic t afterwards."""
     decisions = reconcile(view, {}, policy or Policy())
     return apply(view, decisions.writes).topics["t"].document.partitions
+
+
+ELECTIONS = {
+    "the preferred leader leads again": (
+        row(2, (1, 2, 3)), {"live": [1, 2, 3]}, ElectionType.PREFERRED, row(1, (1, 2, 3), epoch=6)),
+    "it leads already": (row(1, (1, 2)), {"live": [1, 2]}, ElectionType.PREFERRED, ElectionNotNeededError),
+    "it is not in sync": (row(2, (2, 3)), {"live": [1, 2]}, ElectionType.PREFERRED, PreferredLeaderNotAvailableError),
+    "it stops": (
+        row(2, (1, 2)), {"live": [2], "stopping": [1]}, ElectionType.PREFERRED, PreferredLeaderNotAvailableError),
+    "the first replica of a reassignment's target is preferred": (
+        row(1, (1, 3), (3, 1), adding=(3,), removing=(1,)), {"live": [1, 3]}, ElectionType.PREFERRED,
+        row(3, (1, 3), (3, 1), epoch=6, adding=(3,), removing=(1,))),
+    "a replica that is not in sync leads": (
+        row(-1, (1,)), {"live": [2, 3]}, ElectionType.UNCLEAN, row(2, (2,), epoch=6, recovering=True)),
+    "there is a leader": (row(1, (1,)), {"live": [1, 2]}, ElectionType.UNCLEAN, ElectionNotNeededError),
+    "there is no replica": (row(-1, (1,)), {"live": [4]}, ElectionType.UNCLEAN, EligibleLeadersNotAvailableError),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "view", "election", "wanted"), ELECTIONS.values(), ids=ELECTIONS)
+def test_an_election_on_request(before, view, election, wanted):
+    if isinstance(wanted, PartitionRegistration):
+        assert elect(view_of(before, **view), "t", 0, election) == wanted
+    else:
+        with pytest.raises(wanted):
+            elect(view_of(before, **view), "t", 0, election)
 
 
 ALL = Policy(preferred=Preferred.ALL)

@@ -80,6 +80,7 @@ class Counters:
     def __init__(self) -> None:
         self.totals: dict[str, int] = {}
         self.durable: dict[str, int] = {}
+        self.stored_at: list[tuple[str, int]] = []
         self.fired: list[Any] = []
         self.ended: list[tuple[int, int, bool]] = []
 
@@ -116,10 +117,11 @@ class Counters:
                 self.totals["broken"] = 1
                 raise ValueError("a mistake of the machine")
 
-    def stored(self, base_offset: int, records: Sequence[Total]) -> None:
-        for record in records:
+    def stored(self, offsets: Sequence[int], records: Sequence[Total]) -> None:
+        for offset, record in zip(offsets, records, strict=True):
             assert record.total == self.durable.get(record.name, 0) + 1
             self.durable[record.name] = record.total
+            self.stored_at.append((record.name, offset))
 
 
 Shard = CoordinatorShard[Counters]
@@ -201,13 +203,39 @@ def test_events_of_one_moment_are_one_append_and_those_of_an_event_are_never_par
     async def scenario() -> None:
         async with running(tmp_path) as (broker, shard):
             index = broker.topic(INTERNAL, TOPIC).partitions[0].index
-            await asyncio.gather(*(add(shard, "a") for _ in range(100)))
+            await asyncio.gather(*(add(shard, f"a{each}") for each in range(100)))
             assert [frame.end_offset for frame in index.frames_by_bytes(0, 1 << 30, 1 << 30)] == [100]
             # More than one append may hold: by whole events.
             name = "x" * 1000
-            await asyncio.gather(*(add(shard, *[name] * 300) for _ in range(4)))
+            await asyncio.gather(*(add(shard, *(f"{name}{e}-{n}" for n in range(300))) for e in range(4)))
             ends = [frame.end_offset for frame in index.frames_by_bytes(0, 1 << 30, 1 << 30)]
             assert ends == [100, 400, 700, 1000, 1300]
+
+    run(scenario())
+
+
+def test_of_records_with_one_key_in_an_append_the_last_is_written(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (broker, shard):
+            # As many bytes as several appends take, if all of them were written.
+            name = "x" * 1000
+            answers = await asyncio.gather(*(add(shard, name, f"a{each}") for each in range(1000)))
+            assert answers == [[each, 1] for each in range(1, 1001)]
+            stored_at = dict(shard.machine.stored_at)
+            assert log_end(broker) == len(set(stored_at.values())) < 1010
+            records = await broker.fetch(
+                INTERNAL,
+                broker.topic(INTERNAL, TOPIC),
+                0,
+                0,
+                max_bytes=1 << 30,
+                min_bytes=1,
+                max_wait_ms=0,
+            )
+            latest = dict(zip(records.records["key"].to_pylist(), records.records["offset"].to_pylist(), strict=True))
+            assert {key.decode(): offset for key, offset in latest.items()} == stored_at
+        async with running(tmp_path) as (_, shard):
+            assert shard.machine.totals == {name: 1000, **{f"a{each}": 1 for each in range(1000)}}
 
     run(scenario())
 

@@ -573,10 +573,11 @@ def test_groups_move_with_the_leader_of_their_partition(tmp_path: Path) -> None:
             topic = broker.topic(INTERNAL, OFFSETS_TOPIC)
 
             def lead(leader: int) -> None:
-                state = PartitionState(leader, topic.partitions[0].leader_epoch + 1, (leader,), (leader,))
+                here = (broker.broker_id,)
+                state = PartitionState(leader, topic.partitions[0].leader_epoch + 1, here, here)
                 broker._topics._partition_changed(topic.topic_id, 0, state)
 
-            lead(broker.broker_id + 1)
+            lead(-1)
             with pytest.raises(NotCoordinatorError):
                 groups.committed(INTERNAL, names[0])
             with pytest.raises(NotCoordinatorError):

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from consumer_offsets.group_coordinator import GroupCoordinator, GroupListing
+from consumer_offsets.group_coordinator import GroupCoordinator
+from consumer_offsets.group_queries import GroupListing
 from consumer_offsets.groups.events import ConsumerGroupHeartbeat
 from consumer_offsets.offset_reset import OffsetReset, ResetTarget, ResetTo
 from consumer_offsets.offsets import OffsetToCommit
@@ -164,7 +165,7 @@ def test_pages_of_groups_have_every_group_once(tmp_path: Path, monkeypatch: pyte
             none = await groups.list_groups(INTERNAL, limit=100, states={"Stable"})
             assert (none.groups, none.next) == ([], None)
             # A page ends early when it has looked at many partitions, and goes on behind them.
-            monkeypatch.setattr("consumer_offsets.group_coordinator._PAGE_PARTITIONS", 5)
+            monkeypatch.setattr("consumer_offsets.group_queries._PAGE_PARTITIONS", 5)
             page = await groups.list_groups(INTERNAL, limit=100)
             assert 0 < len(page.groups) < 5
             assert page.next == page.groups[-1].group

@@ -55,6 +55,18 @@ def test_frames_are_those_that_overlap_the_range(counts: list[int], start: int, 
     assert found == [(b, e) for b, e in spans if e > start and b < end]
 
 
+@given(counts, st.integers(0, 300), st.integers(0, 300))
+def test_a_part_has_the_frames_of_its_range_whatever_the_index_drops_then(
+    counts: list[int], start: int, end: int
+) -> None:
+    index = filled(counts)
+    frames = list(index.frames(start, end))
+    part = index.part(start, end)
+    index.drop_below(10**9)
+    assert list(part) == frames
+    assert part.num_bytes == sum(frame.location.length for frame in frames)
+
+
 @given(counts, st.integers(0, 300))
 def test_dropping_keeps_exactly_the_frames_that_reach_beyond(counts: list[int], offset: int) -> None:
     index = filled(counts)

@@ -179,6 +179,30 @@ def test_a_role_that_has_ended_moves_no_high_watermark() -> None:
     in_loop(scenario)
 
 
+def test_an_append_that_waits_for_followers_alone_outlives_a_failed_group() -> None:
+    """It is durable here: to say that it was not stored would be wrong."""
+
+    def scenario() -> None:
+        log = new_log(None)
+        log.become_leader(1, InSyncReplicas(1, (1, 2), (1, 2), min_in_sync=lambda: 1, now=0.0))
+        durable, failed = append(log), append(log)
+        waits = [Acknowledgement(1), Acknowledgement(1)]
+        for end, wait in enumerate(waits, 1):
+            log.require_leader().acknowledge(end, -1, wait)
+        log.stored(durable, FrameLocation(0, 1))
+        log.failed(failed, StorageFullError("full"))
+        assert isinstance(waits[1].future.exception(), StorageFullError)
+        assert not waits[0].future.done()
+        log.require_leader().fetched(2, 1, 1, 0.0)
+        assert waits[0].future.result() is None
+        late = append(log)
+        unknown = Acknowledgement(1)
+        log.require_leader().acknowledge(late.header.end_offset, -1, unknown)
+        log.stored(late, FrameLocation(1, 1))
+        log.resign(2)
+        assert isinstance(unknown.future.exception(), RequestTimedOutError)
+
+
 # ---- a leader with followers ----
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from logstore import errors
 from logstore.errors import LogStoreError, OffsetOutOfRangeError
-from logstore.protocol.error_codes import ERROR_CODES, code_of, error_of, kind_of
+from logstore.protocol.error_codes import ERROR_CODES, code_of, error_of, error_of_kafka, kind_of
 
 #: Classes that share a code with another, which a client makes in their place.
 STANDING_FOR_OTHERS = {
@@ -63,3 +63,28 @@ def test_offsets_that_are_not_told_are_minus_one():
     error = error_of(code_of(OffsetOutOfRangeError("", log_start_offset=1, high_watermark=2)), "outside")
     assert isinstance(error, OffsetOutOfRangeError)
     assert (error.log_start_offset, error.high_watermark) == (-1, -1)
+
+
+ALL = [cls for cls in vars(errors).values() if inspect.isclass(cls) and issubclass(cls, LogStoreError)]
+
+
+@pytest.mark.parametrize("cls", ALL, ids=lambda cls: cls.__name__)
+def test_between_brokers_an_error_keeps_both_codes(cls: type[LogStoreError]):
+    """The class that is made, if it is another one, means the same to a client."""
+    code = next(ERROR_CODES[ancestor] for ancestor in cls.__mro__ if ancestor in ERROR_CODES)
+    made = error_of_kafka(cls.kafka_code, code, "what to do")
+    assert (made.kafka_code, code_of(made), made.message) == (cls.kafka_code, code, "what to do")
+
+
+def test_an_error_of_both_codes_is_of_its_own_class_and_not_of_its_parent():
+    for cls in (
+        errors.StorageFullError,
+        errors.QuarantinedError,
+        errors.StorageError,
+        errors.IdempotencyKeyReusedError,
+        errors.NotLeaderOrFollowerError,
+        errors.UnknownTopicIdError,
+        errors.MalformedMessageError,
+    ):
+        code = next(ERROR_CODES[ancestor] for ancestor in cls.__mro__ if ancestor in ERROR_CODES)
+        assert type(error_of_kafka(cls.kafka_code, code, "")) is cls

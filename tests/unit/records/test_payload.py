@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logstore.errors import CorruptionError
-from logstore.records.payload import decode_payload, encode_payload
+from logstore.records.payload import decode_payload, decode_payloads, encode_payload
 from logstore.records.schema import WIRE_SCHEMA
 from tests.support.records import Row, compressed_payload, rows, wire_batch, wire_rows
 
@@ -31,3 +31,41 @@ def test_a_payload_that_does_not_parse_is_corruption(damage):
     payload = encode_payload(wire_batch([Row(None, b"k", b"v" * 50, None)])).to_pybytes()
     with pytest.raises(CorruptionError, match="not an Arrow record batch message"):
         decode_payload(damage(payload))
+
+
+#: Batches, their codec, and bytes behind each: a message need not end where the next one may begin.
+_parts = st.lists(
+    st.tuples(st.lists(rows, max_size=4), st.sampled_from([None, "lz4", "zstd"]), st.sampled_from([0, 0, 0, 3])),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(_parts)
+@settings(deadline=None)
+def test_payloads_together_give_the_records_of_each(parts):
+    payloads, expected = [], []
+    for records, codec, more in parts:
+        sent = wire_batch(records)
+        payload = compressed_payload(sent, codec) if codec else encode_payload(sent)
+        payloads.append(memoryview(payload.to_pybytes() + bytes(more)))
+        expected += records
+    batch = decode_payloads(payloads)
+    batch.validate(full=True)
+    assert batch.schema.equals(WIRE_SCHEMA)
+    assert wire_rows(batch) == expected
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_one_damaged_payload_among_others_is_corruption(at):
+    payload = encode_payload(wire_batch([Row(None, b"k", b"v" * 50, None)])).to_pybytes()
+    payloads = [payload] * 3
+    payloads[at] = payload[:-8]
+    with pytest.raises(CorruptionError, match="not an Arrow record batch message"):
+        decode_payloads(payloads)
+
+
+def test_a_payload_that_holds_an_end_of_the_stream_hides_none_behind_it():
+    payload = encode_payload(wire_batch([Row(None, b"k", b"v", None)])).to_pybytes()
+    end = b"\xff\xff\xff\xff\0\0\0\0"
+    assert len(wire_rows(decode_payloads([payload + end, payload]))) == 2

@@ -40,7 +40,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
     def answer_with(*answers: Answer) -> list[int]:
         offsets: list[int] = []
 
-        def fetch(_: Transport, request: FetchRequest, __: float) -> list[PartitionData]:
+        def fetch(_: Transport, request: FetchRequest, __: float, at: str | None) -> list[PartitionData]:
+            assert at is None  # of one node
             (wanted,) = request.partitions
             assert (wanted.topic, wanted.partition, wanted.topic_id) == ("t", 3, "the-id")
             answer = answers[min(len(offsets), len(answers) - 1)]

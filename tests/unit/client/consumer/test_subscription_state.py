@@ -8,7 +8,13 @@ import pytest
 from logstore.client.consumer.fetcher import CompletedFetch
 from logstore.client.consumer.records import FetchedBatch
 from logstore.client.consumer.subscription_state import SubscriptionState
-from logstore.client.metadata import PartitionDescription, TopicDescription, TopicIdentity, TopicPartition
+from logstore.client.metadata import (
+    PartitionDescription,
+    TopicDescription,
+    TopicIdentity,
+    TopicPartition,
+    TopicPartitions,
+)
 from logstore.errors import InvalidRequestError
 from logstore.records.schema import LOG_SCHEMA
 
@@ -47,7 +53,7 @@ def state(fetcher: ToldFetcher) -> SubscriptionState:
 
 
 def topic(topic_id: str, partitions: int = 2, name: str = "orders") -> TopicDescription:
-    described = tuple(PartitionDescription(at, 1, 0, 9, 9, 9, 0, 1, 0, 0, 0) for at in range(partitions))
+    described = tuple(PartitionDescription(at, 1, (), 0, 9, 9, 9, 0, 1, 0, 0, 0) for at in range(partitions))
     return TopicDescription(
         **{
             field: None
@@ -123,17 +129,17 @@ def test_offsets_of_the_program_are_of_the_topic_that_it_has_seen(state: Subscri
 
 def test_partitions_that_are_added_begin_at_their_first_record(state: SubscriptionState):
     state.subscribe(frozenset({"orders"}))
-    state.found_topic(topic("a", 1))
+    state.found_topic("orders", TopicPartitions("a", 1))
     state.place({ZERO: 5}, {"orders": topic("a", 1)})
-    state.found_topic(topic("a", 2))
+    state.found_topic("orders", TopicPartitions("a", 2))
     assert state.unplaced == {ONE: "earliest"}
 
 
 def test_partitions_of_a_topic_made_again_with_more_begin_as_all_do(state: SubscriptionState, fetcher: ToldFetcher):
     state.subscribe(frozenset({"orders"}))
-    state.found_topic(topic("a", 1))
+    state.found_topic("orders", TopicPartitions("a", 1))
     state.place({ZERO: 5}, {"orders": topic("a", 1)})
-    state.found_topic(topic("b", 2))
+    state.found_topic("orders", TopicPartitions("b", 2))
     assert (fetcher.reading, state.unplaced) == ({}, {ZERO: "latest", ONE: "latest"})
 
 

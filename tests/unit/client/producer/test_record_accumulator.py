@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from logstore.client.cluster_metadata import ClusterMetadata
 from logstore.client.metadata import TopicPartitions
 from logstore.client.producer.delivery import Delivery, Outcome
 from logstore.client.producer.options import DEFAULT_MAX_REQUEST_SIZE, RETRIES_MAX, ProducerOptions
@@ -13,6 +14,7 @@ from logstore.client.producer.producer_batch import ProducerBatch
 from logstore.client.producer.record_accumulator import RecordAccumulator
 from logstore.client.producer.record_columns import RecordList, check_extras
 from logstore.client.producer.topic_queue import ClosedBatch
+from logstore.client.transport import Transport
 from logstore.errors import InvalidRequestError, RequestTimedOutError, UnknownTopicError
 
 _RECORD = 100
@@ -45,9 +47,14 @@ def options(**other: Any) -> ProducerOptions:
     return ProducerOptions(**{**defaults, **other})
 
 
+def one_node() -> ClusterMetadata:
+    """What is known of one node, and before anything is known: any broker may be asked."""
+    return ClusterMetadata(Transport("127.0.0.1:1"))
+
+
 @pytest.fixture
 def accumulator() -> RecordAccumulator:
-    accumulator = RecordAccumulator(options())
+    accumulator = RecordAccumulator(options(), one_node())
     accumulator.set_partitions("t", PARTITIONS)
     return accumulator
 
@@ -102,7 +109,7 @@ def test_a_flush_raises_the_first_failure_once_and_waits_for_callbacks(accumulat
 
 
 def test_batches_have_lingered_at_their_time_but_not_while_others_wait_before_them() -> None:
-    accumulator = RecordAccumulator(options(linger_ms=0))
+    accumulator = RecordAccumulator(options(linger_ms=0), one_node())
     accumulator.set_partitions("t", PARTITIONS)
     first = queue_one(accumulator)
     (before,) = accumulator.wait_for_due() or ()
@@ -122,11 +129,11 @@ def test_batches_have_lingered_at_their_time_but_not_while_others_wait_before_th
 def part_ways(accumulator: RecordAccumulator, batch: ClosedBatch) -> list[list[int]]:
     """Split ``batch``: the partitions of each request that leaves then."""
     assert accumulator.add_parts(batch, parts_of(batch))
-    return [[part.partition for part in batches] for _, batches in accumulator.drain()]
+    return [[part.partition for part in batches] for _, _, batches in accumulator.drain()]
 
 
 def test_batches_behind_a_busy_partition_hold_up_no_free_one() -> None:
-    accumulator = RecordAccumulator(options(linger_ms=0))
+    accumulator = RecordAccumulator(options(linger_ms=0), one_node())
     accumulator.set_partitions("t", PARTITIONS)
     left = []
     for partition in (0, 0, 1):
@@ -139,7 +146,7 @@ def test_batches_behind_a_busy_partition_hold_up_no_free_one() -> None:
 @pytest.mark.parametrize("why", ["all partitions are busy", "no more requests may be in flight"])
 def test_records_gather_in_one_batch_while_none_could_leave(why: str) -> None:
     in_flight = 1 if why == "no more requests may be in flight" else 2
-    accumulator = RecordAccumulator(options(linger_ms=0, max_in_flight_requests_per_connection=in_flight))
+    accumulator = RecordAccumulator(options(linger_ms=0, max_in_flight_requests_per_connection=in_flight), one_node())
     accumulator.set_partitions("t", TopicPartitions("id", 2 if in_flight == 1 else 1))
     for _ in range(2):
         queue_one(accumulator)
@@ -151,8 +158,8 @@ def test_records_gather_in_one_batch_while_none_could_leave(why: str) -> None:
         with pytest.raises(TimeoutError):
             waiting.result(0.05)
         together.append(queue_one(accumulator))
-        accumulator.answered("t", [0])
-        assert [part.partition for _, batches in accumulator.drain() for part in batches] == [0]
+        accumulator.answered("t", None, [0])
+        assert [part.partition for _, _, batches in accumulator.drain() for part in batches] == [0]
         (batch,) = waiting.result(10) or ()
     assert {delivery.outcome for delivery in together} == {batch.outcome}
 
@@ -195,7 +202,7 @@ def test_memory_is_free_when_the_callbacks_of_all_partitions_have_returned(accum
 
 
 def test_partitions_are_asked_for_by_one_at_a_time_and_whoever_waits_is_split() -> None:
-    accumulator = RecordAccumulator(options())
+    accumulator = RecordAccumulator(options(), one_node())
     queue_one(accumulator)
     (batch,), _ = accumulator.begin_flush()
     assert accumulator.begin_asking("t")
@@ -220,7 +227,7 @@ def test_partitions_are_asked_for_by_one_at_a_time_and_whoever_waits_is_split() 
     ],
 )
 def test_nothing_is_queued_once_it_is_closed(call: Callable[[RecordAccumulator], object]) -> None:
-    accumulator = RecordAccumulator(options())
+    accumulator = RecordAccumulator(options(), one_node())
     accumulator.close("The reason")
     with pytest.raises(InvalidRequestError, match="The reason"):
         call(accumulator)

@@ -12,18 +12,18 @@ from logstore.client.producer.sender import Sender
 from logstore.client.producer.topic_queue import ClosedBatch
 from logstore.client.transport import Transport
 from logstore.errors import RequestTimedOutError
-from tests.unit.client.producer.test_record_accumulator import options
+from tests.unit.client.producer.test_record_accumulator import one_node, options
 
 
 @pytest.fixture
 def accumulator() -> RecordAccumulator:
-    return RecordAccumulator(options())
+    return RecordAccumulator(options(), one_node())
 
 
 @pytest.fixture
 def sender(accumulator: RecordAccumulator) -> Sender:
     # Nobody listens there.
-    return Sender(accumulator, Transport("127.0.0.1:1"), options())
+    return Sender(accumulator, Transport("127.0.0.1:1"), one_node(), options())
 
 
 def queue_one(accumulator: RecordAccumulator, partition: int) -> ClosedBatch:

@@ -6,13 +6,14 @@ before the other side would close them. Bytes stream both ways: no more of a bod
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Final, NamedTuple
 
 import h11
 
 from logstore.errors import PeerUnavailableError, ThrottledError
-from logstore.limits import KIB
+from logstore.limits import KIB, PEER_HTTP_IDLE_S
+from logstore.protocol.headers import RELAYED_CONTEXT
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 #: A new connection to a broker, which speaks HTTP from here on. Raises PeerUnavailableError.
@@ -20,11 +21,10 @@ Connect = Callable[[int], Awaitable[Streams]]
 Event = h11.Event | type[h11.PAUSED]
 
 #: Requests under way to one broker: a long poll or a stream of events holds a connection for as long as it lasts.
-REQUESTS_MAX: Final = 4_000
+REQUESTS_MAX: Final = 500
 _IDLE_MAX: Final = 32
-#: After this the listener of the other broker closes an idle connection; this side does so long before.
-LISTENER_IDLE_S: Final = 60.0
-_IDLE_S: Final = 20.0
+# Long before the listener of the other broker closes it.
+_IDLE_S: Final = PEER_HTTP_IDLE_S / 3
 _READ_BYTES: Final = 64 * KIB
 _HEAD_BYTES_MAX: Final = 64 * KIB
 
@@ -87,6 +87,13 @@ class HttpConnection:
         self._writer.close()
 
 
+class Answer(NamedTuple):
+    """``body`` in the pieces in which it came."""
+
+    status: int
+    body: Sequence[bytes]
+
+
 class PeerHttp:
     """The HTTP connections of this broker to others."""
 
@@ -117,6 +124,42 @@ class PeerHttp:
                 self._give_back(broker_id, connection)
         finally:
             self._under_way[broker_id] -= 1
+
+    async def ask(
+        self,
+        broker_id: int,
+        method: str,
+        target: str,
+        context: bytes,
+        *,
+        body: bytes = b"",
+        accept: str = "application/json",
+        reserve: Callable[[int], None] = lambda _: None,
+    ) -> Answer:
+        """The whole answer to a request of this broker's own, with a body of JSON.
+
+        ``reserve`` is called with the number of bytes of the answer before they are read, and may raise. Raises
+        PeerUnavailableError, ThrottledError.
+        """
+        headers = [(b"host", b"localhost"), (RELAYED_CONTEXT, context), (b"accept", accept.encode())]
+        if body:
+            headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        async with self.connection(broker_id) as connection:
+            try:
+                await connection.send(h11.Request(method=method, target=target, headers=headers))
+                if body:
+                    await connection.send(h11.Data(body))
+                await connection.send(h11.EndOfMessage())
+                head = await connection.next_event()
+                if not isinstance(head, h11.Response):
+                    raise BrokenConnectionError(f"{head} is not the beginning of an answer")
+                reserve(next((int(value) for name, value in head.headers if name == b"content-length"), 0))
+                pieces = []
+                while isinstance(event := await connection.next_event(), h11.Data):
+                    pieces.append(bytes(event.data))
+            except BrokenConnectionError as error:
+                raise PeerUnavailableError(f"broker {broker_id} did not answer: {error}") from error
+        return Answer(head.status_code, pieces)
 
     def _take(self, broker_id: int) -> HttpConnection | None:
         idle = self._idle.get(broker_id, [])

@@ -1,0 +1,285 @@
+"""What can be asked of consumer groups: their committed offsets, lags, members, and lists of them.
+
+In a cluster each broker knows the groups that it coordinates, and asks others for theirs (``groups_elsewhere``).
+All of it is durable, but for ``GroupQueries.describe``. Each name of a group or topic is asked for at the authorizer.
+"""
+
+import asyncio
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from consumer_offsets.committed_offsets import TopicPartition
+from consumer_offsets.group_shards import GroupShards
+from consumer_offsets.groups.description import GroupDescription, MemberDescription
+from logstore.broker.authorizer import Operation, ResourceType
+from logstore.broker.broker import Broker, Topic
+from logstore.broker.context import INTERNAL, Forwarding, RequestContext
+from logstore.broker.partition_offsets import NOTHING_ELSEWHERE, OffsetsElsewhere, PartitionOffsets
+from logstore.errors import (
+    CoordinatorLoadInProgressError,
+    NotCoordinatorError,
+    QuarantinedError,
+    UnknownGroupError,
+    UnknownTopicError,
+    UnstableOffsetCommitError,
+)
+from logstore.limits import GROUP_NAME_LENGTH_MAX
+from logstore.records.offset_record import NO_GENERATION, OffsetCommit
+
+if TYPE_CHECKING:  # one node needs nothing of it
+    from consumer_offsets.groups_elsewhere import GroupsElsewhere
+
+#: Of a page of groups: that many partitions, and the loop does other work in between.
+_PAGE_PARTITIONS = 100_000
+_STEP = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedOffset:
+    """``leader_epoch`` is that of the record before ``offset`` (-1: not known), ``timestamp`` the commit's, in ms."""
+
+    topic: str
+    partition: int
+    offset: int
+    metadata: str
+    leader_epoch: int
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLag:
+    """``lag`` is the number of offsets from ``committed_offset``, or from ``log_start_offset`` without one (None), to
+    ``high_watermark``. ``member`` reads the partition.
+    """
+
+    topic: str
+    partition: int
+    committed_offset: int | None
+    log_start_offset: int
+    high_watermark: int
+    lag: int
+    member: MemberDescription | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupListing:
+    """As GroupDescription, in numbers. ``partitions`` are those that the lags count, see ``GroupCoordinator.lag``."""
+
+    group: str
+    kind: str
+    state: str
+    protocol_type: str | None
+    protocol: str | None
+    generation: int
+    members: int
+    partitions: int
+    total_lag: int
+    max_lag: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupListings:
+    """A page. ``next`` is the name that the next page comes ``after``; None: there are no more."""
+
+    groups: list[GroupListing]
+    next: str | None
+
+
+class GroupQueries:
+    """The groups that this broker coordinates."""
+
+    def __init__(self, broker: Broker, shards: GroupShards) -> None:
+        self._broker = broker
+        self._authorizer = broker.authorizer
+        self._shards = shards
+
+    def groups(self, context: RequestContext) -> list[str]:
+        """Names of the groups with members or committed offsets that the principal may describe, sorted."""
+        return self._authorizer.authorize(context, Operation.DESCRIBE, ResourceType.GROUP, self._names())
+
+    async def all_groups(self, context: RequestContext) -> list[str]:
+        """As ``groups``, of all brokers. CoordinatorNotAvailableError."""
+        elsewhere = self._elsewhere(context)
+        return sorted([*self.groups(context), *(await elsewhere.names(context) if elsewhere else ())])
+
+    async def list_all_groups(
+        self, context: RequestContext, *, after: str = "", limit: int, states: Collection[str] | None = None
+    ) -> GroupListings:
+        """As ``list_groups``, of all brokers. CoordinatorNotAvailableError."""
+        here = await self.list_groups(context, after=after, limit=limit, states=states)
+        if (elsewhere := self._elsewhere(context)) is None:
+            return here
+        return _merged([here, *await elsewhere.listings(context, after=after, limit=limit, states=states)], limit)
+
+    def _elsewhere(self, context: RequestContext) -> "GroupsElsewhere | None":
+        """The groups of other brokers; None on one node, and for a request that one of them has sent."""
+        if self._broker.others is None or context.forwarding is not Forwarding.ALLOWED:
+            return None
+        from consumer_offsets.groups_elsewhere import GroupsElsewhere
+
+        return GroupsElsewhere(self._broker.others)
+
+    async def list_groups(
+        self, context: RequestContext, *, after: str = "", limit: int, states: Container[str] | None = None
+    ) -> GroupListings:
+        """The groups that ``groups`` names, by name, at most ``limit`` of those whose name comes ``after``; only those
+        in one of the ``states``. A page with many partitions has fewer groups.
+        """
+        found: list[GroupListing] = []
+        looked_at, rest = 0, 0
+        elsewhere = await self._offsets_elsewhere([topic.name for topic in self._broker.topics(INTERNAL)])
+        for name in self._names(after):
+            if len(found) == limit or looked_at + rest > _PAGE_PARTITIONS:
+                return GroupListings(found, after)
+            if rest > _STEP:
+                looked_at, rest = looked_at + rest, 0
+                await asyncio.sleep(0)
+            after = name
+            rest += 1
+            if not self._authorizer.authorize(context, Operation.DESCRIBE, ResourceType.GROUP, (name,)):
+                continue
+            try:
+                committed, described = dict(self._known(name)), self._described(name)
+            except (UnknownGroupError, NotCoordinatorError, CoordinatorLoadInProgressError, QuarantinedError):
+                continue  # it is gone, or has moved, meanwhile
+            if states is not None and described.state not in states:
+                continue
+            lags = [each.lag for each in self._lags(context, described, committed, elsewhere)]
+            rest += len(lags)
+            found.append(
+                GroupListing(
+                    name,
+                    described.kind,
+                    described.state,
+                    described.protocol_type,
+                    described.protocol,
+                    described.generation,
+                    len(described.members),
+                    len(lags),
+                    sum(lags),
+                    max(lags, default=0),
+                )
+            )
+        return GroupListings(found, None)
+
+    def committed(
+        self, context: RequestContext, group: str, topic: str | None = None, *, require_stable: bool = False
+    ) -> list[CommittedOffset]:
+        """Committed offsets, by topic and partition: of ``topic``, or of all topics that the principal may describe.
+
+        Raises GroupAuthorizationError, UnknownGroupError; for ``topic`` TopicAuthorizationError, UnknownTopicError;
+        with ``require_stable`` UnstableOffsetCommitError if an open transaction has committed one of them;
+        NotCoordinatorError, CoordinatorLoadInProgressError, QuarantinedError.
+        """
+        self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
+        if topic is not None:
+            self._broker.topic(context, topic)
+        if require_stable:
+            for pending in self._shards.machine(group).offsets.pending(group):
+                if topic in (None, pending.topic):
+                    raise UnstableOffsetCommitError(
+                        f"The offset of group {group!r} for {pending.topic}-{pending.partition} is that of an open "
+                        "transaction: ask again when it has ended."
+                    )
+        known = self._known(group)
+        shown = self._authorizer.described(context, [key.topic for key, _ in known])
+        return [
+            CommittedOffset(*key, commit.offset, commit.metadata, commit.leader_epoch, commit.commit_timestamp)
+            for key, commit in known
+            if key.topic in shown and topic in (None, key.topic)
+        ]
+
+    def lag(
+        self, context: RequestContext, group: str, elsewhere: OffsetsElsewhere = NOTHING_ELSEWHERE
+    ) -> list[PartitionLag]:
+        """The lag in all partitions of the topics that the group has committed to, or that are assigned to its members,
+        and that the principal may describe, in order.
+
+        ``elsewhere``: the offsets of partitions that other brokers lead; those whose leader does not tell are left out.
+        Raises GroupAuthorizationError, UnknownGroupError.
+        """
+        self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
+        committed = dict(self._known(group))
+        return list(self._lags(context, self._described(group), committed, elsewhere))
+
+    async def fetch_lag(self, context: RequestContext, group: str) -> list[PartitionLag]:
+        """As ``lag``, with the offsets that the leaders of all partitions tell now."""
+        topics = {each.topic for each in self.lag(context, group)}
+        return self.lag(context, group, await self._offsets_elsewhere(topics))
+
+    async def _offsets_elsewhere(self, topics: Iterable[str]) -> OffsetsElsewhere:
+        served = [topic for name in topics if (topic := self._served(name)) is not None]
+        return await self._broker.offsets_elsewhere([log for topic in served for log in topic.partitions])
+
+    def describe(self, context: RequestContext, group: str) -> GroupDescription:
+        """The group and its members. GroupAuthorizationError, UnknownGroupError, and as ``committed``."""
+        self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
+        self._known(group)
+        return self._described(group)
+
+    # ---- groups and topics ------------------------------------------------------------------------------------------
+
+    def _names(self, after: str = "") -> list[str]:
+        """Groups with members or committed offsets whose name comes ``after``, sorted."""
+        topic_ids = {topic.name: str(topic.topic_id) for topic in self._broker.topics(INTERNAL, include_internal=True)}
+        machines = self._shards.machines()
+        names = (each for machine in machines for each in {*machine.offsets.current(topic_ids), *machine.groups()})
+        return sorted(name for name in names if name > after)
+
+    def _described(self, group: str) -> GroupDescription:
+        return self._shards.machine(group).describe(group) or GroupDescription(group, "", "Empty", NO_GENERATION)
+
+    def _lags(
+        self,
+        context: RequestContext,
+        described: GroupDescription,
+        committed: Mapping[TopicPartition, OffsetCommit],
+        elsewhere: OffsetsElsewhere,
+    ) -> Iterator[PartitionLag]:
+        owners = described.owners()
+        topics = {place.topic for place in (*committed, *owners)}
+        for name in sorted(self._authorizer.described(context, list(topics))):
+            topic = self._served(name)
+            for log in () if topic is None else topic.partitions:
+                place = TopicPartition(name, log.partition)
+                ends = PartitionOffsets.of(log, elsewhere)
+                if ends.high_watermark < 0:
+                    continue
+                offset = committed[place].offset if place in committed else None
+                begin = ends.log_start_offset if offset is None else offset
+                lag = max(0, ends.high_watermark - begin)
+                yield PartitionLag(*place, offset, ends.log_start_offset, ends.high_watermark, lag, owners.get(place))
+
+    def _known(self, group: str) -> list[tuple[TopicPartition, OffsetCommit]]:
+        current = self._current(group)
+        if not current and not self._shards.machine(group).is_known(group):
+            raise UnknownGroupError(
+                f"Group {group[:GROUP_NAME_LENGTH_MAX]!r} not found: it has no members, and has committed no offsets."
+            )
+        return sorted(current.items())
+
+    def _current(self, group: str) -> dict[TopicPartition, OffsetCommit]:
+        """Commits whose topics are still the ones that they were made to."""
+        commits = self._shards.machine(group).offsets.commits(group)
+        return {key: commit for key, commit in commits.items() if self._is_current(key, commit)}
+
+    def _is_current(self, key: TopicPartition, commit: OffsetCommit) -> bool:
+        topic = self._served(key.topic)
+        return topic is not None and str(topic.topic_id) == commit.topic_id
+
+    def _served(self, name: str) -> Topic | None:
+        try:
+            return self._broker.topic(INTERNAL, name)
+        except (UnknownTopicError, QuarantinedError):
+            return None
+
+
+def _merged(pages: Sequence[GroupListings], limit: int) -> GroupListings:
+    """Pages that begin behind the same name, as one: as far as all of them go, and at most ``limit`` groups."""
+    end = min((page.next for page in pages if page.next is not None), default=None)
+    groups = sorted((one for page in pages for one in page.groups), key=lambda one: one.group)
+    reached = [one for one in groups if end is None or one.group <= end]
+    if len(reached) <= limit:
+        return GroupListings(reached, end)
+    return GroupListings(reached[:limit], reached[limit - 1].group)

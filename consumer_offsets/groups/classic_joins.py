@@ -1,0 +1,55 @@
+"""What a classic group asks of a JoinGroup before it takes the member."""
+
+from consumer_offsets.groups.classic_members import ClassicMembers, ClassicState
+from consumer_offsets.groups.events import UNKNOWN_MEMBER_ID, JoinGroup
+from consumer_offsets.groups.group_config import GroupConfig
+from logstore.errors import InconsistentGroupProtocolError, InvalidSessionTimeoutError, RecordTooLargeError
+from logstore.limits import GROUP_MEMBER_BYTES_MAX
+
+
+def require_session_timeout(config: GroupConfig, session_timeout_ms: int) -> None:
+    """InvalidSessionTimeoutError."""
+    low, high = config.group_min_session_timeout_ms, config.group_max_session_timeout_ms
+    if not low <= session_timeout_ms <= high:
+        raise InvalidSessionTimeoutError(
+            f"The session timeout is {session_timeout_ms} ms: choose from {low} to {high} "
+            "(group.min.session.timeout.ms and group.max.session.timeout.ms)."
+        )
+
+
+def has_room(size_max: int, state: ClassicState, members: ClassicMembers, event: JoinGroup) -> bool:
+    """``group.max.size``. During a rebalance those count that have joined it: the last ones to come are refused."""
+    member = members.by_id.get(event.member_id)
+    replaces = event.member_id == UNKNOWN_MEMBER_ID and event.instance_id in members.static
+    is_new = event.member_id == UNKNOWN_MEMBER_ID and event.instance_id is None
+    if is_new and len(members.pending_join) >= size_max:
+        # Ids that were given out and never used are bounded, too.
+        return False
+    if state == ClassicState.EMPTY:
+        return True
+    if state == ClassicState.PREPARING_REBALANCE:
+        return (member is not None and member.parked_join is not None) or members.num_awaiting_join() < size_max
+    return member is not None or replaces or len(members) < size_max
+
+
+def require_small(group: str, what: str, num_bytes: int) -> None:
+    """What a member brings into the group's record: RecordTooLargeError."""
+    if num_bytes > GROUP_MEMBER_BYTES_MAX:
+        raise RecordTooLargeError(
+            f"The {what} of group {group} has {num_bytes} bytes: {GROUP_MEMBER_BYTES_MAX} are the most."
+        )
+
+
+def require_common_protocol(group: str, protocol_type: str | None, members: ClassicMembers, event: JoinGroup) -> None:
+    """InconsistentGroupProtocolError."""
+    names = {name for name, _ in event.protocols}
+    if not event.protocol_type or not names:
+        raise InconsistentGroupProtocolError("A member has a protocol type and at least one protocol: send both.")
+    if not members:
+        return
+    common = members.common_protocols()
+    if event.protocol_type != protocol_type or not names & common:
+        raise InconsistentGroupProtocolError(
+            f"The members of group {group} share {protocol_type} protocols {sorted(common)}: "
+            f"support one of them, not only {event.protocol_type} {sorted(names)}."
+        )

@@ -1,0 +1,60 @@
+"""Metadata: brokers, leaders of partitions, the coordinator of a group, in one answer, as this broker sees them.
+
+Any broker answers, from its own view. A client sends its requests where this says; where it is wrong or old the other
+broker says so, and the client asks again.
+"""
+
+from typing import Annotated
+
+from fastapi import Query
+
+from ingest_api.dependencies import Context, State
+from ingest_api.errors import http_error, shown_message
+from ingest_api.model_routes import MetadataRoute, model_router
+from ingest_api.routes import requires
+from ingest_api.schemas.metadata import BrokerEndpoint, Metadata, MetadataQuery, PartitionLeader, TopicMetadata
+from logstore.broker.authorizer import Operation, ResourceType
+from logstore.broker.broker import Broker
+from logstore.broker.context import RequestContext
+from logstore.errors import LogStoreError
+
+router = model_router(MetadataRoute, tags=["topics"])
+
+
+@router.get("/metadata", operation_id="getMetadata", response_description="The metadata.")
+@requires(Operation.DESCRIBE, ResourceType.TOPIC, names_in="answer")
+async def get_metadata(state: State, context: Context, query: Annotated[MetadataQuery, Query()]) -> Metadata:
+    """The brokers that are there, who leads the partitions of these topics, and who coordinates this group."""
+    broker = state.broker
+    names = dict.fromkeys(name for name in (query.topics or "").split(",") if name)
+    return Metadata(
+        cluster_id=broker.cluster_id,
+        controller_id=-1 if broker.controller_id is None else broker.controller_id,
+        brokers=[BrokerEndpoint(broker_id=one.id, url=one.url, rack=one.rack) for one in broker.brokers_by_id.values()],
+        topics=[_topic(context, broker, name) for name in names],
+        coordinator_id=None if query.group is None else state.groups.coordinator_of(context, query.group),
+    )
+
+
+def _topic(context: RequestContext, broker: Broker, name: str) -> TopicMetadata:
+    try:
+        topic = broker.topic(context, name)
+        states = [broker.partition_state(context, topic, log.partition) for log in topic.partitions]
+    except LogStoreError as error:
+        return TopicMetadata(
+            name=name,
+            topic_id=None,
+            error_code=http_error(error).error_code,
+            message=shown_message(error.message),
+            partitions=[],
+        )
+    return TopicMetadata(
+        name=name,
+        topic_id=str(topic.topic_id),
+        error_code=None,
+        message=None,
+        partitions=[
+            PartitionLeader(partition=number, leader=state.leader, leader_epoch=state.leader_epoch)
+            for number, state in enumerate(states)
+        ],
+    )

@@ -1,0 +1,134 @@
+"""Fetches of partitions that other brokers lead: their leaders answer POST /fetch, with batches as they are stored.
+
+One fetch may have partitions of several leaders. All are asked at once for what they have; if none has news, all are
+asked to wait, and the first that has some ends the wait of the others. Invariant: bytes of an answer are reserved
+before they are read.
+"""
+
+import urllib.parse
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+
+from logstore.broker.admission import Reservation
+from logstore.broker.context import RequestContext
+from logstore.broker.forwarding import NOBODY, Router, no_leader
+from logstore.broker.purgatory import FetchLimits, WantedPartition
+from logstore.errors import LeaderNotAvailableError, LogStoreError, PeerUnavailableError, UnknownTopicError
+from logstore.log.log_reader import FetchResult
+from logstore.log.topic import Topic
+from logstore.protocol.error_codes import error_of
+from logstore.protocol.fetch_response import MEDIA_TYPE, PartitionData, read_fetch_response
+from logstore.replication.peer_http import PeerHttp
+
+_OK: Final = 200
+#: A partition of a request: its number there, and what is asked of it.
+Asked = tuple[int, WantedPartition]
+
+
+class RemoteFetches:
+    def __init__(self, router: Router, http: PeerHttp) -> None:
+        self._router = router
+        self._http = http
+
+    def divide(self, context: RequestContext, found: list[WantedPartition | LogStoreError]) -> dict[int, list[Asked]]:
+        """By leader, the partitions of ``found`` that others lead. A partition becomes its error there if nobody leads
+        it, or the request is not to be forwarded.
+        """
+        elsewhere: dict[int, list[Asked]] = {}
+        for at, one in enumerate(found):
+            if not isinstance(one, WantedPartition) or one.log.is_leader:
+                continue
+            leader = self._router.leader(one.topic, one.log.partition)
+            if leader == self._router.broker_id:
+                continue  # it begins to lead, or will be told otherwise: refused as by any leader
+            if leader == NOBODY:
+                found[at] = no_leader(one.topic, one.log.partition)
+            elif (refusal := self._router.refusal(one.topic, one.log.partition, context)) is not None:
+                found[at] = refusal
+            else:
+                elsewhere.setdefault(leader, []).append((at, one))
+        return elsewhere
+
+    async def fetch(
+        self,
+        leader: int,
+        context: RequestContext,
+        asked: Sequence[Asked],
+        limits: FetchLimits,
+        max_wait_ms: int,
+        reservation: Reservation,
+    ) -> dict[int, FetchResult[pa.Buffer] | LogStoreError]:
+        """The news of partitions that ``leader`` leads, by their numbers; an error of all of them is that of each.
+
+        Records are the content of ``PartitionData``, and are not counted.
+        """
+        body = msgspec.json.encode(
+            {
+                "partitions": [
+                    {
+                        "topic": one.topic.name,
+                        "topic_id": str(one.topic.topic_id),
+                        "partition": one.log.partition,
+                        "offset": one.offset,
+                    }
+                    for _, one in asked
+                ],
+                "max_bytes": limits.max_bytes,
+                "max_partition_bytes": min(limits.max_partition_bytes, limits.max_bytes),
+                "min_bytes": limits.min_bytes,
+                "max_wait_ms": max_wait_ms,
+            }
+        )
+        try:
+            answer = await self._http.ask(
+                leader, "POST", "/fetch", context.encode(), body=body, accept=MEDIA_TYPE, reserve=reservation.grow
+            )
+            content = pa.py_buffer(b"".join(answer.body))
+            if answer.status != _OK:
+                raise error_of_answer(answer.body)
+            return {asked[one.index][0]: _result(one) for one in read_fetch_response(content)}
+        except PeerUnavailableError as error:
+            refusal = LeaderNotAvailableError(f"Broker {leader} leads the partition: {error.message}")
+            return {at: refusal for at, _ in asked}
+        except LogStoreError as error:
+            return {at: error for at, _ in asked}
+
+    async def offset_for_timestamp(
+        self, context: RequestContext, topic: Topic, partition: int, timestamp_ms: int
+    ) -> tuple[int, int] | None:
+        """As ``Fetching.offset_for_timestamp``, by the leader. LeaderNotAvailableError, and its own errors."""
+        leader = self._router.leader(topic, partition)
+        if leader == NOBODY:
+            raise no_leader(topic, partition)
+        path = f"/topics/{urllib.parse.quote(topic.name)}/partitions/{partition}/offsets?timestamp={timestamp_ms}"
+        try:
+            answer = await self._http.ask(leader, "GET", path, context.encode())
+        except PeerUnavailableError as error:
+            raise LeaderNotAvailableError(f"Broker {leader} leads the partition: {error.message}") from error
+        if answer.status != _OK:
+            raise error_of_answer(answer.body)
+        found = msgspec.json.decode(b"".join(answer.body))
+        return None if found["offset"] is None else (found["offset"], found["timestamp"])
+
+
+def error_of_answer(body: Sequence[bytes]) -> LogStoreError:
+    """The error in another broker's answer."""
+    try:
+        found = msgspec.json.decode(b"".join(body))
+        return error_of(int(found["error_code"]), str(found["message"]))
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError):
+        return LogStoreError("Another broker answered what cannot be read.")
+
+
+def _result(data: PartitionData) -> FetchResult[pa.Buffer] | LogStoreError:
+    if (error := data.error) is not None:
+        if isinstance(error, UnknownTopicError):
+            # This broker knows it: it is new there, or about to be known as deleted here, too.
+            return LeaderNotAvailableError(f"The leader does not know the topic: {error.message} Try again.")
+        return error
+    content = data.content[0]
+    ends = data.log_start_offset, data.high_watermark, data.last_stable_offset
+    return FetchResult(content, 0, len(content), data.next_offset, *ends)

@@ -1,0 +1,201 @@
+"""The topics of a cluster on each of its brokers: those that others made appear here, those that others deleted go.
+
+It compares what the coordinator has registered with what is served, one topic at a time, until both agree; after an
+error it tries again later. So nothing depends on an event that came too early, or while the broker was away. The
+controller does more: after its election, and now and then, it looks at the tables themselves, since a creator may have
+died between table and registration; and it finishes deletions that were begun.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+from uuid import UUID
+
+import structlog
+
+from logstore.cluster.coordinator import Coordinator, RegisteredTopic
+from logstore.errors import unforeseen
+from logstore.log.topic import Topic
+
+log = structlog.stdlib.get_logger(__name__)
+
+#: The pause after a failure: the first, then twice as long each time, up to the second.
+_RETRY_S: Final = 0.2
+_RETRY_MAX_S: Final = 30.0
+#: Between two looks of the controller at all tables.
+_LOOK_S: Final = 30.0
+
+
+class ServedTopics(Protocol):
+    """The topics that this broker serves; ``Topics``. Changes are made under its lock."""
+
+    def served(self, name: str) -> Topic | None: ...
+
+    def forget_gone(self) -> None:
+        """Let the journal free the records of topics that are gone for certain."""
+        ...
+
+    async def appear(self, name: str, topic_id: UUID) -> None:
+        """Serve the topic by its table."""
+        ...
+
+    async def follow(self, topic: Topic) -> None:
+        """Read the topic's table again."""
+        ...
+
+    async def look_at_start(self, topic: Topic) -> None:
+        """Mend what the leaders of a topic mend after a start."""
+        ...
+
+    async def drop(self, topic: Topic) -> None:
+        """Another broker has deleted the topic."""
+        ...
+
+    async def look_at_tables(self) -> None:
+        """Tell the coordinator of tables that nobody has told of, and of those that are to be removed still."""
+        ...
+
+    async def finish_deletion(self, name: str, topic_id: UUID) -> None:
+        """Remove the table of a topic that is being deleted, if it is there still."""
+        ...
+
+
+class TopicDiscovery:
+    """Made before the tables are read: what has changed since is looked at again."""
+
+    def __init__(self, topics: ServedTopics, coordinator: Coordinator, lock: asyncio.Lock) -> None:
+        self._topics = topics
+        self._coordinator = coordinator
+        self._lock = lock
+        #: Of the registrations that were seen.
+        self._versions: dict[UUID, int] = {}
+        #: The partitions that this broker has led since its start, and looked at as their leader.
+        self._looked_at: dict[UUID, set[int]] = {}
+        self._unsettled: set[str] = set()
+        self._pauses_s: dict[str, float] = {}
+        self._wake = asyncio.Event()
+        #: Set at each change, for those that wait for one.
+        self._changed = asyncio.Event()
+        self._started = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        coordinator.listen_to_topics(self._registered)
+        for name in self._unsettled:
+            if (found := coordinator.registered_topic(name)) is not None:
+                self._versions[found.topic_id] = found.version
+        coordinator.on_election(self._elected)
+
+    def start(self) -> None:
+        """The tables were read."""
+        self._started.set()
+        self._tasks = [asyncio.create_task(self._settle_all()), asyncio.create_task(self._look_now_and_then())]
+
+    def leadership_changed(self, topic: Topic) -> None:
+        """A broker of a cluster leads nothing yet when it has started: it looks at its tables again when it does."""
+        self._registered(topic.name)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def until(self, reached: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait for a change that makes ``reached`` true; whether it came in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not reached():
+                    self._changed.clear()
+                    await self._changed.wait()
+        return reached()
+
+    def _registered(self, name: str) -> None:
+        self._unsettled.add(name)
+        self._wake.set()
+        self._changed.set()
+
+    # ---- one topic at a time ----------------------------------------------------------------------------------------
+
+    async def _settle_all(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._unsettled:
+                await self._try(self._unsettled.pop())
+
+    async def _try(self, name: str) -> None:
+        try:
+            await self._settle(name)
+            self._pauses_s.pop(name, None)
+        except Exception as error:
+            pause = self._pauses_s[name] = min(_RETRY_MAX_S, 2 * self._pauses_s.get(name, _RETRY_S / 2))
+            log.error("topic.not_followed", topic=name, error=str(error), exc_info=unforeseen(error))
+            asyncio.get_running_loop().call_later(pause, self._registered, name)
+        self._changed.set()
+
+    async def _settle(self, name: str) -> None:
+        async with self._lock:
+            found = self._coordinator.registered_topic(name)
+            await self._drop_former(name, found)
+            if found is None:
+                self._topics.forget_gone()
+                return
+            if found.deleting:
+                if self._is_controller:
+                    await self._topics.finish_deletion(name, found.topic_id)
+                return
+            topic = self._topics.served(name)
+            if topic is None:
+                await self._topics.appear(name, found.topic_id)
+        # A read of the table holds up no other topic.
+        is_behind = topic is not None and found.num_partitions > len(topic.partitions)
+        if topic is not None and (is_behind or self._versions.get(found.topic_id) != found.version):
+            await self._topics.follow(topic)
+        self._versions[found.topic_id] = found.version
+        if topic is not None:
+            await self._look_as_leader(topic)
+
+    async def _look_as_leader(self, topic: Topic) -> None:
+        led = {p.partition for p in topic.partitions if p.is_leader}
+        if not led.issubset(looked_at := self._looked_at.setdefault(topic.topic_id, set())):
+            await self._topics.look_at_start(topic)
+            looked_at |= led
+
+    async def _drop_former(self, name: str, found: RegisteredTopic | None) -> None:
+        """A topic was deleted if its registration was seen, and is not the one of its name any more."""
+        topic = self._topics.served(name)
+        if topic is None or topic.topic_id not in self._versions:
+            return
+        if found is None or found.deleting or found.topic_id != topic.topic_id:
+            await self._topics.drop(topic)
+            del self._versions[topic.topic_id]
+            self._looked_at.pop(topic.topic_id, None)
+
+    # ---- the controller ---------------------------------------------------------------------------------------------
+
+    @property
+    def _is_controller(self) -> bool:
+        return self._coordinator.controller_id == self._coordinator.broker_id
+
+    async def _elected(self) -> None:
+        """Before anything is decided: a registration whose table is there still is not removed.
+
+        Its deletion is finished after that, since it may wait for replicas, and these for the controller.
+        """
+        await self._started.wait()
+        async with self._lock:
+            await self._topics.look_at_tables()
+        for name in self._coordinator.registered_topics():
+            self._registered(name)
+
+    async def _look_now_and_then(self) -> None:
+        """A controller that did not know that it was replaced may have made a table after this one's election."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if self._is_controller:
+                await self._logged(self._elected)
+
+    async def _logged(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except Exception as error:
+            log.error("topic.tables_not_listed", error=str(error), exc_info=unforeseen(error))

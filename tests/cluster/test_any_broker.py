@@ -1,0 +1,73 @@
+"""Any broker answers any request, with real brokers: three processes on a ZooKeeper and one data directory."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.cluster.test_serve import environment, started
+from tests.support.coordinators import Brokers
+
+pytestmark = [pytest.mark.anyio, pytest.mark.system]
+
+
+async def until_ok(http: httpx.AsyncClient, method: str, path: str, **options) -> httpx.Response:
+    """Repeat a request as long as nothing was done for it: leaders are elected, groups are loaded."""
+    for _ in range(100):
+        answer = await http.request(method, path, **options)
+        if answer.status_code != 503:
+            break
+        await asyncio.sleep(0.1)
+    assert answer.is_success, answer.text
+    return answer
+
+
+async def test_three_brokers_answer_as_one(brokers: Brokers, tmp_path: Path):
+    settings = {"offsets.topic.num.partitions": "3", "num.partitions": "3", "auto.create.topics.enable": "true"}
+    servers = [await started(tmp_path / "data", environment(brokers, number, **settings)) for number in (1, 2, 3)]
+    clients = [httpx.AsyncClient(base_url=server.url, timeout=60) for server in servers]
+    try:
+        cluster = (await clients[0].get("/v3/clusters")).json()["data"][0]["cluster_id"]
+        for number, http in enumerate(clients):
+            body = {"topic_name": f"made-{number}", "partitions_count": 3}
+            assert (await until_ok(http, "POST", f"/v3/clusters/{cluster}/topics", json=body)).status_code == 201
+        for number, http in enumerate(clients):
+            topic = f"produced-{number}"
+            body = {"records": [{"key": f"k{n}", "value": n} for n in range(30)]}
+            answer = await until_ok(http, "POST", f"/topics/{topic}", json=body)
+            codes = {one["error_code"] for one in answer.json()["offsets"]}
+            while codes != {None}:  # some partitions were without a leader
+                assert codes <= {None, 50309, 50304}, answer.text
+                await asyncio.sleep(0.1)
+                answer = await until_ok(http, "POST", f"/topics/{topic}", json=body)
+                codes = {one["error_code"] for one in answer.json()["offsets"]}
+        for http in clients:
+            for number in range(3):
+                found = (await until_ok(http, "GET", f"/topics/produced-{number}")).json()
+                assert {one["leader"] for one in found["partitions"]} == {1, 2, 3}
+                assert sum(one["high_watermark"] for one in found["partitions"]) >= 30
+        path = "/topics/produced-0/partitions/{}/records?max_wait_ms=0"
+        for partition in range(3):
+            answers = [await http.get(path.format(partition)) for http in clients]
+            assert {answer.status_code for answer in answers} == {200}
+            assert len({answer.text for answer in answers}) == 1
+        offsets = {"offsets": [{"topic": "produced-0", "partition": 0, "offset": 1}]}
+        for group in ("a", "b", "c", "d"):
+            for http in clients:
+                await until_ok(http, "POST", f"/groups/{group}/offsets", json=offsets)
+        for http in clients:
+            assert (await until_ok(http, "GET", "/groups")).json() == ["a", "b", "c", "d"]
+        # A broker dies: the others go on as soon as somebody leads.
+        servers[2].kill()
+        survivors = clients[:2]
+        body = {"records": [{"value": json.dumps("x"), "partition": p} for p in range(3)]}
+        for http in survivors:
+            answer = await http.post("/topics/produced-0", json=body)
+            assert {one["error_code"] for one in answer.json()["offsets"]} <= {None, 50309, 50304}, answer.text
+    finally:
+        for http in clients:
+            await http.aclose()
+        for server in servers:
+            server.kill()

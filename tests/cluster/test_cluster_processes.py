@@ -1,0 +1,144 @@
+"""A cluster on one machine: its processes are started together, one of them again, and stopped together."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+
+from logstore.client.admin import Admin
+from logstore.cluster_processes import ports
+from logstore.cluster_processes.record import Directory, Record
+from logstore.cluster_processes.running_cluster import Wanted
+from logstore.cluster_processes.running_cluster import run as run_cluster
+from logstore.errors import LogStoreError
+from logstore.listening_sockets import listening_socket
+from tests.support.cluster_processes import ClusterProcess, command, descendants, environment, is_alive
+from tests.support.eventually import eventually
+from tests.support.server_process import free_port
+
+pytestmark = pytest.mark.system
+
+
+def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    found = subprocess.run(
+        command(*arguments), env=environment(), capture_output=True, text=True, timeout=200, check=False
+    )
+    assert found.returncode == code, found.stderr
+    return found
+
+
+def gone(pids: set[int]) -> bool:
+    return not any(is_alive(pid) for pid in pids)
+
+
+def test_a_cluster_from_its_start_to_its_end(tmp_path: Path):
+    data = tmp_path / "data"
+    start = ("cluster", "start", "--brokers", 2, "--data", data, "--json")
+    with ClusterProcess(tmp_path, *start) as cluster:
+        one, two = cluster.entry["brokers"]
+        assert [one["id"], two["id"]] == [1, 2]
+        zookeeper = cluster.entry["zookeeper"]
+        with Admin(two["url"]) as admin:
+            seen = admin.describe_cluster()
+            assert [(found.broker_id, found.url) for found in seen.brokers] == [(1, one["url"]), (2, two["url"])]
+            assert seen.controller_id in {1, 2}
+        again = run(*start, code=1).stderr
+        assert "Another process is running the cluster of" in again
+        assert "--data" in again
+
+        running = run("cluster", "start-broker", 2, "--data", data, code=1).stderr
+        assert "Broker 2 is running" in running
+        os.kill(two["pid"], signal.SIGKILL)
+        eventually(lambda: "broker 2 has ended, killed by SIGKILL" in cluster.log.read_text(), "its end is not told")
+        assert not is_alive(two["pid"])
+        started = json.loads(run("cluster", "start-broker", 2, "--data", data, "--json").stdout)
+        assert (started["id"], started["url"]) == (2, two["url"])
+        assert httpx.get(f"{started['url']}/health/ready", timeout=30).status_code == 200
+
+        pids = descendants(cluster.process.pid)
+        assert {one["pid"], started["pid"]} < pids
+        assert cluster.stop() == 0
+        assert gone(pids)
+    stopped = [(data / "cluster" / f"broker-{number}.log").read_text().rstrip().splitlines()[-1] for number in (1, 2)]
+    assert all("broker.stopped" in line for line in stopped), stopped
+
+    # The ports are the same, and nobody outlives the process that is killed.
+    with ClusterProcess(tmp_path, *start) as cluster:
+        assert cluster.entry["zookeeper"] == zookeeper
+        assert [broker["url"] for broker in cluster.entry["brokers"]] == [one["url"], two["url"]]
+        pids = descendants(cluster.process.pid)
+        assert len([pid for pid in pids if is_alive(pid)]) >= 3
+        cluster.kill()
+        eventually(lambda: gone(pids), "processes outlive the one that was killed")
+
+
+@pytest.mark.long
+def test_brokers_behind_one_port(tmp_path: Path):
+    port = free_port()
+    arguments = ("serve", "--brokers", 2, "--data", tmp_path / "data", "--port", port)
+    with ClusterProcess(tmp_path, *arguments) as serving:
+        url = f"http://127.0.0.1:{port}"
+        assert serving.first_line == f"listening on {url}\n"
+
+        def brokers() -> set[int]:
+            found = set()
+            for _ in range(30):
+                with contextlib.suppress(httpx.TransportError):  # its broker was killed just now
+                    found.add(httpx.get(f"{url}/status", timeout=30).json()["broker_id"])
+            return found
+
+        assert brokers() == {0, 1}
+        for broker_id in (0, 1):
+            own = httpx.get(f"http://127.0.0.1:{port + 1 + broker_id}/status", timeout=30).json()
+            assert own["broker_id"] == broker_id
+        with Admin(url) as admin:
+            assert [one.url for one in admin.describe_cluster().brokers] == [
+                f"http://127.0.0.1:{port + 1}",
+                f"http://127.0.0.1:{port + 2}",
+            ]
+        endpoint = json.loads((tmp_path / "data" / "brokers" / "1" / "endpoint.json").read_text())
+        os.kill(endpoint["pid"], signal.SIGKILL)
+        eventually(lambda: brokers() == {0}, "connections go to a broker that has ended")
+        eventually(lambda: brokers() == {0, 1}, "it is not started again", seconds=60)
+        pids = descendants(serving.process.pid)
+        assert serving.stop(signal.SIGINT) == 0
+        assert gone(pids)
+
+
+# ---- bad starts ------------------------------------------------------------------------------------------------------
+
+
+def refused(tmp_path: Path, **wanted: object) -> str:
+    with pytest.raises(LogStoreError) as error:
+        run_cluster(Wanted(Directory(tmp_path / "data"), [1], **wanted), lambda *_: None)
+    return error.value.message
+
+
+def test_java_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert "ZooKeeper needs Java 17: install it, or set JAVA_HOME" in refused(tmp_path)
+
+
+def test_a_kept_port_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ports, "_WAIT_S", 0.1)
+    directory = Directory(tmp_path / "data")
+    directory.home.mkdir(parents=True)
+    with listening_socket("127.0.0.1", 0, {}) as taken:
+        port = taken.getsockname()[1]
+        Record(None, None, {1: port}).write(directory)
+        message = refused(tmp_path)
+    assert f"Port {port} of broker 1 on 127.0.0.1 cannot be had" in message
+    assert f"remove the port from {directory.record}" in message
+
+
+def test_zookeeper_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LOGSTORE_ZOOKEEPER_SESSION_TIMEOUT_MS", "2000")
+    message = refused(tmp_path, zookeeper="127.0.0.1:1")
+    assert "Broker 1 did not start: cannot start: ZooKeeper at 127.0.0.1:1" in message
+    assert "does not answer" in message
+    assert str(tmp_path / "data" / "cluster" / "broker-1.log") in message

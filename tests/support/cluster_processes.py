@@ -1,0 +1,100 @@
+"""A real ``logstore cluster start`` or ``logstore serve --brokers`` in a process of its own."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from tests.support.server_process import ROOT
+
+#: Of brokers: a dead one is back after six seconds at most.
+SESSION_MS = 4_000
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "logstore.cli", *map(str, arguments)]
+
+
+def environment(**more: str) -> dict[str, str]:
+    own = {"PYTHONPATH": str(ROOT), "LOGSTORE_ZOOKEEPER_SESSION_TIMEOUT_MS": str(SESSION_MS)}
+    return {**os.environ, **own, **more}
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; one that nobody has reaped yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def descendants(pid: int) -> set[int]:
+    """All processes below ``pid``."""
+    parents: dict[int, list[int]] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        parents.setdefault(parent, []).append(int(status.parent.name))
+    found: set[int] = set()
+    wanted = [pid]
+    while wanted:
+        children = parents.get(wanted.pop(), [])
+        found.update(children)
+        wanted += children
+    return found
+
+
+class ClusterProcess:
+    """``first_line`` is what it has printed first. Ends the process, and with it all of them, when the block ends."""
+
+    def __init__(self, directory: Path, *arguments: object) -> None:
+        self.log = directory / "cluster-command.log"
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command(*arguments),
+                stdout=subprocess.PIPE,
+                stderr=log,
+                bufsize=0,  # so that `select` sees every line
+                cwd=directory,
+                env=environment(),
+            )
+        self.first_line = self._line()
+
+    def _line(self, seconds: float = 240) -> str:
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if select.select([self.process.stdout], [], [], 0.2)[0]:
+                line = self.process.stdout.readline().decode()
+                assert line, self.log.read_text()[-4000:]
+                return line
+        self.kill()
+        raise AssertionError(f"nothing was printed in {seconds} seconds: {self.log.read_text()[-4000:]}")
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        return json.loads(self.first_line)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(120)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.kill()
+        assert self.process.stdout is not None
+        self.process.stdout.close()

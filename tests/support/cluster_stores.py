@@ -1,0 +1,107 @@
+"""Stores of a cluster in the test's own event loop, on a real ZooKeeper and one data directory."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from logstore.broker.authorizer import Authorizer
+from logstore.broker.broker import Broker
+from logstore.broker.context import INTERNAL
+from logstore.broker.quotas import Quotas
+from logstore.cluster.zookeeper_coordinator import ZooKeeperCoordinator
+from logstore.errors import UnknownTopicError
+from logstore.log.topic import Topic
+from logstore.node import Store, running_store
+from logstore.settings import Settings
+from tests.support.coordinators import SESSION_MS, Brokers, expire
+from tests.support.eventually import eventually_async
+
+
+class ClusterStores:
+    """By broker id. ``zookeeper`` is the chroot that they are under, with a session to look at it."""
+
+    def __init__(self, zookeeper: Brokers, data: Path, **settings: Any) -> None:
+        self.zookeeper = zookeeper
+        self.data = data
+        self._settings = {"offsets_topic_num_partitions": 2, **settings}
+        self.stores: dict[int, Store] = {}
+        self._ends: dict[int, contextlib.AsyncExitStack] = {}
+
+    def settings(self, broker_id: int, **settings: Any) -> Settings:
+        return Settings(
+            data=self.data,
+            broker_id=broker_id,
+            zookeeper_connect=self.zookeeper.servers + self.zookeeper.chroot,
+            zookeeper_session_timeout_ms=SESSION_MS,
+            **{**self._settings, **settings},
+        )
+
+    async def start(self, *broker_ids: int, **settings: Any) -> list[Broker]:
+        for broker_id in broker_ids:
+            end = contextlib.AsyncExitStack()
+            wanted = self.settings(broker_id, **settings)
+            store = running_store(wanted, Authorizer(), Quotas(), url=f"http://h{broker_id}")
+            self.stores[broker_id] = await end.enter_async_context(store)
+            self._ends[broker_id] = end
+        return [self.stores[broker_id].broker for broker_id in broker_ids]
+
+    async def stop(self, *broker_ids: int) -> None:
+        for broker_id in broker_ids or list(self.stores):
+            del self.stores[broker_id]
+            await self._ends.pop(broker_id).aclose()
+
+    def coordinator(self, broker_id: int) -> ZooKeeperCoordinator:
+        found = self.stores[broker_id].coordinator
+        assert isinstance(found, ZooKeeperCoordinator)
+        return found
+
+    async def expire(self, broker_id: int) -> None:
+        """End its session: another broker becomes the controller, if it was."""
+        await expire(self.coordinator(broker_id))
+
+    async def controller(self) -> int:
+        def active() -> list[int]:
+            return [one for one in self.stores if self.coordinator(one).controller.is_active]
+
+        await eventually_async(lambda: len(active()) == 1, "no controller")
+        return active()[0]
+
+    async def making(self) -> Broker:
+        """The broker of the controller."""
+        return self.stores[await self.controller()].broker
+
+    def topic(self, broker_id: int, name: str) -> Topic | None:
+        try:
+            return self.stores[broker_id].broker.topic(INTERNAL, name)
+        except UnknownTopicError:
+            return None
+
+    async def everywhere(self, name: str, partitions: int) -> list[Topic]:
+        """The topic on each broker, once all have that many partitions, each led by one of them."""
+
+        def found() -> list[Topic]:
+            return [topic for one in self.stores if (topic := self.topic(one, name)) is not None]
+
+        def is_settled() -> bool:
+            topics = found()
+            return (
+                len(topics) == len(self.stores)
+                and all(len(topic.partitions) == partitions for topic in topics)
+                and all(sum(topic.partitions[p].is_leader for topic in topics) == 1 for p in range(partitions))
+            )
+
+        await eventually_async(is_settled, f"{name} is not everywhere")
+        return found()
+
+    async def nowhere(self, name: str) -> None:
+        await eventually_async(
+            lambda: all(self.topic(one, name) is None for one in self.stores), f"{name} is still there"
+        )
+
+    def leader(self, name: str, partition: int) -> Broker:
+        (found,) = [
+            store.broker
+            for one, store in self.stores.items()
+            if (topic := self.topic(one, name)) is not None and topic.partitions[partition].is_leader
+        ]
+        return found
