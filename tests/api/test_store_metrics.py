@@ -12,6 +12,7 @@ from ingest_api.store_metrics import ALL, OTHER, SERIES_MAX, observe, render
 from logstore import __version__, observability
 from logstore.broker.context import INTERNAL, RequestContext
 from logstore.broker.problems import ProblemState, TopicProblem
+from logstore.cluster.coordinator import PartitionState
 from logstore.log.log_segments import LogSegments
 from tests.api.api_client import ApiClient
 
@@ -108,10 +109,15 @@ class FewSeries:
     settings = SimpleNamespace(journal_max_bytes=1)
     journal = SimpleNamespace(needed_bytes=0)
     not_ready_reason = None
+    broker_id = controller_id = 0
 
     def __init__(self, topics: dict[str, int], groups: dict[str, int]) -> None:
         self._topics = [
-            SimpleNamespace(name=name, partitions=[partition_log(p) for p in range(count)])
+            SimpleNamespace(
+                name=name,
+                partitions=[partition_log(p) for p in range(count)],
+                config=SimpleNamespace(min_insync_replicas=1),
+            )
             for name, count in topics.items()
         ]
         self._groups = groups
@@ -119,13 +125,19 @@ class FewSeries:
     def topics(self, _: RequestContext, *, include_internal: bool) -> list[SimpleNamespace]:
         return self._topics
 
+    def partition_states(self, _: RequestContext, topic: SimpleNamespace) -> list[PartitionState]:
+        return [PartitionState(0, 1, (0,), (0,)) for _ in topic.partitions]
+
+    async def offsets_elsewhere(self, _: object) -> dict[object, object]:
+        return {}
+
     def problems(self, _: RequestContext) -> list[TopicProblem]:
         return []
 
     def groups(self, _: RequestContext) -> list[str]:
         return list(self._groups)
 
-    def lag(self, _: RequestContext, group: str) -> list[SimpleNamespace]:
+    def lag(self, _: RequestContext, group: str, elsewhere: object) -> list[SimpleNamespace]:
         return [SimpleNamespace(topic="t", partition=p, lag=p) for p in range(self._groups[group])]
 
 

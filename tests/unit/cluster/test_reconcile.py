@@ -254,10 +254,12 @@ def test_what_was_decided_needs_nothing_more(view, policy):
 
 
 @given(any_view(), policies)
-def test_c1_the_epoch_rises_with_the_leader_and_with_nothing_else(view, policy):
+def test_c1_the_epoch_rises_with_the_leader(view, policy):
     for before, after in zip(view.topics["t"].document.partitions, decided(view, policy), strict=True):
-        assert (after.leader_epoch > before.leader_epoch) == (after.leader != before.leader)
-        assert after.leader_epoch >= before.leader_epoch
+        # Two changes in one pass, a hand-over and the end of a reassignment, may come back to the leader before.
+        rises = after.leader_epoch - before.leader_epoch
+        assert rises >= (after.leader != before.leader)
+        assert rises != 1 or after.leader != before.leader
 
 
 @given(any_view(), policies)

@@ -13,6 +13,7 @@ STANDING_FOR_OTHERS = {
     errors.CommitConflictError: errors.CommitStateUnknownError,
     errors.InvalidRequestError: errors.InvalidRecordError,
     errors.NoRecordsError: errors.InvalidRequestError,
+    errors.NoReassignmentInProgressError: errors.UnknownTopicError,
     errors.UnknownClusterError: errors.UnknownTopicError,
 }
 
