@@ -8,7 +8,7 @@ takes or gives a record (C11).
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Final
 
 import structlog
@@ -324,7 +324,17 @@ class Replicas:
                     self._alter(key, partition_log, kept)
 
     def _alter(self, key: PartitionKey, partition_log: PartitionLog, in_sync_replicas: Iterable[int]) -> None:
-        task = asyncio.create_task(self._write_isr(key, partition_log, tuple(in_sync_replicas)))
+        """Begin to write an ISR. It counts from this step on: a task runs later, and a high watermark that rises
+        meanwhile would leave a replica behind that joins (C4).
+        """
+        leadership, seen = partition_log.require_leader(), self._states[key]
+        in_sync = leadership.in_sync_replicas
+        if in_sync is None or (seen.leader_epoch, seen.in_sync_replicas) != (leadership.epoch, in_sync.committed):
+            return
+        wanted = tuple(in_sync_replicas)
+        epochs = {one: in_sync.followers[one].broker_epoch for one in wanted if one not in in_sync.committed}
+        leadership.propose(wanted)
+        task = asyncio.create_task(self._write_isr(key, partition_log, leadership, seen, wanted, epochs))
         self._altering[key] = task
 
         def ended(_: asyncio.Task[None]) -> None:
@@ -334,19 +344,16 @@ class Replicas:
 
         task.add_done_callback(ended)
 
-    async def _write_isr(self, key: PartitionKey, partition_log: PartitionLog, wanted: tuple[int, ...]) -> None:
-        """Write an ISR until the outcome is known; meanwhile both count (C3)."""
-        leadership = partition_log.require_leader()
-        in_sync = leadership.in_sync_replicas
-        seen = self._states[key]
-        if in_sync is None or (seen.leader_epoch, seen.in_sync_replicas) != (leadership.epoch, in_sync.committed):
-            return
-        epochs = {
-            b: in_sync.followers[b].broker_epoch
-            for b in wanted
-            if b not in in_sync.committed and b in in_sync.followers
-        }
-        leadership.propose(wanted)
+    async def _write_isr(
+        self,
+        key: PartitionKey,
+        partition_log: PartitionLog,
+        leadership: Leadership,
+        seen: PartitionState,
+        wanted: tuple[int, ...],
+        epochs: Mapping[int, int],
+    ) -> None:
+        """Write the ISR that is proposed until the outcome is known; meanwhile both count (C3)."""
         topic = self._topics[key]
         delay_s = 0.0
         try:

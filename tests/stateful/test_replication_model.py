@@ -233,7 +233,7 @@ def of_its_lane(name: str) -> Any:
     return pytest.param(name, marks=pytest.mark.long if name.startswith(RARE) else ())
 
 
-@pytest.mark.parametrize("name", map(of_its_lane, PLANTED))
+@pytest.mark.parametrize("name", [of_its_lane(name) for name in PLANTED])
 def test_a_planted_bug_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = seed_that_notices(name, monkeypatch, range(3_000))
     assert found is not None, f"no schedule notices: {name}"

@@ -341,3 +341,20 @@ def test_an_unclean_leader_drops_a_tail_that_was_written_over_another_history(tm
             assert await read_all(second, second.topic(INTERNAL, "t")) == [(0, b"a"), (1, b"x")]
 
     run(scenario())
+
+
+def test_a_follower_that_may_join_counts_for_the_high_watermark_at_once(tmp_path: Path) -> None:
+    """Its ISR is written by a task, which runs later: what is acknowledged meanwhile must be on it, too."""
+
+    async def scenario() -> None:
+        async with running_cluster(tmp_path, 1, 2) as cluster:
+            leader = cluster.brokers[1]
+            topic = leader.topic(INTERNAL, "t")
+            cluster.cut.add((2, 1))
+            cluster.elect(topic.topic_id, 0, 1, in_sync_replicas=(1,))
+            role = log_of(leader).require_leader()
+            role.fetched(2, 1, 0, 0.0)
+            leader.replicas.followed(log_of(leader), 2)
+            assert role.in_sync_replicas.proposed == (1, 2)
+
+    run(scenario())
