@@ -9,7 +9,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-airflow demo demo-cluster test test-quick test-all test-airflow test-wheel torture run cluster lint format bench docs lock clean
+.PHONY: help setup setup-airflow demo demo-cluster test test-quick test-all test-airflow test-wheel torture torture-cluster run cluster lint format bench docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ test-wheel: setup ## The wheel as the Dockerfile builds and installs it, and a s
 
 torture: setup ## Faults for a long time: make torture SEED=7 DURATION=600 (seconds, 120 at least; 1800 for all); default: a random seed
 	@$(RUN) tests.faults.bench.torture $(if $(SEED),--seed $(SEED)) --duration $(or $(DURATION),600)
+
+torture-cluster: setup ## Faults on a cluster of three brokers: make torture-cluster SEED=7 DURATION=300 (seconds); default: a random seed
+	@$(RUN) tests.faults.cluster.bench $(if $(SEED),--seed $(SEED)) --seconds $(or $(DURATION),300)
 
 run: setup ## The store on ./data at http://127.0.0.1:8082, until Ctrl-C; make run PORT=8083 for another port
 	@exec $(BIN)/logstore serve --data ./data --port $(PORT)
