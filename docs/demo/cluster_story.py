@@ -112,7 +112,7 @@ def come_back(demo: ClusterDemo, sent: Sent) -> None:
             "not every partition has all of its replicas in sync",
         )
     demo.checks.holds(f"broker {sent.killed} is back in every ISR", held=True)
-    _read_at(demo, sent, demo.cluster.brokers[sent.killed], f"broker {sent.killed}, back again")
+    _read_at(demo, sent, demo.cluster.brokers[sent.killed], f"broker {sent.killed}, again")
 
 
 def _send(producer: Producer, records: Any, advance: Advance) -> list[BatchDelivery]:
@@ -134,7 +134,7 @@ def _read_at(demo: ClusterDemo, sent: Sent, broker: BrokerEntry, name: str) -> N
         f"at {name}: {missing} flights missing, {doubled} doubled, {strange} unknown",
         held=missing == doubled == strange == 0,
     )
-    demo.checks.holds(f"at {name}: in order of scheduled departure, per partition", held=in_order)
+    demo.checks.holds(f"at {name}: in order of departure", held=in_order)
 
 
 def _await_replicas(

@@ -184,6 +184,8 @@ class Roller:
             self._require_lock()
             refused = await self._commit(topic, await self._left_over(topic))
             wanted = [p for p in topic.partitions if p.is_leader and select(p) and p.partition not in refused]
+            if any(_is_first_roll(topic, p) for p in wanted):
+                await self._follower.follow(topic)
             parts = await self._write_new(topic, wanted)
             if parts:
                 refused |= await self._commit(topic, parts)
@@ -379,6 +381,16 @@ def _in_chunks(frames: Iterable[IndexedFrame]) -> Iterator[list[IndexedFrame]]:
         total += frame.location.length
     if chunk:
         yield chunk
+
+
+def _is_first_roll(topic: Topic, partition_log: PartitionLog) -> bool:
+    """Whether the leader has something to roll, and nothing of its epoch is in the table as it is known here: the
+    leader before may have rolled more than it could tell.
+    """
+    if partition_log.sealed_offset >= partition_log.rollable_end:
+        return False
+    known = topic.snapshot.partitions.get(partition_log.partition)
+    return known is not None and known.leader_epoch < partition_log.leader_epoch
 
 
 def _require(topic: Topic) -> None:
