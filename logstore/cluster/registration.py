@@ -162,7 +162,7 @@ class Registration:
                     "its brokers share, or correct zookeeper.connect."
                 )
             await asyncio.to_thread(self._filesystem.make_directory, self._data)
-            await asyncio.to_thread(self._write_cluster_file, there)
+            await asyncio.to_thread(write_cluster_file, self._filesystem, self._data, there)
         elif here != there and one_node:
             raise DataDirectoryError(
                 f"{self._data} belongs to a store of one node, and ZooKeeper at {self._zookeeper.servers} to another "
@@ -174,10 +174,6 @@ class Registration:
                 "correct --data or zookeeper.connect."
             )
         return there
-
-    def _write_cluster_file(self, cluster_id: str) -> None:
-        content = {"cluster_id": cluster_id, "format_version": FORMAT_VERSION, "coordinator": _COORDINATOR}
-        checked_file.write(self._filesystem, self._data / _CLUSTER_FILE, content)
 
     def look_at_data(self) -> None:
         """Before anything is made there: of a store of one node keep that one away, and see that its journal is this
@@ -208,7 +204,7 @@ class Registration:
 
     async def end_migration(self) -> None:
         """From now on the directory is a cluster's: the topics of the one node are registered."""
-        await asyncio.to_thread(self._write_cluster_file, self.cluster_id)
+        await asyncio.to_thread(write_cluster_file, self._filesystem, self._data, self.cluster_id)
         self.release()
         log.info("cluster.migrated", data=str(self._data), cluster_id=self.cluster_id)
 
@@ -352,3 +348,15 @@ class Registration:
                 self.session_ended()
                 log.error("cluster.registration_removed", broker=self._broker_id)
                 await lost()
+
+
+def write_cluster_file(filesystem: FileSystem, data: Path, cluster_id: str) -> None:
+    """Make the data directory that of a cluster. OSError.
+
+    The brokers of a new cluster may do so at one time: each has a temporary file of its own.
+    """
+    content = {"cluster_id": cluster_id, "format_version": FORMAT_VERSION, "coordinator": _COORDINATOR}
+    made = data / f"{_CLUSTER_FILE}.{uuid.uuid4().hex}"
+    checked_file.write(filesystem, made, content)
+    filesystem.rename(made, data / _CLUSTER_FILE)
+    filesystem.sync_directory(data)
