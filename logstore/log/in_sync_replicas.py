@@ -42,6 +42,10 @@ class Follower:
         self._fetched_at = now
         self._log_end_at_fetch = log_end_offset
 
+    def behind_s(self, log_end_offset: int, now: float) -> float:
+        """For how long it has not had everything, as ``replica.lag.time.max.ms`` counts; 0.0 if it has."""
+        return 0.0 if self.position >= log_end_offset else now - self.caught_up_at
+
 
 class InSyncReplicas:
     """``replicas`` and ``committed`` are broker ids, this leader's among them."""
@@ -96,8 +100,7 @@ class InSyncReplicas:
             broker
             for broker in self.committed
             if (follower := self.followers.get(broker)) is not None
-            and follower.position < log_end_offset
-            and now - follower.caught_up_at > lag_max_s
+            and follower.behind_s(log_end_offset, now) > lag_max_s
         ]
 
     def may_join(self, broker: int, high_watermark: int, epoch_start: int) -> bool:

@@ -18,7 +18,8 @@ The ``state`` (producers, keys, transactions, epochs) follows the same frames.
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 from uuid import UUID
 
@@ -50,6 +51,7 @@ from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity
 
 # Looked up once: an enumeration's members are slow to find.
 _TRUNCATE: Final = FrameType.TRUNCATE
+_NO_FOLLOWERS: Final[Mapping[int, Follower]] = MappingProxyType({})
 
 
 class PartitionLog:
@@ -270,12 +272,13 @@ class PartitionLog:
             raise self._not_leader()
         return self._leadership
 
-    def follower(self, broker_id: int) -> Follower | None:
-        """The replica as this leader knows it; None if there is none, or another broker leads."""
+    @property
+    def followers(self) -> Mapping[int, Follower]:
+        """The other replicas as this leader knows them, by broker; none if another broker leads."""
         leadership = self._leadership
         if leadership is None or leadership.in_sync_replicas is None:
-            return None
-        return leadership.in_sync_replicas.followers.get(broker_id)
+            return _NO_FOLLOWERS
+        return leadership.in_sync_replicas.followers
 
     # ---- appending --------------------------------------------------------------------------------------------------
 
