@@ -5,6 +5,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -51,7 +52,8 @@ class Links:
     def close(self) -> None:
         self._do(self._at_end.aclose())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join()
+        self._loop.close()
 
     def _do(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
@@ -98,6 +100,10 @@ class BrokerProcess:
         else:
             self._server.start()
 
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
 
 class Brokers:
     """``with Brokers(directory) as brokers``: all of them run, and know each other."""
@@ -114,17 +120,22 @@ class Brokers:
         ]
 
     def __enter__(self) -> Self:
-        threads = [threading.Thread(target=broker.start) for broker in self.all]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
+
+    def start(self) -> None:
+        """Those that do not run, all at once."""
+        stopped = [broker for broker in self.all if not broker.is_running]
+        with ThreadPoolExecutor(len(self.all)) as pool:
+            list(pool.map(BrokerProcess.start, stopped))
 
     def __exit__(self, *_: object) -> None:
         for broker in self.all:
-            if broker.is_running:
-                broker.server.kill()
+            broker.close()
         self.zookeeper.kill()
         self.links.close()
 
