@@ -98,7 +98,7 @@ def view_through_store(store: Admin, topic: str) -> TopicView:
     CorruptionError, and what ``Admin`` raises.
     """
     _check_topic_name(topic)
-    described = store.describe_topic(topic)
+    described = store.describe_by_leaders(topic)
     files = open_table(described.location)
     invisible = DataDirectoryError(
         f"topic {topic} is stored at {described.location}, which is not visible from here: mount it where Spark runs, "
