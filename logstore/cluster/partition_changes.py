@@ -26,6 +26,7 @@ from logstore.errors import (
     InvalidUpdateVersionError,
     LogStoreError,
     UnknownTopicIdError,
+    ZooKeeperUnavailableError,
 )
 
 #: Changes that come within this time of the first are written together.
@@ -81,6 +82,8 @@ class PartitionChanges:
         #: By topic and partition: what waits to be written, or is being written.
         self._waiting: dict[str, dict[int, _Change]] = {}
         self._writing: set[asyncio.Task[None]] = set()
+        #: Topics whose last write has an open outcome.
+        self._open: set[str] = set()
 
     async def alter(
         self,
@@ -119,6 +122,11 @@ class PartitionChanges:
     async def _write(self, topic: str, changes: list[_Change]) -> None:
         """Until each change is written or refused. ZooKeeperUnavailableError for those that are neither."""
         path = znodes.topic_path(topic)
+        if topic in self._open:
+            # It may have been done: a change that is refused over a view from before would end a proposal that holds.
+            await self._zookeeper.sync()
+            await self._watched.refresh([path])
+            self._open.discard(topic)
         while True:
             view = self._watched.view
             node = view.topics.get(topic)
@@ -137,6 +145,9 @@ class PartitionChanges:
             ]
             try:
                 await self._zookeeper.multi(operations)
+            except ZooKeeperUnavailableError:
+                self._open.add(topic)
+                raise
             except MultiRefusedError as refused:
                 if refused.index == len(operations) - 1:
                     await self._watched.refresh([path])

@@ -191,7 +191,7 @@ async def test_a_deletion_is_finished_by_the_next_controller(stores: ClusterStor
     topic = await making.create_topic(INTERNAL, "t", partitions=2)
     await stores.everywhere("t", 2)
     # The step before the table is moved; then the broker is gone.
-    stores.stores[before].broker._topics._discovery._tasks[0].cancel()
+    stores.stores[before].broker._topics.discovery._tasks[0].cancel()
     await stores.coordinator(before).mark_deleting(topic.topic_id)
     await stores.stop(before)
     await eventually_async(lambda: not (stores.data / "topics/t").exists(), "the table is still there")

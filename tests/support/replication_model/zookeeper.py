@@ -138,6 +138,9 @@ class Session:
     async def multi(self, operations: Sequence[Operation]) -> None:
         await self._request(operations)
 
+    async def sync(self) -> None:
+        """There is one server."""
+
     async def refresh(self, paths: Iterable[str]) -> None:
         del paths
         await self._request(None)
