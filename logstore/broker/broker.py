@@ -7,7 +7,7 @@ Everything runs on one event loop; disk work runs in threads. The rooms: ``topic
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
 import structlog
@@ -297,6 +297,11 @@ class Broker:
     async def offsets_elsewhere(self, logs: Sequence[PartitionLog]) -> "OffsetsElsewhere":
         """The offsets of those of ``logs`` that other brokers lead, as their leaders tell them; -1 if one does not."""
         return {} if self.others is None else await self.others.offsets(logs)
+
+    async def ends_in_doubt(self, offsets: Iterable[tuple[PartitionLog, int]]) -> "OffsetsElsewhere":
+        """As ``offsets_elsewhere``, of those partitions whose end, as far as this broker knows it, is below the offset."""
+        logs = [log for log, offset in offsets if not log.is_leader and offset > log.high_watermark]
+        return await self.offsets_elsewhere(logs) if logs else {}
 
     def join_cluster(self, peers: "PeerRequests", http: "PeerHttp") -> "OtherBrokers":
         """From now on, records of partitions that other brokers lead go there, and come from there. To be called once,

@@ -314,12 +314,13 @@ class Replicas:
             await asyncio.sleep(self._lag_max_s / 2)
             now = self._clock.monotonic()
             for key, partition_log in list(self._replicated.items()):
-                if not partition_log.is_leader or key in self._altering:
+                if not partition_log.is_leader:
                     continue
                 in_sync = partition_log.require_leader().in_sync_replicas
                 if in_sync is None:
                     continue
-                if behind := in_sync.behind(now, self._lag_max_s, partition_log.log_end_offset):
+                behind = in_sync.behind(now, self._lag_max_s, partition_log.log_end_offset)
+                if behind and key not in self._altering:
                     kept = tuple(broker for broker in in_sync.committed if broker not in behind)
                     self._alter(key, partition_log, kept)
 

@@ -37,6 +37,7 @@ from logstore.errors import (
     InvalidPartitionsError,
     InvalidReplicaAssignmentError,
     InvalidRequestError,
+    LeaderNotAvailableError,
     LogStoreError,
     TopicExistsError,
     UnknownTopicError,
@@ -299,6 +300,26 @@ class Admin:
     def describe_topic(self, topic: str) -> TopicDescription:
         """Offsets, sizes and configuration; UnknownTopicError."""
         return decode(self._transport.request("GET", topic_path(topic)).content, TopicDescription)
+
+    def describe_by_leaders(self, topic: str, partitions: Iterable[int] | None = None) -> TopicDescription:
+        """As ``describe_topic``, with the offsets of ``partitions`` (None: all): asked again until their leaders have
+        told them, for ``default_api_timeout_ms``; then LeaderNotAvailableError.
+        """
+        wanted = None if partitions is None else set(partitions)
+
+        def told() -> TopicDescription:
+            found = self.describe_topic(topic)
+            untold = [
+                one.partition
+                for one in found.partitions
+                if one.high_watermark < 0 and (wanted is None or one.partition in wanted)
+            ]
+            if untold:
+                numbers = ", ".join(map(str, untold))
+                raise LeaderNotAvailableError(f"The leader of partition {numbers} of topic {topic!r} does not answer.")
+            return found
+
+        return self._transport.keep_trying(told)
 
     def find_partitions(self, topics: Iterable[str], *, if_there: bool = False) -> dict[str, TopicPartitions]:
         """The ids and numbers of partitions, by name; ``metadata`` has the leaders then. UnknownTopicError for a topic
