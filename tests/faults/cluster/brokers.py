@@ -1,6 +1,7 @@
 """A ZooKeeper and brokers as processes of their own, whose disks, clocks and links take orders."""
 
 import contextlib
+import logging
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +36,9 @@ _ENVIRONMENT = {
     **GROUP_ENVIRONMENT,
 }
 _POLL_S = 0.05
+#: kazoo tells of every connection that breaks, and here they are to.
+QUIET = logging.getLogger("tests.kazoo")
+QUIET.setLevel(logging.CRITICAL)
 
 
 class BrokerProcess:
@@ -48,6 +52,8 @@ class BrokerProcess:
         self.log_directory = data / "brokers" / str(number)
         self._data = data
         self._port = free_port()
+        # Clients that are told of the broker go to the address that other brokers have of it.
+        links.open(TcpRelay(f"127.0.0.1:{self._port}", (f"127.0.1.{number}", self._port)))
         self._mutant = mutant
         self._environment = {
             **_ENVIRONMENT,
@@ -89,7 +95,9 @@ class BrokerProcess:
         for a moment.
         """
         number, password = self.server.control("session")
-        client = KazooClient(zookeeper, client_id=(number, bytes.fromhex(password)), timeout=SESSION_MS / 1000)
+        client = KazooClient(
+            zookeeper, client_id=(number, bytes.fromhex(password)), timeout=SESSION_MS / 1000, logger=QUIET
+        )
         client.start(15)
         client.stop()
         client.close()

@@ -47,6 +47,10 @@ PROCESS_KINDS: Final = (
     "old_image",
     "lost_disk",
     "kill_again_and_again",
+    "kill_two",
+    "isolated_then_killed",
+    "kill_all_behind_a_slow_follower",
+    "kill_all_and_lose_a_disk",
 )
 _INSIDE_ODDS: Final = 0.2
 _SESSION_S, _LAG_S = SESSION_MS / 1000, LAG_MS / 1000
@@ -82,11 +86,12 @@ class Nemesis:
         of_processes = (
             *(self._kill, self._terminate, self._pause, self._blink, self._kill_again_and_again),
             *(self._rolling_restart, self._kill_all, self._power_cut, self._power_cut_all),
+            *(self._kill_two, self._isolated_then_killed, self._kill_all_behind_a_slow_follower),
             *(self._fail_point_at_work, self._fail_point_at_a_change, self._fail_point_at_start),
         )
         of_disks = (
             *(self._fsync_fails, self._disk_full, self._slow_disk, self._slow_follower, self._clock),
-            *(self._old_image, self._lost_disk),
+            *(self._old_image, self._lost_disk, self._kill_all_and_lose_a_disk),
         )
         of_zookeeper = (
             *(self._cut_from_zookeeper, self._one_way_to_zookeeper, self._half_open_to_zookeeper),
@@ -203,6 +208,54 @@ class Nemesis:
             broker.server.kill()
         self._all_down()
 
+    def _kill_all_and_lose_a_disk(self, victim: BrokerProcess) -> None:
+        """All were in sync to the end: the others have what the lost disk had."""
+        image = self._directory / f"image-{next(self._numbers)}"
+        if old := self._chance.random() < 0.5:
+            victim.server.kill()
+            victim.keep_image(image)
+            self._start(victim)
+            self._brokers.wait_until_healed(HEALED_S)
+            self._middle = None
+            self._last(victim, 0.5, 2)
+        for broker in self._brokers.all:
+            broker.server.process.kill()
+        for broker in self._brokers.all:
+            broker.server.kill()
+        victim.lose_disk()
+        if old:
+            shutil.copytree(image, victim.log_directory)
+            shutil.rmtree(image)
+        self._start(victim)  # alone for a while
+        time.sleep(self._chance.uniform(0, _SESSION_S + 1))
+        for broker in self._others(victim):
+            self._start(broker)
+
+    def _kill_all_behind_a_slow_follower(self, victim: BrokerProcess) -> None:
+        """A replica that has left the ISR, or comes back into it just now, is no replica in sync."""
+        victim.server.control(f"slow journal.fdatasync {_LAG_S + 0.5:.2f}")
+        time.sleep(self._chance.uniform(_LAG_S, _LAG_S + 4))
+        if self._chance.random() < 0.5:
+            victim.server.control("heal", seconds=HEALED_S)
+            time.sleep(self._chance.uniform(0, 0.3))
+        self._kill_all(victim)
+
+    def _kill_two(self, victim: BrokerProcess) -> None:
+        """Below min.insync.replicas nothing is acknowledged."""
+        for broker in self._chance.sample(self._brokers.all, 2):
+            broker.server.kill()
+        self._middle = None
+        self._last(victim, _SESSION_S, _SESSION_S + 3)
+
+    def _isolated_then_killed(self, victim: BrokerProcess) -> None:
+        """What only the leader has is not acknowledged, and goes when it comes back."""
+        self._links.cut(victim.from_brokers)
+        for other in self._others(victim):
+            self._links.cut(other.from_brokers, client=victim.number)
+        time.sleep(self._chance.uniform(0.2, _LAG_S - 0.5))
+        victim.server.kill()
+        self._last(victim, _SESSION_S, _SESSION_S + 2)
+
     def _power_cut(self, victim: BrokerProcess) -> None:
         victim.server.power_cut(self._chance.randrange(1 << 30))
         self._last(victim, 0, _SESSION_S + 1.5)
@@ -278,8 +331,7 @@ class Nemesis:
                 victim.server.kill()
             else:
                 self.points[point] += 1
-                with contextlib.suppress(ValueError):
-                    victim.server.kill()
+                victim.server.kill()
 
     # ---- disks and clocks -------------------------------------------------------------------------------------------
 
