@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity
+from logstore.replication.peer_auth import ClusterSecret
 from logstore.replication.protocol import (
     MESSAGE_HEADER_BYTES,
     Append,
@@ -197,4 +198,8 @@ async def test_fetches_and_idempotent_appends_are_repeated_over_connections_of_t
         del echo.received[:]
         await relay.repeat(10, random.Random(1))
         assert relay.repeated == 2
-        assert sorted(bytes(echo.received).split(hello(1))) == sorted([b"", fetch, known])
+        proof = ClusterSecret(None).proof_of_connecting(
+            hello(1)[MESSAGE_HEADER_BYTES:], hello(1)[MESSAGE_HEADER_BYTES:]
+        )
+        greeting = hello(1) + encode_header(MessageType.AUTH, 0, len(proof)) + proof
+        assert sorted(bytes(echo.received).split(greeting)) == sorted([b"", fetch, known])

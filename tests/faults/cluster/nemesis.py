@@ -488,6 +488,7 @@ class Nemesis:
             for broker in self._brokers.all:
                 self._links.repeat(broker.from_brokers, 10, self._chance)
             time.sleep(self._chance.uniform(0, 0.5))
+        self.points["message repeated"] = sum(broker.from_brokers.repeated for broker in self._brokers.all)
 
     # ---- administration ---------------------------------------------------------------------------------------------
 
