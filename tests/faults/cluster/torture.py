@@ -54,7 +54,7 @@ def main() -> int:
             tuple(given.kinds),
             groups=GROUPS if grouped else (),
             producers=2 if grouped else 4,
-            long_s=_LONG_S if number % _LONG_EVERY == _LONG_EVERY - 2 else Load.long_s,
+            long_s=_LONG_S if number % _LONG_EVERY == _LONG_EVERY - 2 else Load().long_s,
             zookeepers=given.zookeepers,
         )
         reports.append(run_round(seed, seconds, load))
