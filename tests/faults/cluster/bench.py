@@ -25,7 +25,7 @@ from tests.faults.bench.neighbours import DeltaObserver
 from tests.faults.bench.workload import Client, TopicSpec, Workload
 from tests.faults.cluster.brokers import MIN_IN_SYNC, Brokers
 from tests.faults.cluster.cluster_checks import check_cluster
-from tests.faults.cluster.nemesis import HEALED_S, PROCESS_KINDS, Nemesis, rounds
+from tests.faults.cluster.nemesis import HEALED_S, Nemesis, rounds
 from tests.faults.cluster.probes import Probes
 from tests.faults.cluster.registrations import Registrations
 
@@ -67,28 +67,29 @@ class Report:
     seconds: float = 0.0
     acknowledged: int = 0
     faults: Counter[str] = field(default_factory=Counter)
+    #: Processes of brokers that were killed, terminated, stopped, cut from power.
+    blows: Counter[str] = field(default_factory=Counter)
     points: Counter[str] = field(default_factory=Counter)
     #: Members of groups were given so many partitions.
     moves: int = 0
     anomalies: list[str] = field(default_factory=list)
 
-    @property
-    def of_processes(self) -> int:
-        return sum(count for kind, count in self.faults.items() if kind in PROCESS_KINDS)
-
     def __str__(self) -> str:
-        faults = ", ".join(f"{name} {count}" for name, count in sorted(self.faults.items()))
-        points = ", ".join(f"{name} {count}" for name, count in sorted(self.points.items())) or "none"
         return "\n".join(
             [
                 f"seed {self.seed}, {self.seconds:.0f} s, records acknowledged: {self.acknowledged:,}",
-                f"faults: {self.faults.total()}, of processes {self.of_processes} ({faults})",
-                f"fail points that were reached: {points}",
+                f"faults: {self.faults.total()} ({counts(self.faults)})",
+                f"processes of brokers: {self.blows.total()} ({counts(self.blows)})",
+                f"fail points that were reached: {counts(self.points)}",
                 f"partitions assigned to members: {self.moves}",
                 f"anomalies: {len(self.anomalies)}",
                 *self.anomalies[:_SHOWN],
             ]
         )
+
+
+def counts(counter: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counter.items())) or "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +206,7 @@ def _run(brokers: Brokers, recorder: Recorder, directory: Path, report: Report, 
         observer.kill()
         report.acknowledged = workload.acknowledged.total()
         report.faults, report.points = nemesis.faults, nemesis.points
+        report.blows = sum((broker.blows for broker in brokers.all), Counter())
         report.anomalies += [*nemesis.broken, *groups.failures]
 
 

@@ -3,7 +3,9 @@
 import contextlib
 import logging
 import shutil
+import signal
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -64,6 +66,8 @@ class BrokerProcess:
             "LOGSTORE_INSTALL": "tests.faults.cluster.fail_points.install",
         }
         self._server: FaultyServerProcess | None = None
+        #: What its processes have got so far.
+        self.blows: Counter[str] = Counter()
 
     @property
     def url(self) -> str:
@@ -89,6 +93,30 @@ class BrokerProcess:
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
+
+    # ---- blows, each counted ----------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """kill -9, whatever it does; nothing if it does not run."""
+        if self.is_running:
+            self.blows["kill"] += 1
+        self.server.kill()
+
+    def terminate(self) -> int:
+        """SIGTERM; the exit code."""
+        self.blows["terminate"] += 1
+        return self.server.stop()
+
+    def pause(self) -> None:
+        self.blows["pause"] += 1
+        self.server.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.server.process.send_signal(signal.SIGCONT)
+
+    def power_cut(self, seed: int) -> None:
+        self.blows["power cut"] += 1
+        self.server.power_cut(seed)
 
     def end_session(self, zookeeper: str) -> None:
         """Another client takes the broker's session over and ends it: it expires, and the broker does not stand still
@@ -141,6 +169,15 @@ class Brokers:
         stopped = [broker for broker in self.all if not broker.is_running]
         with ThreadPoolExecutor(len(self.all)) as pool:
             list(pool.map(BrokerProcess.start, stopped))
+
+    def kill(self) -> None:
+        """All brokers at once."""
+        for broker in self.all:
+            if broker.is_running:
+                broker.blows["kill"] += 1
+                broker.server.process.kill()
+        for broker in self.all:
+            broker.kill()
 
     def __exit__(self, *_: object) -> None:
         for broker in self.all:

@@ -11,7 +11,6 @@ import functools
 import itertools
 import random
 import shutil
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -30,28 +29,6 @@ from tests.support.tcp_relay import EVERYBODY, Direction
 
 HEALED_S: Final = 120.0
 HOUR_MS: Final = 3_600_000
-#: Of processes, as issue trackers count them.
-PROCESS_KINDS: Final = (
-    "kill",
-    "terminate",
-    "pause",
-    "blink",
-    "rolling_restart",
-    "kill_all",
-    "power_cut",
-    "power_cut_all",
-    "fail_point_at_work",
-    "fail_point_at_a_change",
-    "fail_point_at_start",
-    "fsync_fails",
-    "old_image",
-    "lost_disk",
-    "kill_again_and_again",
-    "kill_two",
-    "isolated_then_killed",
-    "kill_all_behind_a_slow_follower",
-    "kill_all_and_lose_a_disk",
-)
 _INSIDE_ODDS: Final = 0.2
 _SESSION_S, _LAG_S = SESSION_MS / 1000, LAG_MS / 1000
 _POINT_S: Final = 8.0
@@ -161,19 +138,18 @@ class Nemesis:
     # ---- processes --------------------------------------------------------------------------------------------------
 
     def _kill(self, victim: BrokerProcess) -> None:
-        if victim.is_running:
-            victim.server.kill()
+        victim.kill()
         self._last(victim, 0, _SESSION_S + 1.5)
 
     def _terminate(self, victim: BrokerProcess) -> None:
-        if code := victim.server.stop():
+        if code := victim.terminate():
             self.broken.append(f"SIGTERM ended broker {victim.number} with {code}")
         self._last(victim, 0, 1.5)
 
     def _kill_again_and_again(self, victim: BrokerProcess) -> None:
         """A broker that comes up and dies at once; the next one may be another."""
         for _ in range(self._chance.randint(2, 4)):
-            victim.server.kill()
+            victim.kill()
             self._start(victim)
             time.sleep(self._chance.uniform(0, 1))
             victim = self._chance.choice([victim, self._victim()])
@@ -186,13 +162,12 @@ class Nemesis:
             self._stopped(victim, 0.1, _SESSION_S / 2)
 
     def _stopped(self, victim: BrokerProcess, least: float, most: float) -> None:
-        process = victim.server.process
-        process.send_signal(signal.SIGSTOP)
+        victim.pause()
         self._middle = self._middle if self._middle in {"kill", "zookeeper_killed", "flapping_to_zookeeper"} else None
         try:
             self._last(victim, least, most)
         finally:
-            process.send_signal(signal.SIGCONT)
+            victim.resume()
 
     def _rolling_restart(self, victim: BrokerProcess) -> None:
         for broker in self._chance.sample(self._brokers.all, len(self._brokers.all)):
@@ -202,26 +177,20 @@ class Nemesis:
 
     def _kill_all(self, victim: BrokerProcess) -> None:
         """At once; then they come in any order, and some come late."""
-        for broker in self._brokers.all:
-            broker.server.process.kill()
-        for broker in self._brokers.all:
-            broker.server.kill()
+        self._brokers.kill()
         self._all_down()
 
     def _kill_all_and_lose_a_disk(self, victim: BrokerProcess) -> None:
         """All were in sync to the end: the others have what the lost disk had."""
         image = self._directory / f"image-{next(self._numbers)}"
         if old := self._chance.random() < 0.5:
-            victim.server.kill()
+            victim.kill()
             victim.keep_image(image)
             self._start(victim)
             self._brokers.wait_until_healed(HEALED_S)
             self._middle = None
             self._last(victim, 0.5, 2)
-        for broker in self._brokers.all:
-            broker.server.process.kill()
-        for broker in self._brokers.all:
-            broker.server.kill()
+        self._brokers.kill()
         victim.lose_disk()
         if old:
             shutil.copytree(image, victim.log_directory)
@@ -243,7 +212,7 @@ class Nemesis:
     def _kill_two(self, victim: BrokerProcess) -> None:
         """Below min.insync.replicas nothing is acknowledged."""
         for broker in self._chance.sample(self._brokers.all, 2):
-            broker.server.kill()
+            broker.kill()
         self._middle = None
         self._last(victim, _SESSION_S, _SESSION_S + 3)
 
@@ -253,17 +222,17 @@ class Nemesis:
         for other in self._others(victim):
             self._links.cut(other.from_brokers, client=victim.number)
         time.sleep(self._chance.uniform(0.2, _LAG_S - 0.5))
-        victim.server.kill()
+        victim.kill()
         self._last(victim, _SESSION_S, _SESSION_S + 2)
 
     def _power_cut(self, victim: BrokerProcess) -> None:
-        victim.server.power_cut(self._chance.randrange(1 << 30))
+        victim.power_cut(self._chance.randrange(1 << 30))
         self._last(victim, 0, _SESSION_S + 1.5)
 
     def _power_cut_all(self, victim: BrokerProcess) -> None:
         """One after the other: tables of a cut machine are looked after by another."""
         for broker in self._chance.sample(self._brokers.all, len(self._brokers.all)):
-            broker.server.power_cut(self._chance.randrange(1 << 30))
+            broker.power_cut(self._chance.randrange(1 << 30))
         self._all_down()
 
     def _all_down(self) -> None:
@@ -293,7 +262,7 @@ class Nemesis:
 
         def change() -> None:
             if self._chance.random() < 0.7:
-                other.server.kill()
+                other.kill()
             else:
                 self._stopped(other, _SESSION_S, _SESSION_S + 1)
 
@@ -310,14 +279,14 @@ class Nemesis:
             time.sleep(0.05)
         if _is_dead_or_stopped(victim):
             self.points[point] += 1
+            victim.blows["pause" if victim.is_running else "kill"] += 1
         self._middle = None
         self._last(victim, 0, _SESSION_S + 1.5)
-        with contextlib.suppress(ProcessLookupError):
-            victim.server.process.send_signal(signal.SIGCONT)
+        victim.resume()
 
     def _fail_point_at_start(self, victim: BrokerProcess) -> None:
         """A broker dies while it starts, or takes up its followers' work; perhaps twice."""
-        victim.server.kill()
+        victim.kill()
         self._last(victim, 0, _SESSION_S + 1)
         for _ in range(self._chance.randint(1, 2)):
             point = self._chance.choice(AT_START)
@@ -327,19 +296,17 @@ class Nemesis:
             deadline = time.monotonic() + 3
             while victim.is_running and time.monotonic() < deadline:
                 time.sleep(0.05)
-            if victim.is_running:
-                victim.server.kill()
-            else:
+            if not victim.is_running:
                 self.points[point] += 1
-                victim.server.kill()
+                victim.blows["kill"] += 1
+            victim.kill()
 
     # ---- disks and clocks -------------------------------------------------------------------------------------------
 
     def _fsync_fails(self, victim: BrokerProcess) -> None:
         victim.server.control("fail journal.fdatasync EIO")
         self._last(victim, 1, 3)
-        if victim.is_running:
-            victim.server.kill()
+        victim.kill()
 
     def _disk_full(self, victim: BrokerProcess) -> None:
         victim.server.control(f"fill {self._chance.choice([0, 0, 1_000, 100_000])}")
@@ -366,13 +333,12 @@ class Nemesis:
     def _old_image(self, victim: BrokerProcess) -> None:
         """A backup of the disk is put back: records that were acknowledged since are not on it."""
         image = self._directory / f"image-{next(self._numbers)}"
-        self._chance.choice([victim.server.kill, victim.server.stop])()
+        self._chance.choice([victim.kill, victim.terminate])()
         victim.keep_image(image)
         self._start(victim)
         self._brokers.wait_until_healed(HEALED_S)
         self._last(victim, 1, 3)
-        if victim.is_running:
-            victim.server.kill()
+        victim.kill()
         if self._chance.random() < 0.5:
             time.sleep(self._chance.uniform(0, _SESSION_S + 1))
         victim.put_image_back(image)
@@ -380,10 +346,9 @@ class Nemesis:
         self._start(victim)
 
     def _lost_disk(self, victim: BrokerProcess) -> None:
-        victim.server.kill()
+        victim.kill()
         self._last(victim, 0, _SESSION_S + 1)
-        if victim.is_running:
-            victim.server.kill()
+        victim.kill()
         victim.lose_disk()
         self._start(victim)
 
@@ -504,8 +469,7 @@ class Nemesis:
             self._ask_to_move(topic.name, partition, target)
             if self._chance.random() < 0.5:
                 time.sleep(self._chance.uniform(0, 0.5))
-                if victim.is_running:
-                    victim.server.kill()
+                victim.kill()
                 self._last(victim, 0, _SESSION_S)
                 self._start(victim)
         self._start(victim)
@@ -534,7 +498,7 @@ class Nemesis:
 
     def _elect_leaders(self, victim: BrokerProcess) -> None:
         """Leadership goes away from the victim, and back again under load."""
-        if code := victim.server.stop():
+        if code := victim.terminate():
             self.broken.append(f"SIGTERM ended broker {victim.number} with {code}")
         self._start(victim)
         self._brokers.wait_until_healed(HEALED_S)

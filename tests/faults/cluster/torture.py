@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.faults.cluster.bench import GROUPS, Load, Report, run
+from tests.faults.cluster.bench import GROUPS, Load, Report, counts, run
 
 _ROUND_S = 240
 #: A round without groups whose ZooKeeper is gone for a minute, now and then.
@@ -84,7 +84,7 @@ def _record(path: Path, report: Report, *, grouped: bool) -> None:
             "groups": grouped,
             "acknowledged": report.acknowledged,
             "faults": dict(report.faults),
-            "of_processes": report.of_processes,
+            "processes": dict(report.blows),
             "points": dict(report.points),
             "moves": report.moves,
             "anomalies": report.anomalies,
@@ -94,13 +94,13 @@ def _record(path: Path, report: Report, *, grouped: bool) -> None:
 
 def _summary(reports: Sequence[Report]) -> str:
     faults: Counter[str] = sum((report.faults for report in reports), Counter())
-    of_processes = sum(report.of_processes for report in reports)
+    blows: Counter[str] = sum((report.blows for report in reports), Counter())
     acknowledged = sum(report.acknowledged for report in reports)
     return "\n".join(
         [
             f"{len(reports)} rounds, {acknowledged:,} records acknowledged",
-            f"{faults.total()} faults, {of_processes} of processes",
-            ", ".join(f"{kind} {count}" for kind, count in sorted(faults.items())),
+            f"{faults.total()} faults: {counts(faults)}",
+            f"{blows.total()} processes of brokers: {counts(blows)}",
             f"{sum(bool(report.anomalies) for report in reports)} rounds with anomalies",
         ]
     )
