@@ -26,7 +26,6 @@ from logstore.errors import (
     InvalidUpdateVersionError,
     LogStoreError,
     UnknownTopicIdError,
-    ZooKeeperUnavailableError,
 )
 
 #: Changes that come within this time of the first are written together.
