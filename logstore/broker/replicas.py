@@ -140,6 +140,16 @@ class Replicas:
                 known.pop(key, None)
             self._unsettled.discard(key)
 
+    def let_go(self, topic: Topic) -> None:
+        """Nobody leads the topic: it is not registered any more. What its partitions have is kept."""
+        for partition_log in topic.partitions:
+            key = _key(partition_log)
+            if partition_log.is_leader:
+                self._resign(key, partition_log, partition_log.leader_epoch)
+            self._unfollow(key)
+            self._states.pop(key, None)
+            partition_log.leader_epoch = -1  # a registration begins above the epochs of records
+
     def _lead(self, topic: Topic, partition_log: PartitionLog, state: PartitionState) -> None:
         key = _key(partition_log)
         in_table = topic.snapshot.partitions.get(partition_log.partition)

@@ -7,6 +7,7 @@ registers again with a new epoch, and reads everything again; it goes on leading
 
 import asyncio
 import contextlib
+import dataclasses
 import socket
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -305,12 +306,22 @@ class ZooKeeperCoordinator:
     def _view_changed(self, before: ClusterView, after: ClusterView, changed: Collection[str]) -> None:
         self._view_changed_event.set()
         for name in sorted(changed):
+            self._look_for_loss(before.topics.get(name), after.topics.get(name))
             self._tell_of_partitions(name, before.topics.get(name), after.topics.get(name))
             for listener in self._topic_listeners:
                 listener(name)
         if before.brokers != after.brokers:
             for told in self._broker_listeners:
                 told()
+
+    def _look_for_loss(self, old: TopicNode | None, new: TopicNode | None) -> None:
+        """A document that goes and is not ``deleting`` was removed by hand. Its topic may have records, in journals
+        alone: the controller must not place it anew.
+        """
+        if old is None or old.document.deleting or (new and new.document.topic_id == old.document.topic_id):
+            return
+        if (table := self._tables.get(old.document.topic_id)) is not None:
+            self._tables[table.topic_id] = dataclasses.replace(table, has_records=True)
 
     def _tell_of_partitions(self, name: str, old: TopicNode | None, new: TopicNode | None) -> None:
         if old is not None and (new is None or new.document.topic_id != old.document.topic_id):

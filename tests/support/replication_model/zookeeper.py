@@ -177,6 +177,7 @@ class Coordinator:
         self._topic_listeners: list[Any] = []
         self._broker_listeners: list[Any] = []
         self._names: dict[UUID, str] = {topic_id: TOPIC}
+        self._tables: dict[UUID, Any] = {}
         self._view_changed_event = SimpleNamespace(set=lambda: None)
         session.changed = self._view_changed  # type: ignore[assignment]
 
@@ -185,6 +186,7 @@ class Coordinator:
         return self._session.view
 
     _view_changed: Any = ZooKeeperCoordinator._view_changed
+    _look_for_loss: Any = ZooKeeperCoordinator._look_for_loss
     _tell_of_partitions: Any = ZooKeeperCoordinator._tell_of_partitions
     listen: Any = ZooKeeperCoordinator.listen
     listen_to_brokers: Any = ZooKeeperCoordinator.listen_to_brokers
