@@ -309,7 +309,7 @@ class Topics:
         return {
             name: QuarantinedError("ZooKeeper does not know its table, which has records", f"Run: {ADOPT.format(name)}")
             for name, topic in self._topics.items()
-            if self._coordinator.registered_topic(name) is None and any(p.sealed_offset for p in topic.partitions)
+            if self._coordinator.registered_topic(name) is None and any(p.log_end_offset for p in topic.partitions)
         }
 
     # ---- changes, under the lock ------------------------------------------------------------------------------------
@@ -416,6 +416,15 @@ class Topics:
         for partition_log in topic.partitions:
             self._journal.release(topic.topic_id, partition_log.partition, partition_log.sealed_offset)
 
+    async def was_removed(self, topic: Topic) -> bool:
+        def look() -> bool:
+            return topic.topic_id in self._catalog.deleted() or not self._catalog.exists(topic.name)
+
+        return await asyncio.to_thread(look)
+
+    def let_go(self, topic: Topic) -> None:
+        self._replicas.let_go(topic)
+
     async def drop(self, topic: Topic) -> None:
         async with topic.commit_lock:
             self._end(topic)
@@ -455,7 +464,7 @@ class Topics:
 def _known(topic: Topic, replication_factor: int | None = None) -> KnownTopic:
     in_table = topic.snapshot.partitions
     epochs = tuple(max(in_table[p.partition].leader_epoch, p.state.leader_epochs.last) for p in topic.partitions)
-    has_records = any(p.sealed_offset for p in topic.partitions)
+    has_records = any(p.log_end_offset for p in topic.partitions)
     unclean = topic.config.unclean_leader_election_enable
     return KnownTopic(topic.name, topic.topic_id, epochs, has_records, replication_factor, unclean)
 
