@@ -1,25 +1,36 @@
-"""Commands at a cluster of real processes: partitions are moved by plans."""
+"""Commands and bad input at a cluster of real processes."""
 
+import asyncio
 import json
-from collections.abc import Iterator
+import random
+import socket
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from logstore import Admin, Consumer, Producer
 from logstore.cli.app import app
+from logstore.cluster.zookeeper import Servers, ZooKeeper
 from tests.support.cluster_processes import ClusterProcess
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.system
 
+T = TypeVar("T")
+
 
 class Commands:
-    def __init__(self, data: Path, url: str) -> None:
+    def __init__(self, data: Path, url: str, zookeeper: str) -> None:
         self.data = data
         self.url = url
+        self.zookeeper = zookeeper
+
+    def logs(self) -> list[str]:
+        """What each broker has logged."""
+        return [path.read_text() for path in sorted((self.data / "cluster").glob("broker-*.log"))]
 
     def __call__(self, *arguments: object, code: int | None = 0, input: str | None = None) -> Result:
         runner = CliRunner(env={"LOGSTORE_URL": self.url})
@@ -37,7 +48,8 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
     directory = tmp_path_factory.mktemp("commands")
     data = directory / "data"
     with ClusterProcess(directory, "cluster", "start", "--brokers", 3, "--data", data, "--json") as cluster:
-        yield Commands(data, ",".join(broker["url"] for broker in cluster.entry["brokers"]))
+        urls = ",".join(broker["url"] for broker in cluster.entry["brokers"])
+        yield Commands(data, urls, cluster.entry["zookeeper"])
         assert cluster.stop() == 0
 
 
@@ -123,3 +135,75 @@ def test_bad_plans_move_nothing_and_say_why_in_a_line(commands: Commands, argume
     assert told in found.stderr
     assert code == 2 or found.stderr.count("\n") == 1
     assert replicas(commands, "s") == before
+
+
+@pytest.mark.parametrize(("factor", "told"), [(0, "is below 1"), (4, "is larger than the number of brokers (3)")])
+def test_a_topic_has_as_many_replicas_as_there_are_brokers_at_most(commands: Commands, factor: int, told: str):
+    refused = commands("topic", "create", "many", "-r", factor, code=1).stderr
+    assert f"Replication factor {factor} {told}" in refused
+    assert refused.count("\n") == 1
+    assert "not found" in commands("topic", "describe", "many", code=1).stderr
+
+
+async def with_zookeeper(commands: Commands, work: Callable[[ZooKeeper], Awaitable[T]]) -> T:
+    zookeeper = ZooKeeper(Servers.parse(commands.zookeeper))
+    await zookeeper.start()
+    try:
+        return await work(zookeeper)
+    finally:
+        await zookeeper.stop()
+
+
+def test_a_document_that_was_edited_by_hand_changes_nothing_but_its_topic(commands: Commands):
+    for name in ("edited", "beside"):
+        commands("topic", "create", name, "-p", 1, "-r", 3)
+    path = "/brokers/topics/edited"
+    before = len("".join(commands.logs()))
+
+    async def edit(zookeeper: ZooKeeper, data: bytes | None = None) -> bytes:
+        node = await zookeeper.get(path)
+        assert node is not None
+        await zookeeper.write(path, b'{"leader": 1}' if data is None else data, node.version)
+        return node.data
+
+    former = asyncio.run(with_zookeeper(commands, edit))
+    eventually(lambda: all(f"{path} in ZooKeeper is not what" in log for log in commands.logs()), "not told")
+    with Producer(commands.url) as producer:
+        # Leaders and replicas are what they were.
+        assert producer.send("edited", b"a").result(30).offset == 0
+        assert producer.send("beside", b"a").result(30).offset == 0
+        asyncio.run(with_zookeeper(commands, lambda zookeeper: edit(zookeeper, former)))
+        assert producer.send("edited", b"b").result(30).offset == 1
+    told = "".join(commands.logs())[before:]
+    assert told.count("cluster.document_damaged") == 3, "one line of each broker"
+    assert "Traceback" not in told
+
+
+def test_strangers_at_the_peer_port_are_one_line_each(commands: Commands):
+    async def peers(zookeeper: ZooKeeper) -> list[str]:
+        found = []
+        for broker_id in await zookeeper.children("/brokers/ids"):
+            node = await zookeeper.get(f"/brokers/ids/{broker_id}")
+            assert node is not None
+            found.append(json.loads(node.data)["peer"])
+        return found
+
+    said = {
+        "garbage": random.Random(7).randbytes(5_000),
+        "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        "oversized": (1 << 31).to_bytes(4, "little") + bytes(8),
+    }
+    before = sum(log.count("peer.refused") for log in commands.logs())
+    addresses = asyncio.run(with_zookeeper(commands, peers))
+    assert len(addresses) == 3
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        for text in said.values():
+            with socket.create_connection((host, int(port)), timeout=30) as stranger:
+                stranger.sendall(text)
+                while stranger.recv(4096):
+                    pass
+    eventually(lambda: sum(log.count("peer.refused") for log in commands.logs()) >= before + 3, "not told")
+    assert "Traceback" not in "".join(commands.logs())
+    with Producer(commands.url) as producer:
+        assert producer.send("beside", b"c").result(30).offset >= 0
