@@ -529,13 +529,17 @@ class UnknownHostError(StoreUnreachableError):
 
 
 class MalformedMessageError(LogStoreError):
-    """A message of another broker cannot be read: it is cut, too long, or no message of the protocol."""
+    """A message of another broker, or of Kafka's protocol, cannot be read: it is cut, too long, or no message of the
+    protocol.
+    """
 
     kafka_name, kafka_code = "INVALID_REQUEST", 42
 
 
 class UnsupportedVersionError(LogStoreError):
-    """Another broker sends messages of a type or version that this release does not serve."""
+    """Another broker, or a client of Kafka's protocol, sends messages of a type or version that this release does not
+    serve.
+    """
 
     kafka_name, kafka_code = "UNSUPPORTED_VERSION", 35
 
