@@ -211,7 +211,7 @@ class _DecoderSource:
         if field.is_array:
             return self._array(field, what, nullable=nullable)
         if field.has_structure:
-            return self._single_structure(field, what, nullable=nullable)
+            return self._single_structure(field, nullable=nullable)
         return self._value(field.type, what, nullable=nullable)
 
     def _value(self, kafka_type: str, what: str, *, nullable: bool) -> str:
@@ -253,7 +253,7 @@ class _DecoderSource:
         lines.dedent()
         return value
 
-    def _single_structure(self, field: Field, what: str, *, nullable: bool) -> str:
+    def _single_structure(self, field: Field, *, nullable: bool) -> str:
         lines = self._lines
         structure = self._definition.structure(field)
         if not nullable:

@@ -121,7 +121,7 @@ class _EncoderSource:
         default = default_of(field, self._classes)
         if default is None:
             return f"{variable} is not None"
-        if default == () or default == "":
+        if default in ((), ""):
             return f"({variable} is None or len({variable}) > 0)"
         if isinstance(default, msgspec.Struct):
             name = self._lines.constant(f"default_{field.attribute}", default)

@@ -56,7 +56,7 @@ class FrameReader:
         if self._start == self._end or self._end == len(self._shared):
             # Frames that were given out may be slices of the old one.
             waiting = self._shared[self._start : self._end]
-            self._shared = memoryview(np.empty(_SHARED_BYTES, np.uint8))
+            self._shared = np.empty(_SHARED_BYTES, np.uint8).data
             self._start, self._end = 0, len(waiting)
             self._shared[: self._end] = waiting
         return self._shared[self._end :]
@@ -96,7 +96,7 @@ class FrameReader:
         return None
 
     def _begin_long(self, size: int, begin: int) -> None:
-        self._long = memoryview(np.empty(size, np.uint8))
+        self._long = np.empty(size, np.uint8).data
         self._long_end = self._end - begin
         self._long[: self._long_end] = self._shared[begin : self._end]
         self._shared = memoryview(b"")

@@ -1,6 +1,6 @@
 """The classes of Kafka's messages, made of their definitions when they are first asked for: ``messages.FetchRequest``,
 and for a structure within it ``messages.FetchRequest.FetchTopic``. ``messages.pyi`` tells type checkers and editors of
-those that the store serves (``make docs`` writes it).
+those that the store serves (``python -m conf.kafka_messages_stub`` writes it).
 
 A class has the fields of all versions, with Kafka's defaults; a version that has not a field gives the default, and
 leaves out what is set. Instances do not change, so that defaults can be shared; ``msgspec.structs.replace`` makes one

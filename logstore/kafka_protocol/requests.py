@@ -103,9 +103,7 @@ def _client_id(frame: Buffer, length: int) -> str:
         raise MalformedMessageError(f"A client id is no UTF-8: {error}") from None
 
 
-def write_request(
-    api_key: int, version: int, correlation_id: int, client_id: str | None, message: Any
-) -> list[Buffer]:
+def write_request(api_key: int, version: int, correlation_id: int, client_id: str | None, message: Any) -> list[Buffer]:
     """The frame with its length, as buffers to be sent one after the other. For any API and version that Kafka has."""
     request, _ = request_and_response(api_key)
     text = b"" if client_id is None else client_id.encode()
