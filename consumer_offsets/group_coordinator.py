@@ -1,8 +1,9 @@
 """The group coordinator: commit and reset offsets, delete groups; ``group_queries`` reads them.
 
 Invariants: a committed offset names a partition that exists, in [0, high watermark] at the time of the commit by the
-word of the partition's leader, wherever that is; a leader that does not tell refuses nothing. The offset belongs to the topic, not to its name: when a topic is deleted its offsets are gone at once,
-also if a topic of the same name is made again. A request is committed as a whole or refused as a whole.
+word of the partition's leader, wherever that is; a leader that does not tell refuses nothing. The offset belongs to the
+topic, not to its name: when a topic is deleted its offsets are gone at once, also if a topic of the same name is made
+again. A request is committed as a whole or refused as a whole.
 """
 
 import asyncio
@@ -40,7 +41,7 @@ from logstore.errors import (
 )
 from logstore.limits import OFFSET_METADATA_BYTES_MAX
 from logstore.protocol.assignors.registry import SERVER_ASSIGNORS
-from logstore.records.offset_record import NO_GENERATION, NO_LEADER_EPOCH, InstanceKey, OffsetCommit
+from logstore.records.offset_record import NO_GENERATION, NO_LEADER_EPOCH, OFFSETS_TOPIC, InstanceKey, OffsetCommit
 
 _TIMEOUT_MS = 30_000
 #: Of consumer instances.
@@ -122,6 +123,19 @@ class GroupCoordinator(GroupQueries):
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
         check_group_name(group)
         return self._shards.coordinator_of(group)
+
+    async def until_there(self, context: RequestContext, group: str) -> None:
+        """In a cluster: have the topic of groups made before a request goes to the coordinator of its first group, who
+        is not known before. An error is left to the request.
+        """
+        if self._shards.has_topic or self._broker.others is None:
+            return
+        with contextlib.suppress(LogStoreError):
+            if self._broker.is_controller:
+                await self._shards.make_topic()
+            elif not context.is_forwarded:
+                await self._broker.others.make_topic_of_groups(context, group)
+                await self._broker.until_known([OFFSETS_TOPIC])
 
     # ---- requests of groups -----------------------------------------------------------------------------------------
 
@@ -258,6 +272,7 @@ class GroupCoordinator(GroupQueries):
         _check_request(offsets)
         for name in dict.fromkeys(asked.topic for asked in offsets):
             self._authorizer.require(context, Operation.READ, ResourceType.TOPIC, name)
+        await self._broker.until_known(asked.topic for asked in offsets)
         self._check_offsets(offsets, generation, NOTHING_ELSEWHERE)
         logs = [self._broker.topic(INTERNAL, asked.topic).partition(asked.partition) for asked in offsets]
         elsewhere = await self._broker.ends_in_doubt(zip(logs, (asked.offset for asked in offsets), strict=True))

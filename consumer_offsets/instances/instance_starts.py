@@ -97,7 +97,9 @@ class InstanceStarts:
             return None
         return topic_id_text(topic.topic_id) if at.partition < len(topic.partitions) else None
 
-    async def resolved(self, wanted: Mapping[TopicPartition, str]) -> tuple[dict[TopicPartition, Position], list[Start]]:
+    async def resolved(
+        self, wanted: Mapping[TopicPartition, str]
+    ) -> tuple[dict[TopicPartition, Position], list[Start]]:
         """Positions: at the start that the record has, else at the group's commit, else by ``auto.offset.reset``; and
         the starts that this makes, or that are there. LeaderNotAvailableError.
         """

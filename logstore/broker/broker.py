@@ -299,9 +299,14 @@ class Broker:
         return {} if self.others is None else await self.others.offsets(logs)
 
     async def ends_in_doubt(self, offsets: Iterable[tuple[PartitionLog, int]]) -> "OffsetsElsewhere":
-        """As ``offsets_elsewhere``, of those partitions whose end, as far as this broker knows it, is below the offset."""
+        """As ``offsets_elsewhere``, of those partitions whose end, as this broker knows it, is below the offset."""
         logs = [log for log, offset in offsets if not log.is_leader and offset > log.high_watermark]
         return await self.offsets_elsewhere(logs) if logs else {}
+
+    async def until_known(self, topics: Iterable[str]) -> None:
+        """In a cluster, wait for those of these topics that another broker has made a moment ago."""
+        if self.others is not None:
+            await self.others.router.until_known(topics)
 
     def join_cluster(self, peers: "PeerRequests", http: "PeerHttp") -> "OtherBrokers":
         """From now on, records of partitions that other brokers lead go there, and come from there. To be called once,

@@ -8,7 +8,7 @@ import asyncio
 import functools
 import urllib.parse
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 import structlog
@@ -99,6 +99,8 @@ class Topics:
             self.discovery = TopicDiscovery(self, coordinator, self.lock)
         self._by_id: dict[uuid.UUID, Topic] = {}
         self._deleted: frozenset[uuid.UUID] = frozenset()
+        #: Topics that other brokers made, and that are about to be served.
+        self._appearing: set[str] = set()
         #: By name: why a topic whose directory is there is not served.
         self._quarantined: dict[str, QuarantinedError] = {}
         self._unserved = Unserved({}, {}, {}, set())
@@ -265,6 +267,29 @@ class Topics:
         topic = self._by_id.get(topic_id)
         return None if topic is None or not 0 <= partition < len(topic.partitions) else topic.partitions[partition]
 
+    async def until_known(self, name: str, partitions: int = 1) -> None:
+        """In a cluster: a topic, or so many partitions of it, that this broker does not serve may have been made by
+        another one a moment ago. Look, and wait for it, so that ``get`` says that it is not there only if that is so.
+        """
+        if self.discovery is None or self.is_known(name, partitions) or not is_legal_name(name, TOPIC_NAME_LENGTH_MAX):
+            return
+        await self.discovery.find(name, partitions, lambda: self.is_known(name, partitions))
+
+    def is_known(self, name: str, partitions: int = 1) -> bool:
+        """Whether ``get`` finds the topic, with so many partitions, or tells why it is not served."""
+        topic = None if name in self._appearing else self._topics.get(name)
+        return name in self._quarantined or (topic is not None and len(topic.partitions) >= partitions)
+
+    async def until_ids_known(self, topic_ids: Collection[uuid.UUID], timeout_s: float) -> None:
+        """As ``until_known``, of topics that another broker knows already."""
+        if self.discovery is not None:
+            await self.discovery.until(lambda: all(map(self.knows_id, topic_ids)), timeout_s)
+
+    def knows_id(self, topic_id: uuid.UUID) -> bool:
+        """Whether the topic with this id is served."""
+        topic = self._by_id.get(topic_id)
+        return topic is not None and topic.name not in self._appearing
+
     def by_id(self, topic_id: uuid.UUID) -> Topic:
         """As ``get``. UnknownTopicIdError."""
         topic = self._by_id.get(topic_id)
@@ -309,7 +334,7 @@ class Topics:
         return {
             name: QuarantinedError("ZooKeeper does not know its table, which has records", f"Run: {ADOPT.format(name)}")
             for name, topic in self._topics.items()
-            if self._coordinator.registered_topic(name) is None and any(p.sealed_offset for p in topic.partitions)
+            if self._coordinator.registered_topic(name) is None and any(p.log_end_offset for p in topic.partitions)
         }
 
     # ---- changes, under the lock ------------------------------------------------------------------------------------
@@ -365,12 +390,18 @@ class Topics:
 
     async def appear(self, name: str, topic_id: uuid.UUID) -> None:
         """Serve the topic by its table. StorageError if that is not there, or is another topic's; QuarantinedError."""
-        if not await asyncio.to_thread(self._catalog.exists, name):
-            raise StorageError(f"The table of topic {name!r} is not there: restore it, or delete the topic.")
-        topic = await self._open(name)
-        if topic.topic_id != topic_id:
-            raise StorageError(f"The table of topic {name!r} has the id {topic.topic_id}, and ZooKeeper {topic_id}.")
-        await self._serve(topic)
+        self._appearing.add(name)
+        try:
+            if not await asyncio.to_thread(self._catalog.exists, name):
+                raise StorageError(f"The table of topic {name!r} is not there: restore it, or delete the topic.")
+            topic = await self._open(name)
+            if topic.topic_id != topic_id:
+                raise StorageError(
+                    f"The table of topic {name!r} has the id {topic.topic_id}, and ZooKeeper {topic_id}."
+                )
+            await self._serve(topic)
+        finally:
+            self._appearing.discard(name)
 
     async def _open(self, name: str) -> Topic:
         table = await asyncio.to_thread(self._catalog.open, name, mend=False)
@@ -416,6 +447,15 @@ class Topics:
         for partition_log in topic.partitions:
             self._journal.release(topic.topic_id, partition_log.partition, partition_log.sealed_offset)
 
+    async def was_removed(self, topic: Topic) -> bool:
+        def look() -> bool:
+            return topic.topic_id in self._catalog.deleted() or not self._catalog.exists(topic.name)
+
+        return await asyncio.to_thread(look)
+
+    def let_go(self, topic: Topic) -> None:
+        self._replicas.let_go(topic)
+
     async def drop(self, topic: Topic) -> None:
         async with topic.commit_lock:
             self._end(topic)
@@ -455,7 +495,7 @@ class Topics:
 def _known(topic: Topic, replication_factor: int | None = None) -> KnownTopic:
     in_table = topic.snapshot.partitions
     epochs = tuple(max(in_table[p.partition].leader_epoch, p.state.leader_epochs.last) for p in topic.partitions)
-    has_records = any(p.sealed_offset for p in topic.partitions)
+    has_records = any(p.log_end_offset for p in topic.partitions)
     unclean = topic.config.unclean_leader_election_enable
     return KnownTopic(topic.name, topic.topic_id, epochs, has_records, replication_factor, unclean)
 

@@ -26,7 +26,6 @@ from logstore.errors import (
     InvalidUpdateVersionError,
     LogStoreError,
     UnknownTopicIdError,
-    ZooKeeperUnavailableError,
 )
 
 #: Changes that come within this time of the first are written together.
@@ -61,8 +60,7 @@ class _Change:
         if row.state != self.seen:
             raise InvalidUpdateVersionError(f"The state of {what} is {row.state} by now: decide anew.")
         for broker_id in self.joining:
-            broker = view.brokers.get(broker_id)
-            if broker is None or not broker.is_running or broker.epoch != self.broker_epochs.get(broker_id):
+            if not view.may_join(broker_id, self.broker_epochs.get(broker_id, -1)):
                 raise IneligibleReplicaError(
                     f"Broker {broker_id} does not join the ISR of {what}: it is not registered, it stops, or it was "
                     "started again."

@@ -147,7 +147,10 @@ async def test_a_request_that_is_cancelled_is_answered_504_not_with_silence(api)
 
 @pytest.mark.parametrize(
     ("accept", "says"),
-    [(b"text/event-stream", rb"HTTP/1.1 200 .*\r\n\r\nretry: \d+\n\n"), (b"*/*", rb"HTTP/1.1 503 .*max\.connections.*")],
+    [
+        (b"text/event-stream", rb"HTTP/1.1 200 .*\r\n\r\nretry: \d+\n\n"),
+        (b"*/*", rb"HTTP/1.1 503 .*max\.connections.*"),
+    ],
 )
 async def test_a_connection_beyond_the_bound_is_refused_so_that_a_browser_comes_again(api, accept, says):
     async with listening(api.app, max_connections=1) as (port, _), connected(port) as first:

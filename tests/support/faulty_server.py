@@ -46,6 +46,8 @@ class Controls:
         self.filesystem = filesystem
         self.clock_offset_ms = 0
         self.loop: asyncio.AbstractEventLoop | None = None
+        #: The client of ZooKeeper, of a broker of a cluster.
+        self.zookeeper: Any = None
 
     def run(self, command: str) -> object:
         """Carry out one command; its answer. ValueError, KeyError, AttributeError for a text that is no command."""
@@ -102,10 +104,7 @@ class Controls:
         return self.filesystem.injected
 
     def _session(self) -> tuple[int, str]:
-        from logstore.cluster.zookeeper import ZooKeeper
-
-        (zookeeper,) = (one for one in gc.get_objects() if isinstance(one, ZooKeeper))
-        number, password = zookeeper._client.client_id
+        number, password = self.zookeeper.client_id
         return number, password.hex()
 
 
@@ -163,7 +162,7 @@ def main(arguments: Sequence[str]) -> None:
     if mutant := os.environ.get("LOGSTORE_MUTANT"):
         _named(mutant if "." in mutant else f"tests.faults.bench.mutants.{mutant}")()
     if installed := os.environ.get("LOGSTORE_INSTALL"):
-        _named(installed)()
+        _named(installed)(controls)
     if path := os.environ.get("LOGSTORE_CONTROL"):
         _listen(controls, path)
     sys.argv = ["logstore", *arguments]

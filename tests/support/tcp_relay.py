@@ -14,7 +14,8 @@ from enum import IntEnum
 from typing import Final, Self
 
 from logstore.records.batch_identity import NO_IDENTITY
-from logstore.replication.protocol import MESSAGE_HEADER_BYTES, MessageType, decode_append, decode_header
+from logstore.replication.peer_auth import ClusterSecret
+from logstore.replication.protocol import MESSAGE_HEADER_BYTES, MessageType, decode_append, decode_header, encode_header
 
 _CHUNK_BYTES: Final = 65_536
 
@@ -177,27 +178,27 @@ class TcpRelay:
 class PeerRelay(TcpRelay):
     """In front of a broker's peer listener. ``cut`` may name the broker whose connections it is about."""
 
-    def __init__(self, target: str, listen: tuple[str, int] = ("127.0.0.1", 0)) -> None:
+    def __init__(self, target: str, listen: tuple[str, int] = ("127.0.0.1", 0), secret: str | None = None) -> None:
         super().__init__(target, listen)
         self._parsers: dict[_Connection, _Messages] = {}
         #: HELLO and a request, as they went over one connection.
         self._requests: deque[tuple[bytes, bytes]] = deque(maxlen=200)
         self.repeated = 0
+        self._secret = ClusterSecret(secret)
 
     async def repeat(self, count: int, chance: random.Random) -> None:
-        """Send old requests again, each over a connection of its own, as if they had been under way all the time. Of
-        APPENDs those alone that the leader must know again.
+        """Send old requests again, each over a connection of its own, as if they had been under way all the time: HELLO
+        has the broker epoch of then. Of APPENDs those alone that the leader must know again.
         """
         for hello, request in chance.sample(list(self._requests), min(count, len(self._requests))):
             with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
                 async with asyncio.timeout(5):
                     reader, writer = await asyncio.open_connection(self._host, self._port)
                     try:
-                        for message in (hello, request):
-                            writer.write(message)
-                            await writer.drain()
-                            header = decode_header(await reader.readexactly(MESSAGE_HEADER_BYTES))
-                            await reader.readexactly(header.body_bytes)
+                        greeted = await _ask(reader, writer, hello)
+                        proof = self._secret.proof_of_connecting(hello[MESSAGE_HEADER_BYTES:], greeted)
+                        await _ask(reader, writer, encode_header(MessageType.AUTH, 0, len(proof)) + proof)
+                        await _ask(reader, writer, request)
                         self.repeated += 1
                     finally:
                         writer.close()
@@ -222,6 +223,14 @@ class PeerRelay(TcpRelay):
         for request in messages.feed(data):
             if messages.hello and _may_be_repeated(request):
                 self._requests.append((messages.hello, request))
+
+
+async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> bytes:
+    """The body of the answer."""
+    writer.write(request)
+    await writer.drain()
+    header = decode_header(await reader.readexactly(MESSAGE_HEADER_BYTES))
+    return await reader.readexactly(header.body_bytes)
 
 
 class _Messages:

@@ -179,7 +179,8 @@ class OffsetFetcher:
     ) -> tuple[dict[str, TopicDescription], dict[TopicPartition, PartitionDescription]]:
         """The topics of ``partitions``, by name, and the partitions, with offsets that their leaders have told."""
         described = {
-            name: self._admin.describe_by_leaders(name, numbers) for name, numbers in sorted(_by_topic(partitions).items())
+            name: self._admin.describe_by_leaders(name, numbers)
+            for name, numbers in sorted(_by_topic(partitions).items())
         }
         return described, _partitions_of(described, partitions)
 

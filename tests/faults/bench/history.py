@@ -271,9 +271,9 @@ class Replica(Event, tag="replica", frozen=True, kw_only=True):
 class Probe(Event, tag="probe", frozen=True, kw_only=True):
     """A request to one broker that is not sent on: a record with acks=1, or (``record_id`` empty) the end offset."""
 
-    broker: int
-    topic: str
-    partition: int
+    broker: int = 0
+    topic: str = ""
+    partition: int = 0
     record_id: str = ""
     offset: int = -1
 

@@ -1,14 +1,12 @@
 """A run on a cluster: brokers and a load on them, faults one after the other, then everything healed, read from every
 broker, and checked.
 
-``python -m tests.faults.cluster.bench DIRECTORY --seed 7 --seconds 120``. Producers ask for acks=all, and
+``torture`` beside it runs one after the other. Producers ask for acks=all, and
 ``min.insync.replicas`` is one less than the replicas: nothing that was acknowledged may be lost (``nemesis``).
 """
 
-import argparse
 import random
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -22,12 +20,12 @@ from tests.faults.bench.checker import check
 from tests.faults.bench.delta_observer import READERS, read_version
 from tests.faults.bench.evidence import Anomaly, Evidence
 from tests.faults.bench.groups import CONSUMER, COOPERATIVE, RANGE, Groups, GroupSpec
-from tests.faults.bench.history import AnyEvent, Fault, Heal, Recorder, read_history
+from tests.faults.bench.history import AnyEvent, Assigned, Fault, Heal, Probe, Recorder, read_history
 from tests.faults.bench.neighbours import DeltaObserver
 from tests.faults.bench.workload import Client, TopicSpec, Workload
 from tests.faults.cluster.brokers import MIN_IN_SYNC, Brokers
 from tests.faults.cluster.cluster_checks import check_cluster
-from tests.faults.cluster.nemesis import HEALED_S, PROCESS_KINDS, Nemesis, rounds
+from tests.faults.cluster.nemesis import HEALED_S, Nemesis, rounds
 from tests.faults.cluster.probes import Probes
 from tests.faults.cluster.registrations import Registrations
 
@@ -47,6 +45,7 @@ _ZOMBIES = {
     "one_way_to_zookeeper",
     "half_open_to_zookeeper",
     "pause",
+    "blink",
     "fail_point",
     "fail_point_at_a_change",
     "fail_point_at_work",
@@ -58,6 +57,8 @@ _ZOMBIES = {
 _LEARNS_NS = 2 * 10**9
 #: acks=all without ZooKeeper: no log waits for longer than this.
 _GOES_ON_S = 15.0
+#: Anomalies in a report.
+_SHOWN = 30
 
 
 @dataclass(slots=True)
@@ -66,28 +67,29 @@ class Report:
     seconds: float = 0.0
     acknowledged: int = 0
     faults: Counter[str] = field(default_factory=Counter)
+    #: Processes of brokers that were killed, terminated, stopped, cut from power.
+    blows: Counter[str] = field(default_factory=Counter)
     points: Counter[str] = field(default_factory=Counter)
     #: Members of groups were given so many partitions.
     moves: int = 0
     anomalies: list[str] = field(default_factory=list)
 
-    @property
-    def of_processes(self) -> int:
-        return sum(count for kind, count in self.faults.items() if kind in PROCESS_KINDS)
-
     def __str__(self) -> str:
-        faults = ", ".join(f"{name} {count}" for name, count in sorted(self.faults.items()))
-        points = ", ".join(f"{name} {count}" for name, count in sorted(self.points.items())) or "none"
         return "\n".join(
             [
                 f"seed {self.seed}, {self.seconds:.0f} s, records acknowledged: {self.acknowledged:,}",
-                f"faults: {self.faults.total()}, of processes {self.of_processes} ({faults})",
-                f"fail points that were reached: {points}",
+                f"faults: {self.faults.total()} ({counts(self.faults)})",
+                f"processes of brokers: {self.blows.total()} ({counts(self.blows)})",
+                f"fail points that were reached: {counts(self.points)}",
                 f"partitions assigned to members: {self.moves}",
                 f"anomalies: {len(self.anomalies)}",
-                *self.anomalies,
+                *self.anomalies[:_SHOWN],
             ]
         )
+
+
+def counts(counter: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counter.items())) or "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ class Load:
     producers: int = 4
     long_s: float = 6.0
     inside: bool = True
+    zookeepers: int = 3
 
 
 def run(directory: Path, seed: int, seconds: float, load: Load | None = None, *, mutant: str = "") -> Report:
@@ -109,19 +112,22 @@ def run(directory: Path, seed: int, seconds: float, load: Load | None = None, *,
     report = Report(seed)
     began = time.monotonic()
     history = directory / "history.jsonl"
-    with Recorder(history) as recorder, Brokers(directory, mutant=mutant) as brokers:
+    with Recorder(history) as recorder, Brokers(directory, zookeepers=load.zookeepers, mutant=mutant) as brokers:
         try:
             _run(brokers, recorder, directory, report, began + seconds, load)
         except (AssertionError, OSError, RuntimeError, httpx.HTTPError) as error:
             report.anomalies.append(f"the run broke off: {error!r}")
-    report.anomalies += judge(read_history(history))
+    events = read_history(history)
+    report.anomalies += judge(events)
+    report.moves = sum(len(event.partitions) for event in events if isinstance(event, Assigned))
     report.seconds = time.monotonic() - began
     return report
 
 
 def judge(events: Sequence[AnyEvent]) -> list[str]:
     """The anomalies of a history of a cluster."""
-    found = [anomaly for anomaly in check(events) if not _is_stale_read(anomaly, events)]
+    promised = [one for one in events if not isinstance(one, Probe) and getattr(one, "topic", None) != PROBED.name]
+    found = [anomaly for anomaly in check(promised) if not _is_stale_read(anomaly, events)]
     found += check_cluster(Evidence(events), min_in_sync=MIN_IN_SYNC)
     return [str(anomaly) for anomaly in found]
 
@@ -200,6 +206,7 @@ def _run(brokers: Brokers, recorder: Recorder, directory: Path, report: Report, 
         observer.kill()
         report.acknowledged = workload.acknowledged.total()
         report.faults, report.points = nemesis.faults, nemesis.points
+        report.blows = sum((broker.blows for broker in brokers.all), Counter())
         report.anomalies += [*nemesis.broken, *groups.failures]
 
 
@@ -243,25 +250,3 @@ def _read_tables(brokers: Brokers, recorder: Recorder, topics: Sequence[TopicSpe
         for reader in READERS:
             told = read_version(brokers.data / "topics" / topic.name, None, reader=reader, partitions=topic.partitions)
             recorder.tell(f"final-{reader}", "final_delta", topic=topic.name, **told)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.faults.cluster.bench", description=__doc__)
-    parser.add_argument("directory", type=Path, nargs="?", help="default: a temporary one")
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 16))
-    parser.add_argument("--seconds", type=float, default=120)
-    parser.add_argument("--kinds", default="", help="kinds of faults, separated by commas (default: all)")
-    parser.add_argument("--groups", action="store_true", help="with members of consumer groups")
-    parser.add_argument("--mutant", default="", help="a server that is broken on purpose: a name in mutants.py")
-    given = parser.parse_args()
-    kinds = tuple(kind for kind in given.kinds.split(",") if kind)
-    mutant = given.mutant and f"tests.faults.cluster.mutants.{given.mutant}"
-    load = Load(kinds, groups=GROUPS if given.groups else ())
-    with tempfile.TemporaryDirectory() as temporary:
-        report = run(given.directory or Path(temporary), given.seed, given.seconds, load, mutant=mutant)
-    sys.stdout.write(f"{report}\n")
-    return 1 if report.anomalies else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

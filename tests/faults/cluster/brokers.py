@@ -1,8 +1,11 @@
 """A ZooKeeper and brokers as processes of their own, whose disks, clocks and links take orders."""
 
 import contextlib
+import logging
 import shutil
+import signal
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,6 +38,9 @@ _ENVIRONMENT = {
     **GROUP_ENVIRONMENT,
 }
 _POLL_S = 0.05
+#: kazoo tells of every connection that breaks, and here they are to.
+QUIET = logging.getLogger("tests.kazoo")
+QUIET.setLevel(logging.CRITICAL)
 
 
 class BrokerProcess:
@@ -48,6 +54,8 @@ class BrokerProcess:
         self.log_directory = data / "brokers" / str(number)
         self._data = data
         self._port = free_port()
+        # Clients that are told of the broker go to the address that other brokers have of it.
+        links.open(TcpRelay(f"127.0.0.1:{self._port}", (f"127.0.1.{number}", self._port)))
         self._mutant = mutant
         self._environment = {
             **_ENVIRONMENT,
@@ -58,6 +66,8 @@ class BrokerProcess:
             "LOGSTORE_INSTALL": "tests.faults.cluster.fail_points.install",
         }
         self._server: FaultyServerProcess | None = None
+        #: What its processes have got so far.
+        self.blows: Counter[str] = Counter()
 
     @property
     def url(self) -> str:
@@ -84,12 +94,38 @@ class BrokerProcess:
         if self._server is not None:
             self._server.close()
 
+    # ---- blows, each counted ----------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """kill -9, whatever it does; nothing if it does not run."""
+        if self.is_running:
+            self.blows["kill"] += 1
+        self.server.kill()
+
+    def terminate(self) -> int:
+        """SIGTERM; the exit code."""
+        self.blows["terminate"] += 1
+        return self.server.stop()
+
+    def pause(self) -> None:
+        self.blows["pause"] += 1
+        self.server.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.server.process.send_signal(signal.SIGCONT)
+
+    def power_cut(self, seed: int) -> None:
+        self.blows["power cut"] += 1
+        self.server.power_cut(seed)
+
     def end_session(self, zookeeper: str) -> None:
         """Another client takes the broker's session over and ends it: it expires, and the broker does not stand still
         for a moment.
         """
         number, password = self.server.control("session")
-        client = KazooClient(zookeeper, client_id=(number, bytes.fromhex(password)), timeout=SESSION_MS / 1000)
+        client = KazooClient(
+            zookeeper, client_id=(number, bytes.fromhex(password)), timeout=SESSION_MS / 1000, logger=QUIET
+        )
         client.start(15)
         client.stop()
         client.close()
@@ -133,6 +169,15 @@ class Brokers:
         stopped = [broker for broker in self.all if not broker.is_running]
         with ThreadPoolExecutor(len(self.all)) as pool:
             list(pool.map(BrokerProcess.start, stopped))
+
+    def kill(self) -> None:
+        """All brokers at once."""
+        for broker in self.all:
+            if broker.is_running:
+                broker.blows["kill"] += 1
+                broker.server.process.kill()
+        for broker in self.all:
+            broker.kill()
 
     def __exit__(self, *_: object) -> None:
         for broker in self.all:

@@ -6,8 +6,11 @@ journal.synced kill`` is. Invariant: a point changes nothing by itself.
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from tests.support.faulty_server import Controls
 
 #: What a broker does again and again, or at each change of a role.
 AT_WORK: Final = (
@@ -51,14 +54,15 @@ AT_START: Final = (
 )
 
 
-def install() -> None:
+def install(controls: "Controls") -> None:
+    """Before the broker starts."""
     from logstore.broker.replicas import Replicas
     from logstore.cluster.controller import Controller
     from logstore.cluster.log_directory import LogDirectory
     from logstore.cluster.partition_changes import PartitionChanges
     from logstore.cluster.producer_ids import ProducerIdBlocks
     from logstore.cluster.registration import Registration
-    from logstore.filesystem import local_filesystem
+    from logstore.cluster.zookeeper import ZooKeeper
     from logstore.journal.journal import Journal
     from logstore.log.acknowledgements import Acknowledgement
     from logstore.log.high_watermark import HighWatermark
@@ -66,7 +70,14 @@ def install() -> None:
     from logstore.replication import replica_fetcher
     from logstore.replication.replica_fetcher import ReplicaFetcher
 
-    reached = local_filesystem().reached
+    reached = controls.filesystem.reached
+    begin = ZooKeeper.__init__
+
+    def begin_known(self: ZooKeeper, *args: Any, **kwargs: Any) -> None:
+        begin(self, *args, **kwargs)
+        controls.zookeeper = self._client
+
+    ZooKeeper.__init__ = begin_known  # type: ignore[method-assign]
 
     def between(owner: Any, name: str, *, before: str = "", after: str = "") -> None:
         setattr(owner, name, _between(getattr(owner, name), reached, before, after))
@@ -123,11 +134,3 @@ def _between(
         return result
 
     return called
-
-
-#: Sections of a broker's life, for a schedule.
-SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    "at_work": AT_WORK,
-    "at_a_change": AT_A_CHANGE,
-    "at_start": AT_START,
-}

@@ -11,7 +11,6 @@ import functools
 import itertools
 import random
 import shutil
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -30,24 +29,6 @@ from tests.support.tcp_relay import EVERYBODY, Direction
 
 HEALED_S: Final = 120.0
 HOUR_MS: Final = 3_600_000
-#: Of processes, as issue trackers count them.
-PROCESS_KINDS: Final = (
-    "kill",
-    "terminate",
-    "pause",
-    "blink",
-    "rolling_restart",
-    "kill_all",
-    "power_cut",
-    "power_cut_all",
-    "fail_point_at_work",
-    "fail_point_at_a_change",
-    "fail_point_at_start",
-    "fsync_fails",
-    "old_image",
-    "lost_disk",
-    "kill_again_and_again",
-)
 _INSIDE_ODDS: Final = 0.2
 _SESSION_S, _LAG_S = SESSION_MS / 1000, LAG_MS / 1000
 _POINT_S: Final = 8.0
@@ -82,11 +63,12 @@ class Nemesis:
         of_processes = (
             *(self._kill, self._terminate, self._pause, self._blink, self._kill_again_and_again),
             *(self._rolling_restart, self._kill_all, self._power_cut, self._power_cut_all),
+            *(self._kill_two, self._isolated_then_killed, self._kill_all_behind_a_slow_follower),
             *(self._fail_point_at_work, self._fail_point_at_a_change, self._fail_point_at_start),
         )
         of_disks = (
             *(self._fsync_fails, self._disk_full, self._slow_disk, self._slow_follower, self._clock),
-            *(self._old_image, self._lost_disk),
+            *(self._old_image, self._lost_disk, self._kill_all_and_lose_a_disk),
         )
         of_zookeeper = (
             *(self._cut_from_zookeeper, self._one_way_to_zookeeper, self._half_open_to_zookeeper),
@@ -156,19 +138,18 @@ class Nemesis:
     # ---- processes --------------------------------------------------------------------------------------------------
 
     def _kill(self, victim: BrokerProcess) -> None:
-        if victim.is_running:
-            victim.server.kill()
+        victim.kill()
         self._last(victim, 0, _SESSION_S + 1.5)
 
     def _terminate(self, victim: BrokerProcess) -> None:
-        if code := victim.server.stop():
+        if code := victim.terminate():
             self.broken.append(f"SIGTERM ended broker {victim.number} with {code}")
         self._last(victim, 0, 1.5)
 
     def _kill_again_and_again(self, victim: BrokerProcess) -> None:
         """A broker that comes up and dies at once; the next one may be another."""
         for _ in range(self._chance.randint(2, 4)):
-            victim.server.kill()
+            victim.kill()
             self._start(victim)
             time.sleep(self._chance.uniform(0, 1))
             victim = self._chance.choice([victim, self._victim()])
@@ -181,13 +162,12 @@ class Nemesis:
             self._stopped(victim, 0.1, _SESSION_S / 2)
 
     def _stopped(self, victim: BrokerProcess, least: float, most: float) -> None:
-        process = victim.server.process
-        process.send_signal(signal.SIGSTOP)
+        victim.pause()
         self._middle = self._middle if self._middle in {"kill", "zookeeper_killed", "flapping_to_zookeeper"} else None
         try:
             self._last(victim, least, most)
         finally:
-            process.send_signal(signal.SIGCONT)
+            victim.resume()
 
     def _rolling_restart(self, victim: BrokerProcess) -> None:
         for broker in self._chance.sample(self._brokers.all, len(self._brokers.all)):
@@ -197,20 +177,62 @@ class Nemesis:
 
     def _kill_all(self, victim: BrokerProcess) -> None:
         """At once; then they come in any order, and some come late."""
-        for broker in self._brokers.all:
-            broker.server.process.kill()
-        for broker in self._brokers.all:
-            broker.server.kill()
+        self._brokers.kill()
         self._all_down()
 
+    def _kill_all_and_lose_a_disk(self, victim: BrokerProcess) -> None:
+        """All were in sync to the end: the others have what the lost disk had."""
+        image = self._directory / f"image-{next(self._numbers)}"
+        if old := self._chance.random() < 0.5:
+            victim.kill()
+            victim.keep_image(image)
+            self._start(victim)
+            self._brokers.wait_until_healed(HEALED_S)
+            self._middle = None
+            self._last(victim, 0.5, 2)
+        self._brokers.kill()
+        victim.lose_disk()
+        if old:
+            shutil.copytree(image, victim.log_directory)
+            shutil.rmtree(image)
+        self._start(victim)  # alone for a while
+        time.sleep(self._chance.uniform(0, _SESSION_S + 1))
+        for broker in self._others(victim):
+            self._start(broker)
+
+    def _kill_all_behind_a_slow_follower(self, victim: BrokerProcess) -> None:
+        """A replica that has left the ISR, or comes back into it just now, is no replica in sync."""
+        victim.server.control(f"slow journal.fdatasync {_LAG_S + 0.5:.2f}")
+        time.sleep(self._chance.uniform(_LAG_S, _LAG_S + 4))
+        if self._chance.random() < 0.5:
+            victim.server.control("heal", seconds=HEALED_S)
+            time.sleep(self._chance.uniform(0, 0.3))
+        self._kill_all(victim)
+
+    def _kill_two(self, victim: BrokerProcess) -> None:
+        """Below min.insync.replicas nothing is acknowledged."""
+        for broker in self._chance.sample(self._brokers.all, 2):
+            broker.kill()
+        self._middle = None
+        self._last(victim, _SESSION_S, _SESSION_S + 3)
+
+    def _isolated_then_killed(self, victim: BrokerProcess) -> None:
+        """What only the leader has is not acknowledged, and goes when it comes back."""
+        self._links.cut(victim.from_brokers)
+        for other in self._others(victim):
+            self._links.cut(other.from_brokers, client=victim.number)
+        time.sleep(self._chance.uniform(0.2, _LAG_S - 0.5))
+        victim.kill()
+        self._last(victim, _SESSION_S, _SESSION_S + 2)
+
     def _power_cut(self, victim: BrokerProcess) -> None:
-        victim.server.power_cut(self._chance.randrange(1 << 30))
+        victim.power_cut(self._chance.randrange(1 << 30))
         self._last(victim, 0, _SESSION_S + 1.5)
 
     def _power_cut_all(self, victim: BrokerProcess) -> None:
         """One after the other: tables of a cut machine are looked after by another."""
         for broker in self._chance.sample(self._brokers.all, len(self._brokers.all)):
-            broker.server.power_cut(self._chance.randrange(1 << 30))
+            broker.power_cut(self._chance.randrange(1 << 30))
         self._all_down()
 
     def _all_down(self) -> None:
@@ -240,7 +262,7 @@ class Nemesis:
 
         def change() -> None:
             if self._chance.random() < 0.7:
-                other.server.kill()
+                other.kill()
             else:
                 self._stopped(other, _SESSION_S, _SESSION_S + 1)
 
@@ -257,14 +279,14 @@ class Nemesis:
             time.sleep(0.05)
         if _is_dead_or_stopped(victim):
             self.points[point] += 1
+            victim.blows["pause" if victim.is_running else "kill"] += 1
         self._middle = None
         self._last(victim, 0, _SESSION_S + 1.5)
-        with contextlib.suppress(ProcessLookupError):
-            victim.server.process.send_signal(signal.SIGCONT)
+        victim.resume()
 
     def _fail_point_at_start(self, victim: BrokerProcess) -> None:
         """A broker dies while it starts, or takes up its followers' work; perhaps twice."""
-        victim.server.kill()
+        victim.kill()
         self._last(victim, 0, _SESSION_S + 1)
         for _ in range(self._chance.randint(1, 2)):
             point = self._chance.choice(AT_START)
@@ -274,20 +296,17 @@ class Nemesis:
             deadline = time.monotonic() + 3
             while victim.is_running and time.monotonic() < deadline:
                 time.sleep(0.05)
-            if victim.is_running:
-                victim.server.kill()
-            else:
+            if not victim.is_running:
                 self.points[point] += 1
-                with contextlib.suppress(ValueError):
-                    victim.server.kill()
+                victim.blows["kill"] += 1
+            victim.kill()
 
     # ---- disks and clocks -------------------------------------------------------------------------------------------
 
     def _fsync_fails(self, victim: BrokerProcess) -> None:
         victim.server.control("fail journal.fdatasync EIO")
         self._last(victim, 1, 3)
-        if victim.is_running:
-            victim.server.kill()
+        victim.kill()
 
     def _disk_full(self, victim: BrokerProcess) -> None:
         victim.server.control(f"fill {self._chance.choice([0, 0, 1_000, 100_000])}")
@@ -314,13 +333,12 @@ class Nemesis:
     def _old_image(self, victim: BrokerProcess) -> None:
         """A backup of the disk is put back: records that were acknowledged since are not on it."""
         image = self._directory / f"image-{next(self._numbers)}"
-        self._chance.choice([victim.server.kill, victim.server.stop])()
+        self._chance.choice([victim.kill, victim.terminate])()
         victim.keep_image(image)
         self._start(victim)
         self._brokers.wait_until_healed(HEALED_S)
         self._last(victim, 1, 3)
-        if victim.is_running:
-            victim.server.kill()
+        victim.kill()
         if self._chance.random() < 0.5:
             time.sleep(self._chance.uniform(0, _SESSION_S + 1))
         victim.put_image_back(image)
@@ -328,10 +346,9 @@ class Nemesis:
         self._start(victim)
 
     def _lost_disk(self, victim: BrokerProcess) -> None:
-        victim.server.kill()
+        victim.kill()
         self._last(victim, 0, _SESSION_S + 1)
-        if victim.is_running:
-            victim.server.kill()
+        victim.kill()
         victim.lose_disk()
         self._start(victim)
 
@@ -436,6 +453,7 @@ class Nemesis:
             for broker in self._brokers.all:
                 self._links.repeat(broker.from_brokers, 10, self._chance)
             time.sleep(self._chance.uniform(0, 0.5))
+        self.points["message repeated"] = sum(broker.from_brokers.repeated for broker in self._brokers.all)
 
     # ---- administration ---------------------------------------------------------------------------------------------
 
@@ -451,8 +469,7 @@ class Nemesis:
             self._ask_to_move(topic.name, partition, target)
             if self._chance.random() < 0.5:
                 time.sleep(self._chance.uniform(0, 0.5))
-                if victim.is_running:
-                    victim.server.kill()
+                victim.kill()
                 self._last(victim, 0, _SESSION_S)
                 self._start(victim)
         self._start(victim)
@@ -481,7 +498,7 @@ class Nemesis:
 
     def _elect_leaders(self, victim: BrokerProcess) -> None:
         """Leadership goes away from the victim, and back again under load."""
-        if code := victim.server.stop():
+        if code := victim.terminate():
             self.broken.append(f"SIGTERM ended broker {victim.number} with {code}")
         self._start(victim)
         self._brokers.wait_until_healed(HEALED_S)

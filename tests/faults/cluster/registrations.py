@@ -13,6 +13,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 from logstore.cluster import znodes
 from logstore.cluster.znodes import TopicRegistration
 from tests.faults.bench.history import Recorder, RegisteredPartition
+from tests.faults.cluster.brokers import QUIET
 from tests.support.background_load import BackgroundLoad
 
 _POLL_S: Final = 0.1
@@ -42,7 +43,7 @@ class Registrations(BackgroundLoad):
         }
 
     def _poll_for_ever(self) -> None:
-        client = KazooClient(self._zookeeper, timeout=4, connection_retry=dict(_RECONNECT))
+        client = KazooClient(self._zookeeper, timeout=4, connection_retry=dict(_RECONNECT), logger=QUIET)
         client.start_async()
         try:
             while not self._stop.wait(_POLL_S):
