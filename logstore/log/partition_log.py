@@ -406,10 +406,11 @@ class PartitionLog:
         return self._frames.truncation(end, leader_epoch)
 
     def _drop_from(self, offset: int) -> None:
-        """A truncation is durable."""
+        """A truncation is durable. Meanwhile the leader may have rolled more: what is in Delta stays."""
         offset = max(offset, self.sealed_offset)
         self.active_segment.truncate(offset)
         self.log_end_offset = offset
+        self.next_offset = max(offset, self.next_offset)
         self._high_watermark.truncate(offset)
         self.state.truncate(offset)
         self._high_watermark.wake_readers()
