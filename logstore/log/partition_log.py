@@ -256,6 +256,11 @@ class PartitionLog:
         """Whether this broker leads the partition."""
         return self._leadership is not None
 
+    def count_replicas(self) -> None:
+        """``min.insync.replicas`` is another: the high watermark may rise now."""
+        if self._leadership is not None:
+            self._leadership.count_replicas()
+
     def append_refusal(self, acks: int) -> LogStoreError | None:
         """Why an append with ``acks`` is not taken; None if it is."""
         return self._not_leader() if self._leadership is None else self._leadership.refusal(acks)

@@ -406,6 +406,24 @@ def test_a_follower_that_is_cut_off_is_not_taken_back_while_too_few_are_in_sync(
     run(scenario())
 
 
+def test_records_are_shown_once_min_insync_replicas_is_lowered(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        configs = {"min.insync.replicas": "2"}
+        async with running_cluster(tmp_path, 1, 2, configs=configs, replica_lag_time_max_ms=200) as cluster:
+            leader = cluster.brokers[1]
+            topic = leader.topic(INTERNAL, "t")
+            await produce(leader, topic, [b"a"])
+            await all_have(cluster, 1)
+            cluster.cut.add((2, 1))
+            await leader.produce(INTERNAL, topic, records([b"b"]), partition=0, acks=1)
+            await eventually_async(lambda: cluster.states[topic.topic_id, 0].in_sync_replicas == (1,), "not shrunk")
+            assert log_of(leader).high_watermark == 1
+            await leader.alter_configs(INTERNAL, "t", {"min.insync.replicas": "1"})
+            assert log_of(leader).high_watermark == 2
+
+    run(scenario())
+
+
 def test_a_damaged_document_is_asked_for_again_after_a_pause(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2) as cluster:
