@@ -21,7 +21,7 @@ from tests.faults.bench.delta_observer import READERS, read_version
 from tests.faults.bench.evidence import Anomaly, Evidence
 from tests.faults.bench.groups import CONSUMER, COOPERATIVE, RANGE, Groups, GroupSpec
 from tests.faults.bench.history import AnyEvent, Assigned, Fault, Heal, Probe, Recorder, read_history
-from tests.faults.bench.neighbours import DeltaObserver
+from tests.faults.bench.neighbours import DeltaObserver, Neighbour
 from tests.faults.bench.workload import Client, TopicSpec, Workload
 from tests.faults.cluster.brokers import MIN_IN_SYNC, Brokers
 from tests.faults.cluster.cluster_checks import check_cluster
@@ -203,7 +203,7 @@ def _run(brokers: Brokers, recorder: Recorder, directory: Path, report: Report, 
         _read_tables(brokers, recorder, written)
     finally:
         groups.abandon()
-        observer.kill()
+        Neighbour.kill(observer)
         report.acknowledged = workload.acknowledged.total()
         report.faults, report.points = nemesis.faults, nemesis.points
         report.blows = sum((broker.blows for broker in brokers.all), Counter())
