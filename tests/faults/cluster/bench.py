@@ -100,6 +100,8 @@ class Load:
     faults: int = 1 << 30
     groups: Sequence[GroupSpec] = ()
     producers: int = 4
+    #: Between two requests of a client, about.
+    pause_s: float = 0.1
     long_s: float = 6.0
     inside: bool = True
     zookeepers: int = 3
@@ -162,7 +164,7 @@ def _run(brokers: Brokers, recorder: Recorder, directory: Path, report: Report, 
         seed=report.seed,
         producers=load.producers,
         readers=2,
-        pause_s=0.03,
+        pause_s=load.pause_s,
         large=0.1,
         acks=("all",),
     )
