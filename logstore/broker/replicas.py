@@ -42,8 +42,8 @@ _QUIET_S: Final = 0.001
 
 
 class Replicas:
-    """``connect`` opens a connection to a broker. ``changed`` is told of a partition whose leader changed here, or that
-    can be rolled by now.
+    """``connect`` opens a connection to a broker. ``session_s``: how long a follower that was heard of counts as one.
+    ``changed`` is told of a partition whose leader changed here, or that can be rolled by now.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class Replicas:
         *,
         fetchers_per_broker: int,
         lag_max_s: float,
+        session_s: float,
         changed: Callable[[Topic, int], None],
     ) -> None:
         self._coordinator = coordinator
@@ -67,6 +68,7 @@ class Replicas:
         self._settings = settings
         self._fetchers_per_broker = fetchers_per_broker
         self._lag_max_s = lag_max_s
+        self._session_s = session_s
         self._changed = changed
         #: The newest state of each partition.
         self._states: dict[PartitionKey, PartitionState] = {}
@@ -140,7 +142,9 @@ class Replicas:
     def _lead(self, topic: Topic, partition_log: PartitionLog, state: PartitionState) -> None:
         key = _key(partition_log)
         partition_log.state.forget_producers(self._coordinator.producer_ids_begin)
-        partition_log.become_leader(state.leader_epoch, self._in_sync_replicas(topic, state), self._has_lease)
+        partition_log.become_leader(
+            state.leader_epoch, self._in_sync_replicas(topic, state), self._has_lease, self._is_followed
+        )
         self._watch(key, partition_log)
         if topic.snapshot.partitions[partition_log.partition].sealed < partition_log.sealed_offset:
             self._run(self._refresh(topic))
@@ -160,6 +164,9 @@ class Replicas:
 
     def _has_lease(self) -> bool:
         return self._coordinator.has_lease
+
+    def _is_followed(self, in_sync: InSyncReplicas) -> bool:
+        return in_sync.all_fetch(self._clock.monotonic() - self._session_s)
 
     def _watch(self, key: PartitionKey, partition_log: PartitionLog) -> None:
         """See to the ISR of a partition that is led here, if it has other replicas."""

@@ -15,7 +15,7 @@ UNKNOWN_POSITION = -1
 class Follower:
     """Another replica. ``position``: everything below it is durable there."""
 
-    __slots__ = ("_fetched_at", "_log_end_at_fetch", "broker_epoch", "broker_id", "caught_up_at", "position", "wake")
+    __slots__ = ("_log_end_at_fetch", "broker_epoch", "broker_id", "caught_up_at", "fetched_at", "position", "wake")
 
     def __init__(self, broker_id: int, now: float) -> None:
         self.broker_id = broker_id
@@ -24,7 +24,8 @@ class Follower:
         self.position = UNKNOWN_POSITION
         #: When it last had all that the leader had, in seconds of the monotonic clock.
         self.caught_up_at = now
-        self._fetched_at = now
+        #: When it last fetched, likewise.
+        self.fetched_at = now
         self._log_end_at_fetch = 0
         #: Tells the follower's fetch session that there is something new; None while there is no session.
         self.wake: Callable[[], None] | None = None
@@ -36,10 +37,10 @@ class Follower:
         if position >= log_end_offset:
             self.caught_up_at = now
         elif position >= self._log_end_at_fetch and self.position != UNKNOWN_POSITION:
-            self.caught_up_at = max(self.caught_up_at, self._fetched_at)
+            self.caught_up_at = max(self.caught_up_at, self.fetched_at)
         self.broker_epoch = broker_epoch
         self.position = position
-        self._fetched_at = now
+        self.fetched_at = now
         self._log_end_at_fetch = log_end_offset
 
 
@@ -99,6 +100,16 @@ class InSyncReplicas:
             and follower.position < log_end_offset
             and now - follower.caught_up_at > lag_max_s
         ]
+
+    def all_fetch(self, since: float) -> bool:
+        """Whether all others in the ISR, and in a proposed one, follow this leader still: their sessions are there, and
+        they have fetched since then. Any other leader would be one of them.
+        """
+        return all(
+            follower.wake is not None and follower.fetched_at >= since
+            for broker in {*self.committed, *(self.proposed or ())}
+            if (follower := self.followers.get(broker)) is not None
+        )
 
     def may_join(self, broker: int, high_watermark: int, epoch_start: int) -> bool:
         """Whether the follower may be proposed for the ISR (C4)."""
