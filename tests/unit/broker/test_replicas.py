@@ -515,8 +515,7 @@ def test_a_leader_without_a_lease_whose_follower_is_silent_tells_nothing(tmp_pat
             await produce(leader, leader.topic(INTERNAL, "t"), [b"0"])
             await all_have(cluster, 1)
             log = log_of(leader)
-            follower = log.follower(2)
-            assert follower is not None
+            follower = log.followers[2]
             cluster.cut.add((2, 1))
             await eventually_async(lambda: follower.wake is None, "the session goes on")
             assert log.is_settled, "nobody else leads as long as there is a lease"
