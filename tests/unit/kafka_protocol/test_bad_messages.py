@@ -144,6 +144,11 @@ def test_a_tagged_field_has_the_size_that_it_says():
     assert read(fetch(b"\x02\x00\x02\x02a\x63\x03abc")).cluster_id == "a"
     with pytest.raises(MalformedMessageError, match="goes beyond the end"):
         read(fetch(b"\x01\x63\x04abc"))
+    # Of a structure that knows none.
+    heartbeat = encoder("HeartbeatRequest", 4)(messages.HeartbeatRequest(), bytearray())[0][:-1]
+    assert decoder("HeartbeatRequest", 4)(heartbeat + b"\x01\x63\x03abc").group_id == ""
+    with pytest.raises(MalformedMessageError, match="goes beyond the end"):
+        decoder("HeartbeatRequest", 4)(heartbeat + b"\x01\x63\x04abc")
 
 
 def test_a_message_of_very_many_elements_is_refused_and_one_below_is_read_in_bounded_memory():
