@@ -406,6 +406,26 @@ def test_a_follower_that_is_cut_off_is_not_taken_back_while_too_few_are_in_sync(
     run(scenario())
 
 
+def test_a_new_leader_learns_of_deleted_records_from_the_table(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_cluster(tmp_path, 1, 2) as cluster:
+            leader, second = cluster.brokers.values()
+            topic = leader.topic(INTERNAL, "t")
+            await produce(leader, topic, [b"a", b"b"])
+            await leader.roll(INTERNAL, topic)
+            await eventually_async(lambda: log_of(second).sealed_offset == 2, "not sealed at the follower")
+            await second.refresh(INTERNAL, second.topic(INTERNAL, "t"))
+            await second._schedule.stop()  # which looks at tables, too
+            cluster.cut.add((2, 1))
+            await asyncio.sleep(0.1)
+            assert await leader.delete_records(INTERNAL, topic, 0, 2) == 2
+            assert log_of(second).log_start_offset == 0
+            cluster.elect(topic.topic_id, 0, 2)
+            await eventually_async(lambda: log_of(second).log_start_offset == 2, "not learned")
+
+    run(scenario())
+
+
 def test_records_are_shown_once_min_insync_replicas_is_lowered(tmp_path: Path) -> None:
     async def scenario() -> None:
         configs = {"min.insync.replicas": "2"}
