@@ -43,8 +43,8 @@ _QUIET_S: Final = 0.001
 
 
 class Replicas:
-    """``connect`` opens a connection to a broker. ``changed`` is told of a partition whose leader changed here, or that
-    can be rolled by now.
+    """``connect`` opens a connection to a broker. ``session_s``: how long a follower that was heard of counts as one.
+    ``changed`` is told of a partition whose leader changed here, or that can be rolled by now.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class Replicas:
         *,
         fetchers_per_broker: int,
         lag_max_s: float,
+        session_s: float,
         changed: Callable[[Topic, int], None],
     ) -> None:
         self._coordinator = coordinator
@@ -68,6 +69,7 @@ class Replicas:
         self._settings = settings
         self._fetchers_per_broker = fetchers_per_broker
         self._lag_max_s = lag_max_s
+        self._session_s = session_s
         self._changed = changed
         #: The newest state of each partition.
         self._states: dict[PartitionKey, PartitionState] = {}
@@ -159,7 +161,9 @@ class Replicas:
             if in_table is not None and in_table.leader_epoch > state.leader_epoch:
                 raise FencedLeaderEpochError(f"Epoch {in_table.leader_epoch} has written to the table already.")
             partition_log.state.forget_producers(self._coordinator.producer_ids_begin)
-            partition_log.become_leader(state.leader_epoch, self._in_sync_replicas(topic, state), self._has_lease)
+            partition_log.become_leader(
+                state.leader_epoch, self._in_sync_replicas(topic, state), self._has_lease, self._is_followed
+            )
         except FencedLeaderEpochError as error:
             # Or ZooKeeper's data was put back to an older state: who leads by it may lack records.
             log.error("replica.old_epoch", partition=str(partition_log), epoch=state.leader_epoch, why=error.message)
@@ -185,6 +189,9 @@ class Replicas:
 
     def _has_lease(self) -> bool:
         return self._coordinator.has_lease
+
+    def _is_followed(self, in_sync: InSyncReplicas) -> bool:
+        return in_sync.all_fetch(self._clock.monotonic() - self._session_s)
 
     def _watch(self, key: PartitionKey, partition_log: PartitionLog) -> None:
         """See to the ISR of a partition that is led here, if it has other replicas."""

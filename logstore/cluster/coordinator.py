@@ -195,6 +195,14 @@ class Coordinator(Protocol):
         """The topic as the cluster has it; None if it is not registered."""
         ...
 
+    async def refresh_topics(self, names: Collection[str]) -> None:
+        """Look again whether topics of these names are registered, and how: afterwards ``registered_topic`` and
+        ``partition_state`` show at least what any broker could know before the call.
+
+        ZooKeeperUnavailableError.
+        """
+        ...
+
     def is_gone(self, topic_id: UUID) -> bool:
         """Whether a topic with records was deleted for certain: no topic that is registered has its id."""
         ...
@@ -235,6 +243,10 @@ class Coordinator(Protocol):
         """Whether a replica may join an ISR, as far as this broker knows: it is registered with that epoch, and does
         not stop.
         """
+        ...
+
+    async def leads_still(self, topic_id: UUID, partition: int, leader_epoch: int) -> bool:
+        """Whether this broker leads the partition in this epoch now; False where nobody can tell it so."""
         ...
 
     async def alter_partition(

@@ -138,13 +138,16 @@ Prefers = Callable[[int], bool]
 def _decide(
     replicas: _Replicas, row: PartitionRegistration, prefers: Prefers, *, unclean: bool
 ) -> PartitionRegistration:
+    before = row
     row = replace_dead_leader(replicas, row)
     row = drop_dead_followers(replicas, row)
     if unclean:
         row = elect_uncleanly(replicas, row)
     row = hand_over(replicas, row)
     row = finish_reassignment(replicas, row)
-    return elect_preferred(replicas, row, prefers)
+    row = elect_preferred(replicas, row, prefers)
+    # Leaders that steps have chosen and others have replaced were never any: one write, one change of leader.
+    return replace(row, leader_epoch=min(row.leader_epoch, before.leader_epoch + 1))
 
 
 def _lead(row: PartitionRegistration, leader: int, isr: Iterable[int]) -> PartitionRegistration:

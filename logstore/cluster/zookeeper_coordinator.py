@@ -48,6 +48,8 @@ from logstore.settings import Settings
 log = structlog.stdlib.get_logger(__name__)
 
 _RETRY_S: Final = 0.2
+#: How long ZooKeeper's word on a leader is waited for.
+_TELL_S: Final = 2.0
 
 
 class ZooKeeperCoordinator:
@@ -301,6 +303,10 @@ class ZooKeeperCoordinator:
         found = node.document
         return RegisteredTopic(found.topic_id, found.version, found.deleting, len(found.partitions))
 
+    async def refresh_topics(self, names: Collection[str]) -> None:
+        await self.zookeeper.sync()
+        await self._watched.refresh(znodes.topic_path(name) for name in names)
+
     def is_gone(self, topic_id: UUID) -> bool:
         # A document that cannot be read may be the topic's.
         damaged = any(path.startswith(f"{znodes.TOPICS}/") for path in self.view.damaged)
@@ -414,6 +420,15 @@ class ZooKeeperCoordinator:
         topic = self._tables.pop(topic_id, None)
         if topic is not None:
             self.controller.wake(topic.name)
+
+    async def leads_still(self, topic_id: UUID, partition: int, leader_epoch: int) -> bool:
+        try:
+            async with asyncio.timeout(_TELL_S):
+                await self.refresh_topics([self._name(topic_id)])
+        except (TimeoutError, LogStoreError):
+            return False
+        state = self.partition_state(topic_id, partition)
+        return (state.leader, state.leader_epoch) == (self._broker_id, leader_epoch)
 
     async def alter_partition(
         self,

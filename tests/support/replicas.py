@@ -5,7 +5,7 @@ and a fetch is a call. For tests of replication itself.
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -121,6 +121,12 @@ class MemoryCoordinator:
     def registered_topic(self, name: str) -> None:
         del name
 
+    def table_lock(self, topic: str) -> contextlib.AbstractAsyncContextManager[None]:
+        del topic
+        return contextlib.nullcontext()
+
+    async def refresh_topics(self, names: Collection[str]) -> None: ...
+
     def is_gone(self, topic_id: UUID) -> bool:
         del topic_id
         return False
@@ -170,6 +176,10 @@ class MemoryCoordinator:
 
     def partition_state(self, topic_id: UUID, partition: int) -> PartitionState:
         return self._cluster.states.get((topic_id, partition), NO_PARTITION)
+
+    async def leads_still(self, topic_id: UUID, partition: int, leader_epoch: int) -> bool:
+        state = self._cluster.states[topic_id, partition]
+        return (state.leader, state.leader_epoch) == (self.broker_id, leader_epoch)
 
     async def alter_partition(
         self,

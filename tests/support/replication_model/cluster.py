@@ -656,7 +656,7 @@ _ACTS: list[tuple[Callable[[Cluster, Process], None], int]] = [
     (Cluster.act_decide, 6),
     (Cluster.act_produce, 24),
     (Cluster.act_roll, 4),
-    (Cluster.act_relocate, 2),
+    (Cluster.act_relocate, 8),
     (Cluster.act_refresh, 1),
     (Cluster.act_session_end, 3),
     (Cluster.act_session_begin, 4),

@@ -9,16 +9,20 @@ import pytest
 
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
+from logstore.broker.partition_offsets import known_end
 from logstore.cluster.coordinator import PartitionState
 from logstore.errors import (
     ClusterStateError,
     FencedLeaderEpochError,
+    LogStoreError,
     NotEnoughReplicasError,
     NotLeaderOrFollowerError,
     OffsetNotAvailableError,
+    OutOfOrderSequenceError,
     RequestTimedOutError,
 )
 from logstore.log.partition_log import PartitionLog
+from logstore.records.batch_identity import ProducerIdentity
 from tests.support.eventually import eventually_async
 from tests.support.replicas import MemoryCluster, running_cluster
 from tests.support.running_broker import produce, read_all, records, run
@@ -491,5 +495,84 @@ def test_an_epoch_from_an_older_state_of_zookeeper_is_not_led(tmp_path: Path, kn
                 await produce(second, second.topic(INTERNAL, "t"), [b"x"])
             cluster.set(topic.topic_id, 0, dataclasses.replace(newest, leader=2, leader_epoch=newest.leader_epoch + 1))
             assert log_of(second).is_leader
+
+    run(scenario())
+
+
+def test_a_leader_without_a_lease_tells_nothing_that_another_leader_may_contradict(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_cluster(tmp_path, 1, 2, 3) as cluster:
+            zombie, second = cluster.brokers[1], cluster.brokers[2]
+            topic = zombie.topic(INTERNAL, "t")
+            await produce(zombie, topic, [b"0"])
+            await all_have(cluster, 1)
+            log = log_of(zombie)
+            cluster.coordinators[1].has_lease = False
+            for _ in range(20):
+                assert await read_all(zombie, topic) == [(0, b"0")], "ZooKeeper alone is away: reads go on"
+                await asyncio.sleep(0.01)
+            # Another one leads, and this one does not hear of it.
+            state = dataclasses.replace(cluster.states[topic.topic_id, 0], leader=2, leader_epoch=log.leader_epoch + 1)
+            cluster.states[topic.topic_id, 0] = state
+            cluster.coordinators[2].tell(topic.topic_id, 0, state)
+            await eventually_async(lambda: not log.is_settled, "the follower does not say that it follows no more")
+            assert log.is_leader
+            with pytest.raises(NotLeaderOrFollowerError, match="another one may lead"):
+                await read_all(zombie, topic)
+            assert known_end(log, {}) is None
+            cluster.coordinators[3].tell(topic.topic_id, 0, state)
+            await produce(second, second.topic(INTERNAL, "t"), [b"1"])
+            cluster.coordinators[1].tell(topic.topic_id, 0, state)
+            await all_have(cluster, 2)
+
+    run(scenario())
+
+
+def test_a_leader_without_a_lease_whose_follower_is_silent_tells_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_cluster(tmp_path, 1, 2) as cluster:
+            leader = cluster.brokers[1]
+            await produce(leader, leader.topic(INTERNAL, "t"), [b"0"])
+            await all_have(cluster, 1)
+            log = log_of(leader)
+            follower = log.followers[2]
+            cluster.cut.add((2, 1))
+            await eventually_async(lambda: follower.wake is None, "the session goes on")
+            assert log.is_settled, "nobody else leads as long as there is a lease"
+            cluster.coordinators[1].has_lease = False
+            assert not log.is_settled
+            in_sync = log.require_leader().in_sync_replicas
+            assert in_sync is not None
+            follower.wake = lambda: None  # a session that is silent
+            assert in_sync.all_fetch(follower.fetched_at)
+            assert not in_sync.all_fetch(follower.fetched_at + 0.001)
+            in_sync.committed = (1,)
+            assert log.is_settled, "only an unclean election gives the partition another leader"
+
+    run(scenario())
+
+
+def test_a_leader_that_was_replaced_ends_no_producer(tmp_path: Path) -> None:
+    """It lacks what its successor has: a producer that takes its word for it would begin anew, and might double."""
+
+    async def scenario() -> None:
+        async with running_cluster(tmp_path, 1, 2) as cluster:
+            replaced = cluster.brokers[1]
+            topic = replaced.topic(INTERNAL, "t")
+            producer_id, _ = await replaced.init_producer(INTERNAL)
+
+            async def sent(sequence: int) -> LogStoreError | None:
+                identity = ProducerIdentity(producer_id, 0, {0: sequence})
+                result = await replaced.produce(INTERNAL, topic, records([b"x"]), partition=0, identity=identity)
+                return result.partitions[0].error
+
+            assert await sent(0) is None
+            assert isinstance(await sent(5), OutOfOrderSequenceError), "by a leader"
+            state = dataclasses.replace(cluster.states[topic.topic_id, 0], leader=2, leader_epoch=9)
+            cluster.states[topic.topic_id, 0] = state
+            assert log_of(replaced).is_leader, "it has not heard of it"
+            error = await sent(5)
+            assert isinstance(error, NotLeaderOrFollowerError)
+            assert error.retriable
 
     run(scenario())
