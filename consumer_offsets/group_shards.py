@@ -73,10 +73,13 @@ class GroupShards:
         except QuarantinedError as error:
             self._quarantined = error
             return
-        # One after another: the memory of a load is that of one partition.
+        # One after another: the memory of a load is that of one partition. With other replicas nothing is waited for: a
+        # load waits until they fetch from this broker, and they are answered when it has started.
         for partition_log in topic.partitions:
             self._on_leadership(topic, partition_log.partition)
-            if (shard := self._shards.get(partition_log.partition)) is not None:
+            shard = self._shards.get(partition_log.partition)
+            state = self._broker.partition_state(INTERNAL, topic, partition_log.partition)
+            if shard is not None and len(state.replicas) == 1:
                 await shard.until_settled(_LOAD_TIMEOUT_MS)
 
     async def close(self) -> None:

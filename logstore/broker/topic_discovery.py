@@ -14,7 +14,7 @@ from uuid import UUID
 
 import structlog
 
-from logstore.cluster.coordinator import Coordinator, RegisteredTopic
+from logstore.cluster.coordinator import ADOPT, Coordinator, RegisteredTopic
 from logstore.errors import LogStoreError, unforeseen
 from logstore.log.topic import Topic
 
@@ -49,6 +49,14 @@ class ServedTopics(Protocol):
 
     async def look_at_start(self, topic: Topic) -> None:
         """Mend what the leaders of a topic mend after a start."""
+        ...
+
+    async def was_removed(self, topic: Topic) -> bool:
+        """Whether the topic's table was removed, as a deletion does."""
+        ...
+
+    def let_go(self, topic: Topic) -> None:
+        """Nobody leads the topic any more, and its records are kept."""
         ...
 
     async def drop(self, topic: Topic) -> None:
@@ -202,14 +210,23 @@ class TopicDiscovery:
             looked_at |= led
 
     async def _drop_former(self, name: str, found: RegisteredTopic | None) -> None:
-        """A topic was deleted if its registration was seen, and is not the one of its name any more."""
+        """A topic was deleted if its registration was seen, and is not the one of its name any more.
+
+        A deletion removes the table before the registration. If the table is there still, somebody has removed the
+        registration by hand: it waits for its adoption.
+        """
         topic = self._topics.served(name)
         if topic is None or topic.topic_id not in self._versions:
             return
-        if found is None or found.deleting or found.topic_id != topic.topic_id:
-            await self._topics.drop(topic)
-            del self._versions[topic.topic_id]
-            self._looked_at.pop(topic.topic_id, None)
+        if found is not None and found.topic_id == topic.topic_id and not found.deleting:
+            return
+        if found is None and not await self._topics.was_removed(topic):
+            log.error("topic.registration_lost", topic=name, remedy=f"run: {ADOPT.format(name)}")
+            self._topics.let_go(topic)
+            return
+        await self._topics.drop(topic)
+        del self._versions[topic.topic_id]
+        self._looked_at.pop(topic.topic_id, None)
 
     # ---- the controller ---------------------------------------------------------------------------------------------
 

@@ -55,6 +55,8 @@ log = structlog.stdlib.get_logger(__name__)
 _LEADERS_S = 15.0
 #: How long a broker waits for a topic that the controller makes.
 _APPEARS_S = 10.0
+#: How long appends wait for a partition that this broker was elected to lead.
+_LED_S = 2.0
 
 T = TypeVar("T")
 
@@ -275,6 +277,19 @@ class Topics:
             return
         await self.discovery.find(name, partitions, lambda: self.is_known(name, partitions))
 
+    async def until_led(self, logs: Collection[PartitionLog]) -> None:
+        """In a cluster: wait for those that this broker was elected to lead a moment ago, and does not lead yet; for
+        some seconds at the most.
+        """
+
+        def is_pending(log: PartitionLog) -> bool:
+            if log.is_leader or log.is_closed:
+                return False
+            return self._coordinator.partition_state(log.topic_id, log.partition).leader == self._coordinator.broker_id
+
+        if self.discovery is not None and any(map(is_pending, logs)):
+            await self.discovery.until(lambda: not any(map(is_pending, logs)), _LED_S)
+
     def is_known(self, name: str, partitions: int = 1) -> bool:
         """Whether ``get`` finds the topic, with so many partitions, or tells why it is not served."""
         topic = None if name in self._appearing else self._topics.get(name)
@@ -334,7 +349,7 @@ class Topics:
         return {
             name: QuarantinedError("ZooKeeper does not know its table, which has records", f"Run: {ADOPT.format(name)}")
             for name, topic in self._topics.items()
-            if self._coordinator.registered_topic(name) is None and any(p.sealed_offset for p in topic.partitions)
+            if self._coordinator.registered_topic(name) is None and any(p.log_end_offset for p in topic.partitions)
         }
 
     # ---- changes, under the lock ------------------------------------------------------------------------------------
@@ -447,6 +462,15 @@ class Topics:
         for partition_log in topic.partitions:
             self._journal.release(topic.topic_id, partition_log.partition, partition_log.sealed_offset)
 
+    async def was_removed(self, topic: Topic) -> bool:
+        def look() -> bool:
+            return topic.topic_id in self._catalog.deleted() or not self._catalog.exists(topic.name)
+
+        return await asyncio.to_thread(look)
+
+    def let_go(self, topic: Topic) -> None:
+        self._replicas.let_go(topic)
+
     async def drop(self, topic: Topic) -> None:
         async with topic.commit_lock:
             self._end(topic)
@@ -486,7 +510,7 @@ class Topics:
 def _known(topic: Topic, replication_factor: int | None = None) -> KnownTopic:
     in_table = topic.snapshot.partitions
     epochs = tuple(max(in_table[p.partition].leader_epoch, p.state.leader_epochs.last) for p in topic.partitions)
-    has_records = any(p.sealed_offset for p in topic.partitions)
+    has_records = any(p.log_end_offset for p in topic.partitions)
     unclean = topic.config.unclean_leader_election_enable
     return KnownTopic(topic.name, topic.topic_id, epochs, has_records, replication_factor, unclean)
 

@@ -35,6 +35,7 @@ from logstore.client.transport import Transport, group_path, quote_name, topic_p
 from logstore.errors import (
     InvalidConfigError,
     InvalidPartitionsError,
+    InvalidReplicaAssignmentError,
     InvalidRequestError,
     LeaderNotAvailableError,
     LogStoreError,
@@ -232,6 +233,31 @@ class Admin:
             else error_of(one.error_code, one.message or "")
             for one in decode(answer.content, _ElectedLeaders).partitions
         }
+
+    def reassign_partition(self, topic: str, partition: int, replicas: Sequence[int]) -> None:
+        """Begin to move a partition to these brokers, the preferred leader first (KIP-455); ``partition_replicas``
+        shows how far it is. It replaces a reassignment under way.
+
+        Raises InvalidReplicaAssignmentError, UnknownTopicError, UnknownPartitionError.
+        """
+        self._transport.request(
+            "PUT",
+            self._reassignment_path(topic, partition),
+            json={"replicas": list(replicas)},
+            idempotent=True,
+            bad_request=InvalidReplicaAssignmentError,
+        )
+
+    def cancel_reassignment(self, topic: str, partition: int) -> None:
+        """Take a reassignment back that is under way: the partition keeps the replicas that it had before.
+
+        Raises NoReassignmentInProgressError, UnknownTopicError, UnknownPartitionError.
+        """
+        # Sent once: a second DELETE after a lost answer would say that there is none.
+        self._transport.request("DELETE", self._reassignment_path(topic, partition), idempotent=False)
+
+    def _reassignment_path(self, topic: str, partition: int) -> str:
+        return f"{self._topics_path}/{quote_name(topic)}/partitions/{partition}/reassignment"
 
     def status(self) -> StoreStatus:
         """The store and all its topics in numbers, and their problems."""

@@ -174,6 +174,11 @@ class EmbeddedCoordinator:
             for listener in self._listeners:
                 listener(topic_id, partition, self._led)
 
+    def listen_to_brokers(self, listener: Callable[[], None]) -> None: ...
+
+    def may_join(self, broker_id: int, broker_epoch: int) -> bool:  # noqa: ARG002
+        return False
+
     def listen_to_topics(self, listener: TopicListener) -> None:
         """No other broker makes one."""
 

@@ -188,6 +188,11 @@ class Leadership:
             )
         self._count_replicas()
 
+    def count_replicas(self) -> None:
+        """Count again: ``min.insync.replicas`` is another."""
+        if self.in_sync_replicas is not None:
+            self._count_replicas()
+
     def _count_replicas(self) -> None:
         in_sync = self.in_sync_replicas
         assert in_sync is not None

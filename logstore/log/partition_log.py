@@ -18,7 +18,8 @@ The ``state`` (producers, keys, transactions, epochs) follows the same frames.
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 from uuid import UUID
 
@@ -50,6 +51,7 @@ from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity
 
 # Looked up once: an enumeration's members are slow to find.
 _TRUNCATE: Final = FrameType.TRUNCATE
+_NO_FOLLOWERS: Final[Mapping[int, Follower]] = MappingProxyType({})
 
 
 class PartitionLog:
@@ -257,6 +259,11 @@ class PartitionLog:
         """Whether this broker leads the partition."""
         return self._leadership is not None
 
+    def count_replicas(self) -> None:
+        """``min.insync.replicas`` is another: the high watermark may rise now."""
+        if self._leadership is not None:
+            self._leadership.count_replicas()
+
     def append_refusal(self, acks: int) -> LogStoreError | None:
         """Why an append with ``acks`` is not taken; None if it is."""
         return self._not_leader() if self._leadership is None else self._leadership.refusal(acks)
@@ -273,12 +280,13 @@ class PartitionLog:
             raise self._not_leader()
         return self._leadership
 
-    def follower(self, broker_id: int) -> Follower | None:
-        """The replica as this leader knows it; None if there is none, or another broker leads."""
+    @property
+    def followers(self) -> Mapping[int, Follower]:
+        """The other replicas as this leader knows them, by broker; none if another broker leads."""
         leadership = self._leadership
         if leadership is None or leadership.in_sync_replicas is None:
-            return None
-        return leadership.in_sync_replicas.followers.get(broker_id)
+            return _NO_FOLLOWERS
+        return leadership.in_sync_replicas.followers
 
     # ---- appending --------------------------------------------------------------------------------------------------
 
@@ -406,10 +414,11 @@ class PartitionLog:
         return self._frames.truncation(end, leader_epoch)
 
     def _drop_from(self, offset: int) -> None:
-        """A truncation is durable."""
+        """A truncation is durable. Meanwhile the leader may have rolled more: what is in Delta stays."""
         offset = max(offset, self.sealed_offset)
         self.active_segment.truncate(offset)
         self.log_end_offset = offset
+        self.next_offset = max(offset, self.next_offset)
         self._high_watermark.truncate(offset)
         self.state.truncate(offset)
         self._high_watermark.wake_readers()

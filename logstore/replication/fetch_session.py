@@ -109,7 +109,7 @@ class FetchSession:
 
     def _wake_by(self, log: PartitionLog, before: Callable[[], None] | None, wake: Callable[[], None] | None) -> None:
         """Let the follower's entry at the leader wake this session, or no session any more."""
-        follower = log.follower(self._broker_id)
+        follower = log.followers.get(self._broker_id)
         if follower is not None and (wake is not None or follower.wake is before):
             follower.wake = wake
 

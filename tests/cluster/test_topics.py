@@ -21,6 +21,7 @@ from logstore.errors import (
     DataDirectoryError,
     InvalidReplicationFactorError,
     NotControllerError,
+    NotLeaderOrFollowerError,
     UnknownTopicError,
 )
 from logstore.records.offset_record import OFFSETS_TOPIC
@@ -330,6 +331,36 @@ async def test_a_topic_whose_registration_was_lost_keeps_the_tails_of_journals(s
         topic = leader.topic(INTERNAL, "t")
         assert await read_all(leader, topic, partition) == [(0, b"a"), (1, b"b")]
         assert await produce(leader, topic, [b"c"], partition=partition) == 2
+
+
+async def test_a_registration_that_is_removed_by_hand_loses_no_record(stores: ClusterStores):
+    await stores.start(1, 2)
+    making = await stores.making()
+    await making.create_topic(INTERNAL, "t", configs={"segment.ms": "100000000"})
+    await stores.everywhere("t", 1)
+    leader = stores.leader("t", 0)
+    topic = leader.topic(INTERNAL, "t")
+    await produce(leader, topic, [b"a"])
+    path = stores.zookeeper.path(znodes.topic_path("t"))
+    zookeeper = stores.zookeeper.zookeeper
+    await zookeeper.multi([Delete(path, (await zookeeper.get(path)).version)])
+    await eventually_async(lambda: "t" in stores.coordinator(making.broker_id).controller.refused, "not refused")
+    await eventually_async(
+        lambda: not any(stores.topic(one, "t").partitions[0].is_leader for one in stores.stores), "somebody leads"
+    )
+    with pytest.raises(NotLeaderOrFollowerError):
+        await produce(leader, topic, [b"x"])
+    assert await zookeeper.get(path) is None
+    (problem,) = making.problems(INTERNAL)
+    assert problem.remedy == "Run: logstore cluster adopt t"
+    connect = stores.zookeeper.servers + stores.zookeeper.chroot
+    code, _, err = await logstore("cluster", "adopt", "t", "--data", str(stores.data), "--zookeeper", connect)
+    assert (code, err) == (0, "")
+    await stores.everywhere("t", 1)
+    leader = stores.leader("t", 0)
+    topic = leader.topic(INTERNAL, "t")
+    assert await read_all(leader, topic) == [(0, b"a")]
+    assert await produce(leader, topic, [b"b"]) == 1
 
 
 async def logstore(*arguments: str) -> tuple[int, str, str]:
