@@ -518,7 +518,8 @@ def test_a_leader_without_a_lease_tells_nothing_that_another_leader_may_contradi
                 assert await read_all(zombie, topic) == [(0, b"0")], "ZooKeeper alone is away: reads go on"
                 await asyncio.sleep(0.01)
             # Another one leads, and this one does not hear of it.
-            state = dataclasses.replace(cluster.states[topic.topic_id, 0], leader=2, leader_epoch=log.leader_epoch + 1)
+            before = cluster.states[topic.topic_id, 0]
+            state = dataclasses.replace(before, leader=2, leader_epoch=log.leader_epoch + 1, in_sync_replicas=(2, 3))
             cluster.states[topic.topic_id, 0] = state
             cluster.coordinators[2].tell(topic.topic_id, 0, state)
             await eventually_async(lambda: not log.is_settled, "the follower does not say that it follows no more")
