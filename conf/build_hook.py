@@ -1,6 +1,6 @@
 """Compiles the codec of Kafka's record batches when a wheel is built or the checkout is installed as editable.
 
-Hatchling calls it (``[tool.hatch.build.targets.wheel.hooks.custom]`` in pyproject.toml). Without a compiler, or with one
+Hatchling calls it: pyproject.toml, ``[tool.hatch.build.targets.wheel.hooks.custom]``. Without a compiler, or with one
 that fails, the package has no library and uses its numpy codec: a line says so, and nothing else is different.
 """
 

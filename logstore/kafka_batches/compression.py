@@ -28,8 +28,8 @@ _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = struct.Struct(">8sii")
 _XERIAL_BLOCK: Final = struct.Struct(">i")
 _XERIAL_BLOCK_BYTES: Final = 32 * KIB
-# Blocks stand for 1 KiB at least, but for the last, and snappy makes 50 bytes of that at best. Tiny ones would cost more
-# time than their bytes are worth.
+# Blocks stand for 1 KiB at least, but for the last, and snappy makes 50 bytes of that at best. Tiny ones would cost
+# more time than their bytes are worth.
 _XERIAL_MEAN_BYTES_MIN: Final = 32
 _SNAPPY: Final = pa.Codec("snappy")
 
@@ -88,14 +88,14 @@ def _inflate_stream(compression: Compression, data: memoryview, max_bytes: int) 
 
 def _blocks_are_independent(frame: memoryview) -> bool:
     """Whether the frame's descriptor says so; True for what is no frame, which Arrow refuses."""
-    return frame[:4] != _LZ4_MAGIC or len(frame) < 5 or bool(frame[4] & _LZ4_BLOCKS_INDEPENDENT)
+    return bytes(frame[:4]) != _LZ4_MAGIC or len(frame) < 5 or bool(frame[4] & _LZ4_BLOCKS_INDEPENDENT)
 
 
 def _inflate_snappy(data: memoryview, max_bytes: int) -> bytes:
-    if data[: len(_XERIAL_MAGIC)] != _XERIAL_MAGIC:
-        return _inflate_block(data, max_bytes)
+    if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
+        return _inflate_block(data, _block_size(data, max_bytes))
     pieces = []
-    left = max_bytes
+    inflated = 0
     blocks_left = 64 + len(data) // _XERIAL_MEAN_BYTES_MIN
     at = _XERIAL_HEADER.size
     while at < len(data):
@@ -106,14 +106,16 @@ def _inflate_snappy(data: memoryview, max_bytes: int) -> bytes:
             raise ValueError(f"there is no block of {size} bytes at byte {at}")
         if blocks_left < 0:
             raise ValueError(f"its blocks have less than {_XERIAL_MEAN_BYTES_MIN} bytes on average")
-        pieces.append(_inflate_block(data[at : at + size], left))
-        left -= len(pieces[-1])
+        block = data[at : at + size]
+        block_size = _block_size(block, max_bytes - inflated)
+        pieces.append(_inflate_block(block, block_size))
+        inflated += block_size
         at += size
     return b"".join(pieces)
 
 
-def _inflate_block(block: memoryview, max_bytes: int) -> bytes:
-    """A raw block of snappy: the size that it inflates to, a varint of 32 bits, and its content."""
+def _block_size(block: memoryview, max_bytes: int) -> int:
+    """The size that a raw block of snappy says it inflates to: a varint at its begin."""
     size = 0
     for at, byte in enumerate(block[:5]):
         size |= (byte & 127) << 7 * at
@@ -121,6 +123,11 @@ def _inflate_block(block: memoryview, max_bytes: int) -> bytes:
             break
     if size > max_bytes:
         raise _too_large(max_bytes)
+    return size
+
+
+def _inflate_block(block: memoryview, size: int) -> bytes:
+    """Arrow refuses a block that inflates to another size than it says."""
     return _SNAPPY.decompress(block, size, asbytes=True)  # type: ignore[no-any-return]
 
 
@@ -144,15 +151,13 @@ def _xerial(data: pa.Buffer) -> Buffer:
 
 def _lz4_frame(data: pa.Buffer) -> Buffer:
     """Not Arrow's frames: their blocks depend on each other."""
-    pieces = [_LZ4_HEADER]
+    pieces: list[Buffer] = [_LZ4_HEADER]
     for block in _blocks(data, _LZ4_BLOCK_BYTES):
         deflated = _LZ4_RAW.compress(block, asbytes=True)
-        is_smaller = len(deflated) < len(block)
-        pieces += (
-            (_LZ4_BLOCK.pack(len(deflated)), deflated)
-            if is_smaller
-            else (_LZ4_BLOCK.pack(len(block) | _LZ4_STORED), memoryview(block))
-        )
+        if len(deflated) < len(block):
+            pieces += (_LZ4_BLOCK.pack(len(deflated)), deflated)
+        else:
+            pieces += (_LZ4_BLOCK.pack(len(block) | _LZ4_STORED), memoryview(block))
     return b"".join((*pieces, _LZ4_END))
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from logstore.errors import InvalidRecordBatchError, RecordBatchTooLargeError
+from logstore.errors import InvalidRecordBatchError
 from logstore.filesystem import Buffer
 from logstore.kafka_batches.codec import CODEC
 from logstore.kafka_batches.compression import inflate

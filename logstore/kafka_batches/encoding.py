@@ -8,6 +8,7 @@ from logstore.kafka_batches.compression import deflate
 from logstore.kafka_batches.header import (
     CONTROL,
     HEADER_BYTES,
+    LENGTH_END,
     LOG_APPEND_TIME,
     MAGIC,
     NO_TIMESTAMP,
@@ -21,7 +22,8 @@ from logstore.kafka_batches.records import RecordCodec
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity
 from logstore.records.log_batches import int64_values
 
-_INT32_MAX = 2**31 - 1
+# The last offset delta has 32 bits.
+_OFFSETS_MAX = 2**31
 
 
 def encode_batch(
@@ -48,44 +50,42 @@ def encode_batch(
     different timestamps with ``log_append_time``.
     """
     rows = records.num_rows
-    offsets = int64_values(records.column("offset")) if rows else ()
-    timestamps = int64_values(records.column("timestamp")) if rows else ()
-    if base_offset is None:
-        base_offset = int(offsets[0])
-    if end_offset is None:
-        end_offset = int(offsets[-1]) + 1
-    if rows and not base_offset <= offsets[0] <= offsets[-1] < end_offset:
-        raise ValueError(f"the records have offsets {offsets[0]} to {offsets[-1]}, outside [{base_offset}, {end_offset})")
-    if not 0 < end_offset - base_offset <= _INT32_MAX:
-        raise ValueError(f"a record batch cannot stand for the offsets [{base_offset}, {end_offset})")
-    max_timestamp = int(timestamps.max()) if rows else NO_TIMESTAMP
-    if rows and log_append_time and timestamps.min() != max_timestamp:
-        raise ValueError("a record batch with the append time has one timestamp for all of its records")
-    base_timestamp = int(timestamps[0]) if rows else NO_TIMESTAMP
-    batch: Buffer = bytes_of(codec.encode(records, base_offset, base_timestamp)) if rows else bytearray(HEADER_BYTES)
-    if rows and compression is not Compression.NONE:
-        batch = bytearray(HEADER_BYTES) + deflate(compression, pa.py_buffer(batch)[HEADER_BYTES:])
+    if rows:
+        offsets, timestamps = int64_values(records.column("offset")), int64_values(records.column("timestamp"))
+        first, last = int(offsets[0]), int(offsets[-1])
+        base_offset = first if base_offset is None else base_offset
+        end_offset = last + 1 if end_offset is None else end_offset
+        if not base_offset <= first <= last < end_offset:
+            raise ValueError(f"records with offsets {first} to {last} are outside of [{base_offset}, {end_offset})")
+        base_timestamp, max_timestamp = int(timestamps[0]), int(timestamps.max())
+        if log_append_time and timestamps.min() != max_timestamp:
+            raise ValueError("a record batch with the append time has one timestamp for all of its records")
     else:
+        if base_offset is None or end_offset is None:
+            raise ValueError("a record batch without records needs the offsets that it stands for")
+        base_timestamp = max_timestamp = NO_TIMESTAMP
         compression = Compression.NONE
-    attributes = compression | LOG_APPEND_TIME * log_append_time | TRANSACTIONAL * transactional | CONTROL * control
-    producer_id, epoch, sequence = identity if identity.is_producers else (-1, -1, -1)
-    view = memoryview(batch)
-    write_header(
-        view,
-        BatchHeader(
-            base_offset,
-            0,
-            leader_epoch,
-            MAGIC,
-            0,
-            attributes,
-            end_offset - base_offset - 1,
-            base_timestamp,
-            max_timestamp,
-            producer_id,
-            epoch,
-            sequence,
-            rows,
-        ),
+    if not 0 < end_offset - base_offset <= _OFFSETS_MAX:
+        raise ValueError(f"a record batch cannot stand for the offsets [{base_offset}, {end_offset})")
+    batch: Buffer = bytes_of(codec.encode(records, base_offset, base_timestamp)) if rows else bytearray(HEADER_BYTES)
+    if compression is not Compression.NONE:
+        batch = bytearray(HEADER_BYTES) + deflate(compression, pa.py_buffer(batch)[HEADER_BYTES:])
+    producer_id, producer_epoch, base_sequence = identity if identity.is_producers else (-1, -1, -1)
+    header = BatchHeader(
+        base_offset=base_offset,
+        length=len(batch) - LENGTH_END,
+        leader_epoch=leader_epoch,
+        magic=MAGIC,
+        crc=0,
+        attributes=compression | LOG_APPEND_TIME * log_append_time | TRANSACTIONAL * transactional | CONTROL * control,
+        last_offset_delta=end_offset - base_offset - 1,
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        record_count=rows,
     )
+    view = memoryview(batch)
+    write_header(view, header)
     return view

@@ -134,9 +134,8 @@ def check_crc(data: memoryview, header: BatchHeader, at: int = 0) -> None:
 
 
 def write_header(batch: memoryview, header: BatchHeader) -> None:
-    """Write ``header`` to the front of ``batch``, a whole batch that can be written, with its true length and CRC."""
+    """Write ``header`` and the CRC that belongs to it to the front of ``batch``, a whole batch that can be written."""
     _HEADER.pack_into(batch, 0, *header)
-    _PLACE.pack_into(batch, 0, header.base_offset, len(batch) - LENGTH_END, header.leader_epoch)
     _CRC.pack_into(batch, _CRC_AT, crc32c(batch[_ATTRIBUTES_AT:]))
 
 

@@ -90,45 +90,31 @@ class NativeCodec:
         packed = _packed(batches)
         found = self._found(batches, packed, _RISING, 0)
         total = found[0] if len(found) == 1 else Found._make(map(sum, zip(*found, strict=True)))
-        rows = sum(batch.count for batch in batches)
-        headers = total.header_count
-        timestamps, deltas = _allocate(8 * rows), _allocate(4 * rows)
-        timed = _bits(rows, total.untimed)
-        key = _column(rows, total.key_bytes, total.null_keys)
-        value = _column(rows, total.value_bytes, total.null_values)
-        fields = [rows, headers, timestamps.address, _address(timed), deltas.address, *_target(key), *_target(value)]
-        if headers:
-            listed, begins = _bits(rows, total.bare), _allocate(4 * (rows + 1))
-            header_key = _column(headers, total.header_key_bytes, 0)
-            header_value = _column(headers, total.header_value_bytes, total.null_header_values)
-            fields += [_address(listed), begins.address, *_target(header_key), *_target(header_value)]
-        else:
-            fields += _NO_HEADER_COLUMNS
-        if not self._decode(packed, len(batches), _RISING, _COLUMNS.pack(*fields)):
+        rows = sum(batch.record_count for batch in batches)
+        timed, timestamps, deltas = _bits(rows, total.untimed), _allocate(8 * rows), _allocate(4 * rows)
+        key = _Column(rows, total.key_bytes, total.null_keys)
+        value = _Column(rows, total.value_bytes, total.null_values)
+        headers = _Headers(rows, total) if total.header_count else None
+        columns = _COLUMNS.pack(
+            rows,
+            total.header_count,
+            timestamps.address,
+            _address(timed),
+            deltas.address,
+            *key.target,
+            *value.target,
+            *(_NO_HEADER_COLUMNS if headers is None else headers.targets),
+        )
+        if not self._decode(packed, len(batches), _RISING, columns):
             raise AssertionError("the records were changed while they were decoded")
-        columns = [
+        arrays = [
             pa.Array.from_buffers(_TIMESTAMP_TYPE, rows, [timed, timestamps], null_count=total.untimed),
-            pa.Array.from_buffers(pa.binary(), rows, key, null_count=total.null_keys),
-            pa.Array.from_buffers(pa.binary(), rows, value, null_count=total.null_values),
+            key.array(pa.binary()),
+            value.array(pa.binary()),
+            null_headers(rows) if headers is None else headers.array(),
         ]
-        if headers:
-            elements = pa.StructArray.from_buffers(
-                HEADERS_TYPE.value_type,
-                headers,
-                [None],
-                null_count=0,
-                children=[
-                    pa.Array.from_buffers(pa.string(), headers, header_key, null_count=0),
-                    pa.Array.from_buffers(pa.binary(), headers, header_value, null_count=total.null_header_values),
-                ],
-            )
-            columns.append(
-                pa.Array.from_buffers(HEADERS_TYPE, rows, [listed, begins], null_count=total.bare, children=[elements])
-            )
-        else:
-            columns.append(null_headers(rows))
         return DecodedBatches(
-            pa.RecordBatch.from_arrays(columns, schema=WIRE_SCHEMA), np.frombuffer(deltas, np.int32, rows)
+            pa.RecordBatch.from_arrays(arrays, schema=WIRE_SCHEMA), np.frombuffer(deltas, np.int32, rows)
         )
 
     def encode(self, records: pa.RecordBatch, base_offset: int, base_timestamp: int) -> pa.Buffer:
@@ -166,18 +152,51 @@ def _bits(rows: int, null_count: int) -> pa.Buffer | None:
     return _allocate((rows + 7) // 8) if null_count else None
 
 
-def _column(rows: int, data_bytes: int, null_count: int) -> list[pa.Buffer | None]:
-    return [_bits(rows, null_count), _allocate(4 * (rows + 1)), _allocate(data_bytes)]
-
-
 def _address(buffer: pa.Buffer | None) -> int:
-    return 0 if buffer is None else buffer.address
+    return 0 if buffer is None else int(buffer.address)
 
 
-def _target(column: list[pa.Buffer | None]) -> tuple[int, int, int, int]:
-    """``struct target``."""
-    valid, offsets, data = column
-    return _address(valid), offsets.address, data.address, data.size
+class _Column:
+    """Memory for a binary or text column."""
+
+    def __init__(self, rows: int, data_bytes: int, null_count: int) -> None:
+        self._rows, self._null_count = rows, null_count
+        self._valid, self._offsets, self._data = (
+            _bits(rows, null_count),
+            _allocate(4 * (rows + 1)),
+            _allocate(data_bytes),
+        )
+
+    @property
+    def target(self) -> tuple[int, int, int, int]:
+        """``struct target``."""
+        return _address(self._valid), self._offsets.address, self._data.address, self._data.size
+
+    def array(self, kind: pa.DataType) -> pa.Array:
+        buffers = [self._valid, self._offsets, self._data]
+        return pa.Array.from_buffers(kind, self._rows, buffers, null_count=self._null_count)
+
+
+class _Headers:
+    """Memory for the column of headers."""
+
+    def __init__(self, rows: int, found: Found) -> None:
+        self._rows, self._bare, self._count = rows, found.bare, found.header_count
+        self._valid, self._offsets = _bits(rows, found.bare), _allocate(4 * (rows + 1))
+        self._key = _Column(found.header_count, found.header_key_bytes, 0)
+        self._value = _Column(found.header_count, found.header_value_bytes, found.null_header_values)
+
+    @property
+    def targets(self) -> tuple[int, ...]:
+        return _address(self._valid), self._offsets.address, *self._key.target, *self._value.target
+
+    def array(self) -> pa.Array:
+        children = [self._key.array(pa.string()), self._value.array(pa.binary())]
+        elements = pa.StructArray.from_buffers(
+            HEADERS_TYPE.value_type, self._count, [None], null_count=0, children=children
+        )
+        buffers = [self._valid, self._offsets]
+        return pa.Array.from_buffers(HEADERS_TYPE, self._rows, buffers, null_count=self._bare, children=[elements])
 
 
 def _source(column: pa.Array) -> tuple[int, int, int, int]:
@@ -189,4 +208,4 @@ def _source(column: pa.Array) -> tuple[int, int, int, int]:
 
 def _numbers(column: pa.Array) -> int:
     """The address of the first number of a column of 64-bit numbers without nulls."""
-    return int(column.buffers()[1].address) + 8 * column.offset
+    return int(column.buffers()[1].address) + 8 * int(column.offset)

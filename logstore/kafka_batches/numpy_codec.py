@@ -174,7 +174,7 @@ def _parse(batch: BatchRecords, number: int, *, contiguous: bool) -> _Parsed:
 
 def _parsed(batch: BatchRecords, *, contiguous: bool) -> _Parsed:
     data = np.frombuffer(batch.data, np.uint8)
-    at, ends = _record_bounds(bytes_of(batch.data), batch.count)
+    at, ends = _record_bounds(bytes_of(batch.data), batch.record_count)
     delta, at = _read_varints(data, at + 1, ends, 64, Fault.TIMESTAMP_DELTA)  # behind the attributes
     timestamps = _timestamps(batch, delta)
     offset_deltas, at = _read_varints(data, at, ends, 32, Fault.OFFSET_DELTA)
@@ -383,4 +383,5 @@ def _encoded_headers(headers: pa.Array) -> tuple[np.ndarray, pa.Array]:
     begins = begins - begins[0]
     starts = ends[begins[:-1]]
     slices = _Slices(starts, np.where(filled, ends[begins[1:]] - starts, 0))
-    return np.where(filled, np.diff(begins), 0).astype(np.int64), slices.column(pa.py_buffer(_data(encoded)), pa.binary())
+    counts = np.where(filled, np.diff(begins), 0).astype(np.int64)
+    return counts, slices.column(pa.py_buffer(_data(encoded)), pa.binary())

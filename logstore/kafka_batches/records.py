@@ -23,7 +23,7 @@ class BatchRecords(NamedTuple):
     """
 
     data: pa.Buffer
-    count: int
+    record_count: int
     base_timestamp: int
     append_time: int | None
 
@@ -62,7 +62,7 @@ class DecodedBatches(NamedTuple):
 
 class RecordCodec(Protocol):
     def scan(self, batches: Sequence[BatchRecords], *, contiguous: bool, first_batch: int = 0) -> list[Found]:
-        """Check every record and header. With ``contiguous`` record i has the offset delta i, otherwise the deltas rise.
+        """Check every record and header. With ``contiguous`` record i has the offset delta i, otherwise deltas rise.
 
         Raises InvalidRecordBatchError, InvalidTimestampError; they count batches from ``first_batch``.
         """

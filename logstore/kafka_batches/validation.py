@@ -51,7 +51,7 @@ def validate(
     RecordBatchTooLargeError, InvalidTimestampError.
     """
     view = bytes_of(data)
-    found = []
+    found: list[ValidBatch] = []
     left = min(inflated_bytes_max, COLUMN_BYTES_MAX)
     start = 0
     while start < len(view):
