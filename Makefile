@@ -41,7 +41,7 @@ torture: setup ## Faults for a long time: make torture SEED=7 DURATION=600 (seco
 	@$(RUN) tests.faults.bench.torture $(if $(SEED),--seed $(SEED)) --duration $(or $(DURATION),600)
 
 torture-cluster: setup ## Faults on a cluster of three brokers: make torture-cluster SEED=7 DURATION=300 (seconds); default: a random seed
-	@$(RUN) tests.faults.cluster.bench $(if $(SEED),--seed $(SEED)) --seconds $(or $(DURATION),300)
+	@$(RUN) tests.faults.cluster.torture $(if $(SEED),--seed $(SEED)) --duration $(or $(DURATION),300)
 
 run: setup ## The store on ./data at http://127.0.0.1:8082, until Ctrl-C; make run PORT=8083 for another port
 	@exec $(BIN)/logstore serve --data ./data --port $(PORT)

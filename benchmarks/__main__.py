@@ -1,6 +1,7 @@
 """``make bench``: run cases, print one table, keep it under benchmarks/results/."""
 
 import argparse
+import importlib.util
 import math
 import shutil
 import signal
@@ -16,7 +17,7 @@ from rich.console import Console
 from benchmarks import report
 from benchmarks.before import beside
 from benchmarks.cases import choose
-from benchmarks.kafka import Kafka, find_kafka
+from benchmarks.kafka import Kafka, find_java, find_kafka
 from benchmarks.machine import describe
 from benchmarks.run import Case, CaseResult, Peers, run_case
 from benchmarks.server import ROOT, BenchmarkError
@@ -56,6 +57,7 @@ def _seconds(text: str) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parse(arguments)
+    given.directory = given.directory.absolute()
     console = Console(highlight=False, soft_wrap=True)
     try:
         cases = choose(given.cases.replace(",", " ").split(), full=given.full)
@@ -124,10 +126,16 @@ def find_peers(console: Console, *, alone: bool) -> Peers:
     wrk = shutil.which("wrk")
     if wrk is None:
         console.print("benchmarks: without what wrk measures: it is missing (sudo apt-get install wrk)")
+    zookeeper = find_java()
+    lacking = [package for package in ("kazoo", "pyspark") if importlib.util.find_spec(package) is None]
+    if zookeeper is None or lacking:
+        console.print(f"benchmarks: without clusters: {' and '.join(lacking) or 'Java'} is missing (conf/bootstrap.sh)")
+        zookeeper = None
     return Peers(
         kafka=kafka if isinstance(kafka, Kafka) else None,
         confluent=str(confluent) if confluent.exists() and not alone else None,
         wrk=wrk,
+        zookeeper=zookeeper,
     )
 
 

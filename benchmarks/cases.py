@@ -1,13 +1,15 @@
 """The cases: the contenders of each, and the targets.
 
-``DEFAULT`` takes about 20 minutes. ``MATRIX`` goes from the first two and their like along one axis at a time: payload,
-partitions, connections, records a request; an hour more. A case's first contender is ours.
+``DEFAULT`` takes about half an hour, ``CLUSTER`` a third of it. ``MATRIX`` goes from the first two and their like along
+one axis at a time: payload, partitions, connections, records a request; an hour more. A case's first contender is ours.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 
+from benchmarks.cluster import REPLICAS
+from benchmarks.cluster_operations import ZOOKEEPER, EmptyReplica, LeaderKilled, Roles, RollingRestart
 from benchmarks.groups import CommitOffsets, LoadOffsets
 from benchmarks.measure import Target
 from benchmarks.operations import (
@@ -281,6 +283,100 @@ DEFAULT: tuple[Case, ...] = (
 )
 
 
+ONE_BROKER = "ours, one broker"
+
+
+def replicated(workload: Workload, form: Form, name: str = "ours") -> HttpProduce:
+    return HttpProduce(workload, form, name=name, needs=ZOOKEEPER, brokers=REPLICAS)
+
+
+def produce_replicated(name: str, workload: Workload, form: Form, kafka: float, one_broker: float) -> Case:
+    size = "100 B" if workload.value_bytes == 100 else "1 KB"
+    any_broker = "ours, any broker"
+    one_partition = replace(workload, spread=False)
+    return Case(
+        name,
+        f"{form} over HTTP, {size} values with keys, {workload.batch:,} a request, each to the leader of one "
+        f"partition; three replicas, min.insync.replicas 2, acks=all, our fsync on each of them, and none of Kafka's. "
+        f"{any_broker}: keys decide, requests go to the brokers in turn, which send on what others lead",
+        (
+            replicated(one_partition, form),
+            HttpProduce(one_partition, form, name=ONE_BROKER),
+            replicated(workload, form, name=any_broker),
+            JavaProduce(workload, replicated=True),
+        ),
+        (rate("kafka", kafka), rate(ONE_BROKER, one_broker), rate(any_broker)),
+    )
+
+
+def roles(form: Form, batch: int) -> Case:
+    workload = Workload(partitions=1, batch=batch)
+    return Case(
+        f"cluster-roles-{form}",
+        f"CPU time of a leader, a follower, and a broker that sends records on; {form} over HTTP, 100 B values with "
+        f"keys, {batch:,} a request, one partition",
+        (
+            Roles(workload, form, forwarded=False),
+            Roles(workload, form, forwarded=True, name="ours, sent on"),
+        ),
+    )
+
+
+def empty_replica(gigabytes: int) -> Case:
+    return Case(
+        f"cluster-replica-{gigabytes}gb",
+        f"a broker with an empty log directory, until it is in the ISR of a partition with {gigabytes} GB of history",
+        (EmptyReplica(replace(LARGE, partitions=1, batch=2_000), gigabytes),),
+        (Target("joined_s", at_most=5.0),),
+        rounds=3,
+    )
+
+
+_SESSION_SECONDS = 6
+CLUSTER: tuple[Case, ...] = (
+    produce_replicated("cluster-json-100", SMALL, "json", 1.0, 0.6),
+    produce_replicated("cluster-json-1k", LARGE, "json", 1.0, 0.6),
+    produce_replicated("cluster-arrow-100", replace(SMALL, batch=10_000), "arrow", 2.0, 0.4),
+    produce_replicated("cluster-arrow-1k", replace(LARGE, batch=10_000), "arrow", 1.5, 0.4),
+    Case(
+        "cluster-partitions-1000",
+        "JSON over HTTP, 1,000 a request, each to the leader of one of 1,000 partitions in turn; three replicas",
+        (
+            replicated(replace(SMALL, partitions=1_000, spread=False), "json"),
+            replicated(replace(SMALL, spread=False), "json", name="ours, 4 partitions"),
+        ),
+        (rate("ours, 4 partitions", 0.8),),
+    ),
+    Case(
+        "cluster-latency-1000",
+        "1,000 records/s, one a request, from the time they are due; three replicas beside one",
+        (
+            HttpLatency(replace(SINGLE, connections=8, spread=False), needs=ZOOKEEPER, brokers=REPLICAS),
+            HttpLatency(replace(SINGLE, connections=8, spread=False), name=ONE_BROKER),
+        ),
+        (Target("p50_ms", ONE_BROKER, at_most=5.0), Target("p99_ms", ONE_BROKER)),
+    ),
+    Case(
+        "cluster-failover",
+        f"kill -9 of the leader of 1,000 partitions, until each has acknowledged a record; session timeout "
+        f"{_SESSION_SECONDS} s",
+        (LeaderKilled(1_000, 1_000 * _SESSION_SECONDS),),
+        (Target("outage_s", at_most=_SESSION_SECONDS + 3.0),),
+        rounds=3,
+    ),
+    Case(
+        "cluster-restart",
+        "a rolling restart: the longest wait of a record, and errors, of the Python client with 500 records/s",
+        (RollingRestart(12, 500),),
+        (Target("longest_ms", at_most=2_000.0), Target("errors", at_most=0.0)),
+        rounds=3,
+    ),
+    empty_replica(1),
+    roles("json", 1_000),
+    roles("arrow", 10_000),
+)
+
+
 def _matrix() -> Iterator[Case]:
     forms: tuple[tuple[str, Form], ...] = (("json", "json"), ("ndjson", "ndjson"), ("arrow", "arrow"))
     payloads: tuple[Payload, ...] = ("random",)
@@ -302,7 +398,7 @@ def _matrix() -> Iterator[Case]:
                 )
 
 
-MATRIX: tuple[Case, ...] = (*_matrix(), aged(10_000))
+MATRIX: tuple[Case, ...] = (*_matrix(), aged(10_000), empty_replica(10))
 
 
 def choose(patterns: Sequence[str], *, full: bool = False) -> list[Case]:
@@ -310,9 +406,9 @@ def choose(patterns: Sequence[str], *, full: bool = False) -> list[Case]:
 
     Raises BenchmarkError for a pattern that no case has.
     """
-    everything = (*DEFAULT, *MATRIX)
+    everything = (*DEFAULT, *CLUSTER, *MATRIX)
     if not patterns:
-        return list(everything if full else DEFAULT)
+        return list(everything if full else (*DEFAULT, *CLUSTER))
     for pattern in patterns:
         if not any(fnmatch(case.name, pattern) for case in everything):
             raise BenchmarkError(f"no case is called {pattern!r}: `make bench LIST=1` names them")

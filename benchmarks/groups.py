@@ -37,8 +37,9 @@ class CommitOffsets:
         body = stage.directory / f"commit-{self.offsets}"
         body.write_bytes(_commit(self.offsets))
         specification = {
-            **store.address,
-            "paths": [f"/groups/group-{number}/offsets" for number in range(self.groups)],
+            "servers": [
+                {**store.address, "paths": [f"/groups/group-{number}/offsets" for number in range(self.groups)]}
+            ],
             "content_type": "application/json",
             "bodies": [str(body)],
             "connections": self.connections,

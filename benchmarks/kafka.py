@@ -1,4 +1,4 @@
-"""A real Apache Kafka from Maven artifacts: its jars, one broker on loopback, and its own tools.
+"""A real Apache Kafka from Maven artifacts: its jars, one broker on loopback or three, and its own tools.
 
 The jars are fetched once into ``.cache/kafka-peer`` (``KAFKA_PEER_HOME`` names another place, which may have them in
 ``libs/`` already). The broker's ports are free ones, its data a directory of its own.
@@ -11,14 +11,15 @@ import socket
 import subprocess
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.server import ROOT, BenchmarkError, Server, run_command
+from benchmarks.server import ROOT, BenchmarkError, Server, SingleServer, run_command
 
 _PEER = ROOT / "benchmarks/kafka-peer"
 _START_SECONDS = 120
+_PATIENCE_MS = 3_600_000
 # As Kafka's own scripts start it.
 _BROKER_OPTIONS = [
     *("-Xms1G", "-Xmx1G", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"),
@@ -49,10 +50,14 @@ class Kafka:
         return run_command(self.command(_TOOL_OPTIONS, main_class, *arguments), timeout=timeout)
 
 
+def find_java() -> str | None:
+    java_home = os.environ.get("JAVA_HOME")
+    return f"{java_home}/bin/java" if java_home else shutil.which("java")
+
+
 def find_kafka() -> Kafka | str:
     """Kafka, fetched if need be; or what is missing, as a sentence."""
-    java_home = os.environ.get("JAVA_HOME")
-    java = f"{java_home}/bin/java" if java_home else shutil.which("java")
+    java = find_java()
     if not java:
         return "Java is missing (sudo apt-get install default-jre-headless)"
     libs = _fetch("libs", "pom.xml")
@@ -84,8 +89,35 @@ def _fetch(name: str, pom: str) -> Path | str:
     return jars
 
 
-class Broker(Server):
-    """One node in KRaft mode on an empty ``directory``.
+class KafkaServer(Server):
+    """Something that Kafka's clients can be pointed to. ``address``: its bootstrap servers."""
+
+    kafka: Kafka
+    address: str
+    #: Of a new topic.
+    replicas = 1
+
+    def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
+        options = [text for name, value in (configs or {}).items() for text in ("--config", f"{name}={value}")]
+        with self.awake():
+            self.kafka.tool(
+                "org.apache.kafka.tools.TopicCommand",
+                "--bootstrap-server",
+                self.address,
+                "--create",
+                "--topic",
+                topic,
+                "--partitions",
+                str(partitions),
+                "--replication-factor",
+                str(self.replicas),
+                *options,
+            )
+
+
+class Broker(SingleServer, KafkaServer):
+    """One node in KRaft mode on an empty ``directory``: broker and controller, or the broker ``node_id`` of the cluster
+    of ``first``.
 
     It stands still while others have their turn, which must not pass for a failure: hence its session's length. For the
     same reason it would wait as long for the end of its former session, were it killed and started again.
@@ -96,8 +128,10 @@ class Broker(Server):
         kafka: Kafka,
         directory: Path,
         *,
-        session_timeout_ms: int = 3_600_000,
+        session_timeout_ms: int = _PATIENCE_MS,
         properties: Mapping[str, str] | None = None,
+        node_id: int = 1,
+        first: "Broker | None" = None,
     ) -> None:
         self.kafka = kafka
         self._directory = directory
@@ -105,18 +139,28 @@ class Broker(Server):
         port, controller_port = _free_ports(2)
         self.address = f"127.0.0.1:{port}"
         self._properties = directory / "server.properties"
+        listeners = f"PLAINTEXT://{self.address}"
+        if first is None:
+            # An id may not begin with a dash: the tool takes it for an option.
+            cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+            self.cluster_id = f"L{cluster_id[1:]}"
+            self.controller = f"127.0.0.1:{controller_port}"
+            listeners += f",CONTROLLER://{self.controller}"
+        else:
+            self.cluster_id, self.controller = first.cluster_id, first.controller
         template = (_PEER / "server.properties").read_text(encoding="utf-8")
         filled = template.format(
-            port=port,
-            controller_port=controller_port,
+            roles="broker,controller" if first is None else "broker",
+            node_id=node_id,
+            listeners=listeners,
+            address=self.address,
+            controller=self.controller,
             data=directory / "data",
             session_timeout_ms=session_timeout_ms,
         )
         more = "".join(f"{name}={value}\n" for name, value in (properties or {}).items())
         self._properties.write_text(filled + more, encoding="utf-8")
-        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
-        # An id may not begin with a dash: the tool takes it for an option.
-        kafka.tool("kafka.tools.StorageTool", "format", "-t", f"L{cluster_id[1:]}", "-c", str(self._properties))
+        kafka.tool("kafka.tools.StorageTool", "format", "-t", self.cluster_id, "-c", str(self._properties))
         self.start()
 
     def start(self) -> None:
@@ -135,20 +179,33 @@ class Broker(Server):
             time.sleep(0.02)
         self.ready_s = time.monotonic() - began
 
-    def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
-        options = [text for name, value in (configs or {}).items() for text in ("--config", f"{name}={value}")]
-        with self.awake():
-            self.kafka.tool(
-                "org.apache.kafka.tools.TopicCommand",
-                "--bootstrap-server",
-                self.address,
-                "--create",
-                "--topic",
-                topic,
-                "--partitions",
-                str(partitions),
-                *options,
-            )
+
+class KafkaCluster(KafkaServer):
+    """``count`` brokers, the first of them with the controller. A topic has a replica on each."""
+
+    def __init__(self, kafka: Kafka, directory: Path, count: int) -> None:
+        self.kafka = kafka
+        self.replicas = count
+        self._brokers: list[Broker] = []
+        # As of the session: nobody fetches while all stand still.
+        patient = {"replica.lag.time.max.ms": str(_PATIENCE_MS), "replica.socket.timeout.ms": str(_PATIENCE_MS)}
+        try:
+            for node_id in range(1, count + 1):
+                first = self._brokers[0] if self._brokers else None
+                broker = Broker(kafka, directory / str(node_id), properties=patient, node_id=node_id, first=first)
+                self._brokers.append(broker)
+        except BaseException:
+            self.kill()
+            raise
+        self.address = ",".join(broker.address for broker in self._brokers)
+
+    @property
+    def pids(self) -> Sequence[int]:
+        return [pid for broker in self._brokers for pid in broker.pids]
+
+    def kill(self) -> None:
+        for broker in self._brokers:
+            broker.kill()
 
 
 def _free_ports(count: int) -> list[int]:

@@ -16,8 +16,11 @@ class Sample:
     ``mb_s`` counts keys and values alone. ``server_cpu_us`` and ``client_cpu_us`` are CPU time per record.
     ``peak_mb`` is the most that the server process has had resident since its start (VmHWM), ``resident_mb`` what it
     has at the end of the turn. ``ready_s``: from the start of the process until it is ready, ``live_s``: until it says
-    that it lives, ``stop_s``: from SIGTERM to its end. ``rest_percent``: of a core, without requests. ``throttled``:
-    answers 429.
+    that it lives, ``stop_s``: from SIGTERM to its end. ``joined_s``: from its start until its replicas are in sync.
+    ``outage_s``: from the end of a leader until each partition has acknowledged a record. ``longest_ms``: the longest
+    wait of a request. ``rest_percent``: of a core, without requests. CPU time a record of a cluster's parts:
+    ``leader_cpu_us``, ``follower_cpu_us`` (of one), ``forwarder_cpu_us`` (of a broker that sends records on).
+    ``throttled``: answers 429. ``errors``: those that a client's program saw.
     """
 
     records_s: float | None = None
@@ -28,12 +31,19 @@ class Sample:
     ready_s: float | None = None
     live_s: float | None = None
     stop_s: float | None = None
+    joined_s: float | None = None
+    outage_s: float | None = None
+    longest_ms: float | None = None
     rest_percent: float | None = None
     peak_mb: float | None = None
     resident_mb: float | None = None
     server_cpu_us: float | None = None
+    leader_cpu_us: float | None = None
+    follower_cpu_us: float | None = None
+    forwarder_cpu_us: float | None = None
     client_cpu_us: float | None = None
     throttled: float | None = None
+    errors: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +64,19 @@ METRICS: dict[str, Metric] = {
     "ready_s": Metric("ready s", 2),
     "live_s": Metric("live s", 2),
     "stop_s": Metric("stop s", 2),
+    "joined_s": Metric("in sync s", 2),
+    "outage_s": Metric("all acknowledge s", 2),
+    "longest_ms": Metric("longest ms", 0),
     "rest_percent": Metric("% of a core at rest", 2),
     "peak_mb": Metric("peak MB", 0),
     "resident_mb": Metric("resident MB", 0),
     "server_cpu_us": Metric("server us/record", 2),
+    "leader_cpu_us": Metric("leader us/record", 2),
+    "follower_cpu_us": Metric("follower us/record", 2),
+    "forwarder_cpu_us": Metric("forwarder us/record", 2),
     "client_cpu_us": Metric("client us/record", 2),
     "throttled": Metric("429", 0),
+    "errors": Metric("errors", 0),
 }
 assert list(METRICS) == [field.name for field in fields(Sample)]
 

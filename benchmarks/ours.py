@@ -9,8 +9,10 @@ from typing import Any
 
 from benchmarks.run import Stage
 from benchmarks.server import (
+    ROOT,
     BenchmarkError,
     Result,
+    Storage,
     Store,
     Turn,
     python_of,
@@ -22,23 +24,28 @@ from benchmarks.server import (
 from benchmarks.workload import CONTENT_TYPES, Form, Workload, write_bodies
 
 TOPIC = "bench"
+#: A machine that fills a topic more slowly than this is no machine for benchmarks.
+_FILL_BYTES_S = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class HttpProduce:
-    """Bodies made beforehand, posted as fast as answers come; every answer after its fsync."""
+    """Bodies made beforehand, posted as fast as answers come; every answer after its fsync, in a cluster on all
+    replicas.
+    """
 
     workload: Workload
     form: Form = "json"
     name: str = "ours"
     needs: tuple[str, ...] = ()
     configs: Mapping[str, str] = field(default_factory=dict)
+    brokers: int = 1
 
     def start(self, stage: Stage) -> Turn:
-        store = stage.store(self.name)
+        store = stage.storage(self.name, self.brokers)
         store.create_topic(TOPIC, self.workload.partitions, self.configs)
-        store.pause()
         specification = http_specification(stage, store, self.workload, self.form)
+        store.pause()
         return turn_of(store, self.workload.record_bytes, _checked_load("http_produce", specification, store))
 
 
@@ -79,12 +86,13 @@ class HttpLatency:
     rate: int = 1_000
     name: str = "ours"
     needs: tuple[str, ...] = ()
+    brokers: int = 1
 
     def start(self, stage: Stage) -> Turn:
-        store = stage.store(self.name)
+        store = stage.storage(self.name, self.brokers)
         store.create_topic(TOPIC, self.workload.partitions)
-        store.pause()
         specification = http_specification(stage, store, self.workload, "json")
+        store.pause()
 
         def load(seconds: float) -> Result:
             return run_load("http_latency", {**specification, "rate": self.rate, "seconds": seconds, "keep": None})
@@ -107,7 +115,9 @@ class ClientProduce:
         store.pause()
         bodies = write_bodies(stage.directory, self.workload, "arrow")
         specification = {"url": store.url, "topic": TOPIC, "bodies": bodies, "call": self.call}
-        return turn_of(store, self.workload.record_bytes, _checked_load("logstore_client", specification, store))
+        return turn_of(
+            store, self.workload.record_bytes, _checked_load("logstore_client", specification, store, stage.checkout)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +173,11 @@ def run_client(specification: Mapping[str, Any], checkout: Path) -> Result:
 
 
 def http_specification(
-    stage: Stage, store: Store, workload: Workload, form: Form, topic: str = TOPIC
+    stage: Stage, store: Storage, workload: Workload, form: Form, topic: str = TOPIC
 ) -> dict[str, object]:
     """The arguments of the HTTP load programs, but for the time."""
     return {
-        **store.address,
-        "paths": workload.paths(topic),
+        "servers": store.servers(topic, workload),
         "content_type": CONTENT_TYPES[form],
         "bodies": write_bodies(stage.directory, workload, form),
         "connections": workload.connections,
@@ -181,11 +190,12 @@ def http_specification(
 NO_ROLL = {"segment.bytes": str(2**31 - 1), "segment.ms": str(86_400_000)}
 
 
-def fill(stage: Stage, store: Store, workload: Workload, records: int, topic: str = TOPIC) -> None:
+def fill(stage: Stage, store: Storage, workload: Workload, records: int, topic: str = TOPIC) -> None:
     """Post ``records`` records in Arrow, and check that they are there."""
     before = store.stored(topic)
     specification = http_specification(stage, store, workload, "arrow", topic)
-    run_load("http_produce", {**specification, "limit": records, "seconds": 300})
+    seconds = max(300, records * workload.record_bytes // _FILL_BYTES_S)
+    run_load("http_produce", {**specification, "limit": records, "seconds": seconds})
     if (stored := store.stored(topic) - before) < records:
         raise BenchmarkError(f"{records:,} records were sent to fill a topic, {stored:,} are there")
 
@@ -209,14 +219,16 @@ def filled_store(
     return store
 
 
-def _checked_load(program: str, specification: Mapping[str, Any], store: Store) -> Callable[[float], Result]:
+def _checked_load(
+    program: str, specification: Mapping[str, Any], store: Storage, checkout: Path = ROOT
+) -> Callable[[float], Result]:
     """A load that fails when the store does not show all that it has acknowledged in this turn and before."""
     acknowledged = 0
 
     def load(seconds: float) -> Result:
         nonlocal acknowledged
         given = {**specification, "seconds": seconds}
-        result = run_client(given, store.checkout) if program == "logstore_client" else run_load(program, given)
+        result = run_client(given, checkout) if program == "logstore_client" else run_load(program, given)
         acknowledged += result.records
         check_stored(store, acknowledged)
         return result
@@ -224,7 +236,7 @@ def _checked_load(program: str, specification: Mapping[str, Any], store: Store) 
     return load
 
 
-def check_stored(store: Store, acknowledged: int) -> None:
+def check_stored(store: Storage, acknowledged: int) -> None:
     """Raise BenchmarkError unless readers see every acknowledged record."""
     if (stored := store.stored(TOPIC)) < acknowledged:
         raise BenchmarkError(f"{acknowledged:,} records were acknowledged, {stored:,} are there")

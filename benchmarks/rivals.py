@@ -7,7 +7,8 @@ import itertools
 import re
 from dataclasses import dataclass
 
-from benchmarks.kafka import Broker
+from benchmarks.cluster import MIN_IN_SYNC
+from benchmarks.kafka import Broker, KafkaServer
 from benchmarks.run import Stage
 from benchmarks.server import BenchmarkError, Result, Turn, run_load, turn_of
 from benchmarks.workload import Workload, values
@@ -34,9 +35,11 @@ class JavaProduce:
     batch_bytes: int = _BATCH_BYTES
     name: str = "kafka"
     needs: tuple[str, ...] = ("kafka",)
+    #: Three brokers, and as many replicas; min.insync.replicas 2.
+    replicated: bool = False
 
     def start(self, stage: Stage) -> Turn:
-        broker = stage.broker()
+        broker: KafkaServer = stage.kafka_cluster() if self.replicated else stage.broker()
         topic = topic_of(broker, self.name, self.workload.partitions, fsync=self.fsync)
         payload = stage.directory / f"{topic}.payload"
         payload.write_bytes(b"\n".join(values(self.workload, 10_000)) + b"\n")
@@ -131,10 +134,13 @@ class Confluent:
 _numbers = itertools.count()
 
 
-def topic_of(broker: Broker, name: str, partitions: int, *, fsync: bool) -> str:
+def topic_of(broker: KafkaServer, name: str, partitions: int, *, fsync: bool) -> str:
     """A new topic for one contender."""
     topic = f"{name.replace(' ', '-').replace(',', '')}-{next(_numbers)}"
-    broker.create_topic(topic, partitions, {"flush.messages": "1"} if fsync else None)
+    configs = {"flush.messages": "1"} if fsync else {}
+    if broker.replicas > 1:
+        configs["min.insync.replicas"] = str(MIN_IN_SYNC)
+    broker.create_topic(topic, partitions, configs)
     return topic
 
 

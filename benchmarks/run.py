@@ -6,18 +6,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from benchmarks.kafka import Broker, Kafka
-from benchmarks.measure import Finding, Sample, Target, find
-from benchmarks.server import ROOT, BenchmarkError, Store, Turn
+from benchmarks.cluster import REPLICAS, Cluster
+from benchmarks.kafka import Broker, Kafka, KafkaCluster
+from benchmarks.measure import METRICS, Finding, Sample, Target, find
+from benchmarks.server import ROOT, BenchmarkError, Storage, Store, Turn
+
+#: The measures of a turn that are told at once.
+_TOLD = ("records_s", "p99_ms", "ready_s", "joined_s", "outage_s", "longest_ms", "errors")
 
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """Tools of this machine, None where one is missing. ``confluent`` and ``wrk`` are paths."""
+    """Tools of this machine, None where one is missing. ``confluent``, ``wrk`` and ``zookeeper`` (the Java that runs
+    it) are paths.
+    """
 
     kafka: Kafka | None = None
     confluent: str | None = None
     wrk: str | None = None
+    zookeeper: str | None = None
 
 
 class Contender(Protocol):
@@ -64,7 +71,9 @@ class CaseResult:
 
 @dataclass
 class Stage:
-    """The surroundings of a case's contenders: a directory, and one broker if any of them asks for it."""
+    """The surroundings of a case's contenders: a directory; one broker of Kafka, and a cluster of them, if any of the
+    contenders asks for it.
+    """
 
     directory: Path
     peers: Peers
@@ -72,12 +81,30 @@ class Stage:
     #: The checkout of these stores and clients.
     checkout: Path = ROOT
     _broker: Broker | None = None
+    _kafka_cluster: KafkaCluster | None = None
 
     def store(self, name: str, settings: Mapping[str, str] | None = None) -> Store:
         """A store of its own; it ends with the case."""
-        store = Store(self.directory / name.replace(" ", "-").replace(",", ""), settings, checkout=self.checkout)
-        self.stack.enter_context(store)
-        return store
+        return self.stack.enter_context(Store(self._data(name), settings, checkout=self.checkout))
+
+    def cluster(
+        self,
+        name: str,
+        brokers: int = REPLICAS,
+        settings: Mapping[str, str] | None = None,
+        *,
+        session_timeout_ms: int | None = None,
+    ) -> Cluster:
+        """The same of a cluster. One with a ``session_timeout_ms`` is not to stand still."""
+        cluster = Cluster(self._data(name), brokers, settings, session_timeout_ms=session_timeout_ms)
+        return self.stack.enter_context(cluster)
+
+    def storage(self, name: str, brokers: int) -> Storage:
+        """A store for one broker, or else a cluster."""
+        return self.store(name) if brokers == 1 else self.cluster(name, brokers)
+
+    def _data(self, name: str) -> Path:
+        return self.directory / name.replace(" ", "-").replace(",", "")
 
     def broker(self) -> Broker:
         """The broker, standing still."""
@@ -87,6 +114,15 @@ class Stage:
             self.stack.enter_context(self._broker)
             self._broker.pause()
         return self._broker
+
+    def kafka_cluster(self) -> KafkaCluster:
+        """Three brokers, standing still."""
+        if self._kafka_cluster is None:
+            assert self.peers.kafka is not None
+            self._kafka_cluster = KafkaCluster(self.peers.kafka, self.directory / "kafka-cluster", REPLICAS)
+            self.stack.enter_context(self._kafka_cluster)
+            self._kafka_cluster.pause()
+        return self._kafka_cluster
 
 
 def run_case(
@@ -132,10 +168,12 @@ def _round(number: int) -> str:
 
 
 def _line(case: Case, name: str, number: int, sample: Sample) -> str:
-    figures = [f"{sample.records_s:,.0f} records/s"] if sample.records_s is not None else []
-    figures += [f"p99 {sample.p99_ms:.2f} ms"] if sample.p99_ms is not None else []
-    figures += [f"ready in {sample.ready_s:.2f} s"] if sample.ready_s is not None else []
-    figures += [f"{sample.resident_mb:,.0f} MB resident"] if not figures and sample.resident_mb is not None else []
+    found = {measure: getattr(sample, measure) for measure in _TOLD}
+    figures = [
+        f"{METRICS[measure].format(value)} {METRICS[measure].title}"
+        for measure, value in found.items()
+        if value is not None
+    ]
     return f"{case.name}: {_round(number)}: {name}: {', '.join(figures)}"
 
 

@@ -1,4 +1,4 @@
-"""Server processes under measurement: our store, and the parts that it shares with a Kafka broker.
+"""Server processes under measurement: our store, and the parts that it shares with a Kafka broker and with clusters.
 
 Invariants: a server runs only during its turn (SIGSTOP before and after), so that the work that it puts off (rolls,
 cleaning, garbage) costs its own turns and nobody else's. A server listens on loopback, and is ended by its own pid,
@@ -13,15 +13,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
+import httpx
+
 from benchmarks.measure import Sample
+from benchmarks.workload import Workload
 from logstore.client.admin import Admin
 
 ROOT = Path(__file__).parents[1]
@@ -35,16 +39,23 @@ class BenchmarkError(RuntimeError):
     """A server or a load program failed; the message is for the person who runs the benchmark."""
 
 
-class Server:
-    """A process and what /proc knows of it."""
+class Server(ABC):
+    """Processes that serve together, and what /proc knows of them: CPU time and memory are sums."""
 
-    process: subprocess.Popen[Any]
+    @property
+    @abstractmethod
+    def pids(self) -> Sequence[int]:
+        """The processes that are measured, and stand still together."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End all of them; nothing happens to what has ended."""
 
     def pause(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
 
     @contextmanager
     def awake(self) -> Iterator[None]:
@@ -54,32 +65,30 @@ class Server:
         finally:
             self.pause()
 
-    def kill(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+    def _signal(self, number: signal.Signals) -> None:
+        for pid in self.pids:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                raise _ended() from None
 
     @property
     def cpu_s(self) -> float:
-        """CPU time since its start, of user and system."""
-        after_name = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        return (int(after_name[11]) + int(after_name[12])) / _CLOCK_TICKS
+        """CPU time since the start, of user and system."""
+        return sum(map(cpu_s_of, self.pids))
+
+    @property
+    def cpu_s_by_measure(self) -> Mapping[str, float]:
+        """The same, by the measure of a sample that it counts for."""
+        return {"server_cpu_us": self.cpu_s}
 
     @property
     def peak_mb(self) -> float:
-        return self._status_kib("VmHWM") * 1024 / 1e6
+        return sum(_status_kib(pid, "VmHWM") for pid in self.pids) * 1024 / 1e6
 
     @property
     def resident_mb(self) -> float:
-        return self._status_kib("VmRSS") * 1024 / 1e6
-
-    def _status_kib(self, name: str) -> int:
-        for line in Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8").splitlines():
-            if line.startswith(f"{name}:"):
-                return int(line.split()[1])
-        raise BenchmarkError("a server ended by itself")
+        return sum(_status_kib(pid, "VmRSS") for pid in self.pids) * 1024 / 1e6
 
     def __enter__(self) -> Self:
         return self
@@ -88,7 +97,69 @@ class Server:
         self.kill()
 
 
-class Store(Server):
+class SingleServer(Server):
+    """A server of one process."""
+
+    process: subprocess.Popen[Any]
+
+    @property
+    def pids(self) -> Sequence[int]:
+        return (self.process.pid,)
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+def cpu_s_of(pid: int) -> float:
+    """CPU time of a process since its start, of user and system."""
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except FileNotFoundError:
+        raise _ended() from None
+    return (int(after_name[11]) + int(after_name[12])) / _CLOCK_TICKS
+
+
+def _status_kib(pid: int, name: str) -> int:
+    with suppress(FileNotFoundError):
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1])
+    raise _ended()
+
+
+def _ended() -> BenchmarkError:
+    return BenchmarkError("a server ended by itself")
+
+
+class Storage(Server):
+    """Our store: one broker, or those of a cluster. ``url`` has the addresses of all, separated by commas."""
+
+    url: str
+
+    @abstractmethod
+    def servers(self, topic: str, workload: Workload) -> list[dict[str, Any]]:
+        """The ``servers`` of a load program: where requests of ``workload`` are posted to, and their paths."""
+
+    @abstractmethod
+    def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str] | None = None) -> None: ...
+
+    def roll(self, topic: str) -> None:
+        with Admin(self.url, request_timeout_ms=300_000) as admin:
+            admin.roll(topic)
+
+    def stored(self, topic: str) -> int:
+        """Records that readers see."""
+        with Admin(self.url, request_timeout_ms=60_000) as admin:
+            return sum(
+                found.high_watermark - found.log_start_offset for found in admin.describe_topic(topic).partitions
+            )
+
+
+class Store(SingleServer, Storage):
     """``logstore serve`` on ``data``, with the defaults and ``settings`` (names of LOGSTORE_* without that prefix).
 
     ``live_s`` is known of one that has a ``port`` of its own.
@@ -108,38 +179,17 @@ class Store(Server):
 
     def start(self) -> None:
         """Until it is ready; ``ready_s`` is how long that took, ``live_s`` until it first answered."""
-        command = [
-            python_of(self.checkout),
-            "-m",
-            "logstore.cli",
-            "serve",
-            "--data",
-            str(self.data),
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self._port),
-        ]
-        # Settings of this shell or of conf/logstore.toml are for another store.
-        environment = {name: text for name, text in os.environ.items() if not name.startswith("LOGSTORE_")}
-        # An installed store has its modules compiled; the round that warms up compiles those of a checkout.
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         began = time.monotonic()
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                cwd=self.data.parent,
-                env={**environment, "PYTHONPATH": str(self.checkout), **self._settings},
-            )
-        assert self.process.stdout is not None
+        self.process = spawn(
+            ["serve", "--data", str(self.data), "--host", "127.0.0.1", "--port", str(self._port)],
+            directory=self.data.parent,
+            log=self._log,
+            settings=self._settings,
+            checkout=self.checkout,
+        )
         if self._port and self._answers(f"http://127.0.0.1:{self._port}/health/live"):
             self.live_s = time.monotonic() - began
-        ready, _, _ = select.select([self.process.stdout], [], [], _START_SECONDS)
-        line = self.process.stdout.readline() if ready else ""
+        line = first_line(self.process)
         self.ready_s = time.monotonic() - began
         if not line.startswith("listening on "):
             self.kill()
@@ -165,23 +215,52 @@ class Store(Server):
 
     @property
     def address(self) -> dict[str, Any]:
-        parts = urlsplit(self.url)
-        return {"host": parts.hostname, "port": parts.port}
+        return address_of(self.url)
+
+    def servers(self, topic: str, workload: Workload) -> list[dict[str, Any]]:
+        return [{**self.address, "paths": workload.paths(topic)}]
 
     def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
-        with Admin(self.url, request_timeout_ms=120_000) as admin:
-            admin.create_topic(topic, partitions=partitions, configs=configs)
+        # Not by our client: an earlier store does not know all that it asks for.
+        with httpx.Client(base_url=self.url, timeout=120) as client:
+            (cluster,) = client.get("/v3/clusters").raise_for_status().json()["data"]
+            entries = [{"name": name, "value": value} for name, value in (configs or {}).items()]
+            body = {"topic_name": topic, "partitions_count": partitions, "configs": entries}
+            answer = client.post(f"/v3/clusters/{cluster['cluster_id']}/topics", json=body)
+        if answer.is_error:
+            raise BenchmarkError(f"the topic {topic} was not made: {answer.text}")
 
-    def roll(self, topic: str) -> None:
-        with Admin(self.url, request_timeout_ms=300_000) as admin:
-            admin.roll(topic)
 
-    def stored(self, topic: str) -> int:
-        """Records that readers see."""
-        with Admin(self.url, request_timeout_ms=60_000) as admin:
-            return sum(
-                found.high_watermark - found.log_start_offset for found in admin.describe_topic(topic).partitions
-            )
+def spawn(
+    arguments: Sequence[str], *, directory: Path, log: Path, settings: Mapping[str, str], checkout: Path
+) -> subprocess.Popen[str]:
+    """``logstore`` of a checkout, with stderr in ``log``; ``settings``: environment variables."""
+    # Settings of this shell or of conf/logstore.toml are for another store.
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("LOGSTORE_")}
+    # An installed store has its modules compiled; the round that warms up compiles those of a checkout.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    with log.open("ab") as errors:
+        return subprocess.Popen(
+            [python_of(checkout), "-m", "logstore.cli", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            cwd=directory,
+            env={**environment, "PYTHONPATH": str(checkout), **settings},
+        )
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    """What a process has printed when it is ready; empty if it ends before, or takes too long."""
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], _START_SECONDS)
+    return process.stdout.readline() if ready else ""
+
+
+def address_of(url: str) -> dict[str, Any]:
+    parts = urlsplit(url)
+    return {"host": parts.hostname, "port": parts.port}
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +273,9 @@ class Result:
     p99_ms: float | None = None
     p999_ms: float | None = None
     throttled: float | None = None
+    longest_ms: float | None = None
+    errors: float | None = None
+    first_error: str | None = None
 
 
 def python_of(checkout: Path) -> str:
@@ -240,9 +322,10 @@ def turn_of(server: Server, record_bytes: int, load: Callable[[float], Result]) 
 
     def turn(seconds: float) -> Sample:
         with server.awake():
-            server_cpu_s, client_cpu_s = server.cpu_s, _cpu_s_of_loads()
+            server_cpu_s, client_cpu_s = server.cpu_s_by_measure, _cpu_s_of_loads()
             result = load(seconds)
-            server_cpu_s, client_cpu_s = server.cpu_s - server_cpu_s, _cpu_s_of_loads() - client_cpu_s
+            cpu_s = {name: after - server_cpu_s[name] for name, after in server.cpu_s_by_measure.items()}
+            client_cpu_s = _cpu_s_of_loads() - client_cpu_s
             peak_mb, resident_mb = server.peak_mb, server.resident_mb
         os.sync()
         if not result.records:
@@ -257,7 +340,7 @@ def turn_of(server: Server, record_bytes: int, load: Callable[[float], Result]) 
             p999_ms=result.p999_ms,
             peak_mb=peak_mb,
             resident_mb=resident_mb,
-            server_cpu_us=1e6 * server_cpu_s / result.records,
+            **{name: 1e6 * used / result.records for name, used in cpu_s.items()},
             client_cpu_us=1e6 * client_cpu_s / result.records,
             throttled=result.throttled,
         )

@@ -1,8 +1,9 @@
 """The group coordinator: commit and reset offsets, delete groups; ``group_queries`` reads them.
 
-Invariants: a committed offset names a partition that exists, in [0, high watermark] at the time of the commit if this
-broker leads it. The offset belongs to the topic, not to its name: when a topic is deleted its offsets are gone at once,
-also if a topic of the same name is made again. A request is committed as a whole or refused as a whole.
+Invariants: a committed offset names a partition that exists, in [0, high watermark] at the time of the commit by the
+word of the partition's leader, wherever that is; a leader that does not tell refuses nothing. The offset belongs to the
+topic, not to its name: when a topic is deleted its offsets are gone at once, also if a topic of the same name is made
+again. A request is committed as a whole or refused as a whole.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from consumer_offsets.offsets import CommittingMember, OffsetToCommit
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL, RequestContext
-from logstore.broker.partition_offsets import PartitionOffsets
+from logstore.broker.partition_offsets import NOTHING_ELSEWHERE, OffsetsElsewhere, PartitionOffsets, known_end
 from logstore.broker.topic_ids import require_topic_id
 from logstore.clock import Clock, SystemClock
 from logstore.errors import (
@@ -40,7 +41,7 @@ from logstore.errors import (
 )
 from logstore.limits import OFFSET_METADATA_BYTES_MAX
 from logstore.protocol.assignors.registry import SERVER_ASSIGNORS
-from logstore.records.offset_record import NO_GENERATION, NO_LEADER_EPOCH, InstanceKey, OffsetCommit
+from logstore.records.offset_record import NO_GENERATION, NO_LEADER_EPOCH, OFFSETS_TOPIC, InstanceKey, OffsetCommit
 
 _TIMEOUT_MS = 30_000
 #: Of consumer instances.
@@ -123,6 +124,19 @@ class GroupCoordinator(GroupQueries):
         check_group_name(group)
         return self._shards.coordinator_of(group)
 
+    async def until_there(self, context: RequestContext, group: str) -> None:
+        """In a cluster: have the topic of groups made before a request goes to the coordinator of its first group, who
+        is not known before. An error is left to the request.
+        """
+        if self._shards.has_topic or self._broker.others is None:
+            return
+        with contextlib.suppress(LogStoreError):
+            if self._broker.is_controller:
+                await self._shards.make_topic()
+            elif not context.is_forwarded:
+                await self._broker.others.make_topic_of_groups(context, group)
+                await self._broker.until_known([OFFSETS_TOPIC])
+
     # ---- requests of groups -----------------------------------------------------------------------------------------
 
     async def commit(
@@ -152,8 +166,9 @@ class GroupCoordinator(GroupQueries):
         """
         self._authorizer.require(context, Operation.READ, ResourceType.GROUP, group)
         _check_transaction(producer_id, producer_epoch, transactional_id)
-        self._check_commit(context, offsets, generation)
-        await self._commit(group, offsets, CommittingMember(member_id, generation, group_instance_id), None, timeout_ms)
+        elsewhere = await self._check_commit(context, offsets, generation)
+        by = CommittingMember(member_id, generation, group_instance_id)
+        await self._commit(group, offsets, by, None, elsewhere, timeout_ms)
 
     async def commit_of_instance(
         self,
@@ -167,8 +182,8 @@ class GroupCoordinator(GroupQueries):
         Raises UnknownInstanceError, too.
         """
         self._authorizer.require(context, Operation.READ, ResourceType.GROUP, key.group)
-        self._check_commit(context, offsets, member.generation)
-        await self._commit(key.group, offsets, member, (key, id), _TIMEOUT_MS)
+        elsewhere = await self._check_commit(context, offsets, member.generation)
+        await self._commit(key.group, offsets, member, (key, id), elsewhere, _TIMEOUT_MS)
 
     async def _commit(
         self,
@@ -176,10 +191,11 @@ class GroupCoordinator(GroupQueries):
         offsets: Sequence[OffsetToCommit],
         by: CommittingMember,
         instance: tuple[InstanceKey, str] | None,
+        elsewhere: OffsetsElsewhere,
         timeout_ms: int,
     ) -> None:
         shard = await self._shards.of(group, timeout_ms)
-        await self._append(shard, group, offsets, by, instance, timeout_ms)
+        await self._append(shard, group, offsets, by, instance, elsewhere, timeout_ms)
 
     async def reset(
         self,
@@ -209,12 +225,12 @@ class GroupCoordinator(GroupQueries):
             offsets = await self._targets(context, target, topics, committed)
         else:
             offsets = target
-        self._check_commit(context, offsets, NO_GENERATION)
+        elsewhere = await self._check_commit(context, offsets, NO_GENERATION)
         if not dry_run:
             shard = await self._shards.of(group, timeout_ms)
             # Somebody may have joined meanwhile.
             self._require_empty(group)
-            await self._append(shard, group, offsets, CommittingMember(), None, timeout_ms)
+            await self._append(shard, group, offsets, CommittingMember(), None, elsewhere, timeout_ms)
         return [
             OffsetReset(
                 each.topic, each.partition, each.offset, committed.get(TopicPartition(each.topic, each.partition))
@@ -249,11 +265,20 @@ class GroupCoordinator(GroupQueries):
                 offsets.append(OffsetToCommit(name, number, found, topic_id=str(topic.topic_id)))
         return offsets
 
-    def _check_commit(self, context: RequestContext, offsets: Sequence[OffsetToCommit], generation: int) -> None:
+    async def _check_commit(
+        self, context: RequestContext, offsets: Sequence[OffsetToCommit], generation: int
+    ) -> OffsetsElsewhere:
+        """Check all that can be refused; the ends that other leaders have told for it."""
         _check_request(offsets)
         for name in dict.fromkeys(asked.topic for asked in offsets):
             self._authorizer.require(context, Operation.READ, ResourceType.TOPIC, name)
-        self._check_offsets(offsets, generation)
+        await self._broker.until_known(asked.topic for asked in offsets)
+        self._check_offsets(offsets, generation, NOTHING_ELSEWHERE)
+        logs = [self._broker.topic(INTERNAL, asked.topic).partition(asked.partition) for asked in offsets]
+        elsewhere = await self._broker.ends_in_doubt(zip(logs, (asked.offset for asked in offsets), strict=True))
+        if elsewhere:
+            self._check_offsets(offsets, generation, elsewhere)
+        return elsewhere
 
     async def _append(
         self,
@@ -262,10 +287,11 @@ class GroupCoordinator(GroupQueries):
         offsets: Sequence[OffsetToCommit],
         by: CommittingMember,
         instance: tuple[InstanceKey, str] | None,
+        elsewhere: OffsetsElsewhere,
         timeout_ms: int,
     ) -> None:
         # Check again: a topic may have been deleted, or made again, meanwhile. From here to the append nothing awaits.
-        commits = self._check_offsets(offsets, by.generation)
+        commits = self._check_offsets(offsets, by.generation, elsewhere)
         member = events.CommitOffsets(OWN_REQUEST, by.member_id, by.generation, by.instance_id)
         answer = shard.request(lambda request: CommitOffsets(request, group, commits, member, instance))
         await answered(group, answer, timeout_ms)
@@ -305,7 +331,9 @@ class GroupCoordinator(GroupQueries):
                 f"The offsets of group {group} cannot be reset: it is {found.state} with {members}. Stop them first."
             )
 
-    def _check_offsets(self, offsets: Sequence[OffsetToCommit], generation: int) -> dict[TopicPartition, OffsetCommit]:
+    def _check_offsets(
+        self, offsets: Sequence[OffsetToCommit], generation: int, elsewhere: OffsetsElsewhere
+    ) -> dict[TopicPartition, OffsetCommit]:
         """The commits to append, once every offset is checked."""
         now = self._clock.now_ms()
         commits: dict[TopicPartition, OffsetCommit] = {}
@@ -314,13 +342,14 @@ class GroupCoordinator(GroupQueries):
             require_topic_id(topic, asked.topic_id)
             partition_log = topic.partition(asked.partition)
             partition_log.require_served()
-            # Where a log ends that another broker leads, only that one knows: as in Kafka, nobody is asked.
-            if asked.offset < 0 or (partition_log.is_leader and asked.offset > partition_log.high_watermark):
+            end = known_end(partition_log, elsewhere)
+            if asked.offset < 0 or (end is not None and asked.offset > end):
+                end = partition_log.high_watermark if end is None else end
                 raise OffsetOutOfRangeError(
                     f"Cannot commit offset {asked.offset} of {asked.topic}-{asked.partition}: "
-                    f"send the offset to read next, 0 to {partition_log.high_watermark}.",
+                    f"send the offset to read next, 0 to {end}.",
                     log_start_offset=partition_log.log_start_offset,
-                    high_watermark=partition_log.high_watermark,
+                    high_watermark=end,
                 )
             epoch = partition_log.state.leader_epochs.epoch_of(asked.offset - 1)
             commits[TopicPartition(asked.topic, asked.partition)] = OffsetCommit(

@@ -73,10 +73,13 @@ class GroupShards:
         except QuarantinedError as error:
             self._quarantined = error
             return
-        # One after another: the memory of a load is that of one partition.
+        # One after another: the memory of a load is that of one partition. With other replicas nothing is waited for: a
+        # load waits until they fetch from this broker, and they are answered when it has started.
         for partition_log in topic.partitions:
             self._on_leadership(topic, partition_log.partition)
-            if (shard := self._shards.get(partition_log.partition)) is not None:
+            shard = self._shards.get(partition_log.partition)
+            state = self._broker.partition_state(INTERNAL, topic, partition_log.partition)
+            if shard is not None and len(state.replicas) == 1:
                 await shard.until_settled(_LOAD_TIMEOUT_MS)
 
     async def close(self) -> None:
@@ -97,12 +100,18 @@ class GroupShards:
             brokers = len(self._broker.brokers_by_id)
             if self._broker.is_controller and (brokers >= factor or settled >= _BROKERS_SETTLED_S):
                 try:
-                    await self._find_or_make_topic()
+                    await self.make_topic()
                 except LogStoreError as error:
                     log.warning("groups.topic_not_made", why=error.message)
             await asyncio.sleep(_LOOK_S)
 
-    async def _find_or_make_topic(self) -> None:
+    @property
+    def has_topic(self) -> bool:
+        """Whether this broker knows the topic of groups, or why it cannot be read."""
+        return self._topic is not None or self._quarantined is not None
+
+    async def make_topic(self) -> None:
+        """Make the topic of groups, unless it is there. Raises as ``Broker.internal_topic``."""
         settings = self._broker.settings
         await self._broker.internal_topic(
             INTERNAL,
@@ -171,7 +180,7 @@ class GroupShards:
         if self._is_closed:
             raise BrokerNotReadyError("The store is stopping. Try again in a few seconds.")
         self._of(group)
-        await self._find_or_make_topic()
+        await self.make_topic()
         shard = self._of(group)
         assert shard is not None
         await shard.until_settled(timeout_ms)

@@ -22,11 +22,13 @@ from ingest_api.event_stream import HEAD_ONLY
 from ingest_api.guard import Arrival, Guard, enter
 from ingest_api.request_log import RequestLog
 from ingest_api.routers import ROUTERS
-from ingest_api.routes import DeclaredRoute, RouteTable
+from ingest_api.routes import DeclaredRoute, FoundRoute, RouteTable
 from ingest_api.short_requests import ShortRequests
 from ingest_api.state import ApiState
 from logstore import __version__
 from logstore.broker.authorizer import Authorizer
+from logstore.broker.context import RequestContext
+from logstore.broker.forwarding import Target
 from logstore.broker.quotas import Quotas
 from logstore.errors import LogStoreError
 from logstore.settings import Settings
@@ -124,9 +126,11 @@ class Application(FastAPI):
             return
         found.enter(scope)
         context = self.guard.admit(arrival, found)
-        if self.relay is not None and (broker_id := self.relay.other_broker(found, context)) is not None:
-            await self.relay.pass_on(broker_id, found.route.requirement.target, context, scope, receive, send)
-            return
+        if self.relay is not None:
+            await self._await_names(found, context, arrival.method)
+            if (broker_id := self.relay.other_broker(found, context)) is not None:
+                await self.relay.pass_on(broker_id, found.route.requirement.target, context, scope, receive, send)
+                return
         enter(scope, context)
         if arrival.method == "HEAD":
             # The server leaves the body out.
@@ -135,6 +139,15 @@ class Application(FastAPI):
             await self._answer_by_hand(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
+
+    async def _await_names(self, found: FoundRoute, context: RequestContext, method: str) -> None:
+        """In a cluster: what the path names may have been made at another broker a moment ago, or be made by the
+        request, as the topic of groups by the first of them.
+        """
+        assert self.relay is not None
+        await self.relay.until_target_known(found)
+        if found.route.requirement.target is Target.GROUP_COORDINATOR and method in ("POST", "PUT"):
+            await self.state.api.groups.until_there(context, found.path_parameters["group"])
 
     def _answer_without_route(self, scope: Scope) -> Response:
         method, path = scope["method"], scope["path"]

@@ -8,7 +8,7 @@ Codes follow Confluent's REST Proxy: the HTTP status, or status * 100 + n.
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -151,17 +151,26 @@ def log_store_error_response(error: LogStoreError, more_headers: Mapping[str, st
 def come_back_later(scope: Scope, error: LogStoreError) -> Response | None:
     """The answer for a browser's EventSource, or another client that takes nothing but Server-Sent Events, to which the
     store has only to say that it shall come again; None for others.
-
-    An EventSource gives up for ever on any status but 200. After an empty stream it connects again, and keeps its
-    position (https://html.spec.whatwg.org/multipage/server-sent-events.html, "fail the connection").
     """
-    if http_error(error).status not in (429, 503) or scope["method"] != "GET" or not scope["path"].endswith("/events"):
+    if http_error(error).status not in (429, 503):
         return None
-    if [value for name, value in scope["headers"] if name == b"accept"] != [EVENT_STREAM.encode()]:
+    if not takes_only_events(scope["method"], scope["path"], scope["headers"]):
         return None
-    wait_ms = random.randint(*EVENT_RETRY_MS)  # noqa: S311
-    if isinstance(error, errors.ThrottledError):
-        wait_ms += 1_000 * error.retry_after_s
+    return later_answer(error.retry_after_s if isinstance(error, errors.ThrottledError) else 0)
+
+
+def takes_only_events(method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a request is for Server-Sent Events, and its client takes nothing else."""
+    if method != "GET" or not path.endswith("/events"):
+        return False
+    return [value for name, value in headers if name == b"accept"] == [EVENT_STREAM.encode()]
+
+
+def later_answer(retry_after_s: int = 0) -> Response:
+    """An empty stream. An EventSource gives up for ever on any status but 200; after this it connects again, and keeps
+    its position (https://html.spec.whatwg.org/multipage/server-sent-events.html, "fail the connection").
+    """
+    wait_ms = random.randint(*EVENT_RETRY_MS) + 1_000 * retry_after_s  # noqa: S311
     return Response(f"retry: {wait_ms}\n\n", media_type=EVENT_STREAM)
 
 

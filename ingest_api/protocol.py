@@ -28,7 +28,7 @@ from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ingest_api.bodies import CONNECTION
-from ingest_api.errors import HttpError, error_body, http_error
+from ingest_api.errors import HttpError, error_body, http_error, later_answer, takes_only_events
 from ingest_api.short_requests import ShortHead, ShortRequests
 from logstore.errors import BrokerNotReadyError, ThrottledError
 from logstore.limits import CLIENT_BYTES_PER_SECOND_MIN, KIB, MIB
@@ -53,6 +53,11 @@ _TOO_SLOW = HttpError(408, 408)
 _TOO_MANY_REQUESTS = http_error(ThrottledError(""))
 _HEAD_TOO_LARGE = HttpError(431, 431)
 _TOO_MANY_CONNECTIONS = http_error(BrokerNotReadyError(""))
+# Connections beyond the bound whose requests are read before they are refused, so that an EventSource gets an answer
+# that it does not give up on: how many, how long, and how far.
+_SURPLUS_MAX = 64
+_SURPLUS_SECONDS = 0.5
+_SURPLUS_BYTES_MAX = 8 * KIB
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # Two writes cost less than a copy of more bytes.
 _JOINED_BYTES_MAX = 16 * KIB
@@ -109,6 +114,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._dropped_bytes = 0
         self._unanswered: deque[Any] = deque()
         self._refusal: tuple[HttpError, str] | None = None
+        # What has come of the request on a connection beyond the bound; None on others.
+        self._surplus: bytes | None = None
         # For a short request, unless its body turns out to come later: its head, and its body so far.
         self._short_head: ShortHead | None = None
         self._short_body = b""
@@ -122,14 +129,15 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.limits.max_connections and self.relaying_broker is None:
-            bound = self.limits.max_connections
-            self._refusal = _TOO_MANY_CONNECTIONS, f"All {bound} connections are taken (max.connections): try later."
-            # The connection does not linger: it must not hold the file descriptor that the bound is there to save.
-            self._write_refusal()
-            self._close()
+        surplus = len(self.connections) - self.limits.max_connections
+        if surplus <= 0 or self.relaying_broker is not None:
+            self._expect_within(self.limits.idle_seconds, self._close)
             return
-        self._expect_within(self.limits.idle_seconds, self._close)
+        self._surplus = b""
+        if surplus > _SURPLUS_MAX:
+            self._refuse_surplus()
+        else:
+            self._expect_within(_SURPLUS_SECONDS, self._refuse_surplus)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_nothing()
@@ -233,6 +241,11 @@ class HttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:
+            return
+        if self._surplus is not None:
+            self._surplus += data
+            if b"\r\n\r\n" in self._surplus or len(self._surplus) > _SURPLUS_BYTES_MAX:
+                self._refuse_surplus()
             return
         number = self._request_number
         self._body_bytes_read = 0
@@ -449,6 +462,22 @@ class HttpProtocol(HttpToolsProtocol):
         if not self._unanswered:
             self._send_refusal()
 
+    def _refuse_surplus(self) -> None:
+        """Refuse a connection beyond the bound. It does not linger: it must not hold the file descriptor that the bound
+        is there to save.
+        """
+        bound = self.limits.max_connections
+        self._refusal = _TOO_MANY_CONNECTIONS, f"All {bound} connections are taken (max.connections): try later."
+        self._expect_nothing()
+        if _wants_nothing_but_events(self._surplus or b""):
+            later = later_answer()
+            lines = [b"%b: %b\r\n" % header for header in later.raw_headers]
+            head = b"".join([STATUS_LINE[later.status_code], *lines, b"connection: close\r\n\r\n"])
+            self.transport.write(head + bytes(later.body))
+        else:
+            self._write_refusal()
+        self._close()
+
     def _abandon(self, cycle: Any) -> None:
         """Tell the application that the client is gone, for a request whose body broke off."""
         self.pipeline = deque(waiting for waiting in self.pipeline if waiting[0] is not cycle)
@@ -537,6 +566,16 @@ class _AnswerWriter:
                 self._transport.write(self._head)
             self._head = b""
         self._transport.write(data)
+
+
+def _wants_nothing_but_events(received: bytes) -> bool:
+    """Whether the beginning of a request is that of an EventSource."""
+    head, end, _ = received.partition(b"\r\n\r\n")
+    request, *lines = head.split(b"\r\n")
+    method, _, target = request.partition(b" ")
+    headers = [(name.strip().lower(), value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
+    path = target.partition(b" ")[0].partition(b"?")[0]
+    return bool(end) and takes_only_events(method.decode("latin-1"), path.decode("latin-1"), headers)
 
 
 def _bytes_in_kernel(connection: Any) -> int:

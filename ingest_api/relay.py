@@ -46,6 +46,10 @@ class Relay:
         self._peers = peers
         self._stopping = stopping
 
+    async def until_target_known(self, found: FoundRoute) -> None:
+        """As of ``Router``, by what the route declares."""
+        await self._router.until_target_known(found.route.requirement.target, found.path_parameters)
+
     def other_broker(self, found: FoundRoute, context: RequestContext) -> int | None:
         """As ``Router.other_broker``, by what the route declares."""
         return self._router.other_broker(found.route.requirement.target, found.path_parameters, context)

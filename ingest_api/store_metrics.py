@@ -2,8 +2,9 @@
 
 Invariants: a topic or group that is gone has no series. At most ``SERIES_MAX`` partitions have series of their own, and
 as many partitions of groups: by name, whole topics (groups) at a time. Each of the next ``SERIES_MAX`` topics (groups)
-is summed up as one partition ``(all)``, all others as topic (group) ``(other)``: words that are no legal names. The
-event loop is never held for longer than some hundred partitions take.
+is summed up as one partition ``(all)``, all others as topic (group) ``(other)``: words that are no legal names. Each
+other broker that follows has one series, by its id. The event loop is never held for longer than some hundred
+partitions take.
 """
 
 import asyncio
@@ -50,6 +51,15 @@ _GROUP_GAUGES = (
     ),
 )
 
+_FOLLOWER_GAUGES = (
+    _Gauge(
+        "logstore_replica_lag_records",
+        "Records that the follower has yet to fetch, of the partition with most.",
+        max,
+    ),
+    _Gauge("logstore_replica_lag_seconds", "For how long a replica of the follower has not had everything.", max),
+)
+
 #: Labels, as text, and the values of gauges.
 _Row = tuple[str, Sequence[float]]
 
@@ -58,8 +68,10 @@ class Observed(NamedTuple):
     """The numbers of a topic or group are of one moment; different topics and groups may be of different moments."""
 
     single: Sequence[tuple[str, str, str, float]]
+    counters: Sequence[tuple[str, str, float]]
     partitions: Sequence[_Row]
     groups: Sequence[_Row]
+    followers: Sequence[_Row]
     problems: Sequence[_Row]
 
 
@@ -68,12 +80,17 @@ async def observe(context: RequestContext, broker: Broker, groups: GroupCoordina
     looked_at = 0
     # As Kafka counts: each broker what it leads, and the controller what nobody leads.
     led, all_of_them, replicas = PartitionCounts(), PartitionCounts(), 0
+    lagging: dict[int, Sequence[float]] = {}
+    now = broker.clock.monotonic()
     for topic in broker.topics(context, include_internal=True):
         for state in broker.partition_states(context, topic):
             all_of_them.add(topic, state)
             replicas += broker.broker_id in state.replicas
             if state.leader == broker.broker_id:
                 led.add(topic, state)
+        for log in topic.partitions:
+            for follower, lag in _replica_lags(log, now):
+                lagging[follower] = _together([("", lag), ("", lagging.get(follower, lag))], _FOLLOWER_GAUGES)
         rows = [(_labels(topic=topic.name, partition=log.partition), _numbers(log)) for log in topic.partitions]
         topics.append((topic.name, rows))
         looked_at += len(rows)
@@ -129,10 +146,24 @@ async def observe(context: RequestContext, broker: Broker, groups: GroupCoordina
         ("logstore_partitions", "Partitions of all topics.", "", sum(len(rows) for _, rows in topics)),
         ("logstore_groups", "Consumer groups that have committed something.", "", len(lags)),
     )
+    counters = (
+        (
+            "logstore_isr_shrinks_total",
+            "How often this leader took replicas out of an ISR.",
+            broker.replicas.isr_shrinks,
+        ),
+        (
+            "logstore_isr_expands_total",
+            "How often this leader took replicas into an ISR.",
+            broker.replicas.isr_expands,
+        ),
+    )
     return Observed(
         single,
+        counters,
         _bounded(topics, _PARTITION_GAUGES, lambda name: _labels(topic=name, partition=ALL)),
         _bounded(lags, _GROUP_GAUGES, lambda name: _labels(group=name, topic=ALL, partition=ALL)),
+        [(_labels(follower=follower), lags) for follower, lags in sorted(lagging.items())],
         [
             (_labels(topic=p.topic, partition="" if p.partition is None else p.partition, state=p.state.value), (1,))
             for p in problems[:SERIES_MAX]
@@ -146,9 +177,12 @@ def render(observed: Observed) -> bytes:
     lines: list[str] = []
     for name, help_text, labels, value in observed.single:
         lines += _family(_Gauge(name, help_text), 0, [(labels, (value,))])
+    for name, help_text, value in observed.counters:
+        lines += _family(_Gauge(name, help_text), 0, [("", (value,))], "counter")
     for gauges, rows in (
         (_PARTITION_GAUGES, observed.partitions),
         (_GROUP_GAUGES, observed.groups),
+        (_FOLLOWER_GAUGES, observed.followers),
         (problems, observed.problems),
     ):
         for at, gauge in enumerate(gauges):
@@ -157,12 +191,21 @@ def render(observed: Observed) -> bytes:
     return "\n".join(lines).encode()
 
 
-def _family(gauge: _Gauge, at: int, rows: Iterable[_Row]) -> Iterator[str]:
+def _family(gauge: _Gauge, at: int, rows: Iterable[_Row], kind: str = "gauge") -> Iterator[str]:
     name = gauge.name
     yield f"# HELP {name} {gauge.help}"
-    yield f"# TYPE {name} gauge"
+    yield f"# TYPE {name} {kind}"
     for labels, values in rows:
         yield f"{name}{labels} {values[at]:.16g}"
+
+
+def _replica_lags(log: PartitionLog, now: float) -> Iterator[tuple[int, Sequence[float]]]:
+    """The numbers of ``_FOLLOWER_GAUGES`` for each follower, as the leader counts. History in the table is never
+    fetched, and so no lag, also of a follower whose position is not known.
+    """
+    end, sealed = log.log_end_offset, log.sealed_offset
+    for broker_id, follower in log.followers.items():
+        yield broker_id, (end - max(follower.position, sealed), follower.behind_s(end, now))
 
 
 def _numbers(log: PartitionLog) -> Sequence[float]:

@@ -355,6 +355,12 @@ class ClusterAuthorizationError(AuthorizationError):
     kafka_name, kafka_code = "CLUSTER_AUTHORIZATION_FAILED", 31
 
 
+class TransactionalIdAuthorizationError(AuthorizationError):
+    """A producer may not use this transactional id."""
+
+    kafka_name, kafka_code = "TRANSACTIONAL_ID_AUTHORIZATION_FAILED", 53
+
+
 # ---- idempotent produce (KIP-98) ------------------------------------------------------------------------------------
 
 
@@ -553,17 +559,72 @@ class UnknownHostError(StoreUnreachableError):
     """No host of the addresses has an IP address: the name is misspelt, or the name server does not answer."""
 
 
+# ---- Kafka's protocol alone ------------------------------------------------------------------------------------------
+
+
+class InvalidRequiredAcksError(InvalidRequestError):
+    """A produce request asks for other acks than -1, 0 and 1."""
+
+    kafka_name, kafka_code = "INVALID_REQUIRED_ACKS", 21
+
+
+class FetchSessionNotFoundError(LogStoreError):
+    """The fetch session is none of this broker's, or was evicted (KIP-227): fetch without one."""
+
+    kafka_name, kafka_code, retriable = "FETCH_SESSION_ID_NOT_FOUND", 70, True
+
+
+class InvalidFetchSessionEpochError(LogStoreError):
+    """A fetch of the session is missing, or this one is a repetition (KIP-227): fetch without a session."""
+
+    kafka_name, kafka_code, retriable = "INVALID_FETCH_SESSION_EPOCH", 71, True
+
+
+class FetchSessionTopicIdError(LogStoreError):
+    """One fetch session knows topics by name and by id (KIP-516): fetch without a session."""
+
+    kafka_name, kafka_code, retriable = "FETCH_SESSION_TOPIC_ID_ERROR", 106, True
+
+
+class InconsistentTopicIdError(LogStoreError):
+    """The topic of a partition in a fetch session has another id by now (KIP-516)."""
+
+    kafka_name, kafka_code, retriable = "INCONSISTENT_TOPIC_ID", 103, True
+
+
+class GroupSubscribedToTopicError(LogStoreError):
+    """Offsets of a topic are not deleted while a group is subscribed to it (KIP-496)."""
+
+    kafka_name, kafka_code = "GROUP_SUBSCRIBED_TO_TOPIC", 86
+
+
+class MismatchedEndpointTypeError(InvalidRequestError):
+    """A broker was asked for the endpoints of controllers, which KRaft has (KIP-919)."""
+
+    kafka_name, kafka_code = "MISMATCHED_ENDPOINT_TYPE", 114
+
+
+class UnsupportedEndpointTypeError(InvalidRequestError):
+    """There is no such type of endpoints (KIP-919)."""
+
+    kafka_name, kafka_code = "UNSUPPORTED_ENDPOINT_TYPE", 115
+
+
 # ---- between the brokers of a cluster --------------------------------------------------------------------------------
 
 
 class MalformedMessageError(LogStoreError):
-    """A message of another broker cannot be read: it is cut, too long, or no message of the protocol."""
+    """A message of another broker, or of Kafka's protocol, cannot be read: it is cut, too long, or no message of the
+    protocol.
+    """
 
     kafka_name, kafka_code = "INVALID_REQUEST", 42
 
 
 class UnsupportedVersionError(LogStoreError):
-    """Another broker sends messages of a type or version that this release does not serve."""
+    """Another broker, or a client of Kafka's protocol, sends messages of a type or version that this release does not
+    serve.
+    """
 
     kafka_name, kafka_code = "UNSUPPORTED_VERSION", 35
 

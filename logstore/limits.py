@@ -59,3 +59,6 @@ TIMESTAMP_MS_MIN = -62_135_596_800_000
 TIMESTAMP_MS_MAX = 253_402_300_799_999
 #: After this a broker closes an idle connection over which another one relays requests, in seconds.
 PEER_HTTP_IDLE_S = 60.0
+
+# Elements of all arrays, and tagged fields, of one message of Kafka's protocol: about 150 bytes of objects each.
+KAFKA_MESSAGE_ELEMENTS_MAX = 256 * 1024

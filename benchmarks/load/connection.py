@@ -1,7 +1,32 @@
-"""A kept HTTP/1.1 connection that does as little as it can: of an answer it reads status and length."""
+"""Kept HTTP/1.1 connections that do as little as they can: of an answer they read status and length."""
 
 import socket
 import time
+from collections.abc import Iterator
+from itertools import cycle
+from typing import Any
+
+
+class Target:
+    """A server with ``paths`` that are posted to in turn. ``spec``: host, port, paths."""
+
+    def __init__(self, spec: dict[str, Any], content_type: str) -> None:
+        self.host, self.port = spec["host"], spec["port"]
+        self.share = len(spec["paths"])
+        self._paths = cycle(spec["paths"])
+        self._rest = f" HTTP/1.1\r\nHost: {self.host}:{self.port}\r\nContent-Type: {content_type}\r\nContent-Length: "
+
+    def head(self, body: bytes) -> bytes:
+        """The head of the next request."""
+        return f"POST {next(self._paths)}{self._rest}{len(body)}\r\n\r\n".encode()
+
+
+def connections_to(targets: list[Target], count: int) -> "Iterator[tuple[Target, Connection]]":
+    """About ``count``, each target by its number of paths, and at least one."""
+    paths = sum(target.share for target in targets)
+    for target in targets:
+        for _ in range(max(1, round(count * target.share / paths))):
+            yield target, Connection(target.host, target.port)
 
 
 class Connection:

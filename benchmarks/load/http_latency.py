@@ -12,23 +12,22 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load.connection import Connection
+from benchmarks.load.connection import Connection, Target, connections_to
 from benchmarks.load.result import precise_timers, print_result, read_specification
 
 
 def run(spec: dict[str, Any]) -> None:
-    """``spec``: host, port, paths (taken in turn, as bodies are), content_type, bodies, connections, rate (requests a
+    """``spec``: servers (each host, port, paths), content_type, bodies (taken in turn), connections, rate (requests a
     second), seconds, keep (a file or nothing).
     """
     precise_timers()
-    rest = (
-        f" HTTP/1.1\r\nHost: {spec['host']}:{spec['port']}\r\nContent-Type: {spec['content_type']}\r\nContent-Length: "
-    )
-    bodies = [Path(name).read_bytes() for name in spec["bodies"]]
-    pairs = [(path, body) for path in spec["paths"] for body in bodies]
-    requests = cycle([(f"POST {path}{rest}{len(body)}\r\n\r\n".encode(), body) for path, body in pairs])
-    idle = deque(Connection(spec["host"], spec["port"]) for _ in range(spec["connections"]))
-    busy: dict[Connection, float] = {}
+    bodies = cycle([Path(name).read_bytes() for name in spec["bodies"]])
+    targets = [Target(server, spec["content_type"]) for server in spec["servers"]]
+    turns = cycle([target for target in targets for _ in range(target.share)])
+    idle: dict[Target, deque[Connection]] = {target: deque() for target in targets}
+    for target, connection in connections_to(targets, spec["connections"]):
+        idle[target].append(connection)
+    busy: dict[Connection, tuple[Target, float]] = {}
     buffer = bytearray(65_536)
     done = array("d")
 
@@ -39,9 +38,9 @@ def run(spec: dict[str, Any]) -> None:
                 continue
             if connection.status != 200:
                 raise ConnectionError(f"the server refuses {spec['rate']:,} requests a second (429)")
-            due = busy.pop(connection)
+            target, due = busy.pop(connection)
             done.extend((due, time.monotonic() - due))
-            idle.append(connection)
+            idle[target].append(connection)
 
     began = time.monotonic() + 0.05
     count = int(spec["rate"] * spec["seconds"])
@@ -49,11 +48,12 @@ def run(spec: dict[str, Any]) -> None:
         due = began + index / spec["rate"]
         while (wait := due - time.monotonic()) > 0:
             take_answers(wait)
-        while not idle:
+        target, body = next(turns), next(bodies)
+        while not idle[target]:
             take_answers(30)
-        connection = idle.popleft()
-        connection.send(*next(requests))
-        busy[connection] = due
+        connection = idle[target].popleft()
+        connection.send(target.head(body), body)
+        busy[connection] = target, due
     while busy:
         take_answers(30)
     if spec["keep"]:

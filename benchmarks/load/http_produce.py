@@ -11,23 +11,21 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load.connection import Connection
+from benchmarks.load.connection import Target, connections_to
 from benchmarks.load.result import print_result, read_specification
 
 _RECEIVE_BYTES = 256 * 1024
 
 
 def run(spec: dict[str, Any]) -> None:
-    """``spec``: host, port, paths, content_type, bodies (files), connections, records (of a body), seconds, limit
-    (records in all; 0: none).
+    """``spec``: servers (each host, port, paths), content_type, bodies (files), connections, records (of a body),
+    seconds, limit (records in all; 0: none).
     """
     bodies = cycle([Path(name).read_bytes() for name in spec["bodies"]])
-    paths = cycle(spec["paths"])
-    rest = (
-        f" HTTP/1.1\r\nHost: {spec['host']}:{spec['port']}\r\nContent-Type: {spec['content_type']}\r\nContent-Length: "
-    )
+    targets = [Target(server, spec["content_type"]) for server in spec["servers"]]
     connections = {
-        c.socket.fileno(): c for c in (Connection(spec["host"], spec["port"]) for _ in range(spec["connections"]))
+        connection.socket.fileno(): (target, connection)
+        for target, connection in connections_to(targets, spec["connections"])
     }
     poll = select.epoll()
     buffer = bytearray(_RECEIVE_BYTES)
@@ -39,7 +37,8 @@ def run(spec: dict[str, Any]) -> None:
     def send(number: int) -> None:
         nonlocal begun
         body = next(bodies)
-        whole = connections[number].send(f"POST {next(paths)}{rest}{len(body)}\r\n\r\n".encode(), body)
+        target, connection = connections[number]
+        whole = connection.send(target.head(body), body)
         poll.modify(number, select.EPOLLIN if whole else select.EPOLLIN | select.EPOLLOUT)
         begun += spec["records"]
 
@@ -51,7 +50,7 @@ def run(spec: dict[str, Any]) -> None:
     open_requests = len(connections)
     while open_requests or waiting:
         for number, events in poll.poll(0.05 if waiting else 10):
-            connection = connections[number]
+            _, connection = connections[number]
             if events & select.EPOLLOUT and connection.send_more():
                 poll.modify(number, select.EPOLLIN)
             if not (events & select.EPOLLIN and connection.receive(buffer)):

@@ -14,7 +14,7 @@ def read_specification() -> dict[str, Any]:
     return dict(json.load(sys.stdin))
 
 
-def print_result(records: int, seconds: float, latencies: Sequence[float] = (), **more: float) -> None:
+def print_result(records: int, seconds: float, latencies: Sequence[float] = (), **more: float | str | None) -> None:
     """``latencies`` in seconds, in any order; none: not measured. ``more`` is passed on as it is."""
     json.dump({"records": records, "seconds": seconds, **more, **percentiles_ms(latencies)}, sys.stdout)
 

@@ -31,6 +31,7 @@ from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import PartitionLog
 from logstore.broker.context import INTERNAL, RequestContext
 from logstore.broker.fetching import Gone
+from logstore.broker.partition_offsets import PartitionOffsets, known_end
 from logstore.broker.topic_ids import require_topic_id, topic_id_text
 from logstore.errors import (
     IllegalStateError,
@@ -209,7 +210,8 @@ class ConsumerInstance:
     async def assign(self, context: RequestContext, partitions: Iterable[TopicPartition]) -> None:
         """Read these and no others. Those that are read already go on where they are.
 
-        Raises IllegalStateError, UnknownTopicError, UnknownPartitionError, TopicAuthorizationError.
+        Raises IllegalStateError, UnknownTopicError, UnknownPartitionError, TopicAuthorizationError,
+        LeaderNotAvailableError.
         """
         wanted = dict.fromkeys(partitions)
         async with self._changing:
@@ -223,7 +225,8 @@ class ConsumerInstance:
                 assigned.append(Assigned(name, partition, topic_id_text(topic.topic_id)))
             ids = {TopicPartition(each.topic, each.partition): each.topic_id for each in assigned}
             kept = {p for p, at in self._positions.items() if ids.get(p) == at.topic_id}
-            positions, starts = self._starts.resolved({p: ids[p] for p in ids.keys() - kept})
+            positions, starts = await self._starts.resolved({p: ids[p] for p in ids.keys() - kept})
+            value = self.value  # as it is after the wait
             starts += [s for s in value.starts if TopicPartition(s.topic, s.partition) in kept]
             await self._starts.put(msgspec.structs.replace(value, assigned=assigned or None, starts=starts))
             self._positions.forget(set(self._positions) - kept)
@@ -234,7 +237,9 @@ class ConsumerInstance:
     # ---- positions --------------------------------------------------------------------------------------------------
 
     async def seek(self, context: RequestContext, offsets: Mapping[TopicPartition, int]) -> None:
-        """Go on from these. IllegalStateError for a partition that is not held, OffsetOutOfRangeError."""
+        """Go on from these. IllegalStateError for a partition that is not held, OffsetOutOfRangeError,
+        LeaderNotAvailableError.
+        """
         async with self._changing:
             self._require_no_stream()
             await self._seek({p: (self._log(context, p), offset) for p, offset in offsets.items()})
@@ -243,23 +248,26 @@ class ConsumerInstance:
         """Go on from the first records of these times (ms), or at the ends. Raises as ``seek``."""
         async with self._changing:
             self._require_no_stream()
-            found = {}
+            found: dict[TopicPartition, tuple[PartitionLog, int]] = {}
+            without: dict[TopicPartition, PartitionLog] = {}
             for at, time in times.items():
                 partition_log = self._log(context, at)
                 topic = self._broker.topic(context, at.topic, Operation.READ)
                 first = await self._broker.offset_for_timestamp(context, topic, at.partition, time)
-                found[at] = partition_log, partition_log.high_watermark if first is None else first[0]
-            await self._seek(found)
+                if first is None:
+                    without[at] = partition_log
+                else:
+                    found[at] = partition_log, first[0]
+            ends = await self._starts.readable_ends(without)
+            await self._seek(found | {at: (one, ends[at]) for at, one in without.items()})
 
     async def seek_to(self, context: RequestContext, partitions: Iterable[TopicPartition], *, end: bool) -> None:
         """Go on from the first records, or behind the last. Raises as ``seek``."""
         async with self._changing:
             self._require_no_stream()
             logs = {at: self._log(context, at) for at in partitions}
-            ends = {
-                at: (one, self._starts.readable_end(one) if end else one.log_start_offset) for at, one in logs.items()
-            }
-            await self._seek(ends)
+            ends = await self._starts.readable_ends(logs) if end else {}
+            await self._seek({at: (one, ends.get(at, one.log_start_offset)) for at, one in logs.items()})
 
     def _require_no_stream(self) -> None:
         if self._positions.streamed is not None:
@@ -270,9 +278,12 @@ class ConsumerInstance:
 
     async def _seek(self, wanted: Mapping[TopicPartition, tuple[PartitionLog, int]]) -> None:
         positions = {}
+        elsewhere = await self._broker.offsets_elsewhere([partition_log for partition_log, _ in wanted.values()])
         for at, (partition_log, offset) in wanted.items():
             partition_log.require_served()
-            require_in_range(partition_log, offset)
+            ends = PartitionOffsets.of(partition_log, elsewhere)
+            ends.require_known(partition_log)
+            ends.require_in_range(partition_log, offset)
             held = self._positions.get(at)
             if held is None:
                 raise self._not_held(at)
@@ -313,14 +324,16 @@ class ConsumerInstance:
             if offsets is None:
                 return await self._group.commit_handed(self._positions.handed, context)
             is_free = not value.is_subscribed and value.assigned is None
+            logs = [self._broker.topic(context, o.topic, Operation.READ).partition(o.partition) for o in offsets]
+            elsewhere = await self._broker.ends_in_doubt(zip(logs, (one.offset for one in offsets), strict=True))
             asked = []
-            for one in offsets:
+            for one, partition_log in zip(offsets, logs, strict=True):
                 at = TopicPartition(one.topic, one.partition)
-                partition_log = self._broker.topic(context, at.topic, Operation.READ).partition(at.partition)
                 held = self._positions.get(at)
                 if held is None and not is_free:
                     raise self._not_held(at)
-                if one.offset > (end := partition_log.high_watermark):
+                end = known_end(partition_log, elsewhere)
+                if end is not None and one.offset > end:
                     last = f"its last record has offset {end - 1}" if end else "it has no records yet"
                     raise OffsetOutOfRangeError(
                         f"Cannot commit beyond the end of {at.topic}-{at.partition}: {last}. Send the offset of the "
@@ -450,7 +463,7 @@ class ConsumerInstance:
             except OffsetOutOfRangeError as error:
                 await self._mend(at, position, error)
             except LogStoreError:
-                continue  # the stream tells
+                continue  # the stream tells, also of partitions that other brokers lead
 
     async def _mend(self, at: TopicPartition, position: Position, error: LogStoreError) -> LogStoreError | None:
         """Begin anew where a partition cannot be read on; the error if the client has to know."""
@@ -459,7 +472,7 @@ class ConsumerInstance:
                 return None  # it was moved meanwhile, by a seek for example
             is_subscribed = self.value.is_subscribed
             if isinstance(error, OffsetOutOfRangeError):
-                found, starts = self._starts.reset({at: position.topic_id})
+                found, starts = await self._starts.reset({at: position.topic_id})
                 await self._starts.put_starts({TopicPartition(s.topic, s.partition): s for s in starts})
                 self._positions.forget([at])
                 self._positions.put(found)
@@ -489,15 +502,20 @@ class ConsumerInstance:
     async def resume_stream(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Go on behind the last event that the client has received; where that cannot be, as without it."""
         async with self._changing:
-            moved: dict[TopicPartition, tuple[PartitionLog, int]] = {}
+            logs: dict[TopicPartition, PartitionLog] = {}
             for at, offset in offsets.items():
                 held = self._positions.get(at)
-                if held is None or held.offset == offset:
-                    continue
-                with suppress(LogStoreError):
-                    partition_log = self._log(INTERNAL, at)
-                    require_in_range(partition_log, offset)
-                    moved[at] = partition_log, offset
+                if held is not None and held.offset != offset:
+                    with suppress(LogStoreError):
+                        logs[at] = self._log(INTERNAL, at)
+            elsewhere = await self._broker.offsets_elsewhere(list(logs.values()))
+            moved: dict[TopicPartition, tuple[PartitionLog, int]] = {}
+            for at, partition_log in logs.items():
+                ends = PartitionOffsets.of(partition_log, elsewhere)
+                ends.require_known(partition_log)
+                with suppress(OffsetOutOfRangeError):
+                    ends.require_in_range(partition_log, offsets[at])
+                    moved[at] = partition_log, offsets[at]
             await self._seek(moved)
 
     def end_stream(self) -> None:

@@ -14,6 +14,7 @@ from consumer_offsets.instances.instance_record import InstanceValue, Start
 from consumer_offsets.instances.instance_table import PutInstance
 from logstore.broker.broker import PartitionLog
 from logstore.broker.context import INTERNAL
+from logstore.broker.partition_offsets import PartitionOffsets
 from logstore.broker.topic_ids import require_topic_id, topic_id_text
 from logstore.errors import BrokerNotReadyError, LogStoreError
 from logstore.log.isolation import Isolation
@@ -96,9 +97,11 @@ class InstanceStarts:
             return None
         return topic_id_text(topic.topic_id) if at.partition < len(topic.partitions) else None
 
-    def resolved(self, wanted: Mapping[TopicPartition, str]) -> tuple[dict[TopicPartition, Position], list[Start]]:
+    async def resolved(
+        self, wanted: Mapping[TopicPartition, str]
+    ) -> tuple[dict[TopicPartition, Position], list[Start]]:
         """Positions: at the start that the record has, else at the group's commit, else by ``auto.offset.reset``; and
-        the starts that this makes, or that are there.
+        the starts that this makes, or that are there. LeaderNotAvailableError.
         """
         written = {TopicPartition(start.topic, start.partition): start for start in self.value.starts}
         commits = self._home.commits(self._key.group)
@@ -112,7 +115,7 @@ class InstanceStarts:
                 positions[at] = Position(topic_id, commit.offset)
             else:
                 rest[at] = topic_id
-        reset, reset_starts = self.reset(rest)
+        reset, reset_starts = await self.reset(rest)
         return positions | reset, starts + reset_starts
 
     async def find(self, wanted: Mapping[TopicPartition, str | None]) -> dict[TopicPartition, Position]:
@@ -120,14 +123,17 @@ class InstanceStarts:
         there = {at: topic_id for at, topic_id in wanted.items() if topic_id is not None}
         if not there:
             return {}
-        positions, starts = self.resolved(there)
+        positions, starts = await self.resolved(there)
         await self.put_starts({TopicPartition(start.topic, start.partition): start for start in starts})
         return positions
 
-    def reset(self, wanted: Mapping[TopicPartition, str]) -> tuple[dict[TopicPartition, Position], list[Start]]:
-        """By ``auto.offset.reset``. What came after the subscription is read from its beginning."""
+    async def reset(self, wanted: Mapping[TopicPartition, str]) -> tuple[dict[TopicPartition, Position], list[Start]]:
+        """By ``auto.offset.reset``. What came after the subscription is read from its beginning. The end is asked of
+        the leaders: LeaderNotAvailableError if one does not tell.
+        """
         value = self.value
-        positions: dict[TopicPartition, Position] = {}
+        first: dict[TopicPartition, PartitionLog] = {}
+        last: dict[TopicPartition, PartitionLog] = {}
         for at, topic_id in wanted.items():
             try:
                 topic = self._broker.topic(INTERNAL, at.topic)
@@ -138,9 +144,19 @@ class InstanceStarts:
             seen_id, seen_partitions = value.seen.get(at.topic, ("", 0))
             is_new = value.is_subscribed and (seen_id != topic_id or at.partition >= seen_partitions)
             earliest = is_new or value.config.auto_offset_reset == "earliest"
-            offset = partition_log.log_start_offset if earliest else self.readable_end(partition_log)
-            positions[at] = Position(topic_id, offset)
+            (first if earliest else last)[at] = partition_log
+        offsets = {at: partition_log.log_start_offset for at, partition_log in first.items()}
+        offsets |= await self.readable_ends(last)
+        positions = {at: Position(wanted[at], offset) for at, offset in offsets.items()}
         return positions, [Start(*at, one.topic_id, one.offset) for at, one in positions.items()]
 
-    def readable_end(self, partition_log: PartitionLog) -> int:
-        return partition_log.readable_end(Isolation(self.value.config.isolation))
+    async def readable_ends(self, logs: Mapping[TopicPartition, PartitionLog]) -> dict[TopicPartition, int]:
+        """Where readers stop now, by the word of the leaders. LeaderNotAvailableError if one does not tell."""
+        elsewhere = await self._broker.offsets_elsewhere(list(logs.values()))
+        isolation = Isolation(self.value.config.isolation)
+        ends = {}
+        for at, partition_log in logs.items():
+            found = PartitionOffsets.of(partition_log, elsewhere)
+            found.require_known(partition_log)
+            ends[at] = found.readable_end(isolation)
+        return ends

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 FLIGHTS = "flights"
 BATCH_RECORDS = 2_000
 _LOOK_SECONDS = 0.1
+_CREATED_SECONDS = 30.0
 #: A session ends at most one and a half timeouts after its broker.
 _FAILOVER_SECONDS = 1.5 * SESSION_TIMEOUT_MS / 1000 + 20
 _FLUSH_SECONDS = 120.0
@@ -56,11 +57,13 @@ def send_flights(demo: ClusterDemo) -> Sent:
         records = record_columns(read_flights())
     demo.checks.count("flights in the data files", len(records), FLIGHTS_COUNT)
     make_topic(demo.cluster.urls[0], FLIGHTS, {"min.insync.replicas": "2"}, replication_factor=BROKERS)
-    replicas = _replicas(demo)
-    demo.checks.holds(
-        f"every partition has {BROKERS} replicas, all of them in sync",
-        held=len(replicas) == PARTITIONS and all(len(each.in_sync_replicas) == BROKERS for each in replicas),
+    replicas = _await_replicas(
+        demo,
+        lambda found: all(len(each.in_sync_replicas) == BROKERS for each in found),
+        _CREATED_SECONDS,
+        "not every partition has all of its replicas in sync",
     )
+    demo.checks.holds(f"every partition has {BROKERS} replicas, all of them in sync", held=True)
     killed = replicas[0].leader
     half = len(records) // 2
     with Producer(demo.cluster.urls, client_id=CLIENT_ID, enable_idempotence=True) as producer:
@@ -139,14 +142,15 @@ def _read_at(demo: ClusterDemo, sent: Sent, broker: BrokerEntry, name: str) -> N
 
 def _await_replicas(
     demo: ClusterDemo, reached: Callable[[Sequence[PartitionReplicas]], bool], seconds: float, lacking: str
-) -> None:
-    """DemoError, with the replicas of each partition, if it takes longer than ``seconds``."""
+) -> Sequence[PartitionReplicas]:
+    """Those of all partitions, once they are as wanted. DemoError if it takes longer than ``seconds``."""
     give_up = time.monotonic() + seconds
-    while not reached(found := _replicas(demo)):
+    while len(found := _replicas(demo)) < PARTITIONS or not reached(found):
         if time.monotonic() > give_up:
             shown = "; ".join(f"{each.partition}: leader {each.leader}, ISR {each.in_sync_replicas}" for each in found)
             raise DemoError(f"{lacking} after {seconds:.0f} s ({shown}): see the logs of the brokers")
         time.sleep(_LOOK_SECONDS)
+    return found
 
 
 def _replicas(demo: ClusterDemo) -> list[PartitionReplicas]:

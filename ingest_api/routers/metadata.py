@@ -27,6 +27,9 @@ async def get_metadata(state: State, context: Context, query: Annotated[Metadata
     """The brokers that are there, who leads the partitions of these topics, and who coordinates this group."""
     broker = state.broker
     names = dict.fromkeys(name for name in (query.topics or "").split(",") if name)
+    await broker.until_known(names)
+    if query.group is not None and context.is_forwarded:  # another broker has a request for it
+        await state.groups.until_there(context, query.group)
     return Metadata(
         cluster_id=broker.cluster_id,
         controller_id=-1 if broker.controller_id is None else broker.controller_id,

@@ -5,7 +5,6 @@ import asyncio
 from starlette.requests import Request
 
 from ingest_api.dependencies import ClusterBroker, Context, PartitionInCluster, TopicInCluster
-from ingest_api.errors import NoSuchResourceError
 from ingest_api.model_routes import AdministrationRoute, model_router
 from ingest_api.operations import refusals
 from ingest_api.routers.links import link, list_metadata, reassignment_link, resource_metadata
@@ -15,6 +14,7 @@ from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, PartitionState, Topic
 from logstore.broker.context import RequestContext
 from logstore.broker.forwarding import Target
+from logstore.errors import NoReassignmentInProgressError
 
 _TOPIC = "/v3/clusters/{cluster_id}/topics/{topic}"
 _PARTITION = f"{_TOPIC}/partitions/{{partition}}/reassignment"
@@ -67,7 +67,7 @@ async def get_reassignment(
     """The reassignment of a partition."""
     state = broker.partition_state(context, topic, log.partition)
     if not state.is_reassigning:
-        raise NoSuchResourceError(f"The partition {topic.name}-{log.partition} is not being reassigned.")
+        raise NoReassignmentInProgressError(f"The partition {topic.name}-{log.partition} is not being reassigned.")
     return _reassignment(request, broker, topic, log.partition, state)
 
 

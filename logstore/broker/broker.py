@@ -7,7 +7,7 @@ Everything runs on one event loop; disk work runs in threads. The rooms: ``topic
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
 import structlog
@@ -24,6 +24,7 @@ from logstore.broker.replicas import Replicas
 from logstore.broker.roll_schedule import RollSchedule
 from logstore.broker.secret import load_secret, load_shared_secret
 from logstore.broker.topic_catalog import TopicCatalog
+from logstore.broker.topic_changes import TopicChanges
 from logstore.broker.topic_tables import TopicTables
 from logstore.broker.topics import Topics
 from logstore.broker.upkeep import Upkeep
@@ -132,6 +133,9 @@ class Broker:
             clock,
         )
         self._topics.appeared = self._topic_appeared
+        self._changes = TopicChanges(
+            self._topics, settings, coordinator, roller, self._schedule, self.admission, authorizer
+        )
         self._cluster = Cluster(coordinator, authorizer)
         self._tables = TopicTables(roller, self.admission, authorizer, self._schedule.rolled)
         self._producing = Producing(journal, self.admission, authorizer, coordinator, filesystem, self._schedule.touch)
@@ -143,7 +147,8 @@ class Broker:
 
     def _delegate(self) -> None:
         """The rooms' methods under the names that callers know."""
-        topics, tables, producing, fetching = self._topics, self._tables, self._producing, self._fetching
+        topics, changes, tables = self._topics, self._changes, self._tables
+        producing, fetching = self._producing, self._fetching
         self.topics = topics.all
         self.topic = topics.topic
         self.partition_state = topics.partition_state
@@ -153,13 +158,13 @@ class Broker:
         self.problems = topics.problems
         self.was_deleted = topics.was_deleted
         self.topic_deleted_listeners = topics.removals.listeners
-        self.create_topic = topics.create
-        self.internal_topic = topics.internal
-        self.find_topic_for_produce = topics.find_for_produce
-        self.topic_for_produce = topics.for_produce
-        self.delete_topic = topics.delete
-        self.alter_configs = topics.alter_configs
-        self.add_partitions = topics.add_partitions
+        self.create_topic = changes.create
+        self.internal_topic = changes.internal
+        self.find_topic_for_produce = changes.find_for_produce
+        self.topic_for_produce = changes.for_produce
+        self.delete_topic = changes.delete
+        self.alter_configs = changes.alter_configs
+        self.add_partitions = changes.add_partitions
         self.roll = tables.roll
         self.refresh = tables.refresh
         self.delete_records = tables.delete_records
@@ -293,6 +298,16 @@ class Broker:
         """The offsets of those of ``logs`` that other brokers lead, as their leaders tell them; -1 if one does not."""
         return {} if self.others is None else await self.others.offsets(logs)
 
+    async def ends_in_doubt(self, offsets: Iterable[tuple[PartitionLog, int]]) -> "OffsetsElsewhere":
+        """As ``offsets_elsewhere``, of those partitions whose end, as this broker knows it, is below the offset."""
+        logs = [log for log, offset in offsets if not log.is_leader and offset > log.high_watermark]
+        return await self.offsets_elsewhere(logs) if logs else {}
+
+    async def until_known(self, topics: Iterable[str]) -> None:
+        """In a cluster, wait for those of these topics that another broker has made a moment ago."""
+        if self.others is not None:
+            await self.others.router.until_known(topics)
+
     def join_cluster(self, peers: "PeerRequests", http: "PeerHttp") -> "OtherBrokers":
         """From now on, records of partitions that other brokers lead go there, and come from there. To be called once,
         after the start.
@@ -311,7 +326,7 @@ class Broker:
         )
         self._producing.remote = others.appends
         self._fetching.remote = others.fetches
-        self._topics.create_at_controller = others.create_topic
+        self._changes.create_at_controller = others.create_topic
         return others
 
     @property

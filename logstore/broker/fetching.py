@@ -192,6 +192,8 @@ class Fetching:
         copies: float,
     ) -> Fetched[T]:
         self._admission.require_quota(context, QuotaKind.FETCHED_BYTES)
+        if self.remote is not None:
+            await self.remote.until_known(one.topic for one in partitions)
         permissions = Permissions(self._authorizer, context)
         found = self._find(partitions, permissions, limits.isolation)
         if self.remote is not None and (elsewhere := self.remote.divide(context, found)):

@@ -4,9 +4,10 @@ Any broker takes any request (decision 7 of the cluster's design; docs/decisions
 forwarded at most once (C18): views differ for a moment, and two brokers could send a request to each other for ever.
 """
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Iterable, Mapping
 from enum import Enum, auto
-from typing import Final
+from typing import Final, Protocol
 from uuid import UUID
 
 from logstore.broker.context import Forwarding, RequestContext
@@ -44,12 +45,23 @@ class Target(Enum):
     BROKER = auto()
 
 
-class Router:
-    """``find_topic`` raises LogStoreError for a topic that is not served here."""
+class KnownTopics(Protocol):
+    """``Topics``."""
 
-    def __init__(self, coordinator: Coordinator, find_topic: Callable[[str], Topic]) -> None:
+    def get(self, name: str) -> Topic:
+        """LogStoreError for a topic that is not served here."""
+        ...
+
+    def is_known(self, name: str, partitions: int = 1) -> bool: ...
+
+    async def until_known(self, name: str, partitions: int = 1) -> None: ...
+
+
+class Router:
+    def __init__(self, coordinator: Coordinator, topics: KnownTopics) -> None:
         self._coordinator = coordinator
-        self._find_topic = find_topic
+        self._topics = topics
+        self._find_topic = topics.get
 
     @property
     def broker_id(self) -> int:
@@ -68,6 +80,25 @@ class Router:
     def leader_of(self, topic_id: UUID, partition: int) -> int:
         """As ``leader``."""
         return self._coordinator.partition_state(topic_id, partition).leader
+
+    async def until_target_known(self, target: Target, names: Mapping[str, str]) -> None:
+        """Wait for the topic and the partition in a request's path, or the topic of groups, if another broker has made
+        it a moment ago: afterwards this broker can tell who answers, and whether it is there.
+        """
+        if target is Target.GROUP_COORDINATOR:
+            name, partitions = OFFSETS_TOPIC, 1
+        elif "topic" in names:
+            number = names.get("partition", "0")
+            name, partitions = names["topic"], int(number) + 1 if number.isdecimal() else 1
+        else:
+            return
+        if not self._topics.is_known(name, partitions):
+            await self._topics.until_known(name, partitions)
+
+    async def until_known(self, names: Iterable[str]) -> None:
+        """As ``until_target_known``, for topics that a request's body names."""
+        if missing := [name for name in dict.fromkeys(names) if not self._topics.is_known(name)]:
+            await asyncio.gather(*map(self._topics.until_known, missing))
 
     def other_broker(self, target: Target, names: Mapping[str, str], context: RequestContext) -> int | None:
         """The other broker that a request goes to; None: this one answers it, if only with the error that it finds.

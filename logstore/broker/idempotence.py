@@ -32,7 +32,8 @@ from logstore.records.batch_identity import (
     next_sequence,
 )
 
-_OF_A_PARTITION = (OutOfOrderSequenceError, DuplicateSequenceError, InvalidProducerEpochError)
+#: Errors that a leader finds in what it knows of a producer.
+OF_A_PARTITION = (OutOfOrderSequenceError, DuplicateSequenceError, InvalidProducerEpochError)
 
 
 class Claim(NamedTuple):
@@ -129,7 +130,7 @@ def _claim_sequences(topic: Topic, parts: Sequence[PartitionBatch], identities: 
                 stored = partition_log.state.producers.check(*identity, part.batch.num_rows, partition_log.now_ms())
             except UnknownPartitionError:
                 pass  # ``refusal_of`` tells of it
-            except _OF_A_PARTITION as error:
+            except OF_A_PARTITION as error:
                 errors[part.partition] = error
             if stored is None:
                 begun.add(part.partition)

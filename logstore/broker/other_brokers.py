@@ -50,10 +50,10 @@ class OtherBrokers:
         authorizer: Authorizer,
         settings: Settings,
     ) -> None:
-        self.router = Router(coordinator, topics.get)
+        self.router = Router(coordinator, topics)
         self.appends = RemoteAppends(self.router, peers, settings.queued_max_request_bytes)
         self.fetches = RemoteFetches(self.router, http)
-        self.handlers = PeerHandlers(producing, topics.by_id, admission, authorizer)
+        self.handlers = PeerHandlers(producing, topics, admission, authorizer)
         self.http = http
         self._cluster_id = coordinator.cluster_id
         self._peers = peers
@@ -77,6 +77,14 @@ class OtherBrokers:
         if answer.status != _CREATED:
             told = msgspec.json.decode(b"".join(answer.body))
             raise error_of(told["error_code"], told["message"], bad_request=TopicExistsError)
+
+    async def make_topic_of_groups(self, context: RequestContext, group: str) -> None:
+        """Have the controller make the topic of groups: it is asked for the coordinator of ``group``.
+
+        Raises NotControllerError, PeerUnavailableError.
+        """
+        target = f"/metadata?{urllib.parse.urlencode({'group': group})}"
+        await self.http.ask(self.router.controller(), "GET", target, context.encode())
 
     async def ask_leaders(self, context: RequestContext, topic: Topic, action: str) -> list[Any]:
         """POST ``/topics/<topic>/<action>`` at each other broker that leads partitions of the topic: the answers, of

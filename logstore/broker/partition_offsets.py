@@ -32,8 +32,12 @@ class PartitionOffsets(NamedTuple):
 
     @classmethod
     def of(cls, log: PartitionLog, elsewhere: "OffsetsElsewhere") -> "PartitionOffsets":
-        """From ``elsewhere`` if they are there, else as this broker has them."""
-        if (found := elsewhere.get((log.topic_id, log.partition))) is not None:
+        """From ``elsewhere`` if they are there, else as this broker has them. A leader that was elected just now does
+        not tell its own either: its end offsets may fall (C9).
+        """
+        if log.is_leader and not log.is_settled:
+            return cls()
+        if not log.is_leader and (found := elsewhere.get((log.topic_id, log.partition))) is not None:
             return found
         ends = log.log_start_offset, log.sealed_offset, log.high_watermark, log.log_end_offset, log.last_stable_offset
         return cls(log.leader_epoch, *ends, log.unsealed_bytes)
@@ -48,7 +52,7 @@ class PartitionOffsets(NamedTuple):
         return self.last_stable_offset if isolation is Isolation.READ_COMMITTED else self.high_watermark
 
     def require_in_range(self, log: PartitionLog, offset: int) -> None:
-        """OffsetOutOfRangeError outside [log start, high watermark]."""
+        """OffsetOutOfRangeError outside [log start, high watermark]; OffsetNotAvailableError."""
         if log.is_leader:
             require_in_range(log, offset)
         elif not self.log_start_offset <= offset <= self.high_watermark:
@@ -91,6 +95,14 @@ async def offsets_elsewhere(router: Router, peers: PeerRequests, logs: Sequence[
 
     await asyncio.gather(*(ask(leader, keys) for leader, keys in by_leader.items()))
     return found
+
+
+def known_end(log: PartitionLog, elsewhere: OffsetsElsewhere) -> int | None:
+    """The high watermark by the leader's word; None without: it does not answer, or was elected just now."""
+    if log.is_leader:
+        return log.high_watermark if log.is_settled else None
+    found = elsewhere.get((log.topic_id, log.partition))
+    return None if found is None or found.high_watermark < 0 else found.high_watermark
 
 
 def _offsets(row: DescribedRow) -> PartitionOffsets:

@@ -2,13 +2,14 @@
 
 The broker that a client has asked has checked and encoded the records; this one authorises again, claims, admits and
 appends. Invariants: the work before the first await of ``append`` reaches the journal, so that messages of a connection
-are appended in their order; a payload is not decoded, but for checks that only the leader can make; no quota is charged
-here.
+are appended in their order, also behind one that waits for its topic; a payload is not decoded, but for checks that
+only the leader can make; no quota is charged here.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import asyncio
+from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
-from typing import Final
+from typing import Final, Protocol
 from uuid import UUID
 
 import pyarrow as pa
@@ -36,20 +37,30 @@ from logstore.replication.protocol import (
 )
 
 _ACKS: Final = (-1, 0, 1)
+#: How long an append waits for a topic that the other broker knows already.
+_APPEARS_S: Final = 5.0
+
+
+class TopicsById(Protocol):
+    """``Topics``."""
+
+    def by_id(self, topic_id: UUID) -> Topic:
+        """UnknownTopicIdError."""
+        ...
+
+    def knows_id(self, topic_id: UUID) -> bool: ...
+
+    async def until_ids_known(self, topic_ids: Collection[UUID], timeout_s: float) -> None: ...
 
 
 class PeerHandlers:
-    """``find_topic`` finds a topic by its id, and raises UnknownTopicIdError."""
+    """``topics`` finds a topic by its id."""
 
-    def __init__(
-        self,
-        producing: Producing,
-        find_topic: Callable[[UUID], Topic],
-        admission: Admission,
-        authorizer: Authorizer,
-    ) -> None:
+    def __init__(self, producing: Producing, topics: TopicsById, admission: Admission, authorizer: Authorizer) -> None:
         self._producing = producing
-        self._find_topic = find_topic
+        self._topics = topics
+        #: Appends that wait for topics, and those behind them, in their order.
+        self._held_up = asyncio.Lock()
         self._admission = admission
         self._authorizer = authorizer
 
@@ -58,13 +69,17 @@ class PeerHandlers:
         append = decode_append(body)
         context = _context(append)
         _check(append)
+        topic_ids = {part.topic_id for part in append.parts}
+        if self._held_up.locked() or not all(map(self._topics.knows_id, topic_ids)):
+            async with self._held_up:
+                await self._topics.until_ids_known(topic_ids, _APPEARS_S)
         self._admission.require_ready()
         outcomes: list[AppendedPart | None] = [None] * len(append.parts)
         requests: list[PreparedRequest] = []
         places: list[list[int]] = []
         for topic_id, group in _by_request(append.parts):
             try:
-                topic = self._find_topic(topic_id)
+                topic = self._topics.by_id(topic_id)
                 self._authorizer.require(context, Operation.WRITE, ResourceType.TOPIC, topic.name)
                 if context is not INTERNAL:
                     topic.require_not_internal()
@@ -97,7 +112,7 @@ class PeerHandlers:
 
     def _described(self, topic_id: UUID, partition: int) -> DescribedRow:
         try:
-            log = self._find_topic(topic_id).partition(partition)
+            log = self._topics.by_id(topic_id).partition(partition)
             leadership = log.require_leader()
             leadership.require_settled()
         except LogStoreError as error:

@@ -72,7 +72,7 @@ def find_problems(
                 remedy = f"Restore {path} from a backup, or the table to the version before another writer's"
                 found.append(TopicProblem(topic.name, p.partition, ProblemState.UNREADABLE, why, remedy))
             for gap in p.missing:
-                reason, remedy = p.explain_missing(gap)
+                reason, remedy = gap.explained(topic.name, p.partition, p.location)
                 missing = ProblemState.RECORDS_MISSING
                 found.append(TopicProblem(topic.name, p.partition, missing, reason, remedy))
     for topic, why in roll_failures.items():

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from logstore.broker.idempotence import Claim
+from logstore.broker.idempotence import OF_A_PARTITION, Claim
 from logstore.broker.produce_result import NO_OFFSET, PartitionResponse, ProduceResult
 from logstore.errors import LogStoreError, RequestTimedOutError
 from logstore.journal.frame import Frame, FrameLocation
@@ -60,6 +60,22 @@ class AppendedRequest:
         self._parts = [(part.partition, part.batch.num_rows, part.rows) for part in one.parts]
         self._count = one.num_records
         self._has_identity = one.identities is not None
+
+    def refusals_in_doubt(self) -> list[tuple[int, PartitionLog, int]]:
+        """Parts that were refused for what their leader knows of the producer, if another broker may have taken its
+        place and know more: the part's number, its log, and the leader epoch.
+        """
+        found = []
+        for at, claimed in enumerate(self.claims):
+            if isinstance(claimed.error, OF_A_PARTITION):
+                log = self.topic.partitions[self._parts[at][0]]
+                if log.is_leader and log.require_leader().in_sync_replicas is not None:
+                    found.append((at, log, log.leader_epoch))
+        return found
+
+    def refuse(self, at: int, error: LogStoreError) -> None:
+        """Part ``at``, which is not stored, has another error."""
+        self.claims[at] = Claim(self.claims[at].identity, error=error)
 
     def wait_for_repeated(self, acks: int) -> None:
         """Wait for the parts that were stored before, too: ``acks`` counts for them as for new parts."""

@@ -32,11 +32,17 @@ from logstore.broker.quotas import QuotaKind
 from logstore.broker.remote_appends import RemoteAppends
 from logstore.broker.request_parts import check_batch_keys, check_keys, split, sticky_partition
 from logstore.cluster.coordinator import Coordinator
-from logstore.errors import InvalidProducerRequestError, LogStoreError, RequestTimedOutError
+from logstore.errors import (
+    InvalidProducerRequestError,
+    LogStoreError,
+    NotLeaderOrFollowerError,
+    RequestTimedOutError,
+)
 from logstore.filesystem import FileSystem
 from logstore.journal.journal import Journal
 from logstore.limits import MIB
 from logstore.log.acknowledgements import Acknowledgement
+from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.records.batch import DecodedRecords, EncodedBatch, PartitionBatch, Records, check_record_sizes
 from logstore.records.batch_identity import PRODUCER_EPOCH_MAX, BatchIdentity, IdempotencyKey, ProducerIdentity
@@ -168,9 +174,26 @@ class Producing:
         # From here to the append nothing awaits: of two tries of a request the second one finds the first.
         appended = self._append(context, prepared, acks)
         prepared.clear()  # the journal holds the records until the fsync
+        in_doubt = [(one, one.refusals_in_doubt()) for one in appended.requests]
         if acks != 0:
             await self._acknowledged(appended, timeout_ms)
+        for one, refusals in in_doubt:
+            await self._confirm(one, refusals)
         return appended.requests
+
+    async def _confirm(self, one: AppendedRequest, refusals: Sequence[tuple[int, PartitionLog, int]]) -> None:
+        """A leader that was replaced and does not know it yet lacks batches: what it finds wrong with a producer's
+        numbers, which would end the producer's identity, counts only if it leads still. Otherwise the producer is to
+        try again.
+        """
+        for (log, epoch), parts in itertools.groupby(refusals, lambda refusal: refusal[1:]):
+            if not await self._coordinator.leads_still(log.topic_id, log.partition, epoch):
+                error = NotLeaderOrFollowerError(
+                    f"Broker {self._coordinator.broker_id} cannot tell whether it leads {log.topic}-{log.partition} "
+                    "still: nothing was stored. Look up the leader, and try again there."
+                )
+                for at, *_ in parts:
+                    one.refuse(at, error)
 
     async def _append_everywhere(
         self,

@@ -6,7 +6,7 @@ before they are read.
 """
 
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -32,6 +32,10 @@ class RemoteFetches:
     def __init__(self, router: Router, http: PeerHttp) -> None:
         self._router = router
         self._http = http
+
+    async def until_known(self, names: Iterable[str]) -> None:
+        """As of the router."""
+        await self._router.until_known(names)
 
     def divide(self, context: RequestContext, found: list[WantedPartition | LogStoreError]) -> dict[int, list[Asked]]:
         """By leader, the partitions of ``found`` that others lead. A partition becomes its error there if nobody leads

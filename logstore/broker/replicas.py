@@ -17,6 +17,7 @@ from logstore.clock import Clock
 from logstore.cluster.coordinator import Coordinator, PartitionState
 from logstore.errors import (
     BrokerNotReadyError,
+    ClusterStateError,
     FencedLeaderEpochError,
     IneligibleReplicaError,
     InvalidUpdateVersionError,
@@ -84,6 +85,7 @@ class Replicas:
         self._tasks: set[asyncio.Task[None]] = set()
         self._checking: asyncio.Task[None] | None = None
         self.isr_shrinks = self.isr_expands = 0
+        coordinator.listen_to_brokers(self._brokers_changed)
 
     async def stop(self) -> None:
         tasks = [*self._waiting.values(), *self._altering.values(), *self._tasks]
@@ -126,7 +128,8 @@ class Replicas:
         partition_log.resign(epoch)
         self._replicated.pop(key, None)
         self._unsettled.discard(key)
-        self._changed(self._topics[key], partition_log.partition)
+        if (topic := self._topics.get(key)) is not None:  # it may have been deleted
+            self._changed(topic, partition_log.partition)
 
     def forget(self, topic: Topic) -> None:
         """The topic was deleted."""
@@ -137,10 +140,28 @@ class Replicas:
                 known.pop(key, None)
             self._unsettled.discard(key)
 
+    def let_go(self, topic: Topic) -> None:
+        """Nobody leads the topic: it is not registered any more. What its partitions have is kept."""
+        for partition_log in topic.partitions:
+            key = _key(partition_log)
+            if partition_log.is_leader:
+                self._resign(key, partition_log, partition_log.leader_epoch)
+            self._unfollow(key)
+            self._states.pop(key, None)
+            partition_log.leader_epoch = -1  # a registration begins above the epochs of records
+
     def _lead(self, topic: Topic, partition_log: PartitionLog, state: PartitionState) -> None:
         key = _key(partition_log)
-        partition_log.state.forget_producers(self._coordinator.producer_ids_begin)
-        partition_log.become_leader(state.leader_epoch, self._in_sync_replicas(topic, state), self._has_lease)
+        in_table = topic.snapshot.partitions.get(partition_log.partition)
+        try:
+            if in_table is not None and in_table.leader_epoch > state.leader_epoch:
+                raise FencedLeaderEpochError(f"Epoch {in_table.leader_epoch} has written to the table already.")
+            partition_log.state.forget_producers(self._coordinator.producer_ids_begin)
+            partition_log.become_leader(state.leader_epoch, self._in_sync_replicas(topic, state), self._has_lease)
+        except FencedLeaderEpochError as error:
+            # Or ZooKeeper's data was put back to an older state: who leads by it may lack records.
+            log.error("replica.old_epoch", partition=str(partition_log), epoch=state.leader_epoch, why=error.message)
+            return
         self._watch(key, partition_log)
         if topic.snapshot.partitions[partition_log.partition].sealed < partition_log.sealed_offset:
             self._run(self._refresh(topic))
@@ -299,9 +320,20 @@ class Replicas:
         if in_sync is None:
             return
         high_watermark, epoch_start = partition_log.high_watermark, leadership.epoch_start
-        joining = [one for one in in_sync.followers if in_sync.may_join(one, high_watermark, epoch_start)]
+        # One that may not join would keep out those that are proposed with it.
+        joining = [
+            one
+            for one, follower in in_sync.followers.items()
+            if in_sync.may_join(one, high_watermark, epoch_start)
+            and self._coordinator.may_join(one, follower.broker_epoch)
+        ]
         if joining:
             self._alter(key, partition_log, (*in_sync.committed, *joining))
+
+    def _brokers_changed(self) -> None:
+        """A follower may have told its position before its registration was known here."""
+        for key, partition_log in list(self._replicated.items()):
+            self._expand(key, partition_log)
 
     def _settle(self, key: PartitionKey, partition_log: PartitionLog) -> None:
         if key in self._unsettled and partition_log.require_leader().is_settled:
@@ -314,12 +346,13 @@ class Replicas:
             await asyncio.sleep(self._lag_max_s / 2)
             now = self._clock.monotonic()
             for key, partition_log in list(self._replicated.items()):
-                if not partition_log.is_leader or key in self._altering:
+                if not partition_log.is_leader:
                     continue
                 in_sync = partition_log.require_leader().in_sync_replicas
                 if in_sync is None:
                     continue
-                if behind := in_sync.behind(now, self._lag_max_s, partition_log.log_end_offset):
+                behind = in_sync.behind(now, self._lag_max_s, partition_log.log_end_offset)
+                if behind and key not in self._altering:
                     kept = tuple(broker for broker in in_sync.committed if broker not in behind)
                     self._alter(key, partition_log, kept)
 
@@ -362,7 +395,7 @@ class Replicas:
                     await self._coordinator.alter_partition(
                         topic.topic_id, partition_log.partition, seen, wanted, broker_epochs=epochs
                     )
-                except BrokerNotReadyError:  # the outcome is open: asking again tells it
+                except (BrokerNotReadyError, ClusterStateError):  # the outcome is open: asking again tells it
                     await asyncio.sleep(_RETRY_S)
                     if not self._leads_still(partition_log, leadership):
                         return

@@ -14,8 +14,8 @@ from uuid import UUID
 
 import structlog
 
-from logstore.cluster.coordinator import Coordinator, RegisteredTopic
-from logstore.errors import unforeseen
+from logstore.cluster.coordinator import ADOPT, Coordinator, RegisteredTopic
+from logstore.errors import LogStoreError, unforeseen
 from logstore.log.topic import Topic
 
 log = structlog.stdlib.get_logger(__name__)
@@ -23,6 +23,9 @@ log = structlog.stdlib.get_logger(__name__)
 #: The pause after a failure: the first, then twice as long each time, up to the second.
 _RETRY_S: Final = 0.2
 _RETRY_MAX_S: Final = 30.0
+#: How long a request waits for ZooKeeper's word on a topic, and then for one that is there to be served.
+_LOOK_FOR_S: Final = 2.0
+_SERVED_S: Final = 10.0
 #: Between two looks of the controller at all tables.
 _LOOK_S: Final = 30.0
 
@@ -46,6 +49,14 @@ class ServedTopics(Protocol):
 
     async def look_at_start(self, topic: Topic) -> None:
         """Mend what the leaders of a topic mend after a start."""
+        ...
+
+    async def was_removed(self, topic: Topic) -> bool:
+        """Whether the topic's table was removed, as a deletion does."""
+        ...
+
+    def let_go(self, topic: Topic) -> None:
+        """Nobody leads the topic any more, and its records are kept."""
         ...
 
     async def drop(self, topic: Topic) -> None:
@@ -77,6 +88,9 @@ class TopicDiscovery:
         self._wake = asyncio.Event()
         #: Set at each change, for those that wait for one.
         self._changed = asyncio.Event()
+        #: Topics that requests have asked for, and the look at them that is under way.
+        self._asked: dict[str, asyncio.Future[None]] = {}
+        self._looking: asyncio.Task[None] | None = None
         self._started = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         coordinator.listen_to_topics(self._registered)
@@ -95,9 +109,10 @@ class TopicDiscovery:
         self._registered(topic.name)
 
     async def stop(self) -> None:
-        for task in self._tasks:
+        tasks = self._tasks if self._looking is None else [*self._tasks, self._looking]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def until(self, reached: Callable[[], bool], timeout_s: float) -> bool:
         """Wait for a change that makes ``reached`` true; whether it came in time."""
@@ -107,6 +122,40 @@ class TopicDiscovery:
                     self._changed.clear()
                     await self._changed.wait()
         return reached()
+
+    async def find(self, name: str, partitions: int, is_served: Callable[[], bool]) -> None:
+        """Before a topic, or so many partitions of it, is said not to be there: look at what the cluster has, and wait
+        until ``is_served`` if it has them; for some seconds at the most.
+        """
+        with contextlib.suppress(TimeoutError, LogStoreError):
+            async with asyncio.timeout(_LOOK_FOR_S):
+                await self._look(name)
+
+        def is_settled() -> bool:
+            found = self._coordinator.registered_topic(name)
+            return is_served() or found is None or found.deleting or found.num_partitions < partitions
+
+        await self.until(is_settled, _SERVED_S)
+
+    async def _look(self, name: str) -> None:
+        """One look serves all requests that came before it."""
+        asked = self._asked.get(name)
+        if asked is None:
+            asked = self._asked[name] = asyncio.get_running_loop().create_future()
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look_at_asked())
+        await asyncio.shield(asked)
+
+    async def _look_at_asked(self) -> None:
+        while self._asked:
+            asked, self._asked = self._asked, {}
+            try:
+                await self._coordinator.refresh_topics(asked.keys())
+            except LogStoreError as error:
+                log.info("topic.not_looked_for", topics=sorted(asked)[:10], why=error.message)
+            finally:
+                for one in asked.values():
+                    one.set_result(None)
 
     def _registered(self, name: str) -> None:
         self._unsettled.add(name)
@@ -161,14 +210,23 @@ class TopicDiscovery:
             looked_at |= led
 
     async def _drop_former(self, name: str, found: RegisteredTopic | None) -> None:
-        """A topic was deleted if its registration was seen, and is not the one of its name any more."""
+        """A topic was deleted if its registration was seen, and is not the one of its name any more.
+
+        A deletion removes the table before the registration. If the table is there still, somebody has removed the
+        registration by hand: it waits for its adoption.
+        """
         topic = self._topics.served(name)
         if topic is None or topic.topic_id not in self._versions:
             return
-        if found is None or found.deleting or found.topic_id != topic.topic_id:
-            await self._topics.drop(topic)
-            del self._versions[topic.topic_id]
-            self._looked_at.pop(topic.topic_id, None)
+        if found is not None and found.topic_id == topic.topic_id and not found.deleting:
+            return
+        if found is None and not await self._topics.was_removed(topic):
+            log.error("topic.registration_lost", topic=name, remedy=f"run: {ADOPT.format(name)}")
+            self._topics.let_go(topic)
+            return
+        await self._topics.drop(topic)
+        del self._versions[topic.topic_id]
+        self._looked_at.pop(topic.topic_id, None)
 
     # ---- the controller ---------------------------------------------------------------------------------------------
 

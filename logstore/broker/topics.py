@@ -1,16 +1,14 @@
-"""The topics that are served: found at the start, created, altered, grown and deleted.
+"""The topics that are served: found at the start, and looked up. ``TopicChanges`` makes and removes them on one
+node and at the controller; on other brokers ``TopicDiscovery`` does.
 
-In a cluster the controller alone makes, changes and deletes them: the table first, then its registration. On the other
-brokers they appear and go by ``TopicDiscovery``. Invariant: one change of the catalogue at a time, each to its end even
-if the caller goes away.
+Invariant: one change of the catalogue at a time, under ``lock``.
 """
 
 import asyncio
-import contextlib
 import functools
 import urllib.parse
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 import structlog
@@ -23,7 +21,7 @@ from logstore.broker.recovery import Unserved, recover_partitions, recover_topic
 from logstore.broker.removals import Removals
 from logstore.broker.replicas import Replicas
 from logstore.broker.roll_schedule import RollSchedule
-from logstore.broker.topic_catalog import TopicCatalog, check_no_collision, check_topic_name
+from logstore.broker.topic_catalog import TopicCatalog
 from logstore.broker.topic_discovery import TopicDiscovery
 from logstore.clock import Clock
 from logstore.cluster.coordinator import ADOPT, Coordinator, KnownTopic, PartitionState
@@ -31,32 +29,25 @@ from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import (
     CommitRefusedError,
-    CoordinatorNotAvailableError,
     CorruptionError,
     DataDirectoryError,
-    InvalidPartitionsError,
-    InvalidReplicationFactorError,
     LeaderNotAvailableError,
     LogStoreError,
-    NotControllerError,
     QuarantinedError,
-    RequestTimedOutError,
     StorageError,
-    TopicExistsError,
     UnknownTopicError,
     UnknownTopicIdError,
 )
 from logstore.filesystem import FileSystem
 from logstore.journal.frame import Frame
 from logstore.journal.journal import Journal
-from logstore.limits import PARTITIONS_PER_TOPIC_MAX, TOPIC_NAME_LENGTH_MAX
+from logstore.limits import TOPIC_NAME_LENGTH_MAX
 from logstore.log.partition_log import PartitionLog
 from logstore.log.roller import Roller
 from logstore.log.topic import Topic
 from logstore.names import is_legal_name
 from logstore.observability import forget_topic
 from logstore.settings import Settings
-from logstore.topic_config import TopicConfig, config_key, validate_overrides
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -90,7 +81,7 @@ class Topics:
         self._location = settings.location
         self._coordinator = coordinator
         self._catalog = catalog
-        self._lock = asyncio.Lock()
+        self.lock = asyncio.Lock()
         self._journal = journal
         self._roller = roller
         self._schedule = schedule
@@ -98,18 +89,18 @@ class Topics:
         self._admission = admission
         self._authorizer = authorizer
         self._clock = clock
-        self.removals = Removals(catalog, journal, self._lock)
+        self.removals = Removals(catalog, journal, self.lock)
         self.removals.listeners.append(self._removed)
         #: Called with a topic that another broker made, once it is served here.
         self.appeared: Callable[[Topic], None] = lambda _: None
-        #: Makes a topic at the controller; None on one node.
-        self.create_at_controller: Callable[[RequestContext, str], Awaitable[None]] | None = None
         #: None on one node.
-        self._discovery: TopicDiscovery | None = None
+        self.discovery: TopicDiscovery | None = None
         if settings.zookeeper_connect is not None:
-            self._discovery = TopicDiscovery(self, coordinator, self._lock)
+            self.discovery = TopicDiscovery(self, coordinator, self.lock)
         self._by_id: dict[uuid.UUID, Topic] = {}
         self._deleted: frozenset[uuid.UUID] = frozenset()
+        #: Topics that other brokers made, and that are about to be served.
+        self._appearing: set[str] = set()
         #: By name: why a topic whose directory is there is not served.
         self._quarantined: dict[str, QuarantinedError] = {}
         self._unserved = Unserved({}, {}, {}, set())
@@ -117,7 +108,7 @@ class Topics:
     async def recover(self, filesystem: FileSystem) -> None:
         """Bring every topic to its state before the stop, and start the journal. CorruptionError."""
         tables, self._quarantined = await asyncio.to_thread(self._catalog.load)
-        if self._discovery is not None:
+        if self.discovery is not None:
             tables |= await self._mend(list(self._quarantined))
         for name, table in tables.items():
             self._add(self._topic(name, table, table.latest))
@@ -133,22 +124,22 @@ class Topics:
         if self._coordinator.is_migration:
             self._require_all_served()
         await self._coordinator.find_leaders([_known(topic) for topic in by_id.values()])
-        if self._discovery is None:
+        if self.discovery is None:
             self._coordinator.listen(self._partition_changed)
         self._schedule.unserved = self._unserved.partitions
         for topic_id, count in self._unserved.lost_partitions.items():
             await self._add_lost_partitions(by_id[topic_id], count)
         await asyncio.to_thread(self._catalog.forget_deleted, self._unserved.deleted)
         await self._journal.start(self._snapshot_frames)
-        if self._discovery is not None:
+        if self.discovery is not None:
             # Followers append to the journal as soon as they are told to follow.
             self._coordinator.listen(self._partition_changed)
         filesystem.reached("recovery.half")
         await asyncio.to_thread(self._schedule.mark_all)
         for topic in list(self._topics.values()):
             await self.look_at_start(topic)
-        if self._discovery is not None:
-            self._discovery.start()
+        if self.discovery is not None:
+            self.discovery.start()
 
     async def _mend(self, names: Sequence[str]) -> dict[str, TopicTable]:
         """The tables among ``names`` that can be served once their logs are mended, by one broker at a time."""
@@ -192,9 +183,9 @@ class Topics:
 
     async def stop(self) -> None:
         """A removal under way comes to its end; the next start finishes the others."""
-        if self._discovery is not None:
-            await self._discovery.stop()
-        async with self._lock:
+        if self.discovery is not None:
+            await self.discovery.stop()
+        async with self.lock:
             self.removals.stop()
 
     def close(self, reason: LogStoreError) -> None:
@@ -264,10 +255,40 @@ class Topics:
             raise _unknown(name)
         return topic
 
+    def served(self, name: str) -> Topic | None:
+        return self._topics.get(name)
+
+    def names(self) -> list[str]:
+        """The names that are taken: of topics that are served, and of those that cannot be."""
+        return [*self._topics, *self._quarantined]
+
     def partition_log(self, topic_id: uuid.UUID, partition: int) -> PartitionLog | None:
         """The log of a partition by its topic's id; None if it is not known here. For other brokers."""
         topic = self._by_id.get(topic_id)
         return None if topic is None or not 0 <= partition < len(topic.partitions) else topic.partitions[partition]
+
+    async def until_known(self, name: str, partitions: int = 1) -> None:
+        """In a cluster: a topic, or so many partitions of it, that this broker does not serve may have been made by
+        another one a moment ago. Look, and wait for it, so that ``get`` says that it is not there only if that is so.
+        """
+        if self.discovery is None or self.is_known(name, partitions) or not is_legal_name(name, TOPIC_NAME_LENGTH_MAX):
+            return
+        await self.discovery.find(name, partitions, lambda: self.is_known(name, partitions))
+
+    def is_known(self, name: str, partitions: int = 1) -> bool:
+        """Whether ``get`` finds the topic, with so many partitions, or tells why it is not served."""
+        topic = None if name in self._appearing else self._topics.get(name)
+        return name in self._quarantined or (topic is not None and len(topic.partitions) >= partitions)
+
+    async def until_ids_known(self, topic_ids: Collection[uuid.UUID], timeout_s: float) -> None:
+        """As ``until_known``, of topics that another broker knows already."""
+        if self.discovery is not None:
+            await self.discovery.until(lambda: all(map(self.knows_id, topic_ids)), timeout_s)
+
+    def knows_id(self, topic_id: uuid.UUID) -> bool:
+        """Whether the topic with this id is served."""
+        topic = self._by_id.get(topic_id)
+        return topic is not None and topic.name not in self._appearing
 
     def by_id(self, topic_id: uuid.UUID) -> Topic:
         """As ``get``. UnknownTopicIdError."""
@@ -308,150 +329,20 @@ class Topics:
 
     def _not_adopted(self) -> dict[str, QuarantinedError]:
         """Topics whose tables have records, and that the cluster does not know: nobody leads them."""
-        if self._discovery is None:
+        if self.discovery is None:
             return {}
         return {
             name: QuarantinedError("ZooKeeper does not know its table, which has records", f"Run: {ADOPT.format(name)}")
             for name, topic in self._topics.items()
-            if self._coordinator.registered_topic(name) is None and any(p.sealed_offset for p in topic.partitions)
+            if self._coordinator.registered_topic(name) is None and any(p.log_end_offset for p in topic.partitions)
         }
 
-    # ---- changes ----------------------------------------------------------------------------------------------------
+    # ---- changes, under the lock ------------------------------------------------------------------------------------
 
-    async def create(
-        self,
-        context: RequestContext,
-        name: str,
-        *,
-        partitions: int | None = None,
-        replication_factor: int | None = None,
-        configs: Mapping[str, str | None] | None = None,
-        validate_only: bool = False,
-    ) -> Topic | None:
-        """A new topic; None for ``validate_only``.
-
-        Raises TopicAuthorizationError, InvalidTopicError, TopicExistsError, InvalidPartitionsError,
-        InvalidReplicationFactorError, InvalidConfigError, StorageFullError.
-        """
-        self._authorizer.require_create(context, name)
-        self._require_controller()
-        topic = await self._change(self._create(name, partitions, replication_factor, configs or {}, validate_only))
-        if topic is not None:
-            await self._until_led(topic)
-        return topic
-
-    async def internal(
-        self,
-        context: RequestContext,
-        name: str,
-        *,
-        partitions: int,
-        configs: Mapping[str, str],
-        replication_factor: int = 1,
-    ) -> Topic:
-        """A topic of the store's own, made if it is not there: only INTERNAL writes to it, nobody alters or deletes it.
-
-        With fewer brokers than ``replication_factor`` it has as many replicas as there are brokers. The controller
-        makes it; another broker waits for it. Raises ClusterAuthorizationError, StorageFullError, QuarantinedError,
-        CoordinatorNotAvailableError, RequestTimedOutError.
-        """
-        self._authorizer.require_cluster(context, Operation.CLUSTER_ACTION)
-
-        async def find_or_make() -> Topic:
-            try:
-                return self.get(name)
-            except UnknownTopicError:
-                factor = max(1, min(replication_factor, self._coordinator.placeable_brokers))
-                return await self._make(name, partitions, dict(configs), factor)
-
-        if (found := self._topics.get(name)) is not None:
-            return found
-        if self._discovery is not None and not self._is_controller:
-            await self._discovery.until(lambda: name in self._topics or self._is_controller, _APPEARS_S)
-        if not self._is_controller and name not in self._topics:
-            raise CoordinatorNotAvailableError(f"The controller has not made {name} yet. Try again in a few seconds.")
-        topic = await self._change(find_or_make())
-        await self._until_led(topic)
-        return topic
-
-    @property
-    def _is_controller(self) -> bool:
-        return self._coordinator.controller_id == self._coordinator.broker_id
-
-    def _require_controller(self) -> None:
-        found = self._coordinator.controller_id
-        if found < 0:
-            raise NotControllerError("The cluster has no controller at present. Nothing was changed: try again soon.")
-        if found != self._coordinator.broker_id:
-            raise NotControllerError(
-                f"Broker {found} is the controller: topics are made, changed and deleted there. Nothing was changed."
-            )
-
-    async def _until_led(self, topic: Topic) -> None:
-        """Wait until the whole topic has leaders; RequestTimedOutError."""
-
-        def is_led() -> bool:
-            states = (self._coordinator.partition_state(topic.topic_id, p.partition) for p in topic.partitions)
-            return topic.deleted or all(state.leader >= 0 for state in states)
-
-        if self._discovery is not None and not await self._discovery.until(is_led, _LEADERS_S):
-            raise RequestTimedOutError(
-                f"Topic {topic.name!r} is there, and not all of its partitions have a leader yet: see the log of "
-                "the controller."
-            )
-
-    def find_for_produce(self, context: RequestContext, name: str) -> Topic | None:
-        """The topic; None if ``for_produce`` would make it. Changes nothing.
-
-        Raises TopicAuthorizationError, UnknownTopicError, QuarantinedError.
-        """
-        self._authorizer.require(context, Operation.WRITE, ResourceType.TOPIC, name)
-        if name in self._topics or name in self._quarantined or not self._settings.auto_create_topics_enable:
-            return self.get(name)
-        self._authorizer.require_create(context, name)
-        return None
-
-    async def for_produce(self, context: RequestContext, name: str) -> Topic:
-        """The topic; made first if ``auto.create.topics.enable`` says so.
-
-        In a cluster the controller makes it, and this broker waits until it serves it, too. Raises
-        TopicAuthorizationError, UnknownTopicError, InvalidTopicError, BrokerNotReadyError, StorageFullError,
-        NotControllerError.
-        """
-        if (topic := self.find_for_produce(context, name)) is not None:
-            return topic
-        self._admission.require_ready()
-        with contextlib.suppress(TopicExistsError):  # another request was faster
-            if self.create_at_controller is None or self._is_controller or context.is_forwarded:
-                await self.create(context, name)
-            else:
-                await self.create_at_controller(context, name)
-        if self._discovery is not None:
-            await self._discovery.until(lambda: name in self._topics, _APPEARS_S)
-        return self.get(name)
-
-    async def _create(
-        self,
-        name: str,
-        partitions: int | None,
-        replication_factor: int | None,
-        configs: Mapping[str, str | None],
-        validate_only: bool,
-    ) -> Topic | None:
-        check_topic_name(name)
-        check_no_collision(name, (*self._topics, *self._quarantined))
-        count = self._settings.num_partitions if partitions is None else partitions
-        _check_partitions(count)
-        _check_replication_factor(
-            replication_factor, self._settings.default_replication_factor, self._coordinator.placeable_brokers
-        )
-        overrides = validate_overrides({key: value for key, value in configs.items() if value is not None})
-        TopicConfig.parse(overrides, self._settings.topic_defaults)
-        return None if validate_only else await self._make(name, count, overrides, replication_factor)
-
-    async def _make(
+    async def make(
         self, name: str, count: int, overrides: dict[str, str], replication_factor: int | None = None
     ) -> Topic:
+        """A new topic: its table, then its registration. StorageFullError, StorageError."""
         await self.removals.make_way(name)
         table = await asyncio.to_thread(self._catalog.create, name, num_partitions=count, config_overrides=overrides)
         try:
@@ -464,23 +355,8 @@ class Topics:
         log.info("topic.created", topic=name, partitions=count, configs=overrides)
         return topic
 
-    async def delete(self, context: RequestContext, name: str) -> None:
-        """Delete a topic. It is gone for readers and writers at once; its files follow.
-
-        Raises TopicAuthorizationError, UnknownTopicError, InvalidTopicError, StorageFullError; StorageError if it is
-        gone, but a power cut may bring it back: the removal is then tried again until it is durable.
-        """
-        self._authorizer.require(context, Operation.DELETE, ResourceType.TOPIC, name)
-        self._require_controller()
-        await self._change(self._delete(name))
-
-    async def _delete(self, name: str) -> None:
-        topic = self.get(name)
-        topic.require_not_internal()
-        await self._coordinator.mark_deleting(topic.topic_id)
-        await self._remove(topic)
-
-    async def _remove(self, topic: Topic) -> None:
+    async def remove(self, topic: Topic) -> None:
+        """Under ``lock``. StorageFullError, StorageError."""
         async with topic.commit_lock:
             await asyncio.to_thread(self._catalog.remove, topic.name, topic.topic_id)
             self._end(topic)
@@ -500,72 +376,11 @@ class Topics:
         self._unserved.forget(topic.topic_id)
         self._coordinator.forget_topic(topic.topic_id)
 
-    async def alter_configs(
-        self, context: RequestContext, name: str, changes: Mapping[str, str | None], *, validate_only: bool = False
-    ) -> Topic:
-        """Set keys; None takes a key back to its default.
-
-        Raises TopicAuthorizationError, UnknownTopicError, InvalidTopicError, InvalidConfigError.
-        """
-        self._authorizer.require(context, Operation.ALTER_CONFIGS, ResourceType.TOPIC, name)
-        self._require_controller()
-        topic = self.get(name)
-        topic.require_not_internal()
-        checked: dict[str, str | None] = dict(
-            validate_overrides({key: value for key, value in changes.items() if value is not None})
-        )
-        checked.update({config_key(key).name: None for key, value in changes.items() if value is None})
-
-        def alter() -> int:
-            topic.config_with(checked)  # here no other change of it is under way
-            return topic.table.alter_config(checked)
-
-        if validate_only:
-            topic.config_with(checked)
-        elif checked:
-            await self._roller.commit(topic, alter)
-            self._schedule.touch(topic)
-            log.info("topic.configs_altered", topic=name, changes=checked)
-            try:
-                await self._coordinator.table_changed(topic.topic_id)
-            except LogStoreError as error:
-                # They look at the table's log every few seconds.
-                log.warning("topic.change_not_told", topic=name, why=error.message)
-        return topic
-
-    async def add_partitions(self, context: RequestContext, name: str, total: int) -> Topic:
-        """Grow to ``total`` partitions.
-
-        Raises TopicAuthorizationError, InvalidPartitionsError for fewer than there are, UnknownTopicError,
-        InvalidTopicError.
-        """
-        self._authorizer.require(context, Operation.ALTER, ResourceType.TOPIC, name)
-        self._require_controller()
-        topic = await self._change(self._add_partitions(name, total))
-        await self._until_led(topic)
-        return topic
-
-    async def _add_partitions(self, name: str, total: int) -> Topic:
-        topic = self.get(name)
-        topic.require_not_internal()
-        _check_partitions(total)
-        if total < len(topic.partitions):
-            raise InvalidPartitionsError(
-                f"Topic '{name}' has {len(topic.partitions)} partitions; partitions can be added, never removed."
-            )
-        if total > len(topic.partitions):
-            await self._roller.commit(topic, lambda: topic.table.add_partitions(total))
-            log.info("topic.partitions_added", topic=name, partitions=total)
-        return topic
-
     def leadership_changed(self, topic: Topic) -> None:
-        if self._discovery is not None:
-            self._discovery.leadership_changed(topic)
+        if self.discovery is not None:
+            self.discovery.leadership_changed(topic)
 
     # ---- changes of other brokers (TopicDiscovery) ------------------------------------------------------------------
-
-    def served(self, name: str) -> Topic | None:
-        return self._topics.get(name)
 
     def forget_gone(self) -> None:
         for topic_id in {key[0] for key in self._unserved.partitions}:
@@ -575,12 +390,18 @@ class Topics:
 
     async def appear(self, name: str, topic_id: uuid.UUID) -> None:
         """Serve the topic by its table. StorageError if that is not there, or is another topic's; QuarantinedError."""
-        if not await asyncio.to_thread(self._catalog.exists, name):
-            raise StorageError(f"The table of topic {name!r} is not there: restore it, or delete the topic.")
-        topic = await self._open(name)
-        if topic.topic_id != topic_id:
-            raise StorageError(f"The table of topic {name!r} has the id {topic.topic_id}, and ZooKeeper {topic_id}.")
-        await self._serve(topic)
+        self._appearing.add(name)
+        try:
+            if not await asyncio.to_thread(self._catalog.exists, name):
+                raise StorageError(f"The table of topic {name!r} is not there: restore it, or delete the topic.")
+            topic = await self._open(name)
+            if topic.topic_id != topic_id:
+                raise StorageError(
+                    f"The table of topic {name!r} has the id {topic.topic_id}, and ZooKeeper {topic_id}."
+                )
+            await self._serve(topic)
+        finally:
+            self._appearing.discard(name)
 
     async def _open(self, name: str) -> Topic:
         table = await asyncio.to_thread(self._catalog.open, name, mend=False)
@@ -626,6 +447,15 @@ class Topics:
         for partition_log in topic.partitions:
             self._journal.release(topic.topic_id, partition_log.partition, partition_log.sealed_offset)
 
+    async def was_removed(self, topic: Topic) -> bool:
+        def look() -> bool:
+            return topic.topic_id in self._catalog.deleted() or not self._catalog.exists(topic.name)
+
+        return await asyncio.to_thread(look)
+
+    def let_go(self, topic: Topic) -> None:
+        self._replicas.let_go(topic)
+
     async def drop(self, topic: Topic) -> None:
         async with topic.commit_lock:
             self._end(topic)
@@ -659,51 +489,15 @@ class Topics:
             self._coordinator.forget_topic(topic_id)
             return
         log.info("topic.deletion_finished", topic=name)
-        await self._remove(topic)
-
-    async def _change(self, change: Coroutine[object, object, T]) -> T:
-        """One change of the catalogue at a time, each to its end even if the caller goes away."""
-
-        async def locked() -> T:
-            async with self._lock:
-                try:
-                    self._admission.require_locks()
-                except LogStoreError:
-                    change.close()
-                    raise
-                return await change
-
-        return await asyncio.shield(asyncio.create_task(locked()))
+        await self.remove(topic)
 
 
 def _known(topic: Topic, replication_factor: int | None = None) -> KnownTopic:
     in_table = topic.snapshot.partitions
     epochs = tuple(max(in_table[p.partition].leader_epoch, p.state.leader_epochs.last) for p in topic.partitions)
-    has_records = any(p.sealed_offset for p in topic.partitions)
+    has_records = any(p.log_end_offset for p in topic.partitions)
     unclean = topic.config.unclean_leader_election_enable
     return KnownTopic(topic.name, topic.topic_id, epochs, has_records, replication_factor, unclean)
-
-
-def _check_replication_factor(asked: int | None, default: int, brokers: int) -> None:
-    """None and -1 stand for ``default.replication.factor``."""
-    if asked is None or asked == -1:
-        if default > brokers:
-            raise InvalidReplicationFactorError(
-                f"default.replication.factor ({default}) is larger than the number of brokers ({brokers}): start "
-                "brokers, or name a replication factor."
-            )
-        return
-    if asked < 1:
-        raise InvalidReplicationFactorError(f"Replication factor {asked} is below 1: leave it out.")
-    if asked > brokers:
-        raise InvalidReplicationFactorError(
-            f"Replication factor {asked} is larger than the number of brokers ({brokers}): leave it out."
-        )
-
-
-def _check_partitions(count: int) -> None:
-    if not 1 <= count <= PARTITIONS_PER_TOPIC_MAX:
-        raise InvalidPartitionsError(f"A topic has 1 to {PARTITIONS_PER_TOPIC_MAX} partitions, not {count}.")
 
 
 def _unknown(name: str) -> UnknownTopicError:

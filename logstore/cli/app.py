@@ -19,6 +19,7 @@ from logstore.cli import (
     serve,
     status,
     topic,
+    topic_reassign,
     topic_table,
 )
 from logstore.cli.command_group import CommandGroup
@@ -69,6 +70,7 @@ app.command(epilog=status.EXAMPLES)(status.status)
 # These two look at files. The other commands of `topic` ask a store, and need no extra.
 topic.app.command(epilog=topic_table.VERIFY_EXAMPLES)(topic_table.verify)
 topic.app.command(epilog=topic_table.REBUILD_EXAMPLES)(topic_table.rebuild)
+topic.app.add_typer(topic_reassign.app, name="reassign")
 app.add_typer(topic.app, name="topic")
 app.command(epilog=produce.EXAMPLES)(produce.produce)
 app.command(epilog=consume.EXAMPLES)(consume.consume)

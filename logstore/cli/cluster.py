@@ -46,7 +46,14 @@ Examples:
 )
 def start(
     brokers: Annotated[
-        int, typer.Option("--brokers", "-n", min=1, max=100, help="How many brokers; their ids are 1, 2, ...")
+        int,
+        typer.Option(
+            "--brokers",
+            "-n",
+            min=1,
+            max=100,
+            help="How many brokers; their ids are 1, 2, ..., or begin at that of a store of one node.",
+        ),
     ] = _DEFAULT_BROKERS,
     data: DataOption = None,
     zookeeper: Annotated[
@@ -64,12 +71,17 @@ def start(
 
     They listen on 127.0.0.1 only, with ports that stay the same. Logs are in DIR/cluster. Ctrl-C and SIGTERM stop them
     cleanly, ZooKeeper last. A broker that dies is left dead: start-broker starts it again.
+
+    On the directory of a store of one node, which must be stopped, it becomes a cluster: its broker leads everything
+    with one replica, and the others join. There is no way back.
     """
+    from logstore.cluster_processes.record import broker_ids
     from logstore.cluster_processes.running_cluster import ClusterEntry, Wanted, run
 
+    directory = _directory(data)
     wanted = Wanted(
-        _directory(data),
-        range(1, brokers + 1),
+        directory,
+        broker_ids(directory, brokers),
         zookeeper=zookeeper,
         environment={"LOGSTORE_INTER_BROKER_PORT": "0"},
     )

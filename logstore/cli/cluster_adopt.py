@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from logstore.cluster import znodes
     from logstore.cluster.zookeeper import ZooKeeper
     from logstore.delta.snapshot import TopicSnapshot
-    from logstore.log.journal_tail import JournalTail
     from logstore.log.table_check import Tails
 
 
@@ -206,17 +205,13 @@ async def _placed(
         state = snapshot.partitions[partition]
         mine = {one: tail for one, all_ in tails.items() if (tail := all_.get((snapshot.topic_id, partition)))}
         ends = {one: tail.index.offsets_from(state.sealed) for one, tail in mine.items()}
-        epochs = [state.leader_epoch, *map(_last_epoch, mine.values()), 0]
+        epochs = [state.leader_epoch, *(tail.last_epoch_and_end[0] for tail in mine.values()), 0]
         chosen = broker
         if chosen is None and any(ends.values()):
-            chosen = max(sorted(ends), key=lambda one: mine[one].end_offset)
+            chosen = max(sorted(ends), key=lambda one: mine[one].last_epoch_and_end)
         if chosen is None and not racks:
             fail("No broker is there: start one, or name one with --broker.")
         if chosen is None:
             ((chosen,),) = assign(1, 1, racks, load)
         found.append(Adopted(partition, chosen, max(epochs), ends.get(chosen, 0)))
     return found
-
-
-def _last_epoch(tail: "JournalTail") -> int:
-    return tail.leader_epochs(() if tail.snapshot is None else tail.snapshot.leader_epochs).last

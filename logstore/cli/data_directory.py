@@ -14,8 +14,8 @@ from logstore.names import is_legal_name
 
 
 def journal_directories(directory: Path | None, data: Path | None) -> list[Path]:
-    """The journals of ``--data``, or of a directory given as an argument (a data directory, or a journal itself).
-    Without either, those of the setting ``data``.
+    """The journals of all brokers below ``--data``, or of a directory given as an argument: a data directory, a log
+    directory of a broker, or a journal itself. Without either, those of the setting ``data``.
 
     A usage error when both are given; DataDirectoryError when there is no journal.
     """
@@ -24,9 +24,9 @@ def journal_directories(directory: Path | None, data: Path | None) -> list[Path]
     if directory is not None and data is not None:
         raise typer.BadParameter("give a journal's directory or --data, not both")
     given = directory or data or load_settings().data
-    found = sorted(given.glob("brokers/*/journal/*/"))
+    found = [*given.glob("brokers/*/journal/*/"), *given.glob("journal/*/")]
     if found:
-        return found
+        return sorted(found, key=lambda journal: (journal.parts[-3].zfill(12), journal.name))
     if given == directory and given.is_dir():
         return [given]
     raise DataDirectoryError(f"There is no journal in {given}: name a store's data directory, or a journal's own.")
@@ -51,6 +51,13 @@ def given_data(data: Path | None) -> Path:
     return given
 
 
+def is_of_cluster(data: Path) -> bool:
+    """Whether brokers that agree through ZooKeeper share the data directory. DataDirectoryError for a damaged file."""
+    from logstore.cluster import checked_file
+
+    return "coordinator" in checked_file.read(data / "cluster.json", "restore it")
+
+
 def require_topics(data: Path, names: Sequence[str]) -> list[str]:
     """``names``; without any all tables below ``data``, and directories that have lost their Delta log.
     DataDirectoryError for a name that has no directory.
@@ -69,13 +76,14 @@ def require_topics(data: Path, names: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def stopped_store(home: Path) -> Iterator[None]:
+def stopped_store(home: Path, elsewhere: Sequence[Path] = ()) -> Iterator[None]:
     """Keeps stores from starting on the data directory of ``home``, a broker's; DataDirectoryError if one runs.
 
-    Brokers of a cluster whose ``log.dirs`` are elsewhere are not seen.
+    Of brokers of a cluster whose ``log.dirs`` are elsewhere, those are seen that ``elsewhere`` names.
     """
     with ExitStack() as locks:
-        for directory in (home.parent.parent, *sorted(home.parent.glob("*/journal/*/"))):
+        outside = [journal for one in elsewhere for journal in one.glob("journal/*/")]
+        for directory in (home.parent.parent, *sorted(home.parent.glob("*/journal/*/")), *outside):
             try:
                 locks.callback(LockFile.acquire(directory).release)
             except DataDirectoryError:

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
+import msgspec
 import typer
 
-from logstore.cli.command_group import FAILED
+from logstore.cli.command_group import FAILED, fail
 from logstore.cli.data_directory import journal_directories, topic_names
 from logstore.cli.journal_repair import REPAIR_EXAMPLES, repair
 from logstore.cli.options import JsonOption
@@ -33,10 +34,11 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Look at a journal, check it, repair it.", rich_markup_mode=None)
 
 DirectoryArgument = Annotated[
-    Path | None, typer.Argument(metavar="DIR", help="<data>/brokers/<id>/journal/<n>, or a data directory.")
+    Path | None, typer.Argument(metavar="DIR", help="A data directory, a broker's log directory, or a journal itself.")
 ]
 DataOption = Annotated[
-    Path | None, typer.Option("--data", help="A data directory: all of its journals. Default: the setting data (data).")
+    Path | None,
+    typer.Option("--data", help="A data directory: the journals of all its brokers. Default: the setting data (data)."),
 ]
 _DUMP_LINE = "{:>14} {:>10} {:11} {:36} {:>9} {:>12} {:>8} {:>6}  {}"
 
@@ -71,16 +73,21 @@ def dump(
 
     Records come in the order of the journal: copies that were relocated come again, and records that a truncation took
     back come, too. Changes nothing, and works while the store runs.
+
+    In a cluster each broker has a journal of its own: they are shown one after the other. Records are of one of them.
     """
     from logstore.journal import inspect
 
     require_records(records, **{"from": start, "to": end, "format": format})
     if records:
         wanted = wanted_records(start=start, end=end, limit=limit, format=format, json=json)
-        print_records(_records(journal_directories(directory, data), topic, partition, wanted), wanted)
+        if len(journals := journal_directories(directory, data)) > 1:
+            fail(f"There are journals of {len(journals)} brokers: name the one whose records are wanted: {journals[0]}")
+        print_records(_records(journals[0], topic, partition, wanted), wanted)
         return
     remaining = limit
-    for journal in journal_directories(directory, data):
+    journals = journal_directories(directory, data)
+    for journal in journals:
         names = _topic_names(journal)
         ids = _topic_ids(names, topic)
         found = (
@@ -89,7 +96,9 @@ def dump(
             if (ids is None or row.topic_id in ids) and partition in (None, row.partition)
         )
         rows = _limited(found, remaining)
-        shown = _print_rows(rows) if json else _print_lines(rows, names)
+        if len(journals) > 1 and not json:
+            print(f"{'' if journal is journals[0] else chr(10)}Journal {journal}")
+        shown = _print_rows(journal, rows) if json else _print_lines(rows, names)
         if remaining is not None:
             remaining -= shown
             if not remaining:
@@ -103,10 +112,10 @@ def _limited(rows: "Iterable[DumpRow]", limit: int | None) -> "Iterable[DumpRow]
             return
 
 
-def _print_rows(rows: "Iterable[DumpRow]") -> int:
+def _print_rows(journal: Path, rows: "Iterable[DumpRow]") -> int:
     count = 0
     for count, row in enumerate(rows, 1):  # noqa: B007 (the number of rows)
-        print_json_line(row)
+        print_json_line({"journal": str(journal), **msgspec.to_builtins(row)})
     return count
 
 
@@ -130,25 +139,24 @@ def _topic_ids(names: dict[str, str], topic: str | None) -> set[UUID] | None:
 
 
 def _records(
-    journals: Iterable[Path], topic: str | None, partition: int | None, wanted: Wanted
+    journal: Path, topic: str | None, partition: int | None, wanted: Wanted
 ) -> "Iterator[tuple[str, int, pa.RecordBatch]]":
     from logstore.journal.observed import ObservedJournal
     from logstore.log.frame_records import frame_records
 
-    for journal in journals:
-        names = _topic_names(journal)
-        ids = _topic_ids(names, topic)
+    names = _topic_names(journal)
+    ids = _topic_ids(names, topic)
 
-        def is_wanted(header: "FrameHeader", ids: set[UUID] | None = ids) -> bool:
-            return (
-                (ids is None or header.topic_id in ids)
-                and partition in (None, header.partition)
-                and wanted.holds_any(header.base_offset, header.end_offset)
-            )
+    def is_wanted(header: "FrameHeader") -> bool:
+        return (
+            (ids is None or header.topic_id in ids)
+            and partition in (None, header.partition)
+            and wanted.holds_any(header.base_offset, header.end_offset)
+        )
 
-        for frame in ObservedJournal(journal).records(is_wanted):
-            for batch in frame_records([frame]):
-                yield names.get(str(frame.header.topic_id), str(frame.header.topic_id)), frame.header.partition, batch
+    for frame in ObservedJournal(journal).records(is_wanted):
+        for batch in frame_records([frame]):
+            yield names.get(str(frame.header.topic_id), str(frame.header.topic_id)), frame.header.partition, batch
 
 
 def _print_lines(rows: "Iterable[DumpRow]", names: dict[str, str]) -> int:

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import typer
 
-from logstore.cli.command_group import confirm
+from logstore.cli.command_group import confirm, fail
 from logstore.cli.data_directory import journal_directories, stopped_store
 from logstore.cli.options import JsonOption
 from logstore.cli.output import counted, print_json, print_table
@@ -26,7 +26,7 @@ Examples:
 
 
 def repair(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="<data>/brokers/<id>/journal/<n>")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A journal, or the log directory of its broker.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -40,7 +40,9 @@ def repair(
     """
     from logstore.journal import inspect
 
-    (journal,) = journal_directories(directory, None)[:1]
+    if len(journals := journal_directories(directory, None)) > 1:
+        fail(f"There are journals of {len(journals)} brokers in {directory}: name the one to repair: {journals[0]}")
+    (journal,) = journals
     with stopped_store(journal.resolve().parent.parent):
         damage = inspect.verify(journal).damage
         if damage is None:

@@ -1,6 +1,7 @@
 """``logstore topic verify`` and ``rebuild``: a topic's table on the disk, without a store."""
 
 import shlex
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,18 +10,27 @@ from uuid import UUID
 import typer
 
 from logstore.cli.command_group import FAILED, confirm, fail
-from logstore.cli.data_directory import given_data, require_topics, stopped_store, topic_names
+from logstore.cli.data_directory import given_data, is_of_cluster, require_topics, stopped_store, topic_names
 from logstore.cli.options import ConfigOption, JsonOption, parse_configs
 from logstore.cli.output import bytes_text, counted, print_json, print_table
 
 if TYPE_CHECKING:
     from logstore.errors import LogStoreError
-    from logstore.log.table_check import Finding, Tails, TopicReport
+    from logstore.log.table_check import Finding, Journals, Tails, TopicReport
     from logstore.log.table_rebuild import RebuildPlan
     from logstore.table_files import TableFiles
 
 DataOption = Annotated[
     Path | None, typer.Option("--data", metavar="DIR", help="The data directory. Default: the setting data (data).")
+]
+LogDirectoryOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--log-directory",
+        metavar="DIR",
+        help="A broker's log.dirs, if it is not in the data directory; may be repeated.",
+        exists=True,
+    ),
 ]
 
 
@@ -37,6 +47,7 @@ def verify(
         list[str] | None, typer.Argument(metavar="NAME", help="Topics; without a name all of them.")
     ] = None,
     data: DataOption = None,
+    log_directory: LogDirectoryOption = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Read the ends of files only: neither their records nor all their bytes.")
     ] = False,
@@ -47,28 +58,35 @@ def verify(
     The Delta log, every file that it names, and the journal. Looks at a data directory, not at a store: it changes
     nothing, takes no lock, and works while the store runs, too. Exit code 1 if anything is damaged, with a list. Files
     of other writers are told of, and are no damage where they hold rewritten rows below the sealed offset.
+
+    In a cluster the journal of each broker is compared with the tables.
     """
-    from logstore.log.table_check import verify_topic
+    from logstore.log.table_check import newest_tails, verify_topic
     from logstore.table_root import open_root
 
     directory = given_data(data)
-    # The journal first: a table that is read after it cannot be behind it.
-    tails, damage = journal_tails(directory)
+    # The journals first: a table that is read after them cannot be behind them.
+    journals, damages = read_journals(directory, log_directory or ())
     root = open_root(directory)
     topics = require_topics(directory, names or [])
-    lost = {} if names or not tails else _records_without_table(directory, tails)
-    reports = [verify_topic(root.open(name), None if damage else tails, quick=quick) for name in topics]
+    lost = {} if names else _records_without_table(directory, newest_tails(journals.values()))
+    reports = [verify_topic(root.open(name), journals, quick=quick) for name in topics]
+    checked = bool(journals or damages)
     if json:
         print_json(
             {
                 "data": str(directory),
-                "journal": {"checked": tails is not None, "damage": damage and damage.message, "without_table": lost},
+                "journal": {
+                    "checked": checked,
+                    "damage": damages[0].message if damages else None,
+                    "without_table": lost,
+                },
                 "topics": reports,
             }
         )
     else:
-        _print_reports(reports, journal=tails is not None)
-    if damage:
+        _print_reports(reports, journal=checked)
+    for damage in damages:
         typer.echo(f"logstore: {damage.message} The tables were not compared with it.", err=True)
     for report in reports:
         for finding in report.problems:
@@ -76,7 +94,7 @@ def verify(
     for topic_id, count in lost.items():
         records = counted(count, "record")
         typer.echo(f"logstore: the journal has {records} of topic id {topic_id}, which no table here is", err=True)
-    if damage or lost or any(report.problems for report in reports):
+    if damages or lost or any(report.problems for report in reports):
         raise typer.Exit(FAILED)
 
 
@@ -93,21 +111,35 @@ def _records_without_table(data: Path, tails: "Tails") -> dict[str, int]:
     return found
 
 
-def journal_tails(data: Path) -> "tuple[Tails | None, LogStoreError | None]":
-    """The state that the journals of a data directory tell, by topic id and partition, and their damage. None without a
-    journal.
+def read_journals(data: Path, log_directories: Sequence[Path] = ()) -> "tuple[Journals, list[LogStoreError]]":
+    """What the journals tell of each partition, by log directory: those below ``data``, and those of
+    ``log_directories``. And the damages of the others.
     """
     from logstore.errors import LogStoreError
     from logstore.journal.observed import ObservedJournal
     from logstore.log.table_check import collect_tails
 
-    journals = sorted(data.glob("brokers/*/journal/*/"))
-    if not journals:
-        return None, None
-    try:
-        return collect_tails(chain.from_iterable(ObservedJournal(journal).frames() for journal in journals)), None
-    except LogStoreError as error:
-        return {}, error
+    journals: dict[str, Tails] = {}
+    damages = []
+    for home in [*sorted(data.glob("brokers/*/")), *log_directories]:
+        for journal in sorted(home.glob("journal/*/")):
+            try:
+                journals[str(home)] = collect_tails(ObservedJournal(journal).frames())
+            except LogStoreError as error:
+                damages.append(error)
+    return journals, damages
+
+
+def _newest_tails(data: Path, log_directories: Sequence[Path]) -> "Tails":
+    """What the newest replica has of each partition. Raises the damage of a journal."""
+    from logstore.log.table_check import newest_tails
+
+    journals, damages = read_journals(data, log_directories)
+    if damages:
+        raise damages[0]
+    if not journals and is_of_cluster(data):
+        fail(f"No journal of the cluster is in {data}: name the log.dirs of all brokers with --log-directory")
+    return newest_tails(journals.values())
 
 
 def finding_text(topic: str, finding: "Finding") -> str:
@@ -152,6 +184,7 @@ Examples:
 def rebuild(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The topic.")],
     data: DataOption = None,
+    log_directory: LogDirectoryOption = None,
     topic_id: Annotated[
         str | None,
         typer.Option("--topic-id", metavar="ID", help="The topic's id, if nothing else tells it; 'new' for a new one."),
@@ -177,10 +210,12 @@ def rebuild(
 ) -> None:
     """Make a new Delta log from a topic's files.
 
-    For a log that is lost or beyond repair. The store must be stopped. Shows the plan, and asks first.
+    For a log that is lost or beyond repair. The store, in a cluster every broker, must be stopped. Shows the plan, and
+    asks first.
 
     The files decide, with all that can still be read of the old log: of files for the same offsets the newest ones
-    count, so that what retention, compaction and merge took out stays out. The old log is kept beside the new one.
+    count, so that what retention, compaction and merge took out stays out. The old log is kept beside the new one. In a
+    cluster the journal counts whose replica is the newest: name the log directories of all brokers.
     """
     from logstore.log.table_rebuild import Known, carry_out, plan_rebuild
     from logstore.table_root import open_root
@@ -197,7 +232,8 @@ def rebuild(
         give_up_missing=give_up_missing,
     )
     home = next(iter(sorted(directory.glob("brokers/*/"))), directory / "brokers" / "0")
-    with stopped_store(home):
+    elsewhere = log_directory or ()
+    with stopped_store(home, elsewhere):
         root = open_root(directory)
         files = root.open(name)
         if (aside := root.log_set_aside(name)) is not None:
@@ -205,16 +241,14 @@ def rebuild(
                 fail(f"An earlier rebuild of topic {name} was cut short: run it again, without --dry-run")
             files.put_back(aside)
         _require_damage(files)
-        tails, damage = journal_tails(directory)
-        if damage:
-            raise damage
+        tails = _newest_tails(directory, elsewhere)
         if (other := topic_names(directory).get(str(known.topic_id), name)) != name:
             fail(f"{known.topic_id} is the id of topic {other}")
         plan = plan_rebuild(
             files,
-            tails or {},
+            tails,
             known,
-            _orphans(directory, name, tails or {}),
+            _orphans(directory, name, tails),
             only_one_lost={*require_topics(directory, [])} - {*topic_names(directory).values()} <= {name},
         )
         if not json:
@@ -223,7 +257,7 @@ def rebuild(
         if done and not yes:
             confirm(f"Rebuild the Delta log of topic {name} so?", otherwise="Nothing was changed.")
         kept = carry_out(root, plan) if done else None
-        report = _verified(directory, name) if done else None
+        report = _verified(directory, elsewhere, name) if done else None
     if json:
         print_json({"topic": name, "rebuilt": done, "old_log": kept, "plan": plan, "problems": report or []})
     elif done:
@@ -317,9 +351,9 @@ def _print_plan(plan: "RebuildPlan") -> None:
         print(f"note: {text}")
 
 
-def _verified(data: Path, name: str) -> "list[Finding]":
+def _verified(data: Path, log_directories: Sequence[Path], name: str) -> "list[Finding]":
     """The problems of the rebuilt topic."""
     from logstore.log.table_check import verify_topic
     from logstore.table_root import open_root
 
-    return verify_topic(open_root(data).open(name), journal_tails(data)[0]).problems
+    return verify_topic(open_root(data).open(name), read_journals(data, log_directories)[0]).problems

@@ -35,7 +35,9 @@ from logstore.client.transport import Transport, group_path, quote_name, topic_p
 from logstore.errors import (
     InvalidConfigError,
     InvalidPartitionsError,
+    InvalidReplicaAssignmentError,
     InvalidRequestError,
+    LeaderNotAvailableError,
     LogStoreError,
     TopicExistsError,
     UnknownTopicError,
@@ -232,6 +234,31 @@ class Admin:
             for one in decode(answer.content, _ElectedLeaders).partitions
         }
 
+    def reassign_partition(self, topic: str, partition: int, replicas: Sequence[int]) -> None:
+        """Begin to move a partition to these brokers, the preferred leader first (KIP-455); ``partition_replicas``
+        shows how far it is. It replaces a reassignment under way.
+
+        Raises InvalidReplicaAssignmentError, UnknownTopicError, UnknownPartitionError.
+        """
+        self._transport.request(
+            "PUT",
+            self._reassignment_path(topic, partition),
+            json={"replicas": list(replicas)},
+            idempotent=True,
+            bad_request=InvalidReplicaAssignmentError,
+        )
+
+    def cancel_reassignment(self, topic: str, partition: int) -> None:
+        """Take a reassignment back that is under way: the partition keeps the replicas that it had before.
+
+        Raises NoReassignmentInProgressError, UnknownTopicError, UnknownPartitionError.
+        """
+        # Sent once: a second DELETE after a lost answer would say that there is none.
+        self._transport.request("DELETE", self._reassignment_path(topic, partition), idempotent=False)
+
+    def _reassignment_path(self, topic: str, partition: int) -> str:
+        return f"{self._topics_path}/{quote_name(topic)}/partitions/{partition}/reassignment"
+
     def status(self) -> StoreStatus:
         """The store and all its topics in numbers, and their problems."""
         return decode(self._transport.request("GET", "/status").content, StoreStatus)
@@ -273,6 +300,26 @@ class Admin:
     def describe_topic(self, topic: str) -> TopicDescription:
         """Offsets, sizes and configuration; UnknownTopicError."""
         return decode(self._transport.request("GET", topic_path(topic)).content, TopicDescription)
+
+    def describe_by_leaders(self, topic: str, partitions: Iterable[int] | None = None) -> TopicDescription:
+        """As ``describe_topic``, with the offsets of ``partitions`` (None: all): asked again until their leaders have
+        told them, for ``default_api_timeout_ms``; then LeaderNotAvailableError.
+        """
+        wanted = None if partitions is None else set(partitions)
+
+        def told() -> TopicDescription:
+            found = self.describe_topic(topic)
+            untold = [
+                one.partition
+                for one in found.partitions
+                if one.high_watermark < 0 and (wanted is None or one.partition in wanted)
+            ]
+            if untold:
+                numbers = ", ".join(map(str, untold))
+                raise LeaderNotAvailableError(f"The leader of partition {numbers} of topic {topic!r} does not answer.")
+            return found
+
+        return self._transport.keep_trying(told)
 
     def find_partitions(self, topics: Iterable[str], *, if_there: bool = False) -> dict[str, TopicPartitions]:
         """The ids and numbers of partitions, by name; ``metadata`` has the leaders then. UnknownTopicError for a topic

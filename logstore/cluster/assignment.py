@@ -96,7 +96,10 @@ def _replicas(replication_factor: int, of_rack: Mapping[int, str | int], load: L
 def begin_reassignment(row: PartitionRegistration, target: Sequence[int]) -> PartitionRegistration:
     """The partition moves to ``target``, the preferred leader first. It replaces a reassignment under way.
 
-    Until the target is in sync, the former replicas stay, with whatever else is in sync (KIP-455).
+    Until the target is in sync, the former replicas stay, with whatever else is in sync (KIP-455). A replica that goes
+    raises the leader epoch, as in Kafka: it drops its log, and may come back before the leader has learned that it was
+    gone. In the new epoch its former position counts no more (C4).
+
     InvalidReplicaAssignmentError for replicas that are none or not distinct.
     """
     if not target or len(set(target)) < len(target):
@@ -105,6 +108,7 @@ def begin_reassignment(row: PartitionRegistration, target: Sequence[int]) -> Par
     replicas = tuple(dict.fromkeys((*target, *origin, *row.isr)))
     return msgspec.structs.replace(
         row,
+        leader_epoch=row.leader_epoch + (not set(row.replicas).issubset(replicas)),
         replicas=replicas,
         adding=tuple(replica for replica in target if replica not in origin),
         removing=tuple(replica for replica in replicas if replica not in target),

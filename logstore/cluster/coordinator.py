@@ -62,8 +62,8 @@ NO_PARTITION: Final = PartitionState(-1, -1, (), ())
 class KnownTopic:
     """What a coordinator needs to know of a topic's table.
 
-    ``leader_epochs``: by partition, the last that table and journal have seen. ``has_records``: whether any were ever
-    sealed in the table. ``replication_factor``: that of a new topic (None: the default). ``unclean``: whether its
+    ``leader_epochs``: by partition, the last that table and journal have seen. ``has_records``: whether any are
+    known, in the table or in this broker's journal. ``replication_factor``: that of a new topic (None: the default). ``unclean``: whether its
     partitions may lose records to have a leader (``unclean.leader.election.enable``).
     """
 
@@ -176,6 +176,10 @@ class Coordinator(Protocol):
         """Tell ``listener`` of each partition that has a leader now, and of each change from now on."""
         ...
 
+    def listen_to_brokers(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` when brokers have come, gone or changed, after the listeners of partitions."""
+        ...
+
     def listen_to_topics(self, listener: TopicListener) -> None:
         """Tell ``listener`` of each topic that is registered now, and of each change from now on.
 
@@ -189,6 +193,14 @@ class Coordinator(Protocol):
 
     def registered_topic(self, name: str) -> RegisteredTopic | None:
         """The topic as the cluster has it; None if it is not registered."""
+        ...
+
+    async def refresh_topics(self, names: Collection[str]) -> None:
+        """Look again whether topics of these names are registered, and how: afterwards ``registered_topic`` and
+        ``partition_state`` show at least what any broker could know before the call.
+
+        ZooKeeperUnavailableError.
+        """
         ...
 
     def is_gone(self, topic_id: UUID) -> bool:
@@ -225,6 +237,16 @@ class Coordinator(Protocol):
 
     def partition_state(self, topic_id: UUID, partition: int) -> PartitionState:
         """The leader (-1: none) and the replicas of the partition."""
+        ...
+
+    def may_join(self, broker_id: int, broker_epoch: int) -> bool:
+        """Whether a replica may join an ISR, as far as this broker knows: it is registered with that epoch, and does
+        not stop.
+        """
+        ...
+
+    async def leads_still(self, topic_id: UUID, partition: int, leader_epoch: int) -> bool:
+        """Whether this broker leads the partition in this epoch now; False where nobody can tell it so."""
         ...
 
     async def alter_partition(

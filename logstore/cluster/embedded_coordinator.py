@@ -174,6 +174,11 @@ class EmbeddedCoordinator:
             for listener in self._listeners:
                 listener(topic_id, partition, self._led)
 
+    def listen_to_brokers(self, listener: Callable[[], None]) -> None: ...
+
+    def may_join(self, broker_id: int, broker_epoch: int) -> bool:  # noqa: ARG002
+        return False
+
     def listen_to_topics(self, listener: TopicListener) -> None:
         """No other broker makes one."""
 
@@ -182,6 +187,9 @@ class EmbeddedCoordinator:
 
     def registered_topic(self, name: str) -> RegisteredTopic | None:  # noqa: ARG002
         return None
+
+    async def refresh_topics(self, names: Collection[str]) -> None:
+        """Nobody else makes topics."""
 
     def is_gone(self, topic_id: UUID) -> bool:  # noqa: ARG002
         return False  # the catalogue keeps the ids of deleted topics
@@ -205,6 +213,9 @@ class EmbeddedCoordinator:
 
     def partition_state(self, topic_id: UUID, partition: int) -> PartitionState:
         return self._led if partition < self._partitions.get(topic_id, 0) else NO_PARTITION
+
+    async def leads_still(self, topic_id: UUID, partition: int, leader_epoch: int) -> bool:  # noqa: ARG002
+        return True
 
     async def alter_partition(
         self,

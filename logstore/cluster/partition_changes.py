@@ -60,8 +60,7 @@ class _Change:
         if row.state != self.seen:
             raise InvalidUpdateVersionError(f"The state of {what} is {row.state} by now: decide anew.")
         for broker_id in self.joining:
-            broker = view.brokers.get(broker_id)
-            if broker is None or not broker.is_running or broker.epoch != self.broker_epochs.get(broker_id):
+            if not view.may_join(broker_id, self.broker_epochs.get(broker_id, -1)):
                 raise IneligibleReplicaError(
                     f"Broker {broker_id} does not join the ISR of {what}: it is not registered, it stops, or it was "
                     "started again."
@@ -81,6 +80,8 @@ class PartitionChanges:
         #: By topic and partition: what waits to be written, or is being written.
         self._waiting: dict[str, dict[int, _Change]] = {}
         self._writing: set[asyncio.Task[None]] = set()
+        #: Topics whose last write has an open outcome, or one that the view may not show.
+        self._open: set[str] = set()
 
     async def alter(
         self,
@@ -119,6 +120,11 @@ class PartitionChanges:
     async def _write(self, topic: str, changes: list[_Change]) -> None:
         """Until each change is written or refused. ZooKeeperUnavailableError for those that are neither."""
         path = znodes.topic_path(topic)
+        if topic in self._open:
+            # It may have been done: a change that is refused over a view from before would end a proposal that holds.
+            await self._zookeeper.sync()
+            await self._watched.refresh([path])
+            self._open.discard(topic)
         while True:
             view = self._watched.view
             node = view.topics.get(topic)
@@ -137,6 +143,8 @@ class PartitionChanges:
             ]
             try:
                 await self._zookeeper.multi(operations)
+                # The next change of a leader must find this one in the view.
+                await self._watched.refresh([path])
             except MultiRefusedError as refused:
                 if refused.index == len(operations) - 1:
                     await self._watched.refresh([path])
@@ -148,8 +156,10 @@ class PartitionChanges:
                 _refuse((change for change in changes if restarted in change.joining), error)
                 changes = [change for change in changes if restarted not in change.joining]
                 continue
-            # The next change of a leader must find this one in the view.
-            await self._watched.refresh([path])
+            except BaseException:
+                # Whether it was done, or that it was, is not in the view.
+                self._open.add(topic)
+                raise
             for change in changes:
                 if not change.done.done():
                     change.done.set_result(rows[change.partition].state)

@@ -1,7 +1,7 @@
 """The controller's decisions, as one pure function of what ZooKeeper shows: which documents of topics to write.
 
 ``reconcile`` looks at each partition and takes the steps below in their order. Invariants, of each and of all together:
-the leader epoch rises with every change of leader and with nothing else (C1); a clean leader is a live member of the
+the leader epoch rises with every change of leader, and when a replica goes (C1); a clean leader is a live member of the
 ISR; nobody joins an ISR but by an unclean election, which makes the partition ``recovering`` (C11) and is the one way
 out of an ISR without a member (C12). Idempotent: what was written needs nothing more.
 """
@@ -138,13 +138,16 @@ Prefers = Callable[[int], bool]
 def _decide(
     replicas: _Replicas, row: PartitionRegistration, prefers: Prefers, *, unclean: bool
 ) -> PartitionRegistration:
+    before = row
     row = replace_dead_leader(replicas, row)
     row = drop_dead_followers(replicas, row)
     if unclean:
         row = elect_uncleanly(replicas, row)
     row = hand_over(replicas, row)
     row = finish_reassignment(replicas, row)
-    return elect_preferred(replicas, row, prefers)
+    row = elect_preferred(replicas, row, prefers)
+    # Leaders that steps have chosen and others have replaced were never any: one write, one change of leader.
+    return replace(row, leader_epoch=min(row.leader_epoch, before.leader_epoch + 1))
 
 
 def _lead(row: PartitionRegistration, leader: int, isr: Iterable[int]) -> PartitionRegistration:
@@ -189,17 +192,18 @@ def hand_over(replicas: _Replicas, row: PartitionRegistration) -> PartitionRegis
 
 
 def finish_reassignment(replicas: _Replicas, row: PartitionRegistration) -> PartitionRegistration:
-    """(5) Once all replicas of the target are in sync, the others go; a leader among them hands over."""
-    target = row.target
-    if not (row.adding or row.removing) or row.leader == NO_LEADER or not set(target).issubset(row.isr):
+    """(5) Once the target is in sync, the other replicas go, in a new epoch; a leader among them hands over."""
+    target, leader = row.target, row.leader
+    if not (row.adding or row.removing) or leader == NO_LEADER or not set(target).issubset(row.isr):
         return row
-    if row.leader not in target:
+    if leader not in target:
         if row.recovering:
             return row
         live = [one for one in target if replicas.is_live(one)]
-        row = _lead(row, min(live, key=lambda one: not replicas.is_running(one)), row.isr)
-    isr = tuple(one for one in row.isr if one in target)
-    return replace(row, replicas=target, isr=isr, adding=(), removing=())
+        leader = min(live, key=lambda one: not replicas.is_running(one))
+    if row.removing:
+        row = _lead(row, leader, (one for one in row.isr if one in target))
+    return replace(row, replicas=target, adding=(), removing=())
 
 
 def elect_preferred(replicas: _Replicas, row: PartitionRegistration, prefers: Prefers) -> PartitionRegistration:

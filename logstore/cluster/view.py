@@ -60,6 +60,11 @@ class ClusterView:
         broker = self.brokers.get(broker_id)
         return broker is not None and partition not in broker.registration.offline.get(topic, ())
 
+    def may_join(self, broker_id: int, broker_epoch: int) -> bool:
+        """Whether the broker may join an ISR with the journal of that registration (C4, KIP-903)."""
+        broker = self.brokers.get(broker_id)
+        return broker is not None and broker.is_running and broker.epoch == broker_epoch
+
 
 #: Told the view before and after, and the names of the topics whose nodes changed, came or went.
 ViewListener = Callable[[ClusterView, ClusterView, frozenset[str]], None]

@@ -7,6 +7,7 @@ registers again with a new epoch, and reads everything again; it goes on leading
 
 import asyncio
 import contextlib
+import dataclasses
 import socket
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -47,6 +48,8 @@ from logstore.settings import Settings
 log = structlog.stdlib.get_logger(__name__)
 
 _RETRY_S: Final = 0.2
+#: How long ZooKeeper's word on a leader is waited for.
+_TELL_S: Final = 2.0
 
 
 class ZooKeeperCoordinator:
@@ -99,6 +102,7 @@ class ZooKeeperCoordinator:
         self._table_locks = TableLocks(zookeeper, broker_id)
         self._listeners: list[PartitionListener] = []
         self._topic_listeners: list[TopicListener] = []
+        self._broker_listeners: list[Callable[[], None]] = []
         self._handing_over = False
         self._names: dict[UUID, str] = {}
         self._to_register = asyncio.Event()
@@ -270,7 +274,13 @@ class ZooKeeperCoordinator:
         for node in list(self.view.topics.values()):
             for partition, state in enumerate(_states(node)):
                 if state.leader != NO_LEADER:
-                    listener(node.document.topic_id, partition, state)
+                    _tell(listener, node.document.topic_id, partition, state)
+
+    def listen_to_brokers(self, listener: Callable[[], None]) -> None:
+        self._broker_listeners.append(listener)
+
+    def may_join(self, broker_id: int, broker_epoch: int) -> bool:
+        return self.view.may_join(broker_id, broker_epoch)
 
     def listen_to_topics(self, listener: TopicListener) -> None:
         self._topic_listeners.append(listener)
@@ -287,6 +297,10 @@ class ZooKeeperCoordinator:
         found = node.document
         return RegisteredTopic(found.topic_id, found.version, found.deleting, len(found.partitions))
 
+    async def refresh_topics(self, names: Collection[str]) -> None:
+        await self.zookeeper.sync()
+        await self._watched.refresh(znodes.topic_path(name) for name in names)
+
     def is_gone(self, topic_id: UUID) -> bool:
         # A document that cannot be read may be the topic's.
         damaged = any(path.startswith(f"{znodes.TOPICS}/") for path in self.view.damaged)
@@ -298,9 +312,22 @@ class ZooKeeperCoordinator:
     def _view_changed(self, before: ClusterView, after: ClusterView, changed: Collection[str]) -> None:
         self._view_changed_event.set()
         for name in sorted(changed):
+            self._look_for_loss(before.topics.get(name), after.topics.get(name))
             self._tell_of_partitions(name, before.topics.get(name), after.topics.get(name))
             for listener in self._topic_listeners:
                 listener(name)
+        if before.brokers != after.brokers:
+            for told in self._broker_listeners:
+                told()
+
+    def _look_for_loss(self, old: TopicNode | None, new: TopicNode | None) -> None:
+        """A document that goes and is not ``deleting`` was removed by hand. Its topic may have records, in journals
+        alone: the controller must not place it anew.
+        """
+        if old is None or old.document.deleting or (new and new.document.topic_id == old.document.topic_id):
+            return
+        if (table := self._tables.get(old.document.topic_id)) is not None:
+            self._tables[table.topic_id] = dataclasses.replace(table, has_records=True)
 
     def _tell_of_partitions(self, name: str, old: TopicNode | None, new: TopicNode | None) -> None:
         if old is not None and (new is None or new.document.topic_id != old.document.topic_id):
@@ -316,7 +343,7 @@ class ZooKeeperCoordinator:
             if partition >= len(known) and state.leader == NO_LEADER:
                 continue
             for listener in self._listeners:
-                listener(new.document.topic_id, partition, state)
+                _tell(listener, new.document.topic_id, partition, state)
 
     # ---- topics -----------------------------------------------------------------------------------------------------
 
@@ -367,6 +394,15 @@ class ZooKeeperCoordinator:
         topic = self._tables.pop(topic_id, None)
         if topic is not None:
             self.controller.wake(topic.name)
+
+    async def leads_still(self, topic_id: UUID, partition: int, leader_epoch: int) -> bool:
+        try:
+            async with asyncio.timeout(_TELL_S):
+                await self.refresh_topics([self._name(topic_id)])
+        except (TimeoutError, LogStoreError):
+            return False
+        state = self.partition_state(topic_id, partition)
+        return (state.leader, state.leader_epoch) == (self._broker_id, leader_epoch)
 
     async def alter_partition(
         self,
@@ -457,6 +493,14 @@ class ZooKeeperCoordinator:
     async def refresh_producer_ids(self) -> None:
         """Learn which ids other brokers have given, before ``is_issued`` refuses one. ZooKeeperUnavailableError."""
         await self._producer_ids.refresh()
+
+
+def _tell(listener: PartitionListener, topic_id: UUID, partition: int, state: PartitionState) -> None:
+    try:
+        listener(topic_id, partition, state)
+    except Exception:
+        # An error of one partition keeps no other from being told: nothing would tell it again.
+        log.exception("cluster.partition_not_told", topic_id=str(topic_id), partition=partition)
 
 
 def _states(node: TopicNode | None) -> tuple[PartitionState, ...]:

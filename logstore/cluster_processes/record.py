@@ -8,6 +8,7 @@
 """
 
 import contextlib
+from collections.abc import Container
 from pathlib import Path
 from typing import Final
 
@@ -66,19 +67,50 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         local_filesystem().write_atomically(directory.record, content + b"\n")
 
 
-def check_directory(directory: Directory, record: Record | None, zookeeper: str | None) -> None:
-    """ClusterProcessesError unless the data directory is new, or that of a cluster whose ZooKeeper is known."""
+def broker_ids(directory: Directory, count: int) -> range:
+    """The ids of ``count`` brokers: from those of the last start on, or from that of a store of one node, else from 1.
+
+    ClusterProcessesError, DataDirectoryError.
+    """
+    record = Record.read(directory)
+    first = min(record.ports, default=None) if record is not None else None
+    if first is None:
+        first = one_node(directory)
+    first = 1 if first is None else first
+    return range(first, first + count)
+
+
+def one_node(directory: Directory) -> int | None:
+    """The broker id of the store of one node that the data directory belongs to; None if it does not.
+
+    DataDirectoryError for a damaged file.
+    """
+    content: dict[str, object] = {}
+    with contextlib.suppress(NotADirectoryError):
+        content = checked_file.read(directory.data / "cluster.json", _GIVE_UP)
+    if not content or "coordinator" in content:
+        return None
+    brokers = (home.name for home in (directory.data / "brokers").glob("*/"))
+    return min((int(name) for name in brokers if name.isdecimal()), default=None)
+
+
+def check_directory(
+    directory: Directory, record: Record | None, zookeeper: str | None, broker_ids: Container[int]
+) -> None:
+    """ClusterProcessesError unless the data directory is new, that of a store of one of ``broker_ids``, or that of a
+    cluster whose ZooKeeper is known.
+    """
     content: dict[str, object] = {}
     with contextlib.suppress(NotADirectoryError):
         content = checked_file.read(directory.data / "cluster.json", _GIVE_UP)
     if directory.data.exists() and not directory.data.is_dir():
         raise ClusterProcessesError(f"{directory.data} is no directory: name one with --data.")
-    if content and "coordinator" not in content:
+    if (alone := one_node(directory)) is not None and alone not in broker_ids:
         raise ClusterProcessesError(
-            f"{directory.data} belongs to a store of one node (logstore serve): give the cluster another directory "
-            "with --data."
+            f"{directory.data} belongs to a store of one node, broker {alone}: set broker.id to {alone}, so that it is "
+            "the first of the cluster."
         )
-    if content and record is None and zookeeper is None:
+    if "coordinator" in content and record is None and zookeeper is None:
         raise ClusterProcessesError(
             f"{directory.data} belongs to a cluster whose ZooKeeper was not started here: name it with --zookeeper."
         )

@@ -1,6 +1,7 @@
 """A cluster on this machine, from the first process to the end of the last.
 
-Start: the ports, ZooKeeper, the brokers at one time, and then all of them know each other. Stop, on SIGINT or SIGTERM:
+Start: the ports, ZooKeeper, the brokers at one time (on the directory of a store of one node, its broker first), and
+then all of them know each other. Stop, on SIGINT or SIGTERM:
 the brokers, and ZooKeeper after them. The second signal kills. Every wait is bounded. Invariant: no process outlives
 this one, however it ends (``logstore.cluster.watched_process``).
 """
@@ -22,7 +23,7 @@ from logstore.cluster.zookeeper_server import Ports, ZooKeeperServer, ZooKeeperS
 from logstore.cluster_processes.broker_process import BrokerEntry, BrokerProcess
 from logstore.cluster_processes.control import controlled
 from logstore.cluster_processes.ports import ReservedPorts
-from logstore.cluster_processes.record import ClusterProcessesError, Directory, Record, check_directory
+from logstore.cluster_processes.record import ClusterProcessesError, Directory, Record, check_directory, one_node
 from logstore.errors import DataDirectoryError, LogStoreError
 from logstore.lock_file import LockFile
 
@@ -80,7 +81,7 @@ def run(wanted: Wanted, announce: Announce) -> int:
     if importlib.util.find_spec("kazoo") is None:
         raise ClusterProcessesError("A broker of a cluster needs kazoo: pip install 'logstore[cluster]'.")
     record = Record.read(directory)
-    check_directory(directory, record, wanted.zookeeper)
+    check_directory(directory, record, wanted.zookeeper, wanted.broker_ids)
     directory.home.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as at_end:
         try:
@@ -203,7 +204,10 @@ class _Cluster:
                 self._wanted.directory.data,
                 None if self._wanted.is_service else self._wanted.directory.log(broker_id),
             )
-        starts = [asyncio.create_task(self._start_one(broker)) for broker in self._brokers.values()]
+        if (alone := one_node(self._wanted.directory)) is not None:
+            # It makes the directory a cluster's before others may use it.
+            await self._start_one(self._brokers[alone])
+        starts = [asyncio.create_task(self._start_one(broker)) for id_, broker in self._brokers.items() if id_ != alone]
         try:
             await asyncio.gather(*starts)
         finally:

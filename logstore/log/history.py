@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from logstore.delta.file_history import Removal, removals_since
+from logstore.delta.protocol_upgrade import restore_command
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.errors import CorruptionError, MissingRecordsError
 from logstore.segments.footer import ROLL
@@ -49,6 +50,18 @@ class MissingRange:
 
     def told(self, topic: str, partition: int) -> str:
         return f"{topic}-{partition}: offsets {self.start} to {self.end - 1} are missing: {self.cause}"
+
+    def explained(self, topic: str, partition: int, location: str) -> tuple[str, str]:
+        """The missing records in words, and a remedy: commands to paste into a shell. ``location`` of the table."""
+        give_up = f"logstore topic delete-records {topic} --partition {partition} --before-offset {self.end}"
+        # What removed the records is not in the log any more where the version is not known.
+        before = "VERSION" if self.version is None else self.version - 1
+        remedy = (
+            f"Restore the table to the version before that commit: {restore_command(location, before)}; or give "
+            f"up these records and all before them: {give_up}"
+        )
+        offsets = f"Offsets {self.start} to {self.end - 1} of {topic}-{partition}"
+        return f"{offsets} are missing: {self.cause}", remedy
 
 
 def new_gaps(gaps: Sequence[tuple[int, int]], known: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

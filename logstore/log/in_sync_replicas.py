@@ -15,7 +15,16 @@ UNKNOWN_POSITION = -1
 class Follower:
     """Another replica. ``position``: everything below it is durable there."""
 
-    __slots__ = ("_fetched_at", "_log_end_at_fetch", "broker_epoch", "broker_id", "caught_up_at", "position", "wake")
+    __slots__ = (
+        "_fetched_at",
+        "_log_end_at_fetch",
+        "broker_epoch",
+        "broker_id",
+        "caught_up_at",
+        "is_behind",
+        "position",
+        "wake",
+    )
 
     def __init__(self, broker_id: int, now: float) -> None:
         self.broker_id = broker_id
@@ -24,6 +33,8 @@ class Follower:
         self.position = UNKNOWN_POSITION
         #: When it last had all that the leader had, in seconds of the monotonic clock.
         self.caught_up_at = now
+        #: Whether it was found behind, and has not fetched since.
+        self.is_behind = False
         self._fetched_at = now
         self._log_end_at_fetch = 0
         #: Tells the follower's fetch session that there is something new; None while there is no session.
@@ -39,8 +50,13 @@ class Follower:
             self.caught_up_at = max(self.caught_up_at, self._fetched_at)
         self.broker_epoch = broker_epoch
         self.position = position
+        self.is_behind = False
         self._fetched_at = now
         self._log_end_at_fetch = log_end_offset
+
+    def behind_s(self, log_end_offset: int, now: float) -> float:
+        """For how long it has not had everything, as ``replica.lag.time.max.ms`` counts; 0.0 if it has."""
+        return 0.0 if self.position >= log_end_offset else now - self.caught_up_at
 
 
 class InSyncReplicas:
@@ -91,22 +107,33 @@ class InSyncReplicas:
         return lowest
 
     def behind(self, now: float, lag_max_s: float, log_end_offset: int) -> list[int]:
-        """Those in the ISR that have not had everything for longer than ``replica.lag.time.max.ms``."""
-        return [
-            broker
-            for broker in self.committed
-            if (follower := self.followers.get(broker)) is not None
-            and follower.position < log_end_offset
-            and now - follower.caught_up_at > lag_max_s
-        ]
+        """Those in the ISR that have not had everything for longer than ``replica.lag.time.max.ms``.
+
+        To be asked more often than that: a follower that has everything does not fetch again before there is more, so
+        this is where it counts as caught up meanwhile.
+        """
+        found = []
+        for broker in self.committed:
+            follower = self.followers.get(broker)
+            if follower is None:
+                continue
+            if follower.position >= log_end_offset:
+                follower.caught_up_at = now
+            elif follower.behind_s(log_end_offset, now) > lag_max_s:
+                follower.is_behind = True
+                found.append(broker)
+        return found
 
     def may_join(self, broker: int, high_watermark: int, epoch_start: int) -> bool:
-        """Whether the follower may be proposed for the ISR (C4)."""
+        """Whether the follower may be proposed for the ISR (C4). One that was found behind has fetched since: with too
+        few replicas in sync the high watermark stands still, and a follower that is cut off would be above it for ever.
+        """
         follower = self.followers.get(broker)
         return (
             follower is not None
             and broker not in self.committed
             and follower.broker_epoch >= 0
+            and not follower.is_behind
             and follower.position >= max(high_watermark, epoch_start)
         )
 

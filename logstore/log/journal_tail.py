@@ -130,6 +130,14 @@ class JournalTail:
         begin = self.index.lowest_above(in_table)
         return max(in_table, self.sealed_offset, self.end_offset if begin is None else begin)
 
+    @property
+    def last_epoch_and_end(self) -> tuple[int, int]:
+        """The leader epoch of the last record (-1: none) and ``end_offset``. Of all replicas of a partition, the one
+        with the greatest has everything that was acknowledged. To be read before ``index`` changes.
+        """
+        epochs = self.leader_epochs(() if self.snapshot is None else self.snapshot.leader_epochs)
+        return epochs.last, self.end_offset
+
     def batches(self) -> Iterator[RememberedBatch | Marker]:
         """The batches with an identity, and the markers, behind the snapshot by rising offset. To be read before
         ``index`` changes.

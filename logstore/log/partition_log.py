@@ -18,16 +18,15 @@ The ``state`` (producers, keys, transactions, epochs) follows the same frames.
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 from uuid import UUID
 
 import pyarrow as pa
 
 from logstore.clock import Clock
-from logstore.delta.protocol_upgrade import restore_command
 from logstore.errors import (
-    CorruptionError,
     FencedLeaderEpochError,
     LogStoreError,
     MissingRecordsError,
@@ -52,6 +51,7 @@ from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity
 
 # Looked up once: an enumeration's members are slow to find.
 _TRUNCATE: Final = FrameType.TRUNCATE
+_NO_FOLLOWERS: Final[Mapping[int, Follower]] = MappingProxyType({})
 
 
 class PartitionLog:
@@ -197,7 +197,7 @@ class PartitionLog:
         for gap in self.missing:
             if offset < gap.end:
                 if offset >= gap.start:
-                    raise MissingRecordsError(". ".join(self.explain_missing(gap)))
+                    raise MissingRecordsError(". ".join(gap.explained(self.topic, self.partition, self.location)))
                 return min(gap.start, end)
         return end
 
@@ -211,18 +211,6 @@ class PartitionLog:
 
     def is_missing(self, offset: int) -> bool:
         return any(gap.start <= offset < gap.end for gap in self.missing)
-
-    def explain_missing(self, gap: MissingRange) -> tuple[str, str]:
-        """The missing records in words, and a remedy: commands to paste into a shell."""
-        give_up = f"logstore topic delete-records {self.topic} --partition {self.partition} --before-offset {gap.end}"
-        # What removed the records is not in the log any more where the version is not known.
-        before = "VERSION" if gap.version is None else gap.version - 1
-        remedy = (
-            f"Restore the table to the version before that commit: {restore_command(self.location, before)}; or give "
-            f"up these records and all before them: {give_up}"
-        )
-        offsets = f"Offsets {gap.start} to {gap.end - 1} of {self.topic}-{self.partition}"
-        return f"{offsets} are missing: {gap.cause}", remedy
 
     # ---- leading ----------------------------------------------------------------------------------------------------
 
@@ -284,12 +272,13 @@ class PartitionLog:
             raise self._not_leader()
         return self._leadership
 
-    def follower(self, broker_id: int) -> Follower | None:
-        """The replica as this leader knows it; None if there is none, or another broker leads."""
+    @property
+    def followers(self) -> Mapping[int, Follower]:
+        """The other replicas as this leader knows them, by broker; none if another broker leads."""
         leadership = self._leadership
         if leadership is None or leadership.in_sync_replicas is None:
-            return None
-        return leadership.in_sync_replicas.followers.get(broker_id)
+            return _NO_FOLLOWERS
+        return leadership.in_sync_replicas.followers
 
     # ---- appending --------------------------------------------------------------------------------------------------
 
@@ -330,7 +319,7 @@ class PartitionLog:
         if header.type is _TRUNCATE:
             self.active_segment.begin_truncation(header.base_offset)
         else:
-            assert header.base_offset == self.next_offset or self._begins_tail(header), (header, self)
+            assert header.base_offset == self.next_offset or self.begins_tail(header), (header, self)
             self.state.begin(header)
             self.active_segment.begin(frame)
         self.next_offset = header.end_offset
@@ -341,7 +330,7 @@ class PartitionLog:
         if header.type is _TRUNCATE:
             self._drop_from(header.base_offset)
             return
-        assert header.base_offset == self.log_end_offset or self._begins_tail(header), (header, self)
+        assert header.base_offset == self.log_end_offset or self.begins_tail(header), (header, self)
         self.state.stored(frame)
         self.active_segment.stored(header, location)
         self.log_end_offset = header.end_offset
@@ -371,27 +360,12 @@ class PartitionLog:
         """Whether no frame is on its way to the disk."""
         return self.next_offset == self.log_end_offset and not self.active_segment.is_truncating
 
-    def _begins_tail(self, header: FrameHeader) -> bool:
+    def begins_tail(self, header: FrameHeader) -> bool:
         """Whether a follower's first frame behind the sealed offset begins below it."""
         return not len(self.index) and header.base_offset < self.sealed_offset < header.end_offset
 
-    def require_follows(self, frames: Sequence[Frame]) -> None:
-        """CorruptionError unless ``frames`` are what follows the end of this log, by leaders up to the one followed."""
-        at, epoch = self.next_offset, self.last_epoch
-        for frame in frames:
-            header = frame.header
-            begins = header.base_offset == at or (at == self.next_offset and self._begins_tail(header))
-            if (
-                not begins
-                or not header.takes_offsets
-                or not epoch <= header.leader_epoch <= self.leader_epoch
-                or (header.topic_id, header.partition) != (self.topic_id, self.partition)
-            ):
-                raise CorruptionError(f"The leader of {self.topic}-{self.partition} sent {header}, and {self} is here.")
-            at, epoch = header.end_offset, header.leader_epoch
-
     def track_replicated(self, frames: Sequence[Frame]) -> None:
-        """Follow frames of the leader that are handed to the journal, as ``track``; see ``require_follows``."""
+        """Follow frames of the leader that are handed to the journal; ``following.require_follows`` has taken them."""
         assert self._leadership is None, self
         for frame in frames:
             self._frames.recover_append_time(frame.header.append_time_ms)
@@ -415,28 +389,6 @@ class PartitionLog:
         self.seal(offset)
 
     # ---- truncating -------------------------------------------------------------------------------------------------
-
-    def diverged_at(self, position: int, last_epoch: int) -> tuple[int, int] | None:
-        """As the leader: the epoch and offset from which a follower's log is not this one; None if it is (KIP-595).
-
-        The follower's log ends at ``position``, its last record is of ``last_epoch`` (-1: it has none).
-        """
-        if position == 0:
-            return None
-        epoch, end = self.state.leader_epochs.end_of(last_epoch, self.log_end_offset)
-        if epoch < last_epoch or end < position:
-            return epoch, end
-        boundary = self.index.boundary(position)
-        if boundary is not None and self.sealed_offset < position and boundary < position:
-            return epoch, boundary
-        return None
-
-    def truncation_end(self, leader_epoch: int, end_offset: int) -> int:
-        """As the follower: the offset down to which this log may be the leader's, told that the leader's records of
-        ``leader_epoch`` and before end at ``end_offset``. It is below the log end.
-        """
-        _, own_end = self.state.leader_epochs.end_of(leader_epoch, self.log_end_offset)
-        return max(0, min(end_offset, own_end, self.log_end_offset - 1))
 
     def truncation(self, offset: int, leader_epoch: int) -> Frame:
         """The journal frame that drops the records from ``offset`` on, and those that share a frame with it. Hand it to

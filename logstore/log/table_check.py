@@ -19,6 +19,7 @@ from logstore.journal.journal_file import PartitionKey
 from logstore.journal.scan import RecoveredFrame
 from logstore.log.history import history_gaps, missing_ranges, removed_ranges
 from logstore.log.journal_tail import JournalTail
+from logstore.log.leader_epochs import LeaderEpochs
 from logstore.records.batch_identity import RememberedBatch, unpack_batches
 from logstore.segments.checking import CheckedFile, check_file
 from logstore.segments.footer import SegmentFooter
@@ -63,6 +64,8 @@ class TopicReport:
 
 
 Tails = Mapping[PartitionKey, JournalTail]
+#: By the log directory, of one broker each.
+Journals = Mapping[str, Tails]
 
 
 def collect_tails(frames: Iterable[RecoveredFrame]) -> dict[PartitionKey, JournalTail]:
@@ -75,14 +78,19 @@ def collect_tails(frames: Iterable[RecoveredFrame]) -> dict[PartitionKey, Journa
     return dict(tails)
 
 
-def verify_topic(
-    files: TableFiles,
-    tails: Tails | None,
-    *,
-    quick: bool = False,
-) -> TopicReport:
-    """All checks of one topic. ``tails`` None leaves out those against the journal; it must have been read before this
-    call. ``quick`` reads the ends of files only. OSError.
+def newest_tails(journals: Iterable[Tails]) -> Tails:
+    """Of each partition the tail of the replica that has everything that was acknowledged, if it is among them."""
+    newest: dict[PartitionKey, JournalTail] = {}
+    for tails in journals:
+        for key, tail in tails.items():
+            if key not in newest or tail.last_epoch_and_end > newest[key].last_epoch_and_end:
+                newest[key] = tail
+    return newest
+
+
+def verify_topic(files: TableFiles, journals: Journals, *, quick: bool = False) -> TopicReport:
+    """All checks of one topic. Each broker's journal is compared with the table by itself; the journals must have been
+    read before this call. ``quick`` reads the ends of files only. OSError.
     """
     report = TopicReport(files.name)
     remains = read_remains(files)
@@ -111,10 +119,14 @@ def verify_topic(
             text = f"{files.where(homeless.path)} is not served: {homeless.reason}"
             report.problems.append(Finding("foreign-file", None, text, homeless.path))
         for partition in range(snapshot.num_partitions):
-            tail = None if tails is None else tails.get((snapshot.topic_id, partition))
-            _check_partition(files, snapshot, partition, footers.get(partition, []), tail, report)
+            of_partition = footers.get(partition, [])
+            _check_partition(files, snapshot, partition, of_partition, report)
+            for home, tails in journals.items():
+                if (tail := tails.get((snapshot.topic_id, partition))) is not None:
+                    where = home if len(journals) > 1 else None
+                    _check_tail(tail, snapshot, partition, of_partition[-1] if of_partition else None, where, report)
         _check_gaps(files, snapshot, report)
-        if tails is not None:
+        for tails in journals.values():
             _check_partition_count(snapshot.topic_id, snapshot.num_partitions, tails, report)
     _forget_replaced(files, report)
     return report
@@ -216,7 +228,6 @@ def _check_partition(
     snapshot: TopicSnapshot,
     partition: int,
     footers: list[SegmentFooter],
-    tail: JournalTail | None,
     report: TopicReport,
 ) -> None:
     state = snapshot.partitions[partition]
@@ -245,8 +256,6 @@ def _check_partition(
     newest = max((footer.leader_epoch for footer in footers), default=0)
     if newest > state.leader_epoch:
         problem("leader-epochs", f"{files}: a segment has leader epoch {newest}, the Delta log {state.leader_epoch}")
-    if tail is not None:
-        _check_tail(tail, snapshot, partition, footers[-1] if footers else None, problem)
 
 
 def _check_tail(
@@ -254,10 +263,23 @@ def _check_tail(
     snapshot: TopicSnapshot,
     partition: int,
     last: SegmentFooter | None,
-    problem: Callable[[str, str], None],
+    home: str | None,
+    report: TopicReport,
 ) -> None:
-    """The journal's frames go on at ``sealed`` without a hole, and remember what the last segment remembers."""
+    """The journal's frames go on at ``sealed`` without a hole, and remember what the last segment remembers.
+
+    ``home``: the log directory, if there are journals of several brokers. One of them may be of a replica that is out
+    of sync: another one was elected, and what this one had alone was never acknowledged.
+    """
     sealed = snapshot.partitions[partition].sealed
+
+    def problem(check: str, text: str) -> None:
+        report.problems.append(Finding(check, partition, text if home is None else f"{home}: {text}"))
+
+    if home is not None and _has_parted(tail, sealed, last):
+        text = f"{home} is not in sync: it has other records below {sealed}, and drops them when its broker follows"
+        report.notes.append(Finding("journal", partition, text))
+        return
     freed_to = tail.sealed_beyond(sealed)
     if freed_to > sealed:
         problem(
@@ -279,6 +301,14 @@ def _check_tail(
         problem("journal", f"{error}. Restore the journal, or the table, from a backup")
 
 
+def _has_parted(tail: JournalTail, sealed: int, last: SegmentFooter | None) -> bool:
+    """Whether the last offset that both have is of another leader in the journal than in the table."""
+    if last is None or last.end_offset != sealed or not (shared := min(sealed, tail.end_offset)):
+        return False
+    in_journal = tail.leader_epochs(() if tail.snapshot is None else tail.snapshot.leader_epochs).epoch_of(shared - 1)
+    return in_journal not in (None, LeaderEpochs(last.leader_epochs).epoch_of(shared - 1))
+
+
 def _check_producers(tail: JournalTail, last: SegmentFooter, problem: Callable[[str, str], None]) -> None:
     """Batches of the same producer, or key, that both remember are the same batches."""
     found: dict[tuple[int, int], RememberedBatch] = {}
@@ -298,7 +328,7 @@ def _check_producers(tail: JournalTail, last: SegmentFooter, problem: Callable[[
 
 def _check_partition_count(topic_id: UUID, partitions: int, tails: Tails, report: TopicReport) -> None:
     beyond = sorted(partition for found, partition in tails if found == topic_id and partition >= partitions)
-    if beyond:
+    if beyond and not any(finding.check == "journal" and finding.partition is None for finding in report.problems):
         report.problems.append(
             Finding(
                 "journal",

@@ -31,6 +31,7 @@ ERROR_CODES: Final[dict[type[LogStoreError], int]] = {
     errors.UnknownInstanceError: 40403,
     errors.UnknownGroupError: 40405,
     errors.UnknownTopicIdError: 40406,
+    errors.NoReassignmentInProgressError: 40407,
     errors.InstanceExistsError: 40902,
     errors.IllegalStateError: 40903,
     errors.OutOfOrderSequenceError: 40911,
@@ -90,7 +91,6 @@ ERROR_CODES: Final[dict[type[LogStoreError], int]] = {
     errors.InvalidReplicaAssignmentError: 40002,
     # The kind alone.
     errors.UnknownClusterError: 404,
-    errors.NoReassignmentInProgressError: 404,
     errors.NoRecordsError: 422,
 }
 _BAD_REQUEST: Final = ERROR_CODES[errors.InvalidTopicError]

@@ -24,6 +24,7 @@ from logstore.filesystem import Buffer
 from logstore.journal.errors import JournalRangeFreedError
 from logstore.journal.frame import FrameLocation
 from logstore.journal.journal import Journal
+from logstore.log.following import diverged_at
 from logstore.log.partition_log import PartitionLog
 from logstore.replication.peer_listener import PeerSession
 from logstore.replication.protocol import Body, Fetch, FetchedRow, FetchRow, Message, decode_fetch, encode_fetched
@@ -108,7 +109,7 @@ class FetchSession:
 
     def _wake_by(self, log: PartitionLog, before: Callable[[], None] | None, wake: Callable[[], None] | None) -> None:
         """Let the follower's entry at the leader wake this session, or no session any more."""
-        follower = log.follower(self._broker_id)
+        follower = log.followers.get(self._broker_id)
         if follower is not None and (wake is not None or follower.wake is before):
             follower.wake = wake
 
@@ -141,7 +142,7 @@ class FetchSession:
         row.asked = asked
         try:
             row.require_answerable()
-            diverged = log.diverged_at(asked.fetch_offset, asked.last_fetched_epoch)
+            diverged = diverged_at(log, asked.fetch_offset, asked.last_fetched_epoch)
             if diverged is not None:
                 row.told = _NOT_TOLD
                 return FetchedRow(index, 0, *row.ends, *diverged, 0)

@@ -27,6 +27,7 @@ from logstore.filesystem import Buffer
 from logstore.journal.frame import Frame, FrameLocation
 from logstore.journal.journal import Journal
 from logstore.journal.journal_file import PartitionKey
+from logstore.log.following import require_follows, truncation_end
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.log.truncation import truncate
@@ -257,7 +258,7 @@ class ReplicaFetcher:
             elif len(data):
                 try:
                     frames = split_frames(data)
-                    followed.log.require_follows(frames)
+                    require_follows(followed.log, frames)
                 except CorruptionError as error:
                     log.error("replica.bad_frames", leader=self._leader, partition=str(followed.log), why=str(error))
                     self._ask(followed, self._settings.backoff_s)
@@ -314,7 +315,7 @@ class ReplicaFetcher:
 
     async def _truncate(self, followed: _Followed, row: FetchedRow) -> None:
         partition_log = followed.log
-        end = partition_log.truncation_end(row.diverging_epoch, row.diverging_end_offset)
+        end = truncation_end(partition_log, row.diverging_epoch, row.diverging_end_offset)
         log.info(
             "replica.truncated",
             partition=f"{partition_log.topic}-{partition_log.partition}",

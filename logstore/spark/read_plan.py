@@ -1,6 +1,7 @@
-"""The plan of a read: scans of a topic's table, and fetches of the tail. Pure functions; no Spark, no store.
+"""The plan of a read: scans of a topic's table, and fetches from the store. Pure functions; no Spark, no store.
 
-Invariant (rule R8): the history part and the tail part of a range meet at the sealed offset and do not overlap.
+Invariant (rule R8): the scanned part and the fetched part of a range meet at one offset and do not overlap. It is the
+sealed offset; or the start, if little of what is sealed is wanted: the store serves that, too.
 """
 
 from bisect import bisect_left
@@ -11,10 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from logstore.limits import MIB
 from logstore.spark.offset_ranges import OffsetRange
 
 #: A query plans each Delta scan by itself, at some tens of milliseconds.
 HISTORY_SCANS_MAX = 8
+#: So much of what is sealed, as stored, of so many partitions, is fetched from the store. A scan of the table costs a
+#: query a second job of Spark, in which Delta chooses files; a fetch costs the store a row group for each partition.
+FETCHED_BYTES_MAX = 8 * MIB
+FETCHED_PARTITIONS_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,7 @@ class FileRange:
     partition: int
     first_offset: int
     last_offset: int
+    stored_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +110,42 @@ def plan_history(
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """The plan of a read: scans of the table, and ranges of the tail, at most one per partition."""
+    """The plan of a read: ranges that scans of the table read, and ranges that the store is asked for, at most one per
+    partition.
+    """
 
     history: tuple[HistoryScan, ...]
-    tail: tuple[OffsetRange, ...]
+    fetched: tuple[OffsetRange, ...]
 
 
-def plan_read(ranges: Iterable[OffsetRange], sealed: Mapping[int, int], files: Iterable[FileRange]) -> ReadPlan:
+def plan_read(
+    ranges: Iterable[OffsetRange], sealed: Mapping[int, int], files: Iterable[FileRange], *, has_store: bool
+) -> ReadPlan:
     """``ranges`` (one per partition): below the sealed offset of a partition they are read from ``files``, above it
-    from the store.
+    from the store; all of them from the store, if there is one and only little of them is below (``is_little``).
     """
+    ranges, files = [r for r in ranges if r.start < r.end], list(files)
     history, tail = split_at_sealed(ranges, sealed)
+    if has_store and is_little(history, files):
+        return ReadPlan((), tuple(ranges))
     return ReadPlan(tuple(plan_history(history, files)), tuple(tail))
+
+
+def is_little(history: Sequence[OffsetRange], files: Iterable[FileRange]) -> bool:
+    """Whether so few stored bytes of so few partitions are wanted that fetching costs less than a scan of the table."""
+    by_partition = {r.partition: r for r in history}
+    shares = (
+        stored_share(file.stored_bytes, file.first_offset, file.last_offset, r.start, r.end)
+        for file in files
+        if (r := by_partition.get(file.partition))
+    )
+    return len(history) <= FETCHED_PARTITIONS_MAX and sum(shares) <= FETCHED_BYTES_MAX
+
+
+def stored_share(stored_bytes: int, first_offset: int, last_offset: int, start: int, end: int) -> int:
+    """The bytes of a file, as stored, in which its records of [start, end) are, about."""
+    offsets = max(0, min(end, last_offset + 1) - max(start, first_offset))
+    return stored_bytes * offsets // max(1, last_offset + 1 - first_offset)
 
 
 def split_at_sealed(

@@ -125,6 +125,8 @@ class Leader:
             if response is not None and response.next_offset > offset:
                 for batch in response.records(offset):
                     yield from _rows(batch, partition, end)
+                    if batch.column("offset")[-1].as_py() >= end - 1:
+                        break  # the rest of a row group, perhaps
                 offset = response.next_offset
                 give_up, waits = time.monotonic() + self._retry_seconds, backoffs()
             elif time.monotonic() > give_up:

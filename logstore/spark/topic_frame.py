@@ -1,9 +1,9 @@
 """Records of a topic as a DataFrame: ``TopicView.plan`` as Spark's scans and tasks."""
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import cache, reduce
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from logstore.spark import history_check, tail_reader, worker
 from logstore.spark.offset_ranges import OffsetRange
@@ -13,23 +13,23 @@ from logstore.table_files import TableFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
-#: As many tasks fetch the tail of a topic at once, at most; each goes through its share of the partitions.
-TAIL_TASKS_MAX = 200
+#: As many tasks fetch records of a topic at once, at most; each goes through its share of the partitions.
+TASKS_MAX = 200
 
 _COLUMNS = ("partition", "offset", "timestamp", "key", "value", "headers")
 
 
 def topic_frame(spark: "SparkSession", view: TopicView, ranges: Sequence[OffsetRange]) -> "DataFrame":
     """Records of ``ranges`` (one per partition, inside the view's bounds): ``topic`` and the columns of its table."""
-    from pyspark.sql import functions as F  # noqa: N812 - its usual name
-
     plan = view.plan(ranges)
     parts = _history(spark, view, plan.history) if plan.history else []
-    if plan.tail:
-        parts.append(_tail(spark, view, plan.tail))
-    records = reduce(lambda a, b: a.union(b), parts) if parts else spark.createDataFrame([], tail_reader.TAIL_COLUMNS)
-    return records.select(F.lit(view.topic).alias("topic"), *_COLUMNS)
+    if plan.fetched:
+        parts.append(_fetched(spark, view, plan.fetched))
+    records = reduce(lambda a, b: a.union(b), parts) if parts else spark.createDataFrame([], _schema())
+    # A column that is named costs some calls of the JVM each; parts have the columns in their order.
+    return records.selectExpr(f"'{view.topic}' AS topic", "*")
 
 
 def read_table(spark: "SparkSession", files: TableFiles) -> "DataFrame":
@@ -60,7 +60,7 @@ def _check(spark: "SparkSession", view: TopicView) -> "DataFrame":
     known = history_check.KnownHistory(
         view.topic, view.topic_id, view.files.uri, view.snapshot.version, bool(view.refused_files), COMMIT_ID_KEY
     )
-    return spark.range(0, 1, 1, 1).mapInArrow(history_check.history_check(known), tail_reader.TAIL_COLUMNS)
+    return spark.range(0, 1, 1, 1).mapInArrow(history_check.history_check(known), _schema())
 
 
 def _send_along(*modules: ModuleType) -> None:
@@ -71,10 +71,18 @@ def _send_along(*modules: ModuleType) -> None:
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 
-def _tail(spark: "SparkSession", view: TopicView, ranges: Sequence[OffsetRange]) -> "DataFrame":
+def _fetched(spark: "SparkSession", view: TopicView, ranges: Sequence[OffsetRange]) -> "DataFrame":
     # An executor without ``logstore.client`` is told so by the task, in words.
     _send_along(tail_reader, worker)
     wanted = [(r.partition, r.start, r.end) for r in ranges]
     reader = tail_reader.tail_reader(view.urls, view.topic, view.topic_id, wanted, client_id(spark))
-    tasks = min(len(ranges), TAIL_TASKS_MAX)
-    return spark.range(0, len(ranges), 1, tasks).mapInArrow(reader, tail_reader.TAIL_COLUMNS)
+    tasks = min(len(ranges), TASKS_MAX)
+    return spark.range(0, len(ranges), 1, tasks).mapInArrow(reader, _schema())
+
+
+@cache
+def _schema() -> "StructType":
+    """The columns of a part. Spark parses text anew each time."""
+    from pyspark.sql.types import StructType
+
+    return cast("StructType", StructType.fromDDL(tail_reader.TAIL_COLUMNS))

@@ -10,6 +10,7 @@ made. Versions in which another writer changed records are no such versions (``h
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from logstore.client.addresses import URL_VARIABLE, environment_url
@@ -25,10 +26,13 @@ from logstore.table_root import TableRoot, open_root
 
 if TYPE_CHECKING:
     from logstore.delta.snapshot import TopicSnapshot
+    from logstore.delta.topic_table import TopicTable
     from logstore.log.history import MissingRange
 
 #: How long a store that does not answer is asked again while a DataFrame is made.
 RETRY_SECONDS = 10.0
+#: Tables whose logs are kept in memory. Of a thousand segments each takes a few MB.
+_TABLES_KEPT = 16
 #: For who reads records that another writer took out of the table.
 MISSING_REMEDY = (
     "A store that runs commits the files again that are on disk, within seconds; otherwise restore the table to the "
@@ -55,12 +59,12 @@ class TopicView:
         self.require_whole(ranges)
         sealed = {partition: state.sealed for partition, state in self.snapshot.partitions.items()}
         files = (
-            FileRange(r.partition, segment.min_offset, segment.max_offset)
+            FileRange(r.partition, segment.min_offset, segment.max_offset, segment.size)
             for r in ranges
             for segment in self.snapshot.segments(r.partition)
             if segment.num_records
         )
-        return plan_read(ranges, sealed, files)
+        return plan_read(ranges, sealed, files, has_store=bool(self.urls))
 
     def missing(self, ranges: Iterable[OffsetRange]) -> "dict[int, list[MissingRange]]":
         """Records of ``ranges`` (one per partition) that another writer took out of the history, by partition."""
@@ -98,7 +102,7 @@ def view_through_store(store: Admin, topic: str) -> TopicView:
     CorruptionError, and what ``Admin`` raises.
     """
     _check_topic_name(topic)
-    described = store.describe_topic(topic)
+    described = store.describe_by_leaders(topic)
     files = open_table(described.location)
     invisible = DataDirectoryError(
         f"topic {topic} is stored at {described.location}, which is not visible from here: mount it where Spark runs, "
@@ -166,7 +170,13 @@ def _check_topic_name(topic: str) -> None:
 
 
 def _snapshot(files: TableFiles) -> "TopicSnapshot":
+    return _table(files.uri).snapshot()
+
+
+@lru_cache(_TABLES_KEPT)
+def _table(uri: str) -> "TopicTable":
+    """A table that keeps what it has read of its log: the next snapshot reads only what is new in it."""
     from logstore.delta.topic_table import TopicTable
 
     # Not TopicTable.open, which makes durable what it sees: a reader may have the data mounted read-only.
-    return TopicTable(files).snapshot()
+    return TopicTable(open_table(uri))

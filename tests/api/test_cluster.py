@@ -133,7 +133,7 @@ async def test_brokers_and_reassignments_in_rest_v3_shapes(cluster):
     assert (await cluster.get(listed[0]["metadata"]["self"])).json() == listed[0]
     assert (await cluster.get(f"{v3}/topics/b/partitions/-/reassignment")).json()["data"] == listed
     assert (await cluster.get(f"{v3}/topics/a/partitions/-/reassignment")).json()["data"] == []
-    assert_error(await cluster.get(f"{v3}/topics/b/partitions/0/reassignment"), 404, 404)
+    assert_error(await cluster.get(f"{v3}/topics/b/partitions/0/reassignment"), 404, 40407)
     partition = (await cluster.get(f"{v3}/topics/b/partitions/0")).json()
     assert partition["leader"] is None
     replicas = (await cluster.get(f"{v3}/topics/a/partitions/1/replicas")).json()["data"]
@@ -149,7 +149,7 @@ async def test_a_partition_of_one_node_stays_where_it_is(api):
     url = f"{api.topics_url}/t/partitions/0/reassignment"
     assert (await api.put(url, json={"replicas": [0]})).status_code == 202
     assert_error(await api.put(url, json={"replicas": [1, 0]}), 400, 40002)
-    assert_error(await api.delete(url), 404, 404)
+    assert_error(await api.delete(url), 404, 40407)
 
 
 def test_what_a_reassignment_adds_is_not_missed():

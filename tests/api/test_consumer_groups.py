@@ -168,7 +168,7 @@ async def test_offsets_replicas_and_reassignments_of_partitions(filled):
     for resource in (topic, cluster):
         assert (await filled.get(resource["partition_reassignments"]["related"])).json()["data"] == []
     partition = (await filled.get(f"{filled.topics_url}/t/partitions/0")).json()
-    assert "not being reassigned" in assert_error(await filled.get(partition["reassignment"]["related"]), 404, 404)
+    assert "not being reassigned" in assert_error(await filled.get(partition["reassignment"]["related"]), 404, 40407)
 
 
 async def test_groups_in_numbers(filled):

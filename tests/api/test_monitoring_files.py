@@ -13,6 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from logstore.broker.problems import ProblemState, TopicProblem
+from logstore.log.in_sync_replicas import Follower
+from logstore.log.partition_log import PartitionLog
 from logstore.observability import (
     DELETED_FILE_BYTES,
     JOB_LAST_RUN,
@@ -57,6 +59,8 @@ async def exposed(api, monkeypatch) -> Exposed:
         joined.labels("t")
     problem = TopicProblem("t", 0, ProblemState.QUARANTINED, "why", "what to do")
     monkeypatch.setattr(api.broker, "problems", lambda _: [problem])
+    # As the leader of a partition with another replica has it.
+    monkeypatch.setattr(PartitionLog, "followers", property(lambda _: {2: Follower(2, 0.0)}))
     found: Exposed = {}
     for family in text_string_to_metric_families((await api.get("/metrics")).text):
         for sample in family.samples:

@@ -1,6 +1,7 @@
 """Bounds in time, shortened: clients that send nothing, or a little, or stop in the middle."""
 
 import asyncio
+import re
 import time
 
 import pytest
@@ -142,3 +143,33 @@ async def test_a_request_that_is_cancelled_is_answered_504_not_with_silence(api)
         await polling
     assert sent[0]["status"] == 504
     assert b"unknown" in sent[1]["body"]
+
+
+@pytest.mark.parametrize(
+    ("accept", "says"),
+    [
+        (b"text/event-stream", rb"HTTP/1.1 200 .*\r\n\r\nretry: \d+\n\n"),
+        (b"*/*", rb"HTTP/1.1 503 .*max\.connections.*"),
+    ],
+)
+async def test_a_connection_beyond_the_bound_is_refused_so_that_a_browser_comes_again(api, accept, says):
+    async with listening(api.app, max_connections=1) as (port, _), connected(port) as first:
+        async with connected(port) as (reader, writer):
+            for piece in (b"GET /topics/t/events?a=1 HTTP/1.1\r\nHost: localhost\r\nAcc", b"ept: %b\r\n\r\n" % accept):
+                writer.write(piece)
+                await asyncio.sleep(0.01)
+            answer = await asyncio.wait_for(reader.read(), 30)
+        assert re.fullmatch(says, answer, re.DOTALL), answer
+        assert b"connection: close" in answer
+        first[1].write(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert (await asyncio.wait_for(first[0].readline(), 30)).startswith(b"HTTP/1.1 200")
+
+
+async def test_connections_beyond_the_bound_are_refused_without_their_requests_too(api, monkeypatch):
+    monkeypatch.setattr("ingest_api.protocol._SURPLUS_MAX", 1)
+    async with listening(api.app, max_connections=0) as (port, state), connected(port) as (silent, _):
+        await eventually_async(lambda: len(state.connections) == 1)
+        async with connected(port) as (second, _):  # one more than are listened to
+            assert (await asyncio.wait_for(second.read(), 30)).startswith(b"HTTP/1.1 503")
+            assert not silent.at_eof()
+        assert (await asyncio.wait_for(silent.read(), 30)).startswith(b"HTTP/1.1 503")

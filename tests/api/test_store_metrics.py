@@ -13,8 +13,10 @@ from logstore import __version__, observability
 from logstore.broker.context import INTERNAL, RequestContext
 from logstore.broker.problems import ProblemState, TopicProblem
 from logstore.cluster.coordinator import PartitionState
+from logstore.log.in_sync_replicas import UNKNOWN_POSITION, Follower
 from logstore.log.log_segments import LogSegments
 from tests.api.api_client import ApiClient
+from tests.support.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 
@@ -110,8 +112,10 @@ class FewSeries:
     journal = SimpleNamespace(needed_bytes=0)
     not_ready_reason = None
     broker_id = controller_id = 0
+    clock = ManualClock()
 
     def __init__(self, topics: dict[str, int], groups: dict[str, int]) -> None:
+        self.replicas = SimpleNamespace(isr_shrinks=0, isr_expands=0)
         self._topics = [
             SimpleNamespace(
                 name=name,
@@ -153,6 +157,7 @@ def partition_log(partition: int) -> SimpleNamespace:
         log_end_offset=30,
         unsealed_bytes=100,
         unsealed_ms=1_000 * partition,
+        followers={},
     )
 
 
@@ -172,6 +177,36 @@ async def test_series_are_bounded_and_what_has_none_is_summed_up(monkeypatch):
         labels(group="h", topic=ALL, partition=ALL): 3,
         labels(group="i", topic="t", partition=0): 0,
     }
+
+
+async def test_a_follower_lags_as_far_as_its_worst_replica():
+    store = FewSeries({"a": 2, "b": 1}, {})
+    now = store.clock.monotonic()
+
+    def follower(broker_id: int, position: int, caught_up_s: float) -> Follower:
+        found = Follower(broker_id, now - caught_up_s)
+        found.position = position
+        return found
+
+    first, second = store._topics[0].partitions
+    (third,) = store._topics[1].partitions
+    first.followers = {7: follower(7, 30, 99.0), 8: follower(8, 28, 2.0)}
+    second.followers = {7: follower(7, 25, 1.0), 8: follower(8, 29, 4.0)}
+    third.followers = {9: follower(9, UNKNOWN_POSITION, 3.0)}
+    store.replicas.isr_shrinks, store.replicas.isr_expands = 3, 2
+    found = parsed(render(await observe(INTERNAL, store, store)).decode())
+    assert found["logstore_replica_lag_records"] == {
+        labels(follower=7): 5,
+        labels(follower=8): 2,
+        labels(follower=9): 10,  # what is in the table, below 20, is not fetched
+    }
+    assert found["logstore_replica_lag_seconds"] == {
+        labels(follower=7): 1,  # one that has everything lags by nothing, whenever it last told so
+        labels(follower=8): 4,
+        labels(follower=9): 3,
+    }
+    assert found["logstore_isr_shrinks_total"] == {frozenset(): 3}
+    assert found["logstore_isr_expands_total"] == {frozenset(): 2}
 
 
 async def test_counters_of_topics_past_the_bound_count_together(monkeypatch):

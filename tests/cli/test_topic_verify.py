@@ -190,3 +190,43 @@ def test_damage_never_passes_and_never_crashes_a_check(data, whole, seed):
             assert len(found[partition]) >= 30, done
         else:
             assert found[partition] == records, done
+
+
+# ---- journals of several brokers -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cluster(data: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """Brokers 0 and 10 have replicas in the data directory, a third one elsewhere: the last two log directories."""
+    elsewhere = tmp_path / "elsewhere"
+    for copy in (data / "brokers" / "10", elsewhere):
+        shutil.copytree(data / "brokers" / "0", copy)
+    return data / "brokers" / "10", elsewhere
+
+
+def test_each_brokers_journal_is_compared_by_itself(data, cluster):
+    _, elsewhere = cluster
+    assert checks(data) == checks(data, "--log-directory", elsewhere) == set()
+    (journal,) = (elsewhere / "journal").iterdir()
+    flip_bit(max(journal.glob("*.log")), 200)
+    assert checks(data) == set()
+    found = logstore("topic", "verify", "--data", data, "--log-directory", elsewhere, code=1)
+    assert str(journal) in found.stderr
+    assert found.stderr.count("The tables were not compared with it") == 1
+
+
+def test_journals_are_dumped_and_verified_one_after_the_other(data, cluster):
+    follower, elsewhere = cluster
+    journals = [data / "brokers" / "0" / "journal" / "0", follower / "journal" / "0"]
+    told = json.loads(logstore("journal", "verify", "--data", data, "--json", code=0).stdout)
+    assert [one["directory"] for one in told] == [str(journal) for journal in journals]
+    lines = logstore("journal", "dump", data, code=0).stdout.splitlines()
+    assert [line for line in lines if line.startswith("Journal ")] == [f"Journal {journal}" for journal in journals]
+    rows = [json.loads(line) for line in logstore("journal", "dump", data, "--json", code=0).stdout.splitlines()]
+    assert {row["journal"] for row in rows} == {str(journal) for journal in journals}
+    refused = logstore("journal", "dump", data, "--records", code=1).stderr
+    assert "There are journals of 2 brokers: name the one whose records are wanted" in refused
+    of_one = logstore("journal", "dump", elsewhere, "--records", "--json", code=0).stdout
+    assert of_one
+    assert "There are journals of 2 brokers" in logstore("journal", "repair", data, "--yes", code=1).stderr
+    assert "is good" in logstore("journal", "repair", elsewhere, "--yes", code=0).stdout

@@ -7,7 +7,7 @@ import pytest
 
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
-from logstore.cli.topic_table import journal_tails
+from logstore.cli.topic_table import read_journals
 from logstore.delta.topic_table import RewritePart, TopicTable
 from logstore.journal.inspect import verify
 from logstore.log.table_check import verify_topic
@@ -25,9 +25,9 @@ _LOOKS = 25
 
 def look(data: Path) -> list[str]:
     damage = [report.damage for report in (verify(path) for path in data.glob("brokers/*/journal/*/")) if report.damage]
-    tails, unreadable = journal_tails(data)
-    report = verify_topic(open_root(data).open("t"), tails)
-    return [*map(str, damage), *([] if unreadable is None else [str(unreadable)]), *(f.text for f in report.problems)]
+    journals, unreadable = read_journals(data)
+    report = verify_topic(open_root(data).open("t"), journals)
+    return [*map(str, damage), *map(str, unreadable), *(f.text for f in report.problems)]
 
 
 async def append(broker: Broker, topic: Topic) -> None:

@@ -20,6 +20,7 @@ from logstore.listening_sockets import listening_socket
 from tests.support.cluster_processes import ClusterProcess, command, descendants, environment, is_alive
 from tests.support.eventually import eventually
 from tests.support.server_process import free_port
+from tests.support.small_store import TOPIC, small_store
 
 pytestmark = pytest.mark.system
 
@@ -75,6 +76,25 @@ def test_a_cluster_from_its_start_to_its_end(tmp_path: Path):
         assert len([pid for pid in pids if is_alive(pid)]) >= 3
         cluster.kill()
         eventually(lambda: gone(pids), "processes outlive the one that was killed")
+
+
+def test_a_store_of_one_node_becomes_a_cluster(tmp_path: Path):
+    """Its broker leads what there is, and the next broker joins; the next start has the same brokers."""
+    data = tmp_path / "data"
+    records = small_store(data)
+    start = ("cluster", "start", "--brokers", 2, "--data", data, "--json")
+    for _ in range(2):
+        with ClusterProcess(tmp_path, *start) as cluster:
+            assert [broker["id"] for broker in cluster.entry["brokers"]] == [0, 1]
+            url = cluster.entry["brokers"][1]["url"]
+            with Admin(url) as admin:
+                states = [one for one in admin.partition_replicas() if one.topic == TOPIC]
+                assert [(one.leader, one.replicas) for one in states] == [(0, (0,))] * len(records)
+                ends = [one.high_watermark for one in admin.describe_topic(TOPIC).partitions]
+                assert ends == [len(records[number]) for number in range(len(records))]
+            assert cluster.stop() == 0
+    served = run("serve", "--data", data, "--port", 0, code=1).stderr
+    assert f"{data} belongs to a cluster, whose brokers agree through ZooKeeper" in served
 
 
 @pytest.mark.long

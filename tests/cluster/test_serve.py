@@ -116,6 +116,42 @@ async def test_bad_starts_beside_a_broker_and_after_it(brokers: Brokers, tmp_pat
     assert "correct zookeeper.connect" in lost
 
 
+async def test_directories_of_one_node_and_documents_that_were_edited(brokers: Brokers, tmp_path: Path):
+    for name, home in (("alone", "0"), ("moved", "1")):
+        (tmp_path / name / "brokers" / home / "journal").mkdir(parents=True)
+        identity = checked_file.encode({"cluster_id": "x", "format_version": 2})
+        (tmp_path / name / "cluster.json").write_bytes(identity)
+    roots = {"id": "/cluster/id", "registry": "/brokers/registry/1", "producers": "/producer_ids"}
+    for root, path in roots.items():
+        made = brokers.path(f"/{root}")
+        await brokers.zookeeper.create(made, b"")
+        *parents, edited = path.strip("/").split("/")
+        for parent in parents:
+            made += f"/{parent}"
+            await brokers.zookeeper.create(made, b"")
+        await brokers.zookeeper.create(f"{made}/{edited}", b'{"by": "hand"}')
+    found = await refused(
+        brokers,
+        {"data": str(tmp_path / "alone")},
+        {"data": str(tmp_path / "moved"), "log_dirs": str(tmp_path / "elsewhere")},
+        *(
+            {"data": str(tmp_path / root), "zookeeper_connect": f"{brokers.servers}{brokers.chroot}/{root}"}
+            for root in roots
+        ),
+    )
+    assert "start the cluster with the broker whose broker.id is 0, and no other until it listens" in found[0]
+    assert (
+        f"move {tmp_path / 'moved' / 'brokers' / '1' / 'journal'} into {tmp_path / 'elsewhere'} (log.dirs)" in found[1]
+    )
+    for line, path in zip(found[2:], roots.values(), strict=True):
+        assert f"cannot start: {path} in ZooKeeper is not what a broker of this release writes" in line
+        assert "put its former content back" in line
+    # The one node can start still.
+    assert not (tmp_path / "elsewhere").exists()
+    for name in ("alone", "moved"):
+        assert (tmp_path / name / "cluster.json").read_bytes() == identity
+
+
 async def test_any_broker_makes_a_topic_on_demand_and_hands_over_before_it_stops(brokers: Brokers, tmp_path: Path):
     data = tmp_path / "data"
     settings = {"auto.create.topics.enable": "true"}

@@ -15,11 +15,14 @@ from logstore.broker.topic_catalog import TopicCatalog
 from logstore.cli.app import app
 from logstore.cluster import checked_file, znodes
 from logstore.cluster.embedded_coordinator import last_epoch
+from logstore.cluster.view import WatchedView
 from logstore.cluster.zookeeper import Delete
 from logstore.errors import (
     DataDirectoryError,
     InvalidReplicationFactorError,
     NotControllerError,
+    NotLeaderOrFollowerError,
+    UnknownTopicError,
 )
 from logstore.records.offset_record import OFFSETS_TOPIC
 from logstore.table_root import open_root
@@ -36,6 +39,31 @@ async def stores(brokers: Brokers, tmp_path: Path) -> AsyncIterator[ClusterStore
     found = ClusterStores(brokers, tmp_path / "data")
     yield found
     await found.stop()
+
+
+async def test_a_broker_looks_before_it_says_that_a_topic_is_not_there(stores: ClusterStores, monkeypatch):
+    """Its view of ZooKeeper may be older than the topic: here it hears of nothing by itself."""
+    deaf: list[WatchedView] = []
+    changed = WatchedView._changed
+    monkeypatch.setattr(WatchedView, "_changed", lambda view, path: view in deaf or changed(view, path))
+    await stores.start(1, 2)
+    making = await stores.making()
+    other = next(store.broker for store in stores.stores.values() if store.broker is not making)
+    await stores.everywhere(OFFSETS_TOPIC, 2)
+    deaf.append(stores.coordinator(other.broker_id)._watched)
+    topic = await making.create_topic(INTERNAL, "t", partitions=2)
+    topics = other._topics
+    with pytest.raises(UnknownTopicError):
+        topics.get("t")
+    await asyncio.gather(*(topics.until_known(name) for name in ("t", "none", "t")))
+    assert topics.get("t").topic_id == topic.topic_id
+    with pytest.raises(UnknownTopicError):
+        topics.get("none")
+    await making.add_partitions(INTERNAL, "t", 3)
+    assert len(topics.get("t").partitions) == 2
+    await topics.until_known("t", 3)
+    assert len(topics.get("t").partitions) == 3
+    deaf.clear()
 
 
 async def test_a_topic_is_everywhere_grows_and_goes(stores: ClusterStores):
@@ -191,7 +219,7 @@ async def test_a_deletion_is_finished_by_the_next_controller(stores: ClusterStor
     topic = await making.create_topic(INTERNAL, "t", partitions=2)
     await stores.everywhere("t", 2)
     # The step before the table is moved; then the broker is gone.
-    stores.stores[before].broker._topics._discovery._tasks[0].cancel()
+    stores.stores[before].broker._topics.discovery._tasks[0].cancel()
     await stores.coordinator(before).mark_deleting(topic.topic_id)
     await stores.stop(before)
     await eventually_async(lambda: not (stores.data / "topics/t").exists(), "the table is still there")
@@ -303,6 +331,36 @@ async def test_a_topic_whose_registration_was_lost_keeps_the_tails_of_journals(s
         topic = leader.topic(INTERNAL, "t")
         assert await read_all(leader, topic, partition) == [(0, b"a"), (1, b"b")]
         assert await produce(leader, topic, [b"c"], partition=partition) == 2
+
+
+async def test_a_registration_that_is_removed_by_hand_loses_no_record(stores: ClusterStores):
+    await stores.start(1, 2)
+    making = await stores.making()
+    await making.create_topic(INTERNAL, "t", configs={"segment.ms": "100000000"})
+    await stores.everywhere("t", 1)
+    leader = stores.leader("t", 0)
+    topic = leader.topic(INTERNAL, "t")
+    await produce(leader, topic, [b"a"])
+    path = stores.zookeeper.path(znodes.topic_path("t"))
+    zookeeper = stores.zookeeper.zookeeper
+    await zookeeper.multi([Delete(path, (await zookeeper.get(path)).version)])
+    await eventually_async(lambda: "t" in stores.coordinator(making.broker_id).controller.refused, "not refused")
+    await eventually_async(
+        lambda: not any(stores.topic(one, "t").partitions[0].is_leader for one in stores.stores), "somebody leads"
+    )
+    with pytest.raises(NotLeaderOrFollowerError):
+        await produce(leader, topic, [b"x"])
+    assert await zookeeper.get(path) is None
+    (problem,) = making.problems(INTERNAL)
+    assert problem.remedy == "Run: logstore cluster adopt t"
+    connect = stores.zookeeper.servers + stores.zookeeper.chroot
+    code, _, err = await logstore("cluster", "adopt", "t", "--data", str(stores.data), "--zookeeper", connect)
+    assert (code, err) == (0, "")
+    await stores.everywhere("t", 1)
+    leader = stores.leader("t", 0)
+    topic = leader.topic(INTERNAL, "t")
+    assert await read_all(leader, topic) == [(0, b"a")]
+    assert await produce(leader, topic, [b"b"]) == 1
 
 
 async def logstore(*arguments: str) -> tuple[int, str, str]:

@@ -126,7 +126,7 @@ def test_topic_rebuild(data: Path, power: bool) -> None:
         else:
             renewed += 1
         root.recover()
-        report = verify_topic(files, None)
+        report = verify_topic(files, {})
         assert (report.problems, report.records) == ([], 40), where
         assert TopicTable.open(files).snapshot().partitions[1].sealed == 20
     assert kills >= 15

@@ -64,7 +64,8 @@ class Cluster:
         before = self.row
         if row == before:
             return
-        if (row.leader != before.leader) != (row.leader_epoch > before.leader_epoch):
+        gone = set(before.replicas) - set(row.replicas)
+        if (row.leader != before.leader or bool(gone)) != (row.leader_epoch > before.leader_epoch):
             raise BrokenError(f"C1: epoch {before.leader_epoch} of {before.leader}, {row.leader_epoch} of {row.leader}")
         if row.leader != NO_LEADER and self.leaders.setdefault(row.leader_epoch, row.leader) != row.leader:
             raise BrokenError("C1: two leaders in one epoch")
@@ -78,7 +79,9 @@ class Cluster:
         node = self.view.topics["t"]
         document = replace(node.document, partitions=(row,))
         self.view = ClusterView(None, self.view.brokers, {"t": TopicNode(document, node.version + 1)})
-        if row.leader not in {NO_LEADER, before.leader}:
+        for one in gone:
+            self.log[one] = 0
+        if row.leader != NO_LEADER and row.leader_epoch > before.leader_epoch:
             self.lead(row)
 
     def lead(self, row: PartitionRegistration) -> None:
@@ -309,6 +312,11 @@ def finished_early(replicas, row):
     return replace(row, replicas=target, isr=isr, adding=(), removing=())
 
 
+def removed_in_the_same_epoch(replicas, row):
+    finished = OF_RULES["finish_reassignment"](replicas, row)
+    return finished if finished.leader != row.leader else replace(finished, leader_epoch=row.leader_epoch)
+
+
 def preferred_out_of_sync(replicas, row, prefers):
     first = row.target[0]
     if row.leader in {NO_LEADER, first} or not prefers(first) or not replicas.is_running(first):
@@ -320,11 +328,12 @@ def unchanged(replicas, row, *_):
     return row
 
 
-OF_RULES = {name: getattr(rules, name) for name in ("replace_dead_leader", "elect_uncleanly")}
+OF_RULES = {name: getattr(rules, name) for name in ("replace_dead_leader", "elect_uncleanly", "finish_reassignment")}
 
 PLANTED = {
     "C1: an election without a new epoch": ("_lead", same_epoch, ""),
     "C1: a leader writes over any state": (None, None, "writes over any state"),
+    "C1: a replica goes in the same epoch": ("finish_reassignment", removed_in_the_same_epoch, ""),
     "C1: versions are not compared": (None, None, "versions are not compared"),
     "C2: the epoch of a controller is not checked": (None, None, "epochs of controllers are not checked"),
     "C4: a replica joins wherever it is": (None, None, "anyone joins"),

@@ -25,7 +25,7 @@ from logstore.log.leadership import Leadership
 from logstore.log.partition_log import PartitionLog
 from logstore.log.partition_state import PartitionState
 from logstore.log.table_follower import TableFollower
-from logstore.replication import replica_fetcher
+from logstore.replication import fetch_session, replica_fetcher
 from logstore.replication.fetch_session import _Row
 from logstore.replication.replica_fetcher import ReplicaFetcher
 from tests.support.examples import examples
@@ -134,11 +134,11 @@ PLANTED: dict[str, tuple[Any, str, Any] | str] = {
     ),
     "C5: a leader writes over any state": (_Change, "row", over_any_state),
     "C6: a group is told before it is durable": (DiskWork, "tells_early", True),
-    "C7: positions are not compared": (PartitionLog, "diverged_at", lambda *_: None),
+    "C7: positions are not compared": (fetch_session, "diverged_at", lambda *_: None),
     "C7: epochs are not compared": (
-        PartitionLog,
+        fetch_session,
         "diverged_at",
-        lambda self, position, last: None if position <= self.log_end_offset else (last, self.log_end_offset),
+        lambda log, position, last: None if position <= log.log_end_offset else (last, log.log_end_offset),
     ),
     "C7: stale answers count": (
         ReplicaFetcher,
@@ -153,9 +153,9 @@ PLANTED: dict[str, tuple[Any, str, Any] | str] = {
         ),
     ),
     "C7: a follower truncates to the high watermark": (
-        PartitionLog,
+        replica_fetcher,
         "truncation_end",
-        lambda self, _, __: min(self.high_watermark, self.log_end_offset),
+        lambda log, _, __: min(log.high_watermark, log.log_end_offset),
     ),
     "C8: recovery brings truncated frames back": (
         FrameIndex,

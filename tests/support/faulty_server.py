@@ -1,15 +1,18 @@
 """A logstore command with a faulty disk, a clock to set and an event loop to block: ``python -m ... serve --data D``.
 
 ``LOGSTORE_FAULTS`` (commands, separated by ``;``) is carried out before it begins; ``LOGSTORE_MUTANT`` names a function
-of ``tests.faults.bench.mutants`` that breaks the code on purpose; at ``LOGSTORE_CONTROL``, a Unix datagram socket, it
-takes commands while it runs, and answers each with JSON::
+of ``tests.faults.bench.mutants``, or one of another module with its path, that breaks the code on purpose;
+``LOGSTORE_INSTALL`` names a function with its path that gives it further points to stop at; at ``LOGSTORE_CONTROL``, a
+Unix datagram socket, it takes commands while it runs, and answers each with JSON::
 
     fail <call> <ERRNO|SHORT> [nth=] [times=] [written=] [path=]    slow <call> <seconds>    fill <free bytes>
     readonly
     point <name or call> <kill|stop|ERRNO> [nth=]             heal                     power-cut <seed> [strict]
     block <seconds>                                           clock <offset in ms>     hits    faults
+    session
 
-``power-cut`` takes what was not synced off the disk and kills the process; nothing is answered.
+``session`` tells number and password of the broker's session with ZooKeeper. ``power-cut`` takes what was not synced
+off the disk and kills the process; nothing is answered.
 """
 
 import asyncio
@@ -43,6 +46,8 @@ class Controls:
         self.filesystem = filesystem
         self.clock_offset_ms = 0
         self.loop: asyncio.AbstractEventLoop | None = None
+        #: The client of ZooKeeper, of a broker of a cluster.
+        self.zookeeper: Any = None
 
     def run(self, command: str) -> object:
         """Carry out one command; its answer. ValueError, KeyError, AttributeError for a text that is no command."""
@@ -98,6 +103,10 @@ class Controls:
     def _faults(self) -> list[str]:
         return self.filesystem.injected
 
+    def _session(self) -> tuple[int, str]:
+        number, password = self.zookeeper.client_id
+        return number, password.hex()
+
 
 def install(root: Path) -> Controls:
     """Give this process a faulty disk below ``root`` and a clock that can be set."""
@@ -138,6 +147,11 @@ def _listen(controls: Controls, path: str) -> None:
     threading.Thread(target=answer, daemon=True).start()
 
 
+def _named(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
 def main(arguments: Sequence[str]) -> None:
     from logstore.cli import main as logstore_main
 
@@ -146,7 +160,9 @@ def main(arguments: Sequence[str]) -> None:
     for command in filter(None, os.environ.get("LOGSTORE_FAULTS", "").split(";")):
         controls.run(command)
     if mutant := os.environ.get("LOGSTORE_MUTANT"):
-        getattr(importlib.import_module("tests.faults.bench.mutants"), mutant)()
+        _named(mutant if "." in mutant else f"tests.faults.bench.mutants.{mutant}")()
+    if installed := os.environ.get("LOGSTORE_INSTALL"):
+        _named(installed)(controls)
     if path := os.environ.get("LOGSTORE_CONTROL"):
         _listen(controls, path)
     sys.argv = ["logstore", *arguments]

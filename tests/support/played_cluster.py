@@ -88,6 +88,8 @@ class PlayedCluster:
         self.next_producer_id = 100
         #: Brokers that have not heard of any topic.
         self.deaf: set[int] = set()
+        #: So many descriptions of topics have no offsets: the leaders do not tell them.
+        self.untold = 0
         #: Brokers as the metadata tells them; a broker that died is told of until its session has ended.
         self.registered = set(range(1, brokers + 1))
         self.advertised: dict[int, str] = {}
@@ -220,14 +222,15 @@ class PlayedCluster:
             if topic not in self.topics:
                 raise errors.UnknownTopicError(f"Topic {topic!r} not found.")
             numbers = dict.fromkeys(("sealed_offset", "segments", "size_bytes", "unsealed_bytes"), 0)
+            self.untold, is_untold = max(0, self.untold - 1), self.untold > 0
             partitions = [
                 {
                     "partition": number,
                     "leader": partition.leader,
                     "leader_epoch": partition.epoch,
                     "replicas": [],
-                    "log_start_offset": partition.log_start,
-                    "high_watermark": partition.log_end,
+                    "log_start_offset": -1 if is_untold else partition.log_start,
+                    "high_watermark": -1 if is_untold else partition.log_end,
                     "log_end_offset": partition.log_end,
                     "last_stable_offset": partition.log_end,
                     **numbers,

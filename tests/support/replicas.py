@@ -5,7 +5,7 @@ and a fetch is a call. For tests of replication itself.
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -17,6 +17,7 @@ from logstore.broker.topic_catalog import TopicCatalog
 from logstore.cluster.coordinator import NO_PARTITION, BrokerEndpoint, KnownTopic, PartitionListener, PartitionState
 from logstore.errors import (
     FencedLeaderEpochError,
+    IneligibleReplicaError,
     InvalidUpdateVersionError,
     NetworkError,
     ZooKeeperUnavailableError,
@@ -40,6 +41,10 @@ class MemoryCluster:
         #: Links (follower, leader) that are cut, and brokers that ZooKeeper does not answer.
         self.cut: set[tuple[int, int]] = set()
         self.without_zookeeper: set[int] = set()
+        #: Brokers whose registration has ended, and that fetch all the same.
+        self.unregistered: set[int] = set()
+        #: How often a leader has asked for another ISR.
+        self.isr_changes = 0
         self.next_producer_id = 1 << 32
 
     async def start(self, broker_id: int, **settings: Any) -> Broker:
@@ -54,11 +59,16 @@ class MemoryCluster:
             connect=lambda leader: self.connect(broker_id, leader),
         )
         self.brokers[broker_id] = broker
+        self.tell_of_brokers()
         return broker
 
     async def stop(self, broker_id: int) -> None:
         del self.coordinators[broker_id]
         await self.brokers.pop(broker_id).stop()
+
+    def tell_of_brokers(self) -> None:
+        for coordinator in list(self.coordinators.values()):
+            coordinator.tell_of_brokers()
 
     async def connect(self, follower: int, leader: int) -> "_Connection":
         self.require_link(follower, leader)
@@ -94,6 +104,7 @@ class MemoryCoordinator:
         self.is_migration = False
         self.not_ready_reason = None
         self._listeners: list[PartitionListener] = []
+        self._broker_listeners: list[Callable[[], None]] = []
 
     @property
     def brokers(self) -> Sequence[int]:
@@ -109,6 +120,8 @@ class MemoryCoordinator:
 
     def registered_topic(self, name: str) -> None:
         del name
+
+    async def refresh_topics(self, names: Collection[str]) -> None: ...
 
     def is_gone(self, topic_id: UUID) -> bool:
         del topic_id
@@ -128,6 +141,17 @@ class MemoryCoordinator:
         self._listeners.append(listener)
         for (topic_id, partition), state in list(self._cluster.states.items()):
             listener(topic_id, partition, state)
+
+    def listen_to_brokers(self, listener: Callable[[], None]) -> None:
+        self._broker_listeners.append(listener)
+
+    def tell_of_brokers(self) -> None:
+        for listener in self._broker_listeners:
+            listener()
+
+    def may_join(self, broker_id: int, broker_epoch: int) -> bool:
+        del broker_epoch
+        return broker_id in self._cluster.coordinators and broker_id not in self._cluster.unregistered
 
     def tell(self, topic_id: UUID, partition: int, state: PartitionState) -> None:
         for listener in self._listeners:
@@ -149,6 +173,10 @@ class MemoryCoordinator:
     def partition_state(self, topic_id: UUID, partition: int) -> PartitionState:
         return self._cluster.states.get((topic_id, partition), NO_PARTITION)
 
+    async def leads_still(self, topic_id: UUID, partition: int, leader_epoch: int) -> bool:
+        state = self._cluster.states[topic_id, partition]
+        return (state.leader, state.leader_epoch) == (self.broker_id, leader_epoch)
+
     async def alter_partition(
         self,
         topic_id: UUID,
@@ -159,7 +187,7 @@ class MemoryCoordinator:
         broker_epochs: Mapping[int, int],
         recovering: bool = False,
     ) -> PartitionState:
-        del broker_epochs
+        self._cluster.isr_changes += 1
         await asyncio.sleep(0.001)
         if self.broker_id in self._cluster.without_zookeeper:
             raise ZooKeeperUnavailableError("ZooKeeper does not answer")
@@ -168,6 +196,8 @@ class MemoryCoordinator:
             raise FencedLeaderEpochError("another leader")
         if state != seen:
             raise InvalidUpdateVersionError("another state")
+        if not all(self.may_join(broker, epoch) for broker, epoch in broker_epochs.items()):
+            raise IneligibleReplicaError("not registered")
         state = dataclasses.replace(
             state, in_sync_replicas=tuple(in_sync_replicas), recovering=state.recovering and recovering
         )

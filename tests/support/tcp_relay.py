@@ -1,8 +1,48 @@
-"""A relay of TCP connections that can be cut: half-open, so that nothing passes and nobody is told."""
+"""A relay of TCP connections that can be cut: half-open, so that nothing passes and nobody is told.
+
+Each direction can be cut by itself, bytes can be swallowed or come late, connections can be reset. ``PeerRelay`` knows
+which broker has opened a connection, and sends messages between brokers a second time.
+"""
 
 import asyncio
 import contextlib
-from typing import Self
+import random
+import struct
+from collections import deque
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final, Self
+
+from logstore.records.batch_identity import NO_IDENTITY
+from logstore.replication.peer_auth import ClusterSecret
+from logstore.replication.protocol import MESSAGE_HEADER_BYTES, MessageType, decode_append, decode_header, encode_header
+
+_CHUNK_BYTES: Final = 65_536
+
+
+class Direction(IntEnum):
+    UP = 0
+    """From whoever has opened the connection to the target."""
+    DOWN = 1
+
+
+BOTH: Final = frozenset(Direction)
+#: Of every client; a ``PeerRelay`` knows them by the ids of their brokers.
+EVERYBODY: Final = -1
+
+
+@dataclass(eq=False, slots=True)
+class _Connection:
+    client: int
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+    #: Its bytes wait, whatever new connections do.
+    is_stranded: bool = False
+    #: Bytes are missing: what follows would be nonsense.
+    is_holed: bool = False
+
+    def abort(self) -> None:
+        for writer in self.writers:
+            writer.transport.abort()
 
 
 class TcpRelay:
@@ -12,52 +52,224 @@ class TcpRelay:
         self._listen = listen
         self._host, _, port = target.rpartition(":")
         self._port = int(port)
-        self._open = asyncio.Event()
-        self._open.set()
-        self._pumps: set[asyncio.Task[None]] = set()
-        self._writers: list[asyncio.StreamWriter] = []
+        self._held: set[tuple[int, Direction]] = set()
+        self._changed = asyncio.Event()
+        self._swallows = False
+        self._delay_s = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._connections: set[_Connection] = set()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._connected, *self._listen)
+        self._server = await asyncio.start_server(self._accept, *self._listen)
         host, port, *_ = self._server.sockets[0].getsockname()
         self.address = f"{host}:{port}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
-        for pump in self._pumps:
-            pump.cancel()
-        await asyncio.gather(*self._pumps, return_exceptions=True)
-        for writer in self._writers:
-            writer.close()
-        await asyncio.gather(*(writer.wait_closed() for writer in self._writers), return_exceptions=True)
+        self.reset()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.wait_closed()
 
-    def cut(self) -> None:
-        """Bytes and new connections wait from now on."""
-        self._open.clear()
+    # ---- faults -----------------------------------------------------------------------------------------------------
+
+    def cut(self, directions: frozenset[Direction] = BOTH, client: int = EVERYBODY) -> None:
+        """Bytes, and ends of connections, wait from now on. With ``UP`` new connections wait, too."""
+        self._held.update((client, direction) for direction in directions)
+
+    def strand(self) -> None:
+        """Bytes of the connections that there are wait from now on, and come late; new connections pass."""
+        for connection in self._connections:
+            connection.is_stranded = True
+
+    def swallow(self) -> None:
+        """Connections are taken, and all bytes are lost, without anybody being told."""
+        self._swallows = True
+
+    def delay(self, seconds: float) -> None:
+        """Bytes come so much later from now on."""
+        self._delay_s = seconds
+
+    def reset(self) -> None:
+        """All connections break at once."""
+        for connection in list(self._connections):
+            connection.abort()
 
     def heal(self) -> None:
-        self._open.set()
+        """What waits passes; connections that have lost bytes break."""
+        self._held.clear()
+        for connection in self._connections:
+            connection.is_stranded = False
+        self._swallows = False
+        self._delay_s = 0.0
+        self._changed.set()
+        self._changed = asyncio.Event()
+        for connection in list(self._connections):
+            if connection.is_holed:
+                connection.abort()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.append(writer)
-        await self._open.wait()
+    # ---- connections ------------------------------------------------------------------------------------------------
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._relay(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = _Connection(EVERYBODY, [writer])
+        self._connections.add(connection)
         try:
+            connection.client, begun = await self._client(reader)
+            await self._pass(connection, Direction.UP)
+            if self._swallows:
+                connection.is_holed = True
+                while await reader.read(_CHUNK_BYTES):
+                    pass
+                return
             up_reader, up_writer = await asyncio.open_connection(self._host, self._port)
-        except OSError:
-            writer.close()
-            return
-        self._writers.append(up_writer)
-        for one, other in ((reader, up_writer), (up_reader, writer)):
-            pump = asyncio.create_task(self._pump(one, other))
-            self._pumps.add(pump)
-            pump.add_done_callback(self._pumps.discard)
+            connection.writers.append(up_writer)
+            self._seen(connection, Direction.UP, begun)
+            up_writer.write(begun)
+            async with asyncio.TaskGroup() as pumps:
+                pumps.create_task(self._pump(connection, Direction.UP, reader, up_writer))
+                pumps.create_task(self._pump(connection, Direction.DOWN, up_reader, writer))
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self._connections.discard(connection)
+            for one in connection.writers:
+                one.close()
+            for one in connection.writers:
+                with contextlib.suppress(OSError, asyncio.CancelledError):
+                    await one.wait_closed()
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _client(self, reader: asyncio.StreamReader) -> tuple[int, bytes]:
+        """Who has opened the connection, and the bytes that it took to know."""
+        return EVERYBODY, b""
+
+    async def _pass(self, connection: _Connection, direction: Direction) -> None:
+        places = {(EVERYBODY, direction), (connection.client, direction)}
+        while connection.is_stranded or not self._held.isdisjoint(places):
+            await self._changed.wait()
+
+    async def _pump(
+        self, connection: _Connection, direction: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         with contextlib.suppress(OSError):
-            while data := await reader.read(65_536):
-                await self._open.wait()
+            while data := await reader.read(_CHUNK_BYTES):
+                if self._delay_s:
+                    await asyncio.sleep(self._delay_s)
+                await self._pass(connection, direction)
+                if self._swallows:
+                    connection.is_holed = True
+                    continue
+                self._seen(connection, direction, data)
                 writer.write(data)
                 await writer.drain()
-        await self._open.wait()  # the end of a connection does not pass either
+        await self._pass(connection, direction)  # the end of a connection does not pass either
         writer.close()
+
+    def _seen(self, connection: _Connection, direction: Direction, data: bytes) -> None:
+        """Bytes that pass."""
+
+
+class PeerRelay(TcpRelay):
+    """In front of a broker's peer listener. ``cut`` may name the broker whose connections it is about."""
+
+    def __init__(self, target: str, listen: tuple[str, int] = ("127.0.0.1", 0), secret: str | None = None) -> None:
+        super().__init__(target, listen)
+        self._parsers: dict[_Connection, _Messages] = {}
+        #: HELLO and a request, as they went over one connection.
+        self._requests: deque[tuple[bytes, bytes]] = deque(maxlen=200)
+        self.repeated = 0
+        self._secret = ClusterSecret(secret)
+
+    async def repeat(self, count: int, chance: random.Random) -> None:
+        """Send old requests again, each over a connection of its own, as if they had been under way all the time: HELLO
+        has the broker epoch of then. Of APPENDs those alone that the leader must know again.
+        """
+        for hello, request in chance.sample(list(self._requests), min(count, len(self._requests))):
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
+                async with asyncio.timeout(5):
+                    reader, writer = await asyncio.open_connection(self._host, self._port)
+                    try:
+                        greeted = await _ask(reader, writer, hello)
+                        proof = self._secret.proof_of_connecting(hello[MESSAGE_HEADER_BYTES:], greeted)
+                        await _ask(reader, writer, encode_header(MessageType.AUTH, 0, len(proof)) + proof)
+                        await _ask(reader, writer, request)
+                        self.repeated += 1
+                    finally:
+                        writer.close()
+                        await writer.wait_closed()
+
+    async def _client(self, reader: asyncio.StreamReader) -> tuple[int, bytes]:
+        # HELLO begins with the id of the broker that speaks.
+        begun = await reader.readexactly(MESSAGE_HEADER_BYTES + 4)
+        return struct.unpack_from("<i", begun, MESSAGE_HEADER_BYTES)[0], begun
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await super()._relay(reader, writer)
+        for gone in self._parsers.keys() - self._connections:
+            del self._parsers[gone]
+
+    def _seen(self, connection: _Connection, direction: Direction, data: bytes) -> None:
+        if direction is not Direction.UP:
+            return
+        messages = self._parsers.get(connection)
+        if messages is None:
+            messages = self._parsers[connection] = _Messages()
+        for request in messages.feed(data):
+            if messages.hello and _may_be_repeated(request):
+                self._requests.append((messages.hello, request))
+
+
+async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> bytes:
+    """The body of the answer."""
+    writer.write(request)
+    await writer.drain()
+    header = decode_header(await reader.readexactly(MESSAGE_HEADER_BYTES))
+    return await reader.readexactly(header.body_bytes)
+
+
+class _Messages:
+    """Whole messages out of the bytes of a connection, until it goes on as HTTP."""
+
+    def __init__(self) -> None:
+        self.hello = b""
+        self._left = bytearray()
+        self._is_over = False
+
+    def feed(self, data: bytes) -> list[bytes]:
+        if self._is_over:
+            return []
+        self._left += data
+        found = []
+        while len(self._left) >= MESSAGE_HEADER_BYTES:
+            header = decode_header(self._left)
+            end = MESSAGE_HEADER_BYTES + header.body_bytes
+            if header.type == MessageType.HTTP:
+                self._is_over = True
+                self._left.clear()
+                break
+            if len(self._left) < end:
+                break
+            message = bytes(self._left[:end])
+            del self._left[:end]
+            if header.type == MessageType.HELLO:
+                self.hello = message
+            else:
+                found.append(message)
+        return found
+
+
+def _may_be_repeated(message: bytes) -> bool:
+    header = decode_header(message)
+    if header.type == MessageType.FETCH:
+        return True
+    if header.type != MessageType.APPEND:
+        return False
+    # A batch without an identity is another batch if it comes again.
+    parts = decode_append(memoryview(message)[MESSAGE_HEADER_BYTES:]).parts
+    return all(part.identity != NO_IDENTITY for part in parts)

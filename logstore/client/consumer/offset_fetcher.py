@@ -7,7 +7,7 @@ Their results are applied in the consumer's thread.
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from logstore.client.admin import Admin
@@ -87,14 +87,13 @@ class OffsetFetcher:
 
     def place(self, partitions: Iterable[TopicPartition], offset_of: Callable[[PartitionDescription], int]) -> None:
         """Go on at ``offset_of`` each of ``partitions``."""
-        described = self._describe_topics(partitions)
-        found = _partitions_of(described, partitions)
+        described, found = self._describe_by_leaders(listed(partitions))
         self._place({partition: offset_of(at) for partition, at in found.items()}, described)
 
     def describe(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, PartitionDescription]:
-        """Descriptions of ``partitions``; UnknownTopicError, UnknownPartitionError."""
-        asked = listed(partitions)
-        return _partitions_of(self._describe_topics(asked), asked)
+        """Descriptions of ``partitions``; UnknownTopicError, UnknownPartitionError, LeaderNotAvailableError."""
+        _, found = self._describe_by_leaders(listed(partitions))
+        return found
 
     def committed(self) -> dict[TopicPartition, int]:
         """The group's committed offsets; InvalidRequestError without a group."""
@@ -141,7 +140,7 @@ class OffsetFetcher:
         """Find the offsets to begin at, and the topics' ids."""
         # Topics first, then offsets: if a topic is made again between the two, offsets in the new one do not pass for
         # offsets in the old one.
-        described = self._describe_topics(unplaced)
+        described = {name: self._admin.describe_topic(name) for name in sorted(_by_topic(unplaced))}
         positions = {partition: at for partition, at in unplaced.items() if isinstance(at, int)}
         asks = self._options.group_id is not None and len(positions) < len(unplaced)
         committed = self.committed() if asks else {}
@@ -153,9 +152,13 @@ class OffsetFetcher:
                 f"it is now (id {described[topic].topic_id}), and auto_offset_reset is 'none': seek() to where it is "
                 "to begin."
             )
-        for partition, found in _partitions_of(described, without).items():
+        found = _partitions_of(described, without)
+        if any(at.high_watermark < 0 for at in found.values()):  # their leaders did not tell in time
+            again, found = self._describe_by_leaders(without)
+            described |= again
+        for partition, at in found.items():
             earliest = unplaced[partition] == "earliest"
-            positions[partition] = found.log_start_offset if earliest else found.high_watermark
+            positions[partition] = at.log_start_offset if earliest else at.high_watermark
         for partition in unplaced.keys() - positions.keys():
             positions[partition] = committed[partition]
 
@@ -171,10 +174,22 @@ class OffsetFetcher:
         self._lookup = None
         self._state.place(positions, described)
 
-    def _describe_topics(self, partitions: Iterable[TopicPartition]) -> dict[str, TopicDescription]:
-        """The topics of ``partitions``, by name."""
-        names = {partition.topic for partition in partitions}
-        return {name: self._admin.describe_topic(name) for name in sorted(names)}
+    def _describe_by_leaders(
+        self, partitions: Collection[TopicPartition]
+    ) -> tuple[dict[str, TopicDescription], dict[TopicPartition, PartitionDescription]]:
+        """The topics of ``partitions``, by name, and the partitions, with offsets that their leaders have told."""
+        described = {
+            name: self._admin.describe_by_leaders(name, numbers)
+            for name, numbers in sorted(_by_topic(partitions).items())
+        }
+        return described, _partitions_of(described, partitions)
+
+
+def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for topic, number in partitions:
+        found.setdefault(topic, []).append(number)
+    return found
 
 
 def _partitions_of(

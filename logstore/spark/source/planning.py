@@ -19,6 +19,7 @@ import numpy as np
 from logstore.errors import UnknownTopicError, UnknownTopicIdError
 from logstore.limits import MIB
 from logstore.spark.offset_ranges import OffsetRange
+from logstore.spark.read_plan import stored_share
 from logstore.spark.source.data_loss import beyond_history, report_data_loss
 from logstore.spark.source.options import ReadOptions
 from logstore.spark.source.slices import Slice, TimeRange, TopicRange
@@ -148,8 +149,7 @@ class Part:
 
 
 def _share(file: "SegmentFile", start: int, end: int) -> int:
-    span = file.max_offset + 1 - file.min_offset
-    return file.size * max(0, min(end, file.max_offset + 1) - max(start, file.min_offset)) // max(1, span)
+    return stored_share(file.size, file.min_offset, file.max_offset, start, end)
 
 
 def _parts(view: TopicView, wanted: TopicRange, times: TimeRange | None) -> Iterator[Part]:

@@ -79,6 +79,8 @@ def _file(part: Slice, name: str, offset: int, options: ReadOptions) -> Iterator
                 low, high = np.searchsorted(offsets, (offset, part.end))
                 if low < high:
                     yield batch.slice(low, high - low)
+                if high < len(offsets):
+                    return
 
 
 def _tail(part: Slice, offset: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:

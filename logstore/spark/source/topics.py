@@ -98,8 +98,9 @@ class SourceTopics:
         if self._options.storage:
             view = view_of_storage(self._options.storage, topic)
             return SourceTopic(topic, view.topic_id, self._wanted(topic, view.bounds))
+        assigned = self._options.subscription.assigned
         with _told_of_the_port():
-            described = self._store().describe_topic(topic)
+            described = self._store().describe_by_leaders(topic, None if assigned is None else assigned[topic])
         bounds = tuple(LogBounds(p.partition, p.log_start_offset, self._end(p)) for p in described.partitions)
         return SourceTopic(topic, described.topic_id, self._wanted(topic, bounds))
 

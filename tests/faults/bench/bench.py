@@ -315,11 +315,12 @@ class Bench:
 _REMEMBER = {"idempotency.window.ms": str(24 * HOUR_MS)}
 
 
-def create_topic(url: str, topic: TopicSpec, recorder: Recorder) -> None:
+def create_topic(url: str, topic: TopicSpec, recorder: Recorder, *, replicas: int | None = None) -> None:
     cluster = httpx.get(f"{url}/v3/clusters", timeout=60).json()["data"][0]["cluster_id"]
     body = {
         "topic_name": topic.name,
         "partitions_count": topic.partitions,
+        "replication_factor": replicas,
         "configs": [{"name": name, "value": value} for name, value in {**_REMEMBER, **topic.configs}.items()],
     }
     httpx.post(f"{url}/v3/clusters/{cluster}/topics", json=body, timeout=60).raise_for_status()

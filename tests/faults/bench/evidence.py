@@ -38,6 +38,8 @@ from tests.faults.bench.history import (
     Place,
     Processed,
     Produce,
+    Registered,
+    Replica,
     Revoked,
     Row,
     Stall,
@@ -356,6 +358,7 @@ class Evidence:
         single = (
             *(Topic, Entry, Fault, Foreign, Heal, Start, Final, Delta, FinalDelta, FinalCommits, Job, Stream),
             *(Group, Assigned, Revoked, Lost, Processed, Stall, Described, GroupRestarted),
+            *(Registered, Replica),
         )
         asked: dict[str, AnyEvent] = {}
         for event in events:

@@ -7,6 +7,7 @@ started again is another member, also under the same ``group.instance.id``.
 import itertools
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -85,16 +86,21 @@ class Groups:
     """
 
     def __init__(
-        self, url: str, recorder: Recorder, specs: Sequence[GroupSpec], topics: Mapping[str, int], directory: Path
+        self,
+        url: str | Sequence[str],
+        recorder: Recorder,
+        specs: Sequence[GroupSpec],
+        topics: Mapping[str, int],
+        directory: Path,
     ) -> None:
         self.specs = specs
         self.topics = dict(topics)
         self.members: list[Member] = []
         self.failures: list[str] = []
-        self._url = url
+        self._urls = [url] if isinstance(url, str) else list(url)
         self._recorder = recorder
         self._directory = directory
-        self._client = Client(url, "groups", recorder)
+        self._client = Client(self._urls, "groups", recorder)
         self._numbers = itertools.count()
         self._counts = {spec.name: spec.members for spec in specs}
         self._stop = threading.Event()
@@ -102,6 +108,10 @@ class Groups:
         for spec in specs:
             recorder.tell("bench", "group", group=spec.name, topics=sorted(topics), session_ms=SESSION_MS)
         self._watching.start()
+
+    @property
+    def _url(self) -> str:
+        return random.choice(self._urls)
 
     # ---- members ----------------------------------------------------------------------------------------------------
 
@@ -124,7 +134,7 @@ class Groups:
         name = f"{spec.name}-m{next(self._numbers)}"
         options = {**spec.options, **({"group_instance_id": instance_id} if instance_id else {})}
         topics, seconds = json.dumps(sorted(self.topics)), str(spec.seconds_a_batch)
-        given = [self._url, str(self._recorder.path), name, spec.name, topics, seconds]
+        given = [",".join(self._urls), str(self._recorder.path), name, spec.name, topics, seconds]
         with (self._directory / f"{name}.err").open("wb") as stderr:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.faults.bench.group_member", *given, json.dumps(options)],
@@ -233,7 +243,7 @@ class Groups:
         return missing
 
     def _watch(self) -> None:
-        client = Client(self._url, "watch", self._recorder)
+        client = Client(self._urls, "watch", self._recorder)
         while not self._stop.wait(_LOOK_S):
             for spec in self.specs:
                 self._tell_seen(client, spec)

@@ -27,6 +27,12 @@ TopicPartition = tuple[str, int]
 #: partition, then as ``Row``
 TableRow = tuple[int, int, int, str | None, str | None, str | None]
 
+#: leader (-1: none), leader epoch, in-sync replicas, replicas
+RegisteredPartition = tuple[int, int, list[int], list[int]]
+#: base offset, record count, leader epoch, a digest of the header's other logical fields and the payload, and one of
+#: the rows
+ReplicaFrame = tuple[int, int, int, str, str]
+
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", gc=False):
     """``id`` joins a completion to its invocation. An invocation has the request, a completion the outcome."""
@@ -201,7 +207,7 @@ class Job(Event, tag="job", frozen=True, kw_only=True):
 class Fault(Event, tag="fault", frozen=True, kw_only=True):
     """``topic`` and ``version`` belong to an ``overwrite`` (``quiet`` if no other commit to that table was under way)
     and to an ``entry_lost`` (the entry that a power cut took). ``offset_ms`` is the step of a ``clock`` fault,
-    ``member`` the process of a group's member that the fault is about.
+    ``member`` the process of a group's member that the fault is about, ``broker`` that of a cluster.
     """
 
     kind: str
@@ -210,6 +216,7 @@ class Fault(Event, tag="fault", frozen=True, kw_only=True):
     quiet: bool = False
     offset_ms: int = 0
     member: str = ""
+    broker: int = 0
 
 
 class Foreign(Event, tag="foreign", frozen=True, kw_only=True):
@@ -233,6 +240,42 @@ class Statement(Event, tag="statement", frozen=True, kw_only=True):
     values: dict[int, str] = {}
     #: Of its commit.
     version: int = -1
+
+
+class Registered(Event, tag="registered", frozen=True, kw_only=True):
+    """A topic's document in ZooKeeper, which was ``mzxid`` from ``t`` on at the latest. The one before was there still
+    when it was read at ``seen_until``. Told again with the same ``mzxid`` at the end of a run.
+    """
+
+    topic: str
+    mzxid: int
+    partitions: list[RegisteredPartition] = []
+    seen_until: int = 0
+
+
+class Replica(Event, tag="replica", frozen=True, kw_only=True):
+    """The frames of a partition that count in a broker's journal, as they lay on its disk while no broker ran, and
+    those that truncations took out of it. ``sealed``: what is below is in the table.
+    """
+
+    broker: int
+    topic: str
+    partition: int
+    sealed: int
+    frames: list[ReplicaFrame] = []
+    removed: list[ReplicaFrame] = []
+    #: Damage of the journal.
+    error: str = ""
+
+
+class Probe(Event, tag="probe", frozen=True, kw_only=True):
+    """A request to one broker that is not sent on: a record with acks=1, or (``record_id`` empty) the end offset."""
+
+    broker: int = 0
+    topic: str = ""
+    partition: int = 0
+    record_id: str = ""
+    offset: int = -1
 
 
 class Heal(Event, tag="heal", frozen=True, kw_only=True):
@@ -281,6 +324,9 @@ AnyEvent = (
     | Fault
     | Foreign
     | Statement
+    | Registered
+    | Replica
+    | Probe
     | Heal
     | Start
     | Final

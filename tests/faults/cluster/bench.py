@@ -1,18 +1,15 @@
 """A run on a cluster: brokers and a load on them, faults one after the other, then everything healed, read from every
 broker, and checked.
 
-``python -m tests.faults.cluster.bench DIRECTORY --seed 7 --seconds 120``. One broker is impaired at a time, producers
-ask for acks=all, and ``min.insync.replicas`` is 2 of three replicas: nothing that was acknowledged may be lost.
+``torture`` beside it runs one after the other. Producers ask for acks=all, and
+``min.insync.replicas`` is one less than the replicas: nothing that was acknowledged may be lost (``nemesis``).
 """
 
-import argparse
 import random
-import signal
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,23 +18,47 @@ import httpx
 from tests.faults.bench.bench import create_topic, read_partition
 from tests.faults.bench.checker import check
 from tests.faults.bench.delta_observer import READERS, read_version
-from tests.faults.bench.evidence import Anomaly
-from tests.faults.bench.history import AnyEvent, Fault, Heal, Recorder, read_history
+from tests.faults.bench.evidence import Anomaly, Evidence
+from tests.faults.bench.groups import CONSUMER, COOPERATIVE, RANGE, Groups, GroupSpec
+from tests.faults.bench.history import AnyEvent, Assigned, Fault, Heal, Probe, Recorder, read_history
 from tests.faults.bench.neighbours import DeltaObserver
 from tests.faults.bench.workload import Client, TopicSpec, Workload
-from tests.faults.cluster.brokers import LAG_MS, SESSION_MS, BrokerProcess, Brokers
+from tests.faults.cluster.brokers import MIN_IN_SYNC, Brokers
+from tests.faults.cluster.cluster_checks import check_cluster
+from tests.faults.cluster.nemesis import HEALED_S, Nemesis, rounds
+from tests.faults.cluster.probes import Probes
+from tests.faults.cluster.registrations import Registrations
 
 TOPICS = (
     TopicSpec("plain", 3, {"segment.ms": "700"}),
     TopicSpec("keyed", 2, {"segment.ms": "1500"}),
     TopicSpec("tail", 2),
 )
-_HEALED_S = 90.0
+#: Read by the members of groups.
+SHARED = TopicSpec("shared", 3, {"segment.ms": "700"}, shared=True)
+#: Written with acks=1, by one broker after the other; it promises nothing.
+PROBED = TopicSpec("probed", 3, {"segment.ms": "60000"})
+GROUPS = (RANGE, COOPERATIVE, CONSUMER)
 #: Faults under which a broker does not learn that others lead.
-_ZOMBIES = {"cut_from_zookeeper", "pause", "zookeeper_killed"}
+_ZOMBIES = {
+    "cut_from_zookeeper",
+    "one_way_to_zookeeper",
+    "half_open_to_zookeeper",
+    "pause",
+    "blink",
+    "fail_point",
+    "fail_point_at_a_change",
+    "fail_point_at_work",
+    "zookeeper_killed",
+    "zookeeper_majority_lost",
+    "zookeeper_restarted",
+}
 #: After it goes on, such a broker learns of its successors within that time.
 _LEARNS_NS = 2 * 10**9
-_LOST_S = (SESSION_MS / 1000, SESSION_MS / 1000 + 4)
+#: acks=all without ZooKeeper: no log waits for longer than this.
+_GOES_ON_S = 15.0
+#: Anomalies in a report.
+_SHOWN = 30
 
 
 @dataclass(slots=True)
@@ -46,134 +67,69 @@ class Report:
     seconds: float = 0.0
     acknowledged: int = 0
     faults: Counter[str] = field(default_factory=Counter)
+    #: Processes of brokers that were killed, terminated, stopped, cut from power.
+    blows: Counter[str] = field(default_factory=Counter)
+    points: Counter[str] = field(default_factory=Counter)
+    #: Members of groups were given so many partitions.
+    moves: int = 0
     anomalies: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        faults = ", ".join(f"{name} {count}" for name, count in sorted(self.faults.items()))
         return "\n".join(
             [
                 f"seed {self.seed}, {self.seconds:.0f} s, records acknowledged: {self.acknowledged:,}",
-                f"faults: {self.faults.total()} ({faults})",
+                f"faults: {self.faults.total()} ({counts(self.faults)})",
+                f"processes of brokers: {self.blows.total()} ({counts(self.blows)})",
+                f"fail points that were reached: {counts(self.points)}",
+                f"partitions assigned to members: {self.moves}",
                 f"anomalies: {len(self.anomalies)}",
-                *self.anomalies,
+                *self.anomalies[:_SHOWN],
             ]
         )
 
 
-class Nemesis:
-    """Faults of a cluster; each ends healed."""
-
-    def __init__(self, brokers: Brokers, chance: random.Random, recorder: Recorder) -> None:
-        self._brokers = brokers
-        self._chance = chance
-        self._recorder = recorder
-        self.kinds: dict[str, Callable[[BrokerProcess], None]] = {
-            "kill": self._kill,
-            "terminate": self._terminate,
-            "pause": self._pause,
-            "blink": self._blink,
-            "cut_from_zookeeper": self._cut_from_zookeeper,
-            "cut_from_brokers": self._cut_from_brokers,
-            "zookeeper_killed": self._zookeeper_killed,
-            "fsync_fails": self._fsync_fails,
-            "disk_full": self._disk_full,
-            "slow_disk": self._slow_disk,
-            "clock": self._clock,
-        }
-
-    def strike(self, kind: str) -> BrokerProcess:
-        """One fault on a leader, a follower or the controller, and the way back. RuntimeError if it does not heal."""
-        topic = self._chance.choice(TOPICS)
-        victim = self._chance.choice(
-            [
-                lambda: self._brokers.leader_of(topic.name, self._chance.randrange(topic.partitions)),
-                self._brokers.controller,
-                lambda: self._chance.choice(self._brokers.all),
-            ]
-        )() or self._chance.choice(self._brokers.all)
-        self._recorder.tell("nemesis", "fault", kind=kind, settings={"broker": victim.number})
-        self.kinds[kind](victim)
-        if not victim.is_running:
-            victim.start()
-        self._brokers.wait_until_healed(_HEALED_S)
-        self._recorder.tell("nemesis", "heal")
-        return victim
-
-    def _wait(self, least: float, most: float) -> None:
-        time.sleep(self._chance.uniform(least, most))
-
-    def _kill(self, victim: BrokerProcess) -> None:
-        victim.server.kill()
-        self._wait(0, SESSION_MS / 1000 + 2)
-
-    def _terminate(self, victim: BrokerProcess) -> None:
-        if code := victim.server.stop():
-            raise RuntimeError(f"SIGTERM ended broker {victim.number} with {code}")
-        self._wait(0, 2)
-
-    def _pause(self, victim: BrokerProcess) -> None:
-        self._stopped(victim, *_LOST_S)
-
-    def _blink(self, victim: BrokerProcess) -> None:
-        self._stopped(victim, 0.1, SESSION_MS / 2000)
-
-    def _stopped(self, victim: BrokerProcess, least: float, most: float) -> None:
-        victim.server.process.send_signal(signal.SIGSTOP)
-        self._wait(least, most)
-        victim.server.process.send_signal(signal.SIGCONT)
-
-    def _cut_from_zookeeper(self, victim: BrokerProcess) -> None:
-        self._brokers.links.cut(victim.to_zookeeper)
-        self._wait(1, SESSION_MS / 1000 + 4)
-        self._brokers.links.heal(victim.to_zookeeper)
-
-    def _cut_from_brokers(self, victim: BrokerProcess) -> None:
-        """The others do not reach it; it reaches them."""
-        self._brokers.links.cut(victim.from_brokers)
-        self._wait(0.5, LAG_MS / 1000 + 3)
-        self._brokers.links.heal(victim.from_brokers)
-
-    def _zookeeper_killed(self, victim: BrokerProcess) -> None:
-        self._brokers.zookeeper.kill()
-        self._wait(1, SESSION_MS / 1000 + 6)
-        self._brokers.zookeeper.start()
-
-    def _fsync_fails(self, victim: BrokerProcess) -> None:
-        victim.server.control("fail fdatasync EIO path=journal")
-        self._wait(2, 5)
-        victim.server.kill()
-
-    def _disk_full(self, victim: BrokerProcess) -> None:
-        victim.server.control("fill 0")
-        self._wait(1, LAG_MS / 1000 + 2)
-        victim.server.control("heal")
-
-    def _slow_disk(self, victim: BrokerProcess) -> None:
-        victim.server.control(f"slow fdatasync {self._chance.uniform(0.1, 1.0):.2f}")
-        self._wait(1, 5)
-        victim.server.control("heal")
-
-    def _clock(self, victim: BrokerProcess) -> None:
-        victim.server.control(f"clock {self._chance.choice([-1, 1]) * 3_600_000}")
-        self._wait(0.5, 3)
-        victim.server.control("heal")
+def counts(counter: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counter.items())) or "none"
 
 
-def run(directory: Path, seed: int, seconds: float, *, mutant: str = "", kinds: tuple[str, ...] = ()) -> Report:
+@dataclass(frozen=True, slots=True)
+class Load:
+    """``kinds`` of faults, all if empty; ``faults``: how many, at most; ``long_s``: how long ZooKeeper is gone."""
+
+    kinds: tuple[str, ...] = ()
+    faults: int = 1 << 30
+    groups: Sequence[GroupSpec] = ()
+    producers: int = 4
+    long_s: float = 6.0
+    inside: bool = True
+    zookeepers: int = 3
+
+
+def run(directory: Path, seed: int, seconds: float, load: Load | None = None, *, mutant: str = "") -> Report:
     """The outcome of a run; the history stays in ``directory``."""
+    load = load or Load()
     directory.mkdir(parents=True, exist_ok=True)
     report = Report(seed)
     began = time.monotonic()
     history = directory / "history.jsonl"
-    with Recorder(history) as recorder, Brokers(directory, mutant=mutant) as brokers:
+    with Recorder(history) as recorder, Brokers(directory, zookeepers=load.zookeepers, mutant=mutant) as brokers:
         try:
-            _run(brokers, recorder, history, report, began + seconds, kinds)
+            _run(brokers, recorder, directory, report, began + seconds, load)
         except (AssertionError, OSError, RuntimeError, httpx.HTTPError) as error:
             report.anomalies.append(f"the run broke off: {error!r}")
     events = read_history(history)
-    report.anomalies += [str(anomaly) for anomaly in check(events) if not _is_stale_read(anomaly, events)]
+    report.anomalies += judge(events)
+    report.moves = sum(len(event.partitions) for event in events if isinstance(event, Assigned))
     report.seconds = time.monotonic() - began
     return report
+
+
+def judge(events: Sequence[AnyEvent]) -> list[str]:
+    """The anomalies of a history of a cluster."""
+    promised = [one for one in events if not isinstance(one, Probe) and getattr(one, "topic", None) != PROBED.name]
+    found = [anomaly for anomaly in check(promised) if not _is_stale_read(anomaly, events)]
+    found += check_cluster(Evidence(events), min_in_sync=MIN_IN_SYNC)
+    return [str(anomaly) for anomaly in found]
 
 
 def _is_stale_read(anomaly: Anomaly, events: Sequence[AnyEvent]) -> bool:
@@ -188,46 +144,89 @@ def _is_stale_read(anomaly: Anomaly, events: Sequence[AnyEvent]) -> bool:
     return bool(began) and max(began) > max(healed, default=0)
 
 
-def _run(
-    brokers: Brokers, recorder: Recorder, history: Path, report: Report, until: float, kinds: tuple[str, ...]
-) -> None:
+def _run(brokers: Brokers, recorder: Recorder, directory: Path, report: Report, until: float, load: Load) -> None:
     chance = random.Random(report.seed)
     recorder.tell("nemesis", "start")
-    for topic in TOPICS:
+    shared = [SHARED] if load.groups else []
+    written = [*TOPICS, *shared]
+    for topic in (*written, PROBED):
         create_topic(brokers.urls[0], topic, recorder)
-    brokers.wait_until_healed(_HEALED_S)
-    brokers.wait_until_known([topic.name for topic in TOPICS], _HEALED_S)
-    observer = DeltaObserver(brokers.data, history)
-    nemesis = Nemesis(brokers, chance, recorder)
+    brokers.wait_until_healed(HEALED_S)
+    brokers.wait_until_known([topic.name for topic in (*written, PROBED)], HEALED_S)
+    observer = DeltaObserver(brokers.data, recorder.path)
+    nemesis = Nemesis(brokers, chance, recorder, written, directory, long_s=load.long_s)
     workload = Workload(
-        brokers.urls, recorder, TOPICS, seed=report.seed, producers=4, readers=2, pause_s=0.03, large=0.1, acks=("all",)
+        brokers.urls,
+        recorder,
+        written,
+        seed=report.seed,
+        producers=load.producers,
+        readers=2,
+        pause_s=0.03,
+        large=0.1,
+        acks=("all",),
     )
+    groups = Groups(brokers.urls, recorder, load.groups, {topic.name: topic.partitions for topic in shared}, directory)
+
+    def require_progress(when: str) -> None:
+        if stuck := workload.wait_for_progress(seconds=_GOES_ON_S):
+            report.anomalies.append(f"acks=all does not go on {when}: {stuck}")
+
+    nemesis.require_progress = require_progress
     observer.start()
     try:
-        with workload:
-            while time.monotonic() < until:
-                kind = chance.choice(kinds or tuple(nemesis.kinds))
-                report.faults[kind] += 1
-                victim = nemesis.strike(kind)
-                sys.stderr.write(f"{time.monotonic() - until:7.1f} {kind} of broker {victim.number}\n")
-                workload.wait_for_an_acknowledgement(seconds=_HEALED_S)
-            if stuck := workload.wait_for_progress(seconds=_HEALED_S):
-                raise RuntimeError(f"healed, the cluster takes or gives nothing: {stuck}")
-        for topic in TOPICS:
-            httpx.post(f"{chance.choice(brokers.urls)}/topics/{topic.name}/roll", timeout=60).raise_for_status()
-        observer.end()
-        _read_everywhere(brokers, recorder, workload, report)
+        groups.start()
+        with Registrations(brokers.zookeeper.connect, recorder):
+            with workload, Probes(brokers, recorder, written, PROBED):
+                for number, kind in enumerate(rounds(chance, load.kinds or tuple(nemesis.kinds))):
+                    if time.monotonic() > until or number >= load.faults:
+                        break
+                    began = time.monotonic()
+                    victim = nemesis.strike(kind, inside=load.inside)
+                    said = f"{kind} of broker {victim.number}, {time.monotonic() - began:.1f} s"
+                    sys.stderr.write(f"{time.monotonic() - until:7.1f} {said}\n")
+                    workload.wait_for_an_acknowledgement(seconds=HEALED_S)
+                if stuck := workload.wait_for_progress(seconds=HEALED_S):
+                    raise RuntimeError(f"healed, the cluster takes or gives nothing: {stuck}")
+            _drain(brokers, groups, shared, report)
+            for topic in written:
+                answer = httpx.post(f"{chance.choice(brokers.urls)}/topics/{topic.name}/roll", timeout=60)
+                answer.raise_for_status()
+            observer.end()
+            names = [*workload.groups, *(spec.name for spec in load.groups)]
+            _read_everywhere(brokers, recorder, written, names, report)
+            brokers.wait_until_healed(HEALED_S)
         for broker in brokers.all:
             if code := broker.server.stop():
                 report.anomalies.append(f"SIGTERM ended healed broker {broker.number} with {code}")
-        _read_tables(brokers, recorder)
+        nemesis.tell_replicas()
+        _read_tables(brokers, recorder, written)
     finally:
+        groups.abandon()
         observer.kill()
         report.acknowledged = workload.acknowledged.total()
+        report.faults, report.points = nemesis.faults, nemesis.points
+        report.blows = sum((broker.blows for broker in brokers.all), Counter())
+        report.anomalies += [*nemesis.broken, *groups.failures]
 
 
-def _read_everywhere(brokers: Brokers, recorder: Recorder, workload: Workload, report: Report) -> None:
-    for topic in TOPICS:
+def _drain(brokers: Brokers, groups: Groups, shared: Sequence[TopicSpec], report: Report) -> None:
+    """The members process what is left; then they are closed."""
+    if not groups.specs:
+        return
+    ends = {}
+    for topic in shared:
+        for partition in range(topic.partitions):
+            answer = httpx.get(f"{brokers.urls[0]}/topics/{topic.name}/partitions/{partition}/offsets", timeout=60)
+            ends[topic.name, partition] = int(answer.raise_for_status().json()["end_offset"])
+    report.anomalies += groups.drain(ends, HEALED_S)
+    groups.end()
+
+
+def _read_everywhere(
+    brokers: Brokers, recorder: Recorder, topics: Sequence[TopicSpec], groups: Sequence[str], report: Report
+) -> None:
+    for topic in topics:
         for partition in range(topic.partitions):
             reads = []
             for broker in brokers.all:
@@ -236,9 +235,9 @@ def _read_everywhere(brokers: Brokers, recorder: Recorder, workload: Workload, r
                 client.close()
             recorder.tell("final", "final", topic=topic.name, partition=partition, **reads[0])
             if any(read != reads[0] for read in reads):
-                report.anomalies.append(f"H: brokers read {topic.name}-{partition} differently")
+                report.anomalies.append(f"H6 brokers read {topic.name}-{partition} differently")
         client = Client(brokers.urls, "final", recorder)
-        for group in workload.groups:
+        for group in groups:
             answer, told = client.committed(group, topic.name)
             if not answer.ok:
                 raise RuntimeError(f"offsets of {group}: {answer.reason}")
@@ -246,26 +245,8 @@ def _read_everywhere(brokers: Brokers, recorder: Recorder, workload: Workload, r
         client.close()
 
 
-def _read_tables(brokers: Brokers, recorder: Recorder) -> None:
-    for topic in TOPICS:
+def _read_tables(brokers: Brokers, recorder: Recorder, topics: Sequence[TopicSpec]) -> None:
+    for topic in topics:
         for reader in READERS:
             told = read_version(brokers.data / "topics" / topic.name, None, reader=reader, partitions=topic.partitions)
             recorder.tell(f"final-{reader}", "final_delta", topic=topic.name, **told)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.faults.cluster.bench", description=__doc__)
-    parser.add_argument("directory", type=Path, nargs="?", help="default: a temporary one")
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 16))
-    parser.add_argument("--seconds", type=float, default=120)
-    parser.add_argument("--kinds", default="", help="kinds of faults, separated by commas (default: all)")
-    given = parser.parse_args()
-    kinds = tuple(kind for kind in given.kinds.split(",") if kind)
-    with tempfile.TemporaryDirectory() as temporary:
-        report = run(given.directory or Path(temporary), given.seed, given.seconds, kinds=kinds)
-    sys.stdout.write(f"{report}\n")
-    return 1 if report.anomalies else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,81 +1,73 @@
 """A ZooKeeper and brokers as processes of their own, whose disks, clocks and links take orders."""
 
-import asyncio
 import contextlib
-import threading
+import logging
+import shutil
+import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
+from kazoo.client import KazooClient
 
-from logstore.cluster.zookeeper_server import Ports, ZooKeeperServer
+from logstore.cluster.zookeeper_server import ZooKeeperEnsemble, ZooKeeperServer
+from tests.faults.bench.groups import ENVIRONMENT as GROUP_ENVIRONMENT
+from tests.faults.cluster.links import Links
 from tests.support.server_process import FaultyServerProcess, free_port
-from tests.support.tcp_relay import TcpRelay
+from tests.support.tcp_relay import PeerRelay, TcpRelay
 
-SESSION_MS = 4_000
+SESSION_MS = 3_000
 #: Replicas that do not follow for so long leave the ISR.
-LAG_MS = 3_000
-_TICK_MS = 1_000
+LAG_MS = 2_500
+REPLICAS, MIN_IN_SYNC = 3, 2
+_TICK_MS = 500
 _ENVIRONMENT = {
     "LOGSTORE_ZOOKEEPER_SESSION_TIMEOUT_MS": str(SESSION_MS),
-    "LOGSTORE_DEFAULT_REPLICATION_FACTOR": "3",
-    "LOGSTORE_MIN_INSYNC_REPLICAS": "2",
+    "LOGSTORE_DEFAULT_REPLICATION_FACTOR": str(REPLICAS),
+    "LOGSTORE_MIN_INSYNC_REPLICAS": str(MIN_IN_SYNC),
     "LOGSTORE_REPLICA_LAG_TIME_MAX_MS": str(LAG_MS),
     "LOGSTORE_REPLICA_FETCH_BACKOFF_MS": "200",
+    "LOGSTORE_REPLICA_SOCKET_TIMEOUT_MS": "3000",
     "LOGSTORE_OFFSETS_TOPIC_NUM_PARTITIONS": "4",
     "LOGSTORE_JOURNAL_MAX_BYTES": str(32 << 20),
     "LOGSTORE_LOG_LEVEL": "info",
+    **GROUP_ENVIRONMENT,
 }
-
-
-class Links:
-    """Relays on an event loop of a thread of its own."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self._at_end = contextlib.AsyncExitStack()
-
-    def open(self, target: str, listen: tuple[str, int] = ("127.0.0.1", 0)) -> TcpRelay:
-        return self._do(self._at_end.enter_async_context(TcpRelay(target, listen)))
-
-    def cut(self, relay: TcpRelay) -> None:
-        self._loop.call_soon_threadsafe(relay.cut)
-
-    def heal(self, relay: TcpRelay) -> None:
-        self._loop.call_soon_threadsafe(relay.heal)
-
-    def close(self) -> None:
-        self._do(self._at_end.aclose())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-
-    def _do(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+_POLL_S = 0.05
+#: kazoo tells of every connection that breaks, and here they are to.
+QUIET = logging.getLogger("tests.kazoo")
+QUIET.setLevel(logging.CRITICAL)
 
 
 class BrokerProcess:
     """A broker; its connections to ZooKeeper, and those of other brokers to it, go over links that can be cut."""
 
-    def __init__(self, data: Path, number: int, zookeeper: str, links: Links, mutant: str) -> None:
+    def __init__(self, data: Path, number: int, zookeepers: Iterable[str], links: Links, mutant: str) -> None:
         self.number = number
         peer_port = free_port()
-        self.to_zookeeper = links.open(zookeeper)
-        self.from_brokers = links.open(f"127.0.0.1:{peer_port}", (f"127.0.1.{number}", peer_port))
+        self.to_zookeeper = [links.open(TcpRelay(address)) for address in zookeepers]
+        self.from_brokers = links.open(PeerRelay(f"127.0.0.1:{peer_port}", (f"127.0.1.{number}", peer_port)))
+        self.log_directory = data / "brokers" / str(number)
         self._data = data
         self._port = free_port()
+        # Clients that are told of the broker go to the address that other brokers have of it.
+        links.open(TcpRelay(f"127.0.0.1:{self._port}", (f"127.0.1.{number}", self._port)))
         self._mutant = mutant
         self._environment = {
             **_ENVIRONMENT,
             "LOGSTORE_BROKER_ID": str(number),
-            "LOGSTORE_ZOOKEEPER_CONNECT": self.to_zookeeper.address,
+            "LOGSTORE_ZOOKEEPER_CONNECT": ",".join(relay.address for relay in self.to_zookeeper),
             "LOGSTORE_INTER_BROKER_PORT": str(peer_port),
             "LOGSTORE_ADVERTISED_HOST": f"127.0.1.{number}",
+            "LOGSTORE_INSTALL": "tests.faults.cluster.fail_points.install",
         }
         self._server: FaultyServerProcess | None = None
+        #: What its processes have got so far.
+        self.blows: Counter[str] = Counter()
 
     @property
     def url(self) -> str:
@@ -98,92 +90,190 @@ class BrokerProcess:
         else:
             self._server.start()
 
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    # ---- blows, each counted ----------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """kill -9, whatever it does; nothing if it does not run."""
+        if self.is_running:
+            self.blows["kill"] += 1
+        self.server.kill()
+
+    def terminate(self) -> int:
+        """SIGTERM; the exit code."""
+        self.blows["terminate"] += 1
+        return self.server.stop()
+
+    def pause(self) -> None:
+        self.blows["pause"] += 1
+        self.server.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.server.process.send_signal(signal.SIGCONT)
+
+    def power_cut(self, seed: int) -> None:
+        self.blows["power cut"] += 1
+        self.server.power_cut(seed)
+
+    def end_session(self, zookeeper: str) -> None:
+        """Another client takes the broker's session over and ends it: it expires, and the broker does not stand still
+        for a moment.
+        """
+        number, password = self.server.control("session")
+        client = KazooClient(
+            zookeeper, client_id=(number, bytes.fromhex(password)), timeout=SESSION_MS / 1000, logger=QUIET
+        )
+        client.start(15)
+        client.stop()
+        client.close()
+
+    def keep_image(self, image: Path) -> None:
+        """A copy of the disk as it is now; the broker does not run."""
+        shutil.rmtree(image, ignore_errors=True)
+        shutil.copytree(self.log_directory, image)
+
+    def put_image_back(self, image: Path) -> None:
+        shutil.rmtree(self.log_directory)
+        shutil.copytree(image, self.log_directory)
+
+    def lose_disk(self) -> None:
+        shutil.rmtree(self.log_directory)
+
 
 class Brokers:
     """``with Brokers(directory) as brokers``: all of them run, and know each other."""
 
-    def __init__(self, directory: Path, count: int = 3, *, mutant: str = "") -> None:
+    def __init__(self, directory: Path, count: int = REPLICAS, *, zookeepers: int = 3, mutant: str = "") -> None:
         self.data = directory / "data"
         self.data.mkdir(parents=True, exist_ok=True)
         self.links = Links()
-        self.zookeeper = ZooKeeperServer(directory / "zookeeper", 1, [Ports.free()], tick_ms=_TICK_MS)
+        self._http = httpx.Client(timeout=5)
+        self.zookeeper = ZooKeeperEnsemble(directory / "zookeeper", zookeepers, tick_ms=_TICK_MS)
         self.zookeeper.start()
-        self.all = [
-            BrokerProcess(self.data, number, self.zookeeper.address, self.links, mutant)
-            for number in range(1, count + 1)
-        ]
+        addresses = [server.address for server in self.zookeeper.servers]
+        self.all = [BrokerProcess(self.data, number, addresses, self.links, mutant) for number in range(1, count + 1)]
 
     def __enter__(self) -> Self:
-        threads = [threading.Thread(target=broker.start) for broker in self.all]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
+
+    def start(self) -> None:
+        """Those that do not run, all at once."""
+        stopped = [broker for broker in self.all if not broker.is_running]
+        with ThreadPoolExecutor(len(self.all)) as pool:
+            list(pool.map(BrokerProcess.start, stopped))
+
+    def kill(self) -> None:
+        """All brokers at once."""
+        for broker in self.all:
+            if broker.is_running:
+                broker.blows["kill"] += 1
+                broker.server.process.kill()
+        for broker in self.all:
+            broker.kill()
 
     def __exit__(self, *_: object) -> None:
         for broker in self.all:
-            if broker.is_running:
-                broker.server.kill()
-        self.zookeeper.kill()
+            broker.close()
+        self.zookeeper.stop()
         self.links.close()
+        self._http.close()
 
     @property
     def urls(self) -> Sequence[str]:
         return [broker.url for broker in self.all]
 
+    # ---- ZooKeeper --------------------------------------------------------------------------------------------------
+
+    def cut_from_zookeeper(self, broker: BrokerProcess, cut: Any) -> None:
+        """``cut`` is a method of ``Links``, perhaps with more arguments."""
+        for relay in broker.to_zookeeper:
+            cut(relay)
+
+    def start_zookeeper(self, servers: Iterable[ZooKeeperServer]) -> None:
+        started = [server for server in servers if not server.is_running]
+        for server in started:
+            server.start()
+        for server in started:
+            server.wait_until_serving()
+
+    # ---- what the cluster says --------------------------------------------------------------------------------------
+
     def partitions(self) -> list[Mapping[str, Any]]:
         """Of all topics, as the first broker that answers has them. RuntimeError if none does."""
         for url in self.urls:
-            with contextlib.suppress(httpx.HTTPError):
-                answer = httpx.get(f"{url}/cluster/partitions", timeout=5)
-                if answer.is_success:
-                    return list(answer.json()["partitions"])
+            if (answer := self._get(f"{url}/cluster/partitions")) is not None:
+                return list(answer["partitions"])
         raise RuntimeError("no broker answers")
 
     def leader_of(self, topic: str, partition: int) -> BrokerProcess | None:
         for row in self.partitions():
             if (row["topic"], row["partition"]) == (topic, partition):
-                return next((broker for broker in self.all if broker.number == row["leader"]), None)
+                return self.by_number(row["leader"])
         return None
 
     def controller(self) -> BrokerProcess | None:
         for url in self.urls:
-            with contextlib.suppress(httpx.HTTPError):
-                answer = httpx.get(f"{url}/cluster", timeout=5)
-                if answer.is_success:
-                    number = answer.json()["controller_id"]
-                    return next((broker for broker in self.all if broker.number == number), None)
+            if (answer := self._get(f"{url}/cluster")) is not None:
+                return self.by_number(answer["controller_id"])
         return None
 
-    def unhealed(self) -> list[Mapping[str, Any]]:
-        """Partitions without a leader, or with fewer replicas in sync than they have."""
-        return [
-            row
-            for row in self.partitions()
-            if row["leader"] in {-1, None} or len(row["in_sync_replicas"]) < len(row["replicas"])
-        ]
+    def by_number(self, number: int | None) -> BrokerProcess | None:
+        return next((broker for broker in self.all if broker.number == number), None)
+
+    def unhealed(self) -> list[str]:
+        """Brokers that know less than all brokers, and partitions without a leader or with fewer replicas in sync than
+        they have, as any broker knows them.
+        """
+        found = []
+        views: set[tuple[tuple[str, int, int], ...]] = set()
+        for broker in self.all:
+            cluster, answer = self._get(f"{broker.url}/cluster"), self._get(f"{broker.url}/cluster/partitions")
+            if cluster is None or answer is None:
+                found.append(f"broker {broker.number} does not answer")
+                continue
+            if len(cluster["brokers"]) < len(self.all):
+                found.append(f"broker {broker.number} knows {[one['broker_id'] for one in cluster['brokers']]}")
+            rows = answer["partitions"]
+            views.add(tuple((row["topic"], row["partition"], row["leader_epoch"]) for row in rows))
+            found += [
+                f"{row['topic']}-{row['partition']}: {row} of broker {broker.number}"
+                for row in rows
+                if row["leader"] in {-1, None} or len(row["in_sync_replicas"]) < len(row["replicas"])
+            ]
+        if len(views) > 1:
+            found.append("brokers know different epochs")
+        return found
 
     def wait_until_known(self, topics: Sequence[str], seconds: float) -> None:
         """Until each broker knows the topics. RuntimeError if one does not after that time."""
         deadline = time.monotonic() + seconds
         for url in self.urls:
             for topic in topics:
-                while not httpx.get(f"{url}/topics/{topic}", timeout=5).is_success:
+                while self._get(f"{url}/topics/{topic}") is None:
                     if time.monotonic() > deadline:
                         raise RuntimeError(f"{url} does not know {topic}")
-                    time.sleep(0.05)
+                    time.sleep(_POLL_S)
 
     def wait_until_healed(self, seconds: float) -> None:
-        """RuntimeError if a partition lacks a leader or a replica in sync after that time."""
+        """RuntimeError if the cluster is not whole after that time."""
         deadline = time.monotonic() + seconds
-        while True:
-            try:
-                unhealed = self.unhealed()
-            except RuntimeError:
-                unhealed = [{}]
-            if not unhealed:
-                return
+        while unhealed := self.unhealed():
             if time.monotonic() > deadline:
                 raise RuntimeError(f"not healed: {unhealed[:5]}")
-            time.sleep(0.1)
+            time.sleep(_POLL_S)
+
+    def _get(self, url: str) -> Any:
+        """None for no answer or no good one."""
+        with contextlib.suppress(httpx.HTTPError):
+            answer = self._http.get(url)
+            if answer.is_success:
+                return answer.json()
+        return None

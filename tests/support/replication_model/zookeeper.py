@@ -138,6 +138,9 @@ class Session:
     async def multi(self, operations: Sequence[Operation]) -> None:
         await self._request(operations)
 
+    async def sync(self) -> None:
+        """There is one server."""
+
     async def refresh(self, paths: Iterable[str]) -> None:
         del paths
         await self._request(None)
@@ -156,8 +159,9 @@ class Session:
         topics = {TOPIC: there.topic} if PATH in paths else before.topics
         brokers: Mapping[int, LiveBroker] = dict(there.brokers) if znodes.BROKER_IDS in paths else before.brokers
         self.view = ClusterView(None, brokers, topics)
-        if topics[TOPIC] is not before.topics[TOPIC]:
-            self._run(self.changed, before, self.view, [TOPIC])
+        changed = [TOPIC] if topics[TOPIC] is not before.topics[TOPIC] else []
+        if changed or brokers != before.brokers:
+            self._run(self.changed, before, self.view, changed)
 
 
 class Coordinator:
@@ -171,7 +175,9 @@ class Coordinator:
         self._changes = PartitionChanges(session, session, broker_id)  # type: ignore[arg-type]
         self._listeners: list[PartitionListener] = []
         self._topic_listeners: list[Any] = []
+        self._broker_listeners: list[Any] = []
         self._names: dict[UUID, str] = {topic_id: TOPIC}
+        self._tables: dict[UUID, Any] = {}
         self._view_changed_event = SimpleNamespace(set=lambda: None)
         session.changed = self._view_changed  # type: ignore[assignment]
 
@@ -180,8 +186,11 @@ class Coordinator:
         return self._session.view
 
     _view_changed: Any = ZooKeeperCoordinator._view_changed
+    _look_for_loss: Any = ZooKeeperCoordinator._look_for_loss
     _tell_of_partitions: Any = ZooKeeperCoordinator._tell_of_partitions
     listen: Any = ZooKeeperCoordinator.listen
+    listen_to_brokers: Any = ZooKeeperCoordinator.listen_to_brokers
+    may_join: Any = ZooKeeperCoordinator.may_join
 
     async def alter_partition(
         self,

@@ -14,7 +14,7 @@ from benchmarks import kafka
 from benchmarks.__main__ import main
 from benchmarks.measure import Sample
 from benchmarks.run import Case, Peers, Stage, run_case
-from benchmarks.server import Result, Server, Turn, turn_of
+from benchmarks.server import Result, SingleServer, Turn, turn_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def test_ours_alone_from_the_command_line(tmp_path: Path, capsys: pytest.Capture
     assert not _children(str(tmp_path))
 
 
-class Process(Server):
+class Process(SingleServer):
     """The process of the test in the place of a server's; it never stands still."""
 
     process = SimpleNamespace(pid=os.getpid())

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from logstore.cluster import checked_file
-from logstore.cluster_processes.record import ClusterProcessesError, Directory, Record, check_directory
+from logstore.cluster_processes.record import ClusterProcessesError, Directory, Record, broker_ids, check_directory
 from logstore.filesystem import FileSystem
 
 
@@ -30,24 +30,32 @@ def test_a_record_is_read_as_it_was_written(directory: Directory) -> None:
         Record.read(directory)
 
 
-def test_a_directory_of_one_node_is_refused(directory: Directory) -> None:
-    check_directory(directory, None, None)
+def test_the_broker_of_one_node_has_to_be_among_them(directory: Directory) -> None:
+    check_directory(directory, None, None, [1])
     write_cluster_file(directory)
-    with pytest.raises(ClusterProcessesError, match=r"belongs to a store of one node .* --data"):
-        check_directory(directory, None, None)
-    with pytest.raises(ClusterProcessesError, match="belongs to a store of one node"):
-        check_directory(directory, None, "zk:2181")
+    (directory.data / "brokers" / "7").mkdir(parents=True)
+    with pytest.raises(ClusterProcessesError, match=r"a store of one node, broker 7: set broker\.id to 7"):
+        check_directory(directory, None, "zk:2181", [0, 1])
+    check_directory(directory, None, None, [7, 8])
+    assert broker_ids(directory, 3) == range(7, 10)
+
+
+def test_ids_are_those_of_the_last_start(directory: Directory) -> None:
+    assert broker_ids(directory, 2) == range(1, 3)
+    Record(None, 2181, {4: 1, 3: 2}).write(directory)
+    write_cluster_file(directory, coordinator="zookeeper")
+    assert broker_ids(directory, 3) == range(3, 6)
 
 
 def test_a_cluster_whose_zookeeper_is_elsewhere_has_to_name_it(directory: Directory) -> None:
     write_cluster_file(directory, coordinator="zookeeper")
     with pytest.raises(ClusterProcessesError, match="name it with --zookeeper"):
-        check_directory(directory, None, None)
-    check_directory(directory, None, "zk:2181")
-    check_directory(directory, Record(), None)
+        check_directory(directory, None, None, [1])
+    check_directory(directory, None, "zk:2181", [1])
+    check_directory(directory, Record(), None, [1])
 
 
 def test_a_file_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("")
     with pytest.raises(ClusterProcessesError, match="is no directory"):
-        check_directory(Directory(tmp_path / "data"), None, None)
+        check_directory(Directory(tmp_path / "data"), None, None, [1])

@@ -9,6 +9,7 @@ import pytest
 
 from logstore.errors import CorruptionError
 from logstore.journal.frame import Frame, FrameLocation, FrameType
+from logstore.log.following import diverged_at, require_follows, truncation_end
 from logstore.log.partition_log import PartitionLog
 from logstore.records.schema import WIRE_SCHEMA
 from tests.support.manual_clock import ManualClock
@@ -56,36 +57,36 @@ def frames(*batches: tuple[int, int], begin: int = 0) -> list[Frame]:
 
 def test_a_position_in_the_same_history_does_not_diverge() -> None:
     leader = log_of((1, 2), (1, 3), (4, 2))
-    assert leader.diverged_at(0, -1) is None
-    assert leader.diverged_at(2, 1) is None
-    assert leader.diverged_at(5, 1) is None
-    assert leader.diverged_at(7, 4) is None
+    assert diverged_at(leader, 0, -1) is None
+    assert diverged_at(leader, 2, 1) is None
+    assert diverged_at(leader, 5, 1) is None
+    assert diverged_at(leader, 7, 4) is None
 
 
 def test_a_longer_or_later_history_diverges_where_the_leaders_ends() -> None:
     leader = log_of((1, 2), (1, 3), (4, 2))
-    assert leader.diverged_at(6, 1) == (1, 5), "epoch 1 ended at 5"
-    assert leader.diverged_at(6, 3) == (1, 5), "the leader has no epoch 3"
-    assert leader.diverged_at(8, 4) == (4, 7)
-    assert leader.diverged_at(8, 9) == (4, 7)
-    assert leader.diverged_at(3, 0) == (-1, 0), "all that the leader has is newer"
+    assert diverged_at(leader, 6, 1) == (1, 5), "epoch 1 ended at 5"
+    assert diverged_at(leader, 6, 3) == (1, 5), "the leader has no epoch 3"
+    assert diverged_at(leader, 8, 4) == (4, 7)
+    assert diverged_at(leader, 8, 9) == (4, 7)
+    assert diverged_at(leader, 3, 0) == (-1, 0), "all that the leader has is newer"
 
 
 def test_a_position_inside_a_frame_diverges_at_the_frame() -> None:
     leader = log_of((1, 2), (1, 3))
-    assert leader.diverged_at(4, 1) == (1, 2)
+    assert diverged_at(leader, 4, 1) == (1, 2)
     leader._high_watermark.advance(5)
     leader.seal(4)
-    assert leader.diverged_at(4, 1) is None, "a log that begins at the table ends there"
+    assert diverged_at(leader, 4, 1) is None, "a log that begins at the table ends there"
 
 
 def test_a_follower_truncates_to_the_end_of_the_last_common_epoch() -> None:
     follower = log_of((1, 2), (3, 3), (5, 2))
-    assert follower.truncation_end(3, 4) == 4, "the leader's epoch 3 is shorter"
-    assert follower.truncation_end(3, 9) == 5, "its own epoch 3 is shorter"
-    assert follower.truncation_end(2, 4) == 2, "it has epoch 3 instead"
-    assert follower.truncation_end(-1, 0) == 0
-    assert follower.truncation_end(5, 7) == 6, "never its own end: it would ask the same again"
+    assert truncation_end(follower, 3, 4) == 4, "the leader's epoch 3 is shorter"
+    assert truncation_end(follower, 3, 9) == 5, "its own epoch 3 is shorter"
+    assert truncation_end(follower, 2, 4) == 2, "it has epoch 3 instead"
+    assert truncation_end(follower, -1, 0) == 0
+    assert truncation_end(follower, 5, 7) == 6, "never its own end: it would ask the same again"
 
 
 def test_a_truncation_ends_at_a_frame_and_not_below_the_table() -> None:
@@ -123,7 +124,7 @@ def test_a_truncation_that_fails_changes_nothing() -> None:
 def test_frames_that_follow_are_taken() -> None:
     log = log_of((1, 2))
     log.resign(6)
-    log.require_follows(frames((1, 2), (3, 1), (6, 1), begin=2))
+    require_follows(log, frames((1, 2), (3, 1), (6, 1), begin=2))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_frames_that_do_not_follow_are_refused(sent: list[Frame]) -> None:
     log = log_of((1, 2))
     log.resign(6)
     with pytest.raises(CorruptionError):
-        log.require_follows(sent)
+        require_follows(log, sent)
 
 
 def test_the_first_frame_behind_the_table_may_begin_below_it() -> None:
@@ -151,9 +152,9 @@ def test_the_first_frame_behind_the_table_may_begin_below_it() -> None:
     log._high_watermark.advance(4)
     log.seal(4)
     log.resign(6)
-    log.require_follows(frames((3, 4), begin=2))
+    require_follows(log, frames((3, 4), begin=2))
     with pytest.raises(CorruptionError):
-        log.require_follows(frames((3, 2), begin=2))
+        require_follows(log, frames((3, 2), begin=2))
 
 
 def test_a_follower_takes_the_leaders_offsets_as_far_as_it_has_the_records() -> None:

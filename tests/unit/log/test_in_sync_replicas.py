@@ -77,6 +77,25 @@ def test_a_follower_under_load_is_not_behind_while_it_reaches_the_end_that_it_sa
     assert replicas.behind(now=6.5, lag_max_s=2.0, log_end_offset=60) == [2]
 
 
+def test_a_follower_that_had_everything_for_long_is_not_behind_with_the_next_record() -> None:
+    replicas = of((1, 2))
+    fetch(replicas, 2, 10, end=10, now=0.0)
+    for now in (1.0, 2.0, 3.0, 4.0):
+        assert replicas.behind(now, lag_max_s=2.0, log_end_offset=10) == []
+    assert replicas.behind(5.0, lag_max_s=2.0, log_end_offset=11) == [], "it had everything a second ago"
+    assert replicas.behind(6.5, lag_max_s=2.0, log_end_offset=11) == [2]
+
+
+def test_a_follower_that_was_found_behind_joins_once_it_has_fetched() -> None:
+    replicas = of((1, 2), min_in_sync=2)
+    fetch(replicas, 2, 10, end=10, now=0.0)
+    assert replicas.behind(3.0, lag_max_s=2.0, log_end_offset=11) == [2]
+    replicas.commit((1, 2), (1,), 3.0)
+    assert not replicas.may_join(2, high_watermark=10, epoch_start=0), "it is cut off, and the high watermark stands"
+    fetch(replicas, 2, 10, end=11, now=4.0)
+    assert replicas.may_join(2, high_watermark=10, epoch_start=0)
+
+
 def test_a_change_of_replicas_keeps_what_is_known_of_those_that_stay() -> None:
     replicas = of((1, 2, 3))
     fetch(replicas, 2, 8)

@@ -13,7 +13,7 @@ from logstore.delta.schema import add_action
 from logstore.filesystem import FileSystem
 from logstore.journal.frame import FrameLocation
 from logstore.journal.scan import RecoveredFrame
-from logstore.log.table_check import TopicReport, collect_tails, verify_topic
+from logstore.log.table_check import TopicReport, collect_tails, newest_tails, verify_topic
 from logstore.records.batch_identity import BatchIdentity, RememberedBatch
 from logstore.segments.writer import SegmentWriter
 from logstore.table_files import open_table
@@ -44,7 +44,7 @@ def table(tmp_path):
 def verify(table, *frames, quick=False) -> TopicReport:
     """Against a journal of these frames of the topic; without any against none."""
     if not frames:
-        return verify_topic(table.files, None, quick=quick)
+        return verify_topic(table.files, {}, quick=quick)
     topic_id, position, recovered = table.snapshot().topic_id, 128, []
     for frame in frames:
         header = frame.header._replace(topic_id=topic_id)
@@ -52,7 +52,7 @@ def verify(table, *frames, quick=False) -> TopicReport:
         payload = None if header.has_records else bytes(frame.payload)
         recovered.append(RecoveredFrame(header, FrameLocation(position, length), payload))
         position += length
-    return verify_topic(table.files, collect_tails(recovered), quick=quick)
+    return verify_topic(table.files, {"": collect_tails(recovered)}, quick=quick)
 
 
 def checks(report: TopicReport) -> list[str]:
@@ -231,7 +231,7 @@ def test_a_file_that_a_job_replaces_meanwhile_does_not_count(table):
                 table.files.remove(old)
             return super().stat(path)
 
-    assert verify_topic(open_table(table.files.uri, Replacing()), None).problems == []
+    assert verify_topic(open_table(table.files.uri, Replacing()), {}).problems == []
 
 
 def test_a_damaged_checkpoint(table):
@@ -275,3 +275,47 @@ def test_an_add_of_a_file_that_is_not_there(table):
     missing = AddAction("partition=0/x.parquet", 5, {"partition": "0"}, 1, True, '{"numRecords":0}')
     foreign_commit(path(table), [missing])
     assert "file-missing" in checks(verify(table))
+
+
+# ---- journals of several brokers -------------------------------------------------------------------------------------
+
+
+def frame(base_offset: int, count: int, *, epoch: int):
+    found = data_frame(base_offset, count=count)
+    return found._replace(header=found.header._replace(leader_epoch=epoch))
+
+
+def tails_of(table, *frames):
+    """What a journal with these frames of the topic tells."""
+    topic_id, recovered = table.snapshot().topic_id, []
+    for at, frame in enumerate(frames):
+        header = frame.header._replace(topic_id=topic_id)
+        payload = None if header.has_records else bytes(frame.payload)
+        recovered.append(RecoveredFrame(header, FrameLocation(128 + 1_000 * at, 1_000), payload))
+    return collect_tails(recovered)
+
+
+def test_a_replica_that_was_out_of_sync_is_no_damage(table):
+    """Its leader of epoch 2 was replaced, and what it had from offset 25 on was never acknowledged."""
+    whole = tails_of(table, frame(20, 10, epoch=3), frame(30, 2, epoch=3))
+    parted = tails_of(table, frame(20, 12, epoch=2))
+    report = verify_topic(table.files, {"/one": whole, "/two": parted})
+    assert checks(report) == []
+    (note,) = report.notes
+    assert note.text.startswith("/two is not in sync")
+    assert newest_tails([parted, whole]) == newest_tails([whole, parted]) == whole
+
+
+def test_a_hole_in_one_journal_is_damage_whatever_the_other_has(table):
+    whole = tails_of(table, frame(30, 4, epoch=3))
+    holed = tails_of(table, frame(30, 1, epoch=3), frame(32, 2, epoch=3))
+    report = verify_topic(table.files, {"/one": whole, "/two": holed})
+    assert checks(report) == ["journal"]
+    assert report.problems[0].text.startswith("/two: the journal does not hold offsets 31 to 32")
+
+
+def test_the_newest_replica_is_the_longest_of_the_newest_leader(table):
+    old = tails_of(table, frame(30, 9, epoch=3))
+    short = tails_of(table, frame(30, 1, epoch=4))
+    long = tails_of(table, frame(30, 2, epoch=4))
+    assert newest_tails([old, long, short]) == long

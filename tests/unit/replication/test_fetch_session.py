@@ -279,6 +279,6 @@ def test_a_partition_that_is_forgotten_is_not_answered() -> None:
         leader.append(0)
         leader.append(1)
         assert list(await ask(session, forgotten=[0])) == [1]
-        assert leader.logs[0].follower(FOLLOWER).wake is None  # type: ignore[union-attr]
+        assert leader.logs[0].followers[FOLLOWER].wake is None
 
     in_loop(scenario)

@@ -1,10 +1,19 @@
 """The plan of a read, checked against a plain model: a set of (partition, offset)."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore.spark.offset_ranges import OffsetRange
-from logstore.spark.read_plan import FileRange, HistoryScan, plan_history, plan_read, split_at_sealed
+from logstore.spark.read_plan import (
+    FETCHED_BYTES_MAX,
+    FETCHED_PARTITIONS_MAX,
+    FileRange,
+    HistoryScan,
+    plan_history,
+    plan_read,
+    split_at_sealed,
+)
 
 
 def offsets_of(ranges):
@@ -97,14 +106,45 @@ def test_a_thousand_partitions_are_planned_by_a_bounded_number_of_conjuncts():
 def test_a_plan_scans_the_table_below_the_sealed_offset_and_fetches_the_rest():
     ranges = [OffsetRange(0, 0, 250), OffsetRange(1, 5, 9), OffsetRange(2, 3, 3), OffsetRange(3, 40, 60)]
     files = [FileRange(0, first, first + 99) for first in (0, 100)] + [FileRange(3, 0, 99)]
-    plan = plan_read(ranges, {0: 200, 1: 0, 2: 9, 3: 100}, files)
+    plan = plan_read(ranges, {0: 200, 1: 0, 2: 9, 3: 100}, files, has_store=False)
     assert sorted((r.partition, r.start, r.end) for scan in plan.history for r in scan.ranges) == [
         (0, 0, 200),
         (3, 40, 60),
     ]
-    assert plan.tail == (OffsetRange(0, 200, 250), OffsetRange(1, 5, 9))
+    assert plan.fetched == (OffsetRange(0, 200, 250), OffsetRange(1, 5, 9))
+
+
+def test_little_history_is_fetched_with_the_tail():
+    ranges = [OffsetRange(0, 150, 250), OffsetRange(1, 5, 9), OffsetRange(2, 3, 3)]
+    files = [FileRange(0, first, first + 99, 10 * FETCHED_BYTES_MAX) for first in (0, 100)]
+    sealed = {0: 200, 1: 0, 2: 9}
+    much = plan_read(ranges, sealed, files, has_store=True)
+    assert ([scan.ranges for scan in much.history], much.fetched) == (
+        [(OffsetRange(0, 150, 200),)],
+        (OffsetRange(0, 200, 250), OffsetRange(1, 5, 9)),
+    )
+    # A tenth of the last file.
+    ranges[0] = OffsetRange(0, 190, 250)
+    little = plan_read(ranges, sealed, files, has_store=True)
+    assert (little.history, little.fetched) == ((), (OffsetRange(0, 190, 250), OffsetRange(1, 5, 9)))
+    # It is not there without a store.
+    assert [scan.ranges for scan in plan_read(ranges, sealed, files, has_store=False).history] == [
+        (OffsetRange(0, 190, 200),)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("partitions", "fetched"), [(FETCHED_PARTITIONS_MAX, True), (FETCHED_PARTITIONS_MAX + 1, False)]
+)
+def test_of_many_partitions_not_even_little_is_fetched(partitions, fetched):
+    """Each costs the store a row group."""
+    history = [OffsetRange(p, 0, 10) for p in range(partitions)]
+    tail = [OffsetRange(p, 0, 10) for p in range(partitions, 1000)]
+    plan = plan_read([*history, *tail], dict.fromkeys(range(partitions), 10), [], has_store=True)
+    assert bool(plan.history) != fetched
+    assert list(plan.fetched) == ([*history, *tail] if fetched else tail)
 
 
 def test_nothing_to_read_is_a_plan_without_parts():
-    plan = plan_read([OffsetRange(0, 7, 7)], {0: 7}, [])
-    assert (plan.history, plan.tail) == ((), ())
+    plan = plan_read([OffsetRange(0, 7, 7)], {0: 7}, [], has_store=True)
+    assert (plan.history, plan.fetched) == ((), ())

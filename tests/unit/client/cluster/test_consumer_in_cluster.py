@@ -146,6 +146,24 @@ def test_a_partition_that_is_away_for_long_is_an_error_in_poll(cluster: PlayedCl
         assert eventually(poll, "it is read again") == [b"a"]
 
 
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_a_leader_that_does_not_tell_its_offsets_is_waited_for(cluster: PlayedCluster, reset: str):
+    """A position of -1 would be an error in ``poll``."""
+    cluster.append([b"before"])
+    with consumer(cluster, auto_offset_reset=reset) as reading:
+        cluster.untold = 2
+        reading.assign(ALL)
+        assert reading.position(ALL[0]) == (1 if reset == "latest" else 0)
+        cluster.append([b"after"])
+        assert read(reading, 1)[0][-1:] == ([b"after"] if reset == "latest" else [b"before"])
+        cluster.untold = 2
+        assert reading.end_offsets(ALL[:1]) == {ALL[0]: 2}
+        cluster.untold = 2
+        reading.seek_to_end(ALL[:1])
+        assert reading.position(ALL[0]) == 2
+        assert not cluster.untold
+
+
 @pytest.mark.parametrize(
     "refusal",
     [errors.OffsetNotAvailableError("78"), errors.NotLeaderOrFollowerError("6"), errors.BrokerNotReadyError("8")],

@@ -1,0 +1,311 @@
+"""Topics are created, altered, grown and deleted here.
+
+In a cluster the controller alone does so: the table first, then its registration. On the other brokers topics appear
+and go by ``TopicDiscovery``. Invariant: one change of the catalogue at a time, each to its end even if the caller goes
+away.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import TypeVar
+
+import structlog
+
+from logstore.broker.admission import Admission
+from logstore.broker.authorizer import Authorizer, Operation, ResourceType
+from logstore.broker.context import RequestContext
+from logstore.broker.roll_schedule import RollSchedule
+from logstore.broker.topic_catalog import check_no_collision, check_topic_name
+from logstore.broker.topics import Topics
+from logstore.cluster.coordinator import Coordinator
+from logstore.errors import (
+    CoordinatorNotAvailableError,
+    InvalidPartitionsError,
+    InvalidReplicationFactorError,
+    LogStoreError,
+    NotControllerError,
+    RequestTimedOutError,
+    TopicExistsError,
+    UnknownTopicError,
+)
+from logstore.limits import PARTITIONS_PER_TOPIC_MAX
+from logstore.log.roller import Roller
+from logstore.log.topic import Topic
+from logstore.settings import Settings
+from logstore.topic_config import TopicConfig, config_key, validate_overrides
+
+log = structlog.stdlib.get_logger(__name__)
+
+#: How long a new partition may be without a leader, until the request for it is answered with an error.
+_LEADERS_S = 15.0
+#: How long a broker waits for a topic that the controller makes.
+_APPEARS_S = 10.0
+
+T = TypeVar("T")
+
+
+class TopicChanges:
+    def __init__(
+        self,
+        topics: Topics,
+        settings: Settings,
+        coordinator: Coordinator,
+        roller: Roller,
+        schedule: RollSchedule,
+        admission: Admission,
+        authorizer: Authorizer,
+    ) -> None:
+        self._topics = topics
+        self._settings = settings
+        self._coordinator = coordinator
+        self._roller = roller
+        self._schedule = schedule
+        self._admission = admission
+        self._authorizer = authorizer
+        #: Makes a topic at the controller; None on one node.
+        self.create_at_controller: Callable[[RequestContext, str], Awaitable[None]] | None = None
+
+    async def create(
+        self,
+        context: RequestContext,
+        name: str,
+        *,
+        partitions: int | None = None,
+        replication_factor: int | None = None,
+        configs: Mapping[str, str | None] | None = None,
+        validate_only: bool = False,
+    ) -> Topic | None:
+        """A new topic; None for ``validate_only``.
+
+        Raises TopicAuthorizationError, InvalidTopicError, TopicExistsError, InvalidPartitionsError,
+        InvalidReplicationFactorError, InvalidConfigError, StorageFullError.
+        """
+        self._authorizer.require_create(context, name)
+        self._require_controller()
+        topic = await self._change(self._create(name, partitions, replication_factor, configs or {}, validate_only))
+        if topic is not None:
+            await self._until_led(topic)
+        return topic
+
+    async def internal(
+        self,
+        context: RequestContext,
+        name: str,
+        *,
+        partitions: int,
+        configs: Mapping[str, str],
+        replication_factor: int = 1,
+    ) -> Topic:
+        """A topic of the store's own, made if it is not there: only INTERNAL writes to it, nobody alters or deletes it.
+
+        With fewer brokers than ``replication_factor`` it has as many replicas as there are brokers. The controller
+        makes it; another broker waits for it. Raises ClusterAuthorizationError, StorageFullError, QuarantinedError,
+        CoordinatorNotAvailableError, RequestTimedOutError.
+        """
+        self._authorizer.require_cluster(context, Operation.CLUSTER_ACTION)
+
+        async def find_or_make() -> Topic:
+            try:
+                return self._topics.get(name)
+            except UnknownTopicError:
+                factor = max(1, min(replication_factor, self._coordinator.placeable_brokers))
+                return await self._topics.make(name, partitions, dict(configs), factor)
+
+        if (found := self._topics.served(name)) is not None:
+            return found
+        if self._topics.discovery is not None and not self._is_controller:
+            await self._topics.discovery.until(lambda: self._is_served(name) or self._is_controller, _APPEARS_S)
+        if not self._is_controller and not self._is_served(name):
+            raise CoordinatorNotAvailableError(f"The controller has not made {name} yet. Try again in a few seconds.")
+        topic = await self._change(find_or_make())
+        await self._until_led(topic)
+        return topic
+
+    def _is_served(self, name: str) -> bool:
+        return self._topics.served(name) is not None
+
+    @property
+    def _is_controller(self) -> bool:
+        return self._coordinator.controller_id == self._coordinator.broker_id
+
+    def _require_controller(self) -> None:
+        found = self._coordinator.controller_id
+        if found < 0:
+            raise NotControllerError("The cluster has no controller at present. Nothing was changed: try again soon.")
+        if found != self._coordinator.broker_id:
+            raise NotControllerError(
+                f"Broker {found} is the controller: topics are made, changed and deleted there. Nothing was changed."
+            )
+
+    async def _until_led(self, topic: Topic) -> None:
+        """Wait until the whole topic has leaders; RequestTimedOutError."""
+
+        def is_led() -> bool:
+            states = (self._coordinator.partition_state(topic.topic_id, p.partition) for p in topic.partitions)
+            return topic.deleted or all(state.leader >= 0 for state in states)
+
+        if self._topics.discovery is not None and not await self._topics.discovery.until(is_led, _LEADERS_S):
+            raise RequestTimedOutError(
+                f"Topic {topic.name!r} is there, and not all of its partitions have a leader yet: see the log of "
+                "the controller."
+            )
+
+    def find_for_produce(self, context: RequestContext, name: str) -> Topic | None:
+        """The topic; None if ``for_produce`` would make it. Changes nothing.
+
+        Raises TopicAuthorizationError, UnknownTopicError, QuarantinedError.
+        """
+        self._authorizer.require(context, Operation.WRITE, ResourceType.TOPIC, name)
+        if name in self._topics.names() or not self._settings.auto_create_topics_enable:
+            return self._topics.get(name)
+        self._authorizer.require_create(context, name)
+        return None
+
+    async def for_produce(self, context: RequestContext, name: str) -> Topic:
+        """The topic; made first if ``auto.create.topics.enable`` says so.
+
+        In a cluster the controller makes it, and this broker waits until it serves it, too. Raises
+        TopicAuthorizationError, UnknownTopicError, InvalidTopicError, BrokerNotReadyError, StorageFullError,
+        NotControllerError.
+        """
+        if (topic := self.find_for_produce(context, name)) is not None:
+            return topic
+        self._admission.require_ready()
+        with contextlib.suppress(TopicExistsError):  # another request was faster
+            if self.create_at_controller is None or self._is_controller or context.is_forwarded:
+                await self.create(context, name)
+            else:
+                await self.create_at_controller(context, name)
+        if self._topics.discovery is not None:
+            await self._topics.discovery.until(lambda: self._is_served(name), _APPEARS_S)
+        return self._topics.get(name)
+
+    async def _create(
+        self,
+        name: str,
+        partitions: int | None,
+        replication_factor: int | None,
+        configs: Mapping[str, str | None],
+        validate_only: bool,
+    ) -> Topic | None:
+        check_topic_name(name)
+        check_no_collision(name, self._topics.names())
+        count = self._settings.num_partitions if partitions is None else partitions
+        _check_partitions(count)
+        _check_replication_factor(
+            replication_factor, self._settings.default_replication_factor, self._coordinator.placeable_brokers
+        )
+        overrides = validate_overrides({key: value for key, value in configs.items() if value is not None})
+        TopicConfig.parse(overrides, self._settings.topic_defaults)
+        return None if validate_only else await self._topics.make(name, count, overrides, replication_factor)
+
+    async def delete(self, context: RequestContext, name: str) -> None:
+        """Delete a topic. It is gone for readers and writers at once; its files follow.
+
+        Raises TopicAuthorizationError, UnknownTopicError, InvalidTopicError, StorageFullError; StorageError if it is
+        gone, but a power cut may bring it back: the removal is then tried again until it is durable.
+        """
+        self._authorizer.require(context, Operation.DELETE, ResourceType.TOPIC, name)
+        self._require_controller()
+        await self._change(self._delete(name))
+
+    async def _delete(self, name: str) -> None:
+        topic = self._topics.get(name)
+        topic.require_not_internal()
+        await self._coordinator.mark_deleting(topic.topic_id)
+        await self._topics.remove(topic)
+
+    async def alter_configs(
+        self, context: RequestContext, name: str, changes: Mapping[str, str | None], *, validate_only: bool = False
+    ) -> Topic:
+        """Set keys; None takes a key back to its default.
+
+        Raises TopicAuthorizationError, UnknownTopicError, InvalidTopicError, InvalidConfigError.
+        """
+        self._authorizer.require(context, Operation.ALTER_CONFIGS, ResourceType.TOPIC, name)
+        self._require_controller()
+        topic = self._topics.get(name)
+        topic.require_not_internal()
+        checked: dict[str, str | None] = dict(
+            validate_overrides({key: value for key, value in changes.items() if value is not None})
+        )
+        checked.update({config_key(key).name: None for key, value in changes.items() if value is None})
+
+        def alter() -> int:
+            topic.config_with(checked)  # here no other change of it is under way
+            return topic.table.alter_config(checked)
+
+        if validate_only:
+            topic.config_with(checked)
+        elif checked:
+            await self._roller.commit(topic, alter)
+            self._schedule.touch(topic)
+            log.info("topic.configs_altered", topic=name, changes=checked)
+            try:
+                await self._coordinator.table_changed(topic.topic_id)
+            except LogStoreError as error:
+                # They look at the table's log every few seconds.
+                log.warning("topic.change_not_told", topic=name, why=error.message)
+        return topic
+
+    async def add_partitions(self, context: RequestContext, name: str, total: int) -> Topic:
+        """Grow to ``total`` partitions.
+
+        Raises TopicAuthorizationError, InvalidPartitionsError for fewer than there are, UnknownTopicError,
+        InvalidTopicError.
+        """
+        self._authorizer.require(context, Operation.ALTER, ResourceType.TOPIC, name)
+        self._require_controller()
+        topic = await self._change(self._add_partitions(name, total))
+        await self._until_led(topic)
+        return topic
+
+    async def _add_partitions(self, name: str, total: int) -> Topic:
+        topic = self._topics.get(name)
+        topic.require_not_internal()
+        _check_partitions(total)
+        if total < len(topic.partitions):
+            raise InvalidPartitionsError(
+                f"Topic '{name}' has {len(topic.partitions)} partitions; partitions can be added, never removed."
+            )
+        if total > len(topic.partitions):
+            await self._roller.commit(topic, lambda: topic.table.add_partitions(total))
+            log.info("topic.partitions_added", topic=name, partitions=total)
+        return topic
+
+    async def _change(self, change: Coroutine[object, object, T]) -> T:
+        """One change of the catalogue at a time, each to its end even if the caller goes away."""
+
+        async def locked() -> T:
+            async with self._topics.lock:
+                try:
+                    self._admission.require_locks()
+                except LogStoreError:
+                    change.close()
+                    raise
+                return await change
+
+        return await asyncio.shield(asyncio.create_task(locked()))
+
+
+def _check_replication_factor(asked: int | None, default: int, brokers: int) -> None:
+    """None and -1 stand for ``default.replication.factor``."""
+    if asked is None or asked == -1:
+        if default > brokers:
+            raise InvalidReplicationFactorError(
+                f"default.replication.factor ({default}) is larger than the number of brokers ({brokers}): start "
+                "brokers, or name a replication factor."
+            )
+        return
+    if asked < 1:
+        raise InvalidReplicationFactorError(f"Replication factor {asked} is below 1: leave it out.")
+    if asked > brokers:
+        raise InvalidReplicationFactorError(
+            f"Replication factor {asked} is larger than the number of brokers ({brokers}): leave it out."
+        )
+
+
+def _check_partitions(count: int) -> None:
+    if not 1 <= count <= PARTITIONS_PER_TOPIC_MAX:
+        raise InvalidPartitionsError(f"A topic has 1 to {PARTITIONS_PER_TOPIC_MAX} partitions, not {count}.")

@@ -1,0 +1,33 @@
+"""Kafka's numbers for errors, as its protocol has them in answers.
+
+An error has its number on its class (``logstore.errors``). Here is what a number means to Kafka's clients where that is
+not what the class means.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from logstore import errors
+from logstore.errors import LogStoreError
+
+NONE: Final = 0
+
+# Clients give up at the number of the class, though the same request may succeed soon.
+_OTHER_NUMBERS: Final[Mapping[type[LogStoreError], int]] = {
+    # The outcome is open, as after a time-out.
+    errors.CommitConflictError: errors.RequestTimedOutError.kafka_code,
+    errors.CommitStateUnknownError: errors.RequestTimedOutError.kafka_code,
+    errors.ZooKeeperUnavailableError: errors.RequestTimedOutError.kafka_code,
+    # A broker that starts or stops: clients look for the leader again.
+    errors.BrokerNotReadyError: errors.NotLeaderOrFollowerError.kafka_code,
+}
+
+
+def number_of(error: Exception) -> int:
+    """The number for an answer; of an error that is none of ours UNKNOWN_SERVER_ERROR."""
+    if not isinstance(error, LogStoreError):
+        return LogStoreError.kafka_code
+    for cls in type(error).__mro__:
+        if cls in _OTHER_NUMBERS:
+            return _OTHER_NUMBERS[cls]
+    return error.kafka_code

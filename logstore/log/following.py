@@ -1,0 +1,50 @@
+"""A follower's log beside its leader's: where the two part, how far to truncate, and which frames may follow (C7).
+
+Questions only; ``PartitionLog`` changes. The leader asks ``diverged_at``, the follower the others.
+"""
+
+from collections.abc import Sequence
+
+from logstore.errors import CorruptionError
+from logstore.journal.frame import Frame
+from logstore.log.partition_log import PartitionLog
+
+
+def diverged_at(log: PartitionLog, position: int, last_epoch: int) -> tuple[int, int] | None:
+    """The epoch and offset from which a follower's log is not the leader's ``log``; None if it is (KIP-595).
+
+    The follower's log ends at ``position``, its last record is of ``last_epoch`` (-1: it has none).
+    """
+    if position == 0:
+        return None
+    epoch, end = log.state.leader_epochs.end_of(last_epoch, log.log_end_offset)
+    if epoch < last_epoch or end < position:
+        return epoch, end
+    boundary = log.index.boundary(position)
+    if boundary is not None and log.sealed_offset < position and boundary < position:
+        return epoch, boundary
+    return None
+
+
+def truncation_end(log: PartitionLog, leader_epoch: int, end_offset: int) -> int:
+    """The offset down to which the follower's ``log`` may be the leader's, told that the leader's records of
+    ``leader_epoch`` and before end at ``end_offset``. It is below the log end.
+    """
+    _, own_end = log.state.leader_epochs.end_of(leader_epoch, log.log_end_offset)
+    return max(0, min(end_offset, own_end, log.log_end_offset - 1))
+
+
+def require_follows(log: PartitionLog, frames: Sequence[Frame]) -> None:
+    """CorruptionError unless ``frames`` are what follows the end of ``log``, by leaders up to the one followed."""
+    at, epoch = log.next_offset, log.last_epoch
+    for frame in frames:
+        header = frame.header
+        begins = header.base_offset == at or (at == log.next_offset and log.begins_tail(header))
+        if (
+            not begins
+            or not header.takes_offsets
+            or not epoch <= header.leader_epoch <= log.leader_epoch
+            or (header.topic_id, header.partition) != (log.topic_id, log.partition)
+        ):
+            raise CorruptionError(f"The leader of {log.topic}-{log.partition} sent {header}, and {log} is here.")
+        at, epoch = header.end_offset, header.leader_epoch

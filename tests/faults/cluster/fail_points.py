@@ -1,0 +1,136 @@
+"""Points in the work of a broker of a cluster at which a fault may strike, beside those that the store itself names.
+
+``install`` runs in the process of a broker; then ``point isr.written kill`` is a command to it as ``point
+journal.synced kill`` is. Invariant: a point changes nothing by itself.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from tests.support.faulty_server import Controls
+
+#: What a broker does again and again, or at each change of a role.
+AT_WORK: Final = (
+    "produce.parsed",
+    "journal.written",
+    "journal.synced",
+    "produce.durable",
+    "replica.position_told",
+    "hw.before_advance",
+    "hw.advanced",
+    "ack.before_send",
+    "follower.before_append",
+    "follower.appended",
+    "segment.half",
+    "segment.finished",
+    "delta.checked",
+    "delta.committed",
+    "delta.synced",
+    "journal.file_freed",
+)
+#: Those that another broker's end or return leads to.
+AT_A_CHANGE: Final = (
+    "isr.proposed",
+    "isr.written",
+    "election.before_cas",
+    "election.cas_done",
+    "leader.before",
+    "leader.after",
+)
+#: Those of a start.
+AT_START: Final = (
+    "recovery.half",
+    "registration.incarnation_on_disk",
+    "registration.record_written",
+    "truncate.before",
+    "truncate.half",
+    "follower.before_append",
+    "follower.appended",
+    "journal.file_created",
+    "journal.snapshotted",
+)
+
+
+def install(controls: "Controls") -> None:
+    """Before the broker starts."""
+    from logstore.broker.replicas import Replicas
+    from logstore.cluster.controller import Controller
+    from logstore.cluster.log_directory import LogDirectory
+    from logstore.cluster.partition_changes import PartitionChanges
+    from logstore.cluster.producer_ids import ProducerIdBlocks
+    from logstore.cluster.registration import Registration
+    from logstore.cluster.zookeeper import ZooKeeper
+    from logstore.journal.journal import Journal
+    from logstore.log.acknowledgements import Acknowledgement
+    from logstore.log.high_watermark import HighWatermark
+    from logstore.log.leadership import Leadership
+    from logstore.replication import replica_fetcher
+    from logstore.replication.replica_fetcher import ReplicaFetcher
+
+    reached = controls.filesystem.reached
+    begin = ZooKeeper.__init__
+
+    def begin_known(self: ZooKeeper, *args: Any, **kwargs: Any) -> None:
+        begin(self, *args, **kwargs)
+        controls.zookeeper = self._client
+
+    ZooKeeper.__init__ = begin_known  # type: ignore[method-assign]
+
+    def between(owner: Any, name: str, *, before: str = "", after: str = "") -> None:
+        setattr(owner, name, _between(getattr(owner, name), reached, before, after))
+
+    between(Leadership, "fetched", after="replica.position_told")
+    between(Leadership, "propose", after="isr.proposed")
+    between(PartitionChanges, "alter", after="isr.written")
+    between(Acknowledgement, "reached", before="ack.before_send")
+    between(Controller, "_write", before="election.before_cas", after="election.cas_done")
+    between(Replicas, "_lead", before="leader.before", after="leader.after")
+    between(replica_fetcher, "truncate", before="truncate.before")
+    between(Journal, "truncate", before="truncate.half")
+    between(ReplicaFetcher, "_append", before="follower.before_append", after="follower.appended")
+    between(LogDirectory, "begun", after="registration.incarnation_on_disk")
+    between(Registration, "_write_record", after="registration.record_written")
+    between(ProducerIdBlocks, "_take_block", after="pid.block_allocated")
+
+    advance = HighWatermark.advance
+
+    def advance_between(self: HighWatermark, offset: int) -> None:
+        moves = offset > self.offset
+        if moves:
+            reached("hw.before_advance")
+        advance(self, offset)
+        if moves:
+            reached("hw.advanced")
+
+    HighWatermark.advance = advance_between  # type: ignore[method-assign]
+
+
+def _between(
+    function: Callable[..., Any], reached: Callable[[str], None], before: str, after: str
+) -> Callable[..., Any]:
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            if before:
+                reached(before)
+            result = await function(*args, **kwargs)
+            if after:
+                reached(after)
+            return result
+
+        return awaited
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if before:
+            reached(before)
+        result = function(*args, **kwargs)
+        if after:
+            reached(after)
+        return result
+
+    return called

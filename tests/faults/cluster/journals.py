@@ -1,0 +1,121 @@
+"""What the journals of stopped brokers hold of each partition, frame by frame, read from their disks."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+import pyarrow as pa
+
+from logstore.errors import LogStoreError
+from logstore.filesystem import local_filesystem
+from logstore.journal.frame import HEADER_BYTES, Frame, FrameFlags, FrameHeader, FrameLocation, FrameType
+from logstore.journal.journal_file import JournalFile
+from logstore.journal.observed import ObservedJournal
+from logstore.log.frame_records import frame_records
+from tests.faults.bench.history import Recorder, ReplicaFrame, Row
+from tests.faults.bench.records import rows_of_table
+
+_Found = tuple[FrameHeader, FrameLocation]
+_DIGEST: Final = 16
+#: No topic of the bench has so many.
+_PARTITIONS_MAX: Final = 16
+
+
+def rows_digest(rows: Sequence[Row] | Sequence[list[object]]) -> str:
+    return _digest(msgspec.json.encode([list(row) for row in rows]))
+
+
+def tell_replicas(
+    log_directories: dict[int, Path], topics: dict[UUID, str], sealed: dict[tuple[str, int], int], recorder: Recorder
+) -> None:
+    """Of all partitions of the topics, as they are on the disks of brokers that do not run."""
+    for broker, directory in log_directories.items():
+        journal = directory / "journal" / "0"
+        if not journal.is_dir():
+            continue
+        try:
+            found = _partitions(journal, topics)
+        except LogStoreError as error:
+            told = {"topic": "", "partition": 0, "sealed": 0, "error": error.message}
+            recorder.tell("disks", "replica", broker=broker, **told)
+            continue
+        for (topic, partition), (frames, removed) in found.items():
+            where = {"broker": broker, "topic": topic, "partition": partition}
+            below = sealed.get((topic, partition), 0)
+            recorder.tell("disks", "replica", **where, sealed=below, frames=frames, removed=removed)
+
+
+def _partitions(
+    directory: Path, topics: dict[UUID, str]
+) -> dict[tuple[str, int], tuple[list[ReplicaFrame], list[ReplicaFrame]]]:
+    """LogStoreError for a damaged journal."""
+    kept: dict[tuple[str, int], dict[int, _Found]] = {}
+    removed: dict[tuple[str, int], list[_Found]] = {}
+    journal = ObservedJournal(directory)
+    for header, location, _ in journal.frames():
+        name = topics.get(header.topic_id)
+        if name is None:
+            continue
+        frames = kept.setdefault((name, header.partition), {})
+        dropped = removed.setdefault((name, header.partition), [])
+        if header.type is FrameType.TRUNCATE:
+            for base in [base for base, (other, _) in frames.items() if other.end_offset > header.base_offset]:
+                dropped.append(frames.pop(base))
+        elif header.takes_offsets and (FrameFlags.RELOCATED not in header.flags or header.base_offset not in frames):
+            frames[header.base_offset] = header, location
+    reader = _Reader(journal.files)
+    try:
+        return {
+            at: (
+                [reader.told(*frames[base]) for base in sorted(frames)],
+                [reader.told(*found) for found in removed[at]],
+            )
+            for at, frames in kept.items()
+        }
+    finally:
+        reader.close()
+
+
+class _Reader:
+    def __init__(self, files: Sequence[tuple[int, Path]]) -> None:
+        self._files = {start: JournalFile.open(path, start, local_filesystem()) for start, path in files}
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def told(self, header: FrameHeader, location: FrameLocation) -> ReplicaFrame:
+        start = max(start for start in self._files if start <= location.position)
+        payload = self._files[start].read(location.position + HEADER_BYTES, location.length - HEADER_BYTES)
+        # What is the same on all replicas (C15).
+        logical = header._replace(flags=header.flags & ~FrameFlags.RELOCATED)
+        text = f"{logical.type.value} {logical.flags.value} {logical[4:]}".encode()
+        digest = _digest(text + bytes(payload))
+        return header.base_offset, header.record_count, header.leader_epoch, digest, _rows(Frame(header, payload))
+
+
+def _rows(frame: Frame) -> str:
+    return rows_digest(
+        [row for batch in frame_records([frame]) for row in rows_of_table(pa.Table.from_batches([batch]))]
+    )
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:_DIGEST]
+
+
+def topic_facts(data: Path, names: Sequence[str]) -> tuple[dict[UUID, str], dict[tuple[str, int], int]]:
+    """Names by topic id, and how far each partition is sealed, as the tables say."""
+    from deltalake import DeltaTable
+
+    ids: dict[UUID, str] = {}
+    sealed: dict[tuple[str, int], int] = {}
+    for name in names:
+        table: Any = DeltaTable(data / "topics" / name)
+        ids[UUID(str(table.metadata().id))] = name
+        for partition in range(_PARTITIONS_MAX):
+            sealed[name, partition] = table.transaction_version(f"logstore/{partition}/sealed") or 0
+    return ids, sealed

@@ -1,0 +1,175 @@
+"""Brokers that are broken on purpose, one rule each: functions named in ``LOGSTORE_MUTANT`` that break the process they
+run in. ``EXPOSED_BY`` has the faults that expose each of them.
+
+The rules C1 to C19 are those of the cluster's design. Left out are rules that need an order of steps which processes
+come to once in a blue moon; the model of replication breaks those (``tests/stateful/test_replication_model.py``).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tests.faults.bench.mutants import ack_before_fsync
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """Kinds of faults, each once a round in some order, ``faults`` in all; and how an anomaly begins, as a pattern."""
+
+    kinds: tuple[str, ...]
+    faults: int
+    told: str
+
+
+_LOST: Final = "(A1|D1|D3|B4|H3|H4|H6|A3|A4)"
+
+
+def elect_without_an_epoch() -> None:
+    """C1: a new leader goes on in the epoch of the one before."""
+    from msgspec.structs import replace
+
+    from logstore.cluster import reconcile
+
+    reconcile._lead = lambda row, leader, isr: replace(row, leader=leader, isr=tuple(isr))
+
+
+def count_the_leader_alone() -> None:
+    """C3: the high watermark is the leader's end, whoever has that."""
+    from logstore.log.in_sync_replicas import InSyncReplicas
+
+    InSyncReplicas.high_watermark = lambda _, log_end_offset: log_end_offset  # type: ignore[method-assign]
+
+
+def join_wherever_it_is() -> None:
+    """C4: a follower joins the ISR as soon as it has fetched, and is not counted until it has caught up."""
+    from logstore.log.in_sync_replicas import InSyncReplicas
+
+    def may_join(self: InSyncReplicas, broker: int, *_: int) -> bool:
+        follower = self.followers.get(broker)
+        return follower is not None and broker not in self.committed and follower.broker_epoch >= 0
+
+    def high_watermark(self: InSyncReplicas, log_end_offset: int) -> int:
+        if not self.has_enough:
+            return -1
+        positions = sorted((follower.position for follower in self.followers.values()), reverse=True)
+        return min([log_end_offset, *positions[: self.min_in_sync - 1]])
+
+    InSyncReplicas.may_join = may_join  # type: ignore[method-assign]
+    InSyncReplicas.high_watermark = high_watermark  # type: ignore[method-assign]
+
+
+def compare_no_positions() -> None:
+    """C7: a follower's position is believed whatever it holds below."""
+    from logstore.log.partition_log import PartitionLog
+    from logstore.replication import fetch_session
+
+    def within(log: PartitionLog, position: int, last_epoch: int) -> tuple[int, int] | None:
+        return (last_epoch, log.log_end_offset) if position > log.log_end_offset else None
+
+    fetch_session.diverged_at = within
+
+
+def bring_back_what_was_truncated() -> None:
+    """C8: a start passes over truncations."""
+    from logstore.log.journal_tail import JournalTail
+
+    settle = JournalTail.settle
+
+    def forget_truncations(self: JournalTail) -> None:
+        self.truncations.clear()
+        settle(self)
+
+    JournalTail.settle = forget_truncations  # type: ignore[method-assign]
+
+
+def tell_the_end_at_once() -> None:
+    """C9: a new leader tells the end that it knows as a follower."""
+    from logstore.log.leadership import Leadership
+
+    Leadership.require_settled = lambda _: None  # type: ignore[method-assign]
+
+
+def stay_in_the_isr() -> None:
+    """C12: a broker with another journal than the one registered last stays in its ISRs."""
+    from logstore.cluster.registration import Registration
+
+    Registration._leave = Registration._resign  # type: ignore[method-assign]
+
+
+def acknowledge_with_too_few() -> None:
+    """C13: min.insync.replicas is not looked at."""
+    from logstore.log.in_sync_replicas import InSyncReplicas
+
+    InSyncReplicas.has_enough = property(lambda _: True)  # type: ignore[assignment, method-assign]
+
+
+def hold_the_lease_for_ever() -> None:
+    """C14: a leader that ZooKeeper does not reach goes on with acks=1."""
+    from logstore.cluster.lease import Lease
+
+    Lease.is_held = property(lambda _: True)  # type: ignore[assignment, method-assign]
+
+
+def append_times_of_its_own() -> None:
+    """C15: a follower's headers are not the leader's."""
+    from logstore.journal.frame import Frame
+    from logstore.replication import replica_fetcher
+
+    split = replica_fetcher.split_frames
+
+    def later(buffer: Any) -> list[Frame]:
+        return [
+            frame._replace(header=frame.header._replace(append_time_ms=frame.header.append_time_ms + 1))
+            for frame in split(buffer)
+        ]
+
+    replica_fetcher.split_frames = later
+
+
+def lead_without_producers() -> None:
+    """C16: a new leader does not know which batches its predecessor has stored."""
+    from logstore.log.partition_log import PartitionLog
+    from logstore.log.partition_state import PartitionState
+
+    lead = PartitionLog.become_leader
+
+    def lead_anew(self: PartitionLog, *args: Any, **kwargs: Any) -> None:
+        known = self.state
+        new = PartitionState("", producer_id_expiration_ms=known.producers.remembered_ms)
+        new.idempotency_keys.remembered_ms = known.idempotency_keys.remembered_ms
+        new.producers.evicted_up_to = 1 << 62
+        known.producers, known.idempotency_keys = new.producers, new.idempotency_keys
+        lead(self, *args, **kwargs)
+
+    PartitionLog.become_leader = lead_anew  # type: ignore[method-assign]
+
+
+def count_producers_alone() -> None:
+    """C17: each broker gives out ids from its own beginning."""
+    from logstore.cluster.producer_ids import BLOCK, ProducerIdBlocks
+
+    async def untaken(self: ProducerIdBlocks) -> range:
+        begin, _ = await self._read()
+        self.known_end = begin + BLOCK
+        return range(begin, begin + BLOCK)
+
+    ProducerIdBlocks._take_block = untaken  # type: ignore[method-assign]
+
+
+EXPOSED_BY: Final[Mapping[Callable[[], None], Exposure]] = {
+    elect_without_an_epoch: Exposure(("kill",), 2, "H1"),
+    count_the_leader_alone: Exposure(("isolated_then_killed",), 3, _LOST),
+    join_wherever_it_is: Exposure(("kill_all_behind_a_slow_follower",), 4, _LOST),
+    ack_before_fsync: Exposure(("power_cut_all",), 2, _LOST),
+    compare_no_positions: Exposure(("isolated_then_killed",), 3, f"{_LOST}|the run broke off"),
+    bring_back_what_was_truncated: Exposure(("isolated_then_killed", "kill_all"), 4, f"{_LOST}|the run broke off"),
+    tell_the_end_at_once: Exposure(("kill", "isolated_then_killed"), 6, "(H4|B4)"),
+    stay_in_the_isr: Exposure(("kill_all_and_lose_a_disk",), 2, _LOST),
+    acknowledge_with_too_few: Exposure(("kill_two",), 2, "H5"),
+    hold_the_lease_for_ever: Exposure(("cut_from_zookeeper", "half_open_to_zookeeper"), 4, "H8"),
+    append_times_of_its_own: Exposure(("blink",), 1, "H6"),
+    lead_without_producers: Exposure(
+        ("kill", "isolated_then_killed"), 6, "(A2 record is stored twice|the run broke off)"
+    ),
+    count_producers_alone: Exposure(("blink",), 1, "(the run broke off|A1|A2|A3)"),
+}

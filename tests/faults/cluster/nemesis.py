@@ -1,0 +1,523 @@
+"""Faults of a cluster, one after the other; each ends with all brokers whole again.
+
+A budget: while nothing acknowledged may be lost, one broker at a time loses its disk or part of it, and only out of a
+whole cluster, because ``min.insync.replicas`` is one less than the replicas. All other faults may strike any number of
+brokers: what was acknowledged is durable on those that are down. Within a fault of a broker another one may strike the
+same broker, or ZooKeeper.
+"""
+
+import contextlib
+import functools
+import itertools
+import random
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from tests.faults.bench.history import Recorder
+from tests.faults.bench.workload import TopicSpec
+from tests.faults.cluster.brokers import LAG_MS, SESSION_MS, BrokerProcess, Brokers
+from tests.faults.cluster.fail_points import AT_A_CHANGE, AT_START, AT_WORK
+from tests.faults.cluster.journals import tell_replicas, topic_facts
+from tests.support.server_process import NotStartedError
+from tests.support.tcp_relay import EVERYBODY, Direction
+
+HEALED_S: Final = 120.0
+HOUR_MS: Final = 3_600_000
+_INSIDE_ODDS: Final = 0.2
+_SESSION_S, _LAG_S = SESSION_MS / 1000, LAG_MS / 1000
+_POINT_S: Final = 8.0
+
+
+class Nemesis:
+    """``topics``: by name, how many replicas each has."""
+
+    def __init__(
+        self,
+        brokers: Brokers,
+        chance: random.Random,
+        recorder: Recorder,
+        topics: Sequence[TopicSpec],
+        directory: Path,
+        *,
+        long_s: float = 6.0,
+    ) -> None:
+        self._brokers = brokers
+        self._links = brokers.links
+        self._chance = chance
+        self._recorder = recorder
+        self._topics = topics
+        self._directory = directory
+        self._long_s = long_s
+        self._numbers = itertools.count()
+        self.faults: Counter[str] = Counter()
+        self.points: Counter[str] = Counter()
+        self.broken: list[str] = []
+        #: Looks whether acks=all goes on; set by the run.
+        self.require_progress: Callable[[str], None] = lambda _: None
+        of_processes = (
+            *(self._kill, self._terminate, self._pause, self._blink, self._kill_again_and_again),
+            *(self._rolling_restart, self._kill_all, self._power_cut, self._power_cut_all),
+            *(self._kill_two, self._isolated_then_killed, self._kill_all_behind_a_slow_follower),
+            *(self._fail_point_at_work, self._fail_point_at_a_change, self._fail_point_at_start),
+        )
+        of_disks = (
+            *(self._fsync_fails, self._disk_full, self._slow_disk, self._slow_follower, self._clock),
+            *(self._old_image, self._lost_disk, self._kill_all_and_lose_a_disk),
+        )
+        of_zookeeper = (
+            *(self._cut_from_zookeeper, self._one_way_to_zookeeper, self._half_open_to_zookeeper),
+            *(self._flapping_to_zookeeper, self._session_expired),
+            *(self._zookeeper_killed, self._zookeeper_majority_lost, self._zookeeper_restarted),
+        )
+        of_brokers = (
+            *(self._cut_from_brokers, self._one_way_between_brokers, self._half_open_between_brokers),
+            *(self._isolated, self._bridge, self._slow_link, self._late_messages, self._repeated_messages),
+        )
+        of_administration = (self._reassign, self._elect_leaders)
+        methods = (*of_processes, *of_disks, *of_zookeeper, *of_brokers, *of_administration)
+        self.kinds: dict[str, Callable[[BrokerProcess], None]] = {m.__name__[1:]: m for m in methods}
+        #: These may strike in the middle of another fault of the same broker.
+        self._inside = ("kill", "blink", "flapping_to_zookeeper", "zookeeper_killed", "session_expired", "clock")
+
+    def strike(self, kind: str, inside: bool = True) -> BrokerProcess:
+        """One fault on a leader, a follower or the controller, and the way back. RuntimeError if it does not heal."""
+        victim = self._victim()
+        self._one(kind, victim, inside=inside)
+        self._heal()
+        self._recorder.tell("nemesis", "heal")
+        return victim
+
+    def _victim(self) -> BrokerProcess:
+        topic = self._chance.choice(self._topics)
+        roles: list[Callable[[], BrokerProcess | None]] = [
+            lambda: self._brokers.leader_of(topic.name, self._chance.randrange(topic.partitions)),
+            self._brokers.controller,
+            lambda: self._chance.choice(self._brokers.all),
+        ]
+        return self._chance.choice(roles)() or self._chance.choice(self._brokers.all)
+
+    def _one(self, kind: str, victim: BrokerProcess, *, inside: bool) -> None:
+        self.faults[kind] += 1
+        self._tell(kind, victim)
+        self._middle = self._chance.choice(self._inside) if inside and self._chance.random() < _INSIDE_ODDS else None
+        self.kinds[kind](victim)
+
+    def _tell(self, kind: str, victim: BrokerProcess, **more: object) -> None:
+        self._recorder.tell("nemesis", "fault", kind=kind, broker=victim.number, **more)
+
+    def _heal(self) -> None:
+        for broker in self._brokers.all:
+            for relay in (*broker.to_zookeeper, broker.from_brokers):
+                self._links.heal(relay)
+        self._brokers.start_zookeeper(self._brokers.zookeeper.servers)
+        self._brokers.start()
+        for broker in self._brokers.all:
+            broker.server.control("heal", seconds=HEALED_S)
+        self._brokers.wait_until_healed(HEALED_S)
+
+    def _last(self, victim: BrokerProcess, least: float, most: float) -> None:
+        """For some seconds; then in the middle another fault may strike."""
+        seconds = self._chance.uniform(least, most)
+        if self._middle is None:
+            time.sleep(seconds)
+            return
+        middle, self._middle = self._middle, None
+        time.sleep(seconds / 2)
+        self._one(middle, victim, inside=False)
+        time.sleep(seconds / 2)
+
+    def _others(self, victim: BrokerProcess) -> list[BrokerProcess]:
+        return [broker for broker in self._brokers.all if broker is not victim]
+
+    # ---- processes --------------------------------------------------------------------------------------------------
+
+    def _kill(self, victim: BrokerProcess) -> None:
+        victim.kill()
+        self._last(victim, 0, _SESSION_S + 1.5)
+
+    def _terminate(self, victim: BrokerProcess) -> None:
+        if code := victim.terminate():
+            self.broken.append(f"SIGTERM ended broker {victim.number} with {code}")
+        self._last(victim, 0, 1.5)
+
+    def _kill_again_and_again(self, victim: BrokerProcess) -> None:
+        """A broker that comes up and dies at once; the next one may be another."""
+        for _ in range(self._chance.randint(2, 4)):
+            victim.kill()
+            self._start(victim)
+            time.sleep(self._chance.uniform(0, 1))
+            victim = self._chance.choice([victim, self._victim()])
+
+    def _pause(self, victim: BrokerProcess) -> None:
+        self._stopped(victim, _SESSION_S, _SESSION_S + 3)
+
+    def _blink(self, victim: BrokerProcess) -> None:
+        if victim.is_running:
+            self._stopped(victim, 0.1, _SESSION_S / 2)
+
+    def _stopped(self, victim: BrokerProcess, least: float, most: float) -> None:
+        victim.pause()
+        self._middle = self._middle if self._middle in {"kill", "zookeeper_killed", "flapping_to_zookeeper"} else None
+        try:
+            self._last(victim, least, most)
+        finally:
+            victim.resume()
+
+    def _rolling_restart(self, victim: BrokerProcess) -> None:
+        for broker in self._chance.sample(self._brokers.all, len(self._brokers.all)):
+            self._terminate(broker)
+            self._start(broker)
+            self._brokers.wait_until_healed(HEALED_S)
+
+    def _kill_all(self, victim: BrokerProcess) -> None:
+        """At once; then they come in any order, and some come late."""
+        self._brokers.kill()
+        self._all_down()
+
+    def _kill_all_and_lose_a_disk(self, victim: BrokerProcess) -> None:
+        """All were in sync to the end: the others have what the lost disk had."""
+        image = self._directory / f"image-{next(self._numbers)}"
+        if old := self._chance.random() < 0.5:
+            victim.kill()
+            victim.keep_image(image)
+            self._start(victim)
+            self._brokers.wait_until_healed(HEALED_S)
+            self._middle = None
+            self._last(victim, 0.5, 2)
+        self._brokers.kill()
+        victim.lose_disk()
+        if old:
+            shutil.copytree(image, victim.log_directory)
+            shutil.rmtree(image)
+        self._start(victim)  # alone for a while
+        time.sleep(self._chance.uniform(0, _SESSION_S + 1))
+        for broker in self._others(victim):
+            self._start(broker)
+
+    def _kill_all_behind_a_slow_follower(self, victim: BrokerProcess) -> None:
+        """A replica that has left the ISR, or comes back into it just now, is no replica in sync."""
+        victim.server.control(f"slow journal.fdatasync {_LAG_S + 0.5:.2f}")
+        time.sleep(self._chance.uniform(_LAG_S, _LAG_S + 4))
+        if self._chance.random() < 0.5:
+            victim.server.control("heal", seconds=HEALED_S)
+            time.sleep(self._chance.uniform(0, 0.3))
+        self._kill_all(victim)
+
+    def _kill_two(self, victim: BrokerProcess) -> None:
+        """Below min.insync.replicas nothing is acknowledged."""
+        for broker in self._chance.sample(self._brokers.all, 2):
+            broker.kill()
+        self._middle = None
+        self._last(victim, _SESSION_S, _SESSION_S + 3)
+
+    def _isolated_then_killed(self, victim: BrokerProcess) -> None:
+        """What only the leader has is not acknowledged, and goes when it comes back."""
+        self._links.cut(victim.from_brokers)
+        for other in self._others(victim):
+            self._links.cut(other.from_brokers, client=victim.number)
+        time.sleep(self._chance.uniform(0.2, _LAG_S - 0.5))
+        victim.kill()
+        self._last(victim, _SESSION_S, _SESSION_S + 2)
+
+    def _power_cut(self, victim: BrokerProcess) -> None:
+        victim.power_cut(self._chance.randrange(1 << 30))
+        self._last(victim, 0, _SESSION_S + 1.5)
+
+    def _power_cut_all(self, victim: BrokerProcess) -> None:
+        """One after the other: tables of a cut machine are looked after by another."""
+        for broker in self._chance.sample(self._brokers.all, len(self._brokers.all)):
+            broker.power_cut(self._chance.randrange(1 << 30))
+        self._all_down()
+
+    def _all_down(self) -> None:
+        """Look at the disks, and start all again."""
+        self.tell_replicas()
+        for broker in self._chance.sample(self._brokers.all, len(self._brokers.all)):
+            time.sleep(self._chance.choice([0, 0, self._chance.uniform(0, _SESSION_S + 1)]))
+            self._start(broker)
+
+    def tell_replicas(self) -> None:
+        """No broker runs."""
+        ids, sealed = topic_facts(self._brokers.data, [topic.name for topic in self._topics])
+        directories = {broker.number: broker.log_directory for broker in self._brokers.all}
+        tell_replicas(directories, ids, sealed, self._recorder)
+
+    def _start(self, broker: BrokerProcess) -> None:
+        if not broker.is_running:
+            broker.start()
+
+    # ---- fail points ------------------------------------------------------------------------------------------------
+
+    def _fail_point_at_work(self, victim: BrokerProcess) -> None:
+        self._reach(victim, self._chance.choice(AT_WORK), lambda: None)
+
+    def _fail_point_at_a_change(self, victim: BrokerProcess) -> None:
+        other = self._chance.choice(self._others(victim))
+
+        def change() -> None:
+            if self._chance.random() < 0.7:
+                other.kill()
+            else:
+                self._stopped(other, _SESSION_S, _SESSION_S + 1)
+
+        self._reach(victim, self._chance.choice(AT_A_CHANGE), change)
+
+    def _reach(self, victim: BrokerProcess, point: str, change: Callable[[], None]) -> None:
+        """Let the victim die or stand still at a point of its work, which ``change`` leads to."""
+        how = self._chance.choice(["kill", "kill", "stop"])
+        self._tell("fail_point", victim, point=point, how=how)
+        victim.server.control(f"point {point} {how} nth={self._chance.choice([1, 1, 2, 3, 10])}")
+        change()
+        deadline = time.monotonic() + _POINT_S
+        while time.monotonic() < deadline and not _is_dead_or_stopped(victim):
+            time.sleep(0.05)
+        if _is_dead_or_stopped(victim):
+            self.points[point] += 1
+            victim.blows["pause" if victim.is_running else "kill"] += 1
+        self._middle = None
+        self._last(victim, 0, _SESSION_S + 1.5)
+        victim.resume()
+
+    def _fail_point_at_start(self, victim: BrokerProcess) -> None:
+        """A broker dies while it starts, or takes up its followers' work; perhaps twice."""
+        victim.kill()
+        self._last(victim, 0, _SESSION_S + 1)
+        for _ in range(self._chance.randint(1, 2)):
+            point = self._chance.choice(AT_START)
+            self._tell("fail_point", victim, point=point, how="kill")
+            with contextlib.suppress(NotStartedError):
+                victim.server.start(f"point {point} kill nth={self._chance.choice([1, 1, 2])}")
+            deadline = time.monotonic() + 3
+            while victim.is_running and time.monotonic() < deadline:
+                time.sleep(0.05)
+            if not victim.is_running:
+                self.points[point] += 1
+                victim.blows["kill"] += 1
+            victim.kill()
+
+    # ---- disks and clocks -------------------------------------------------------------------------------------------
+
+    def _fsync_fails(self, victim: BrokerProcess) -> None:
+        victim.server.control("fail journal.fdatasync EIO")
+        self._last(victim, 1, 3)
+        victim.kill()
+
+    def _disk_full(self, victim: BrokerProcess) -> None:
+        victim.server.control(f"fill {self._chance.choice([0, 0, 1_000, 100_000])}")
+        self._last(victim, 1, _LAG_S + 2)
+
+    def _slow_disk(self, victim: BrokerProcess) -> None:
+        victim.server.control(f"slow fdatasync {self._chance.uniform(0.1, 1.0):.2f}")
+        self._last(victim, 1, 4)
+
+    def _slow_follower(self, victim: BrokerProcess) -> None:
+        """So slow that it leaves the ISR, and comes back."""
+        victim.server.control(f"slow journal.fdatasync {_LAG_S + 0.5:.2f}")
+        self._last(victim, _LAG_S + 1, _LAG_S + 4)
+
+    def _clock(self, victim: BrokerProcess) -> None:
+        if not victim.is_running:
+            return
+        offset_ms = self._chance.choice([-1, 1]) * HOUR_MS
+        self._tell("clock_step", victim, offset_ms=offset_ms)
+        with contextlib.suppress(OSError):  # it may be down or stand still
+            victim.server.control(f"clock {offset_ms}", seconds=2)
+        self._last(victim, 0.5, 2)
+
+    def _old_image(self, victim: BrokerProcess) -> None:
+        """A backup of the disk is put back: records that were acknowledged since are not on it."""
+        image = self._directory / f"image-{next(self._numbers)}"
+        self._chance.choice([victim.kill, victim.terminate])()
+        victim.keep_image(image)
+        self._start(victim)
+        self._brokers.wait_until_healed(HEALED_S)
+        self._last(victim, 1, 3)
+        victim.kill()
+        if self._chance.random() < 0.5:
+            time.sleep(self._chance.uniform(0, _SESSION_S + 1))
+        victim.put_image_back(image)
+        shutil.rmtree(image)
+        self._start(victim)
+
+    def _lost_disk(self, victim: BrokerProcess) -> None:
+        victim.kill()
+        self._last(victim, 0, _SESSION_S + 1)
+        victim.kill()
+        victim.lose_disk()
+        self._start(victim)
+
+    # ---- ZooKeeper --------------------------------------------------------------------------------------------------
+
+    def _cut_from_zookeeper(self, victim: BrokerProcess) -> None:
+        self._brokers.cut_from_zookeeper(victim, self._links.cut)
+        self._last(victim, 1, _SESSION_S + 3)
+
+    def _one_way_to_zookeeper(self, victim: BrokerProcess) -> None:
+        way = frozenset({self._chance.choice(list(Direction))})
+        self._brokers.cut_from_zookeeper(victim, functools.partial(self._links.cut, directions=way))
+        self._last(victim, 1, _SESSION_S + 3)
+
+    def _half_open_to_zookeeper(self, victim: BrokerProcess) -> None:
+        self._brokers.cut_from_zookeeper(victim, self._links.swallow)
+        self._last(victim, 1, _SESSION_S + 3)
+
+    def _flapping_to_zookeeper(self, victim: BrokerProcess) -> None:
+        for _ in range(self._chance.randint(2, 6)):
+            self._brokers.cut_from_zookeeper(victim, self._links.reset)
+            time.sleep(self._chance.uniform(0.05, 1))
+
+    def _session_expired(self, victim: BrokerProcess) -> None:
+        if not victim.is_running:
+            return
+        with contextlib.suppress(OSError):
+            victim.end_session(self._brokers.zookeeper.connect)
+        self._last(victim, 0, 2)
+
+    def _zookeeper_killed(self, victim: BrokerProcess) -> None:
+        """One server of the ensemble, perhaps its leader."""
+        servers = self._brokers.zookeeper.servers
+        server = self._chance.choice([self._brokers.zookeeper.leader, *servers]) or servers[0]
+        server.kill()
+        self._last(victim, 0.5, 4)
+        self._brokers.start_zookeeper([server])
+
+    def _zookeeper_majority_lost(self, victim: BrokerProcess) -> None:
+        """acks=all goes on meanwhile, as long as all replicas are in sync."""
+        servers = self._brokers.zookeeper.servers
+        lost = self._chance.sample(servers, len(servers) // 2 + 1)
+        for server in lost:
+            server.kill()
+        self._middle = None
+        for _ in range(3):
+            self._last(victim, self._long_s / 6, self._long_s / 3)
+            self.require_progress("without a majority of ZooKeeper")
+        self._brokers.start_zookeeper(lost)
+
+    def _zookeeper_restarted(self, victim: BrokerProcess) -> None:
+        for server in self._brokers.zookeeper.servers:
+            server.kill()
+        self._middle = None
+        self._last(victim, 0, _SESSION_S + 2)
+        self._brokers.start_zookeeper(self._brokers.zookeeper.servers)
+
+    # ---- between brokers --------------------------------------------------------------------------------------------
+
+    def _cut_from_brokers(self, victim: BrokerProcess) -> None:
+        """The others do not reach it; it reaches them."""
+        self._links.cut(victim.from_brokers)
+        self._last(victim, 0.5, _LAG_S + 3)
+
+    def _one_way_between_brokers(self, victim: BrokerProcess) -> None:
+        """What the victim sends, or what it is sent, waits; of one other broker or of all."""
+        way = frozenset({self._chance.choice(list(Direction))})
+        other = self._chance.choice([EVERYBODY, *(broker.number for broker in self._others(victim))])
+        self._links.cut(victim.from_brokers, way, other)
+        self._last(victim, 0.5, _LAG_S + 3)
+
+    def _half_open_between_brokers(self, victim: BrokerProcess) -> None:
+        self._links.swallow(victim.from_brokers)
+        self._last(victim, 0.5, _LAG_S + 3)
+
+    def _isolated(self, victim: BrokerProcess) -> None:
+        """From the other brokers, both ways; clients and ZooKeeper reach it."""
+        self._links.cut(victim.from_brokers)
+        for other in self._others(victim):
+            self._links.cut(other.from_brokers, client=victim.number)
+        self._last(victim, 0.5, _LAG_S + 4)
+
+    def _bridge(self, victim: BrokerProcess) -> None:
+        """Two brokers do not reach each other; a third reaches both."""
+        other = self._chance.choice(self._others(victim))
+        self._links.cut(victim.from_brokers, client=other.number)
+        self._links.cut(other.from_brokers, client=victim.number)
+        self._last(victim, 0.5, _LAG_S + 4)
+
+    def _slow_link(self, victim: BrokerProcess) -> None:
+        self._links.delay(victim.from_brokers, self._chance.uniform(0.05, 1))
+        self._last(victim, 1, _LAG_S + 3)
+
+    def _late_messages(self, victim: BrokerProcess) -> None:
+        """Bytes that are under way stay so, while both sides go on over new connections; then they arrive."""
+        for broker in self._brokers.all:
+            self._links.strand(broker.from_brokers)
+        self._last(victim, 3, 7)
+
+    def _repeated_messages(self, victim: BrokerProcess) -> None:
+        for _ in range(self._chance.randint(1, 3)):
+            for broker in self._brokers.all:
+                self._links.repeat(broker.from_brokers, 10, self._chance)
+            time.sleep(self._chance.uniform(0, 0.5))
+        self.points["message repeated"] = sum(broker.from_brokers.repeated for broker in self._brokers.all)
+
+    # ---- administration ---------------------------------------------------------------------------------------------
+
+    def _reassign(self, victim: BrokerProcess) -> None:
+        """Replicas of a partition go elsewhere and come back, while the victim dies."""
+        topic = self._chance.choice(self._topics)
+        partition = self._chance.randrange(topic.partitions)
+        before = self._replicas_of(topic.name, partition)
+        if before is None:
+            return
+        numbers = [broker.number for broker in self._brokers.all]
+        for target in (self._chance.sample(numbers, max(2, len(before) - 1)), before):
+            self._ask_to_move(topic.name, partition, target)
+            if self._chance.random() < 0.5:
+                time.sleep(self._chance.uniform(0, 0.5))
+                victim.kill()
+                self._last(victim, 0, _SESSION_S)
+                self._start(victim)
+        self._start(victim)
+        deadline = time.monotonic() + HEALED_S
+        while self._replicas_of(topic.name, partition, moved=True) != before:
+            self._ask_to_move(topic.name, partition, before)
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{topic.name}-{partition} does not come back to {before}")
+            time.sleep(0.3)
+
+    def _ask_to_move(self, topic: str, partition: int, target: Sequence[int]) -> None:
+        url = self._chance.choice(self._brokers.urls)
+        with contextlib.suppress(httpx.HTTPError):
+            cluster = httpx.get(f"{url}/v3/clusters", timeout=10).json()["data"][0]["cluster_id"]
+            path = f"{url}/v3/clusters/{cluster}/topics/{topic}/partitions/{partition}/reassignment"
+            httpx.put(path, json={"replicas": list(target)}, timeout=10)
+
+    def _replicas_of(self, topic: str, partition: int, *, moved: bool = False) -> list[int] | None:
+        """None while no broker answers, or (``moved``) replicas come and go."""
+        with contextlib.suppress(RuntimeError):
+            for row in self._brokers.partitions():
+                if (row["topic"], row["partition"]) == (topic, partition):
+                    is_moving = row["adding_replicas"] or row["removing_replicas"]
+                    return None if moved and is_moving else list(row["replicas"])
+        return None
+
+    def _elect_leaders(self, victim: BrokerProcess) -> None:
+        """Leadership goes away from the victim, and back again under load."""
+        if code := victim.terminate():
+            self.broken.append(f"SIGTERM ended broker {victim.number} with {code}")
+        self._start(victim)
+        self._brokers.wait_until_healed(HEALED_S)
+        for _ in range(self._chance.randint(1, 3)):
+            with contextlib.suppress(httpx.HTTPError):
+                asked = {"election_type": "preferred"}
+                httpx.post(f"{self._chance.choice(self._brokers.urls)}/cluster/elect-leaders", json=asked, timeout=10)
+            self._last(victim, 0, 1)
+
+
+def _is_dead_or_stopped(broker: BrokerProcess) -> bool:
+    if not broker.is_running:
+        return True
+    with contextlib.suppress(FileNotFoundError):
+        return Path(f"/proc/{broker.server.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return True
+
+
+def rounds(chance: random.Random, kinds: Sequence[str]) -> Iterator[str]:
+    """Each kind once a round, in an order of the round's own, without an end."""
+    while True:
+        yield from chance.sample(list(kinds), len(kinds))

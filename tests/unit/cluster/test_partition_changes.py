@@ -1,0 +1,67 @@
+"""ISR changes of a leader over a ZooKeeper that does what the test says."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any
+from uuid import UUID
+
+import pytest
+from msgspec.structs import replace
+
+from logstore.cluster.partition_changes import PartitionChanges
+from logstore.cluster.view import ClusterView, LiveBroker, TopicNode
+from logstore.cluster.znodes import BrokerRegistration, PartitionRegistration, TopicRegistration
+from logstore.cluster.zookeeper import Operation
+from logstore.errors import InvalidUpdateVersionError, ZooKeeperUnavailableError
+
+TOPIC_ID = UUID(int=1)
+ROW = PartitionRegistration(1, 5, (1,), (1, 2))
+RUNNING = BrokerRegistration("", "", None, "running", 0)
+
+
+def view_of(row: PartitionRegistration, version: int, *brokers: int) -> ClusterView:
+    topic = TopicNode(TopicRegistration(TOPIC_ID, 0, False, (row,)), version, version)
+    return ClusterView(None, {broker: LiveBroker(RUNNING, 7) for broker in brokers}, {"t": topic})
+
+
+class ZooKeeper:
+    """``ZooKeeper`` and ``WatchedView``. A write is done, and the read behind it fails."""
+
+    def __init__(self) -> None:
+        self.view = view_of(ROW, 0, 1, 2)
+        self.written: list[Sequence[Operation]] = []
+        self.is_connected = True
+
+    async def multi(self, operations: Sequence[Operation]) -> None:
+        self.written.append(operations)
+        self.is_connected = False
+
+    async def sync(self) -> None: ...
+
+    async def refresh(self, paths: Iterable[str]) -> None:
+        del paths
+        if not self.is_connected:
+            raise ZooKeeperUnavailableError("the connection was lost")
+        self.view = view_of(replace(ROW, isr=(1, 2)), 1, *self.view.brokers)
+
+
+def test_a_change_that_was_done_and_not_read_is_read_before_it_is_tried_again() -> None:
+    """Refused over the view from before, the proposal would end, and the high watermark pass a replica in sync."""
+
+    async def scenario() -> None:
+        zookeeper: Any = ZooKeeper()
+        changes = PartitionChanges(zookeeper, zookeeper, 1)
+        with pytest.raises(ZooKeeperUnavailableError):
+            await changes.alter("t", TOPIC_ID, 0, ROW.state, [1, 2], {2: 7}, recovering=False)
+        assert len(zookeeper.written) == 1
+        # A pass that began before the write has told that broker 2 is gone.
+        zookeeper.view = view_of(ROW, 0, 1)
+        with pytest.raises(ZooKeeperUnavailableError):
+            await changes.alter("t", TOPIC_ID, 0, ROW.state, [1, 2], {2: 7}, recovering=False)
+        zookeeper.is_connected = True
+        with pytest.raises(InvalidUpdateVersionError):
+            await changes.alter("t", TOPIC_ID, 0, ROW.state, [1, 2], {2: 7}, recovering=False)
+        assert len(zookeeper.written) == 1
+        await changes.stop()
+
+    asyncio.run(scenario())
