@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import cache, reduce
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from logstore.spark import history_check, tail_reader, worker
 from logstore.spark.offset_ranges import OffsetRange
@@ -85,4 +85,4 @@ def _schema() -> "StructType":
     """The columns of a part. Spark parses text anew each time."""
     from pyspark.sql.types import StructType
 
-    return StructType.fromDDL(tail_reader.TAIL_COLUMNS)
+    return cast("StructType", StructType.fromDDL(tail_reader.TAIL_COLUMNS))
