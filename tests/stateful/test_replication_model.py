@@ -17,18 +17,19 @@ from logstore.broker.replicas import Replicas
 from logstore.cluster import reconcile
 from logstore.cluster.partition_changes import _Change
 from logstore.errors import LogStoreError
-from logstore.log.active_segment import ActiveSegment
 from logstore.log.frame_index import FrameIndex
 from logstore.log.in_sync_replicas import InSyncReplicas
 from logstore.log.leader_epochs import LeaderEpochs
 from logstore.log.leadership import Leadership
 from logstore.log.partition_log import PartitionLog
 from logstore.log.partition_state import PartitionState
+from logstore.log.relocation import relocate_oldest
 from logstore.log.table_follower import TableFollower
 from logstore.replication import fetch_session, replica_fetcher
 from logstore.replication.fetch_session import _Row
 from logstore.replication.replica_fetcher import ReplicaFetcher
 from tests.support.examples import examples
+from tests.support.replication_model import cluster as model
 from tests.support.replication_model.cluster import modelled, run
 from tests.support.replication_model.memory_journal import DiskWork
 from tests.support.replication_model.table import Table
@@ -163,9 +164,19 @@ PLANTED: dict[str, tuple[Any, str, Any] | str] = {
         rewritten(FrameIndex.settle, ("if truncations else", "if False else")),
     ),
     "C8: frames that are being truncated are copied forward": (
-        ActiveSegment,
-        "keeps",
-        lambda self, frame: self.index.holds(frame),
+        model,
+        "relocate_oldest",
+        rewritten(relocate_oldest, ("or keeper.is_truncating", ""), ("if any(", "if False and any(")),
+    ),
+    "C8: files are freed for a truncation that may fail": (
+        model,
+        "relocate_oldest",
+        rewritten(
+            relocate_oldest,
+            ("or keeper.is_truncating", ""),
+            ("if any(", "if False and any("),
+            ("if keeper.index.holds(frame)]", "if not keeper.is_truncating]"),
+        ),
     ),
     "C9: a new leader tells its end at once": (Leadership, "require_settled", lambda _: None),
     "C10: a roll takes what others may not have": (

@@ -14,7 +14,7 @@ from logstore.cluster.assignment import begin_reassignment, cancel_reassignment
 from logstore.cluster.reconcile import Policy, Preferred, TopicWrite, apply, reconcile
 from logstore.cluster.znodes import NO_LEADER, PartitionRegistration
 from logstore.cluster.zookeeper import VersionConflictError
-from logstore.errors import NetworkError, OffsetNotAvailableError
+from logstore.errors import NetworkError, NotLeaderOrFollowerError, OffsetNotAvailableError
 from logstore.filesystem import Buffer
 from logstore.journal.frame import Frame, FrameFlags
 from logstore.log.leadership import ACKS_ALL
@@ -464,7 +464,7 @@ class Cluster:
             self.see(frame.base_offset, frame.end_offset, bytes(stored.payload))
         try:
             log.require_leader().require_settled()
-        except OffsetNotAvailableError:
+        except (NotLeaderOrFollowerError, OffsetNotAvailableError):
             return
         told = max((end for epoch, end in self.told.items() if epoch < log.leader_epoch), default=0)
         if log.high_watermark < told:
