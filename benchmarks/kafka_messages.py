@@ -18,7 +18,7 @@ from logstore.kafka_protocol.messages import FetchRequest, FetchResponse, Produc
 from logstore.kafka_protocol.requests import read_request, write_request
 from logstore.kafka_protocol.responses import write_response
 
-_ROUNDS, _CALLS = 15, 1_000
+_ROUNDS, _CALLS = 20, 200
 _TOPIC = bytes(range(16))
 _RECORDS = bytes(16 * 1024)
 _PRODUCE, _FETCH = (0, 13), (1, 17)

@@ -89,7 +89,7 @@ def kio_bytes(entity: Any) -> bytes:
 @pytest.mark.parametrize(("definition", "version"), list(advertised_messages_and_versions()), ids=name_of)
 def test_the_same_bytes_have_the_same_values(definition: MessageDefinition, version: int):
     chance = random.Random(f"{definition.name} {version}")
-    for message in (random_message(definition, version, chance, extremes=False) for _ in range(5)):
+    for message in (random_message(definition, version, chance, extremes=False) for _ in range(3)):
         written = joined(encoder(definition.name, version)(message, bytearray()))
         kios, size = entity_reader(kio_class(definition, version))(written, 0)
         assert size == len(written)
