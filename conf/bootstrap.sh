@@ -70,6 +70,8 @@ install() {
     [ $VENV = .venv ] || return 0
     "$VENV/bin/python" -m pip install --no-deps --no-build-isolation --editable . --disable-pip-version-check --no-input \
         >>"$LOG" 2>&1 || { tail -n 20 "$LOG" >&2; fail "the installation failed: see $LOG"; }
+    [ -e logstore/kafka_batches/_record_codec.so ] ||
+        echo "No C compiler that works: Kafka's record batches go a slower way. To change that: sudo apt-get install gcc libc6-dev"
 }
 
 progress() {
@@ -99,8 +101,15 @@ if [ "${1:-install}" = check ]; then
     exit
 fi
 
+# What this project itself is installed from, with the C compilers that are there now.
+sources() {
+    cat pyproject.toml conf/build_hook.py logstore/kafka_batches/record_codec.c
+    echo "${CC:-}"
+    command -v cc gcc clang || true
+}
+
 # A .venv that was moved, or made by a Python that is gone, does not count.
-installed_from="$({ cat $LOCK && if [ $VENV = .venv ]; then cat pyproject.toml; fi; } | cksum) in $PWD"
+installed_from="$({ cat $LOCK && if [ $VENV = .venv ]; then sources; fi; } | cksum) in $PWD"
 if [ "$(cat $VENV/.installed 2>/dev/null)" = "$installed_from" ] && $VENV/bin/python -c "" 2>/dev/null; then exit; fi
 
 python=$(find_python)

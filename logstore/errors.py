@@ -50,6 +50,34 @@ class InvalidRecordError(InvalidRequestError):
     kafka_name, kafka_code = "INVALID_RECORD", 87
 
 
+class InvalidRecordBatchError(InvalidRecordError):
+    """A Kafka record batch (magic 2) that is not taken: it is cut, lies about its records, or could not be rolled. The
+    classes below are those that Kafka has numbers of their own for.
+    """
+
+
+class CorruptRecordBatchError(InvalidRecordBatchError):
+    """The batch was damaged on the way: its length or its CRC is wrong. It may arrive whole the next time."""
+
+    kafka_name, kafka_code, retriable = "CORRUPT_MESSAGE", 2, True
+
+
+class UnsupportedCompressionTypeError(InvalidRecordBatchError):
+    kafka_name, kafka_code = "UNSUPPORTED_COMPRESSION_TYPE", 76
+
+
+class RecordBatchTooLargeError(InvalidRecordBatchError):
+    """The records of the batch inflate to more than is allowed."""
+
+    kafka_name, kafka_code = "MESSAGE_TOO_LARGE", 10
+
+
+class InvalidTimestampError(InvalidRecordBatchError):
+    """A timestamp of a record is outside of what a table holds."""
+
+    kafka_name, kafka_code = "INVALID_TIMESTAMP", 32
+
+
 class RecordTooLargeError(LogStoreError):
     """One record is over ``max.message.bytes``."""
 

@@ -84,6 +84,8 @@ class Replicas:
         #: Those of them whose leader is not settled.
         self._unsettled: set[PartitionKey] = set()
         self._altering: dict[PartitionKey, asyncio.Task[None]] = {}
+        #: Topics with a new leader here, whose tables are about to be read.
+        self._to_refresh: set[Topic] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._checking: asyncio.Task[None] | None = None
         self.isr_shrinks = self.isr_expands = 0
@@ -167,7 +169,9 @@ class Replicas:
             log.error("replica.old_epoch", partition=str(partition_log), epoch=state.leader_epoch, why=error.message)
             return
         self._watch(key, partition_log)
-        if topic.snapshot.partitions[partition_log.partition].sealed < partition_log.sealed_offset:
+        is_behind = in_table is not None and in_table.sealed < partition_log.sealed_offset
+        if (is_behind or len(state.replicas) > 1) and topic not in self._to_refresh:
+            self._to_refresh.add(topic)
             self._run(self._refresh(topic))
         self._changed(topic, partition_log.partition)
 
@@ -442,7 +446,10 @@ class Replicas:
     # ---- history ----------------------------------------------------------------------------------------------------
 
     async def _refresh(self, topic: Topic) -> None:
-        """A new leader reads what the one before has rolled; readers of history wait for it."""
+        """A new leader reads what the one before has rolled; readers of history wait for it. And what it has deleted
+        (DeleteRecords), of which followers are told later.
+        """
+        self._to_refresh.discard(topic)
         try:
             await self._roller.refresh(topic)
         except LogStoreError as error:

@@ -195,6 +195,7 @@ class ZooKeeperCoordinator:
         self._to_register.set()
 
     async def _keep_registered(self) -> None:
+        failure = ""
         while True:
             await self._to_register.wait()
             self._to_register.clear()
@@ -203,8 +204,11 @@ class ZooKeeperCoordinator:
             try:
                 await self.registration.register()
                 self._registered_again()
+                failure = ""
             except LogStoreError as error:
-                log.error("cluster.not_registered", broker=self._broker_id, why=error.message)
+                if error.message != failure:
+                    log.error("cluster.not_registered", broker=self._broker_id, why=error.message)
+                failure = error.message
                 if self.zookeeper.state is SessionState.CONNECTED:
                     await asyncio.sleep(_RETRY_S)
                     self._to_register.set()

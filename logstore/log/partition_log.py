@@ -325,7 +325,7 @@ class PartitionLog:
         """Follow a frame that is handed to the journal; its outcome comes by ``stored`` or ``failed``."""
         header = frame.header
         if header.type is _TRUNCATE:
-            self.active_segment.begin_truncation(header.base_offset)
+            self.active_segment.begin_truncation()
         else:
             assert header.base_offset == self.next_offset or self.begins_tail(header), (header, self)
             self.state.begin(header)

@@ -267,8 +267,10 @@ class Roller:
         return refused
 
     def _seal(self, partition_log: PartitionLog, offset: int) -> None:
-        partition_log.seal(offset)
-        self._journal.release(partition_log.topic_id, partition_log.partition, offset)
+        # Another broker may lead by now, and this log may be shorter than what it has rolled: it was dropped.
+        if (offset := min(offset, partition_log.last_stable_offset)) > partition_log.sealed_offset:
+            partition_log.seal(offset)
+        self._journal.release(partition_log.topic_id, partition_log.partition, partition_log.sealed_offset)
 
     def _write(self, topic: Topic, spans: Sequence[_Range]) -> list[RollPart]:
         """All files or none: a failed write leaves no file. StorageFullError, StorageError, JournalRangeFreedError."""

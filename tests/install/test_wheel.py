@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from conf.build_hook import compiler
 from tests.support import deployment
 from tests.support.server_process import ROOT, free_port
 
@@ -70,6 +71,8 @@ def test_the_wheel_has_the_typed_packages_and_nothing_else(image: Path):
         names = archive.namelist()
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == PACKAGES
     assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)
+    # Kafka's definitions go with their licence.
+    assert {f"logstore/kafka_protocol/schemas/{name}" for name in ("schemas.json", "LICENSE", "NOTICE")} <= set(names)
     assert not [name for name in names if "demo" in name or "configuration_page" in name]
 
 
@@ -100,3 +103,40 @@ def test_the_imported_package_is_the_installed_one(image: Path, tmp_path: Path):
         [image / "opt/bin/python", "-c", code], cwd=tmp_path, env={"PATH": os.environ["PATH"]}, text=True, timeout=60
     )
     assert all(Path(file).is_relative_to(image / "opt/lib") for file in found.split())
+
+
+def test_the_codec_of_record_batches_is_the_compiled_one(image: Path, tmp_path: Path):
+    (wheel,) = (image / "src/dist").glob("*.whl")
+    if compiler() is None:
+        pytest.skip("there is no C compiler")
+    assert "-py3-none-" in wheel.name
+    assert not wheel.name.endswith("-any.whl")
+    code = "from logstore.kafka_batches.codec import CODEC; print(type(CODEC).__name__)"
+    found = subprocess.check_output(
+        [image / "opt/bin/python", "-c", code], cwd=tmp_path, env={"PATH": os.environ["PATH"]}, text=True, timeout=60
+    )
+    assert found == "NativeCodec\n"
+
+
+def test_without_a_compiler_the_wheel_is_of_python_alone(image: Path, tmp_path: Path):
+    """Built from the same sources as the other one, by hatchling itself."""
+    environment = {**os.environ, "CC": "no-such-compiler", "PYTHONPATH": ""}
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", tmp_path]
+    ran = subprocess.run(
+        command, cwd=image / "src", env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "Kafka's record batches will go through numpy" in ran.stdout + ran.stderr
+    (wheel,) = tmp_path.glob("*-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert not [name for name in archive.namelist() if name.endswith(".so")]
+        archive.extractall(tmp_path / "installed")
+    code = "from logstore.kafka_batches.codec import CODEC; print(type(CODEC).__name__)"
+    found = subprocess.check_output(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path / "installed")},
+        text=True,
+        timeout=60,
+    )
+    assert found == "NumpyCodec\n"

@@ -30,12 +30,12 @@ from tests.faults.cluster.probes import Probes
 from tests.faults.cluster.registrations import Registrations
 
 TOPICS = (
-    TopicSpec("plain", 3, {"segment.ms": "700"}),
-    TopicSpec("keyed", 2, {"segment.ms": "1500"}),
+    TopicSpec("plain", 3, {"segment.ms": "3000"}),
+    TopicSpec("keyed", 2, {"segment.ms": "5000"}),
     TopicSpec("tail", 2),
 )
 #: Read by the members of groups.
-SHARED = TopicSpec("shared", 3, {"segment.ms": "700"}, shared=True)
+SHARED = TopicSpec("shared", 3, {"segment.ms": "3000"}, shared=True)
 #: Written with acks=1, by one broker after the other; it promises nothing.
 PROBED = TopicSpec("probed", 3, {"segment.ms": "60000"})
 GROUPS = (RANGE, COOPERATIVE, CONSUMER)

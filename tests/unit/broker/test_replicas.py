@@ -175,12 +175,18 @@ def test_followers_free_what_the_leader_has_sealed_and_a_new_leader_reads_it_fro
     run(scenario())
 
 
-def test_a_new_leader_tells_no_end_before_its_followers_have_what_it_began_with(tmp_path: Path) -> None:
+async def _nothing() -> None: ...
+
+
+def test_a_new_leader_tells_no_end_before_its_followers_have_what_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2) as cluster:
             first, second = cluster.brokers.values()
             topic = second.topic(INTERNAL, "t")
             await produce(first, first.topic(INTERNAL, "t"), [b"a"])
+            monkeypatch.setattr(first._schedule, "roll_at_stop", _nothing)
             await cluster.stop(1)
             cluster.cut.add((1, 2))
             cluster.elect(topic.topic_id, 0, 2)
@@ -410,6 +416,26 @@ def test_a_follower_that_is_cut_off_is_not_taken_back_while_too_few_are_in_sync(
     run(scenario())
 
 
+def test_a_new_leader_learns_of_deleted_records_from_the_table(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_cluster(tmp_path, 1, 2) as cluster:
+            leader, second = cluster.brokers.values()
+            topic = leader.topic(INTERNAL, "t")
+            await produce(leader, topic, [b"a", b"b"])
+            await leader.roll(INTERNAL, topic)
+            await eventually_async(lambda: log_of(second).sealed_offset == 2, "not sealed at the follower")
+            await second.refresh(INTERNAL, second.topic(INTERNAL, "t"))
+            await second._schedule.stop()  # which looks at tables, too
+            cluster.cut.add((2, 1))
+            await asyncio.sleep(0.1)
+            assert await leader.delete_records(INTERNAL, topic, 0, 2) == 2
+            assert log_of(second).log_start_offset == 0
+            cluster.elect(topic.topic_id, 0, 2)
+            await eventually_async(lambda: log_of(second).log_start_offset == 2, "not learned")
+
+    run(scenario())
+
+
 def test_records_are_shown_once_min_insync_replicas_is_lowered(tmp_path: Path) -> None:
     async def scenario() -> None:
         configs = {"min.insync.replicas": "2"}
@@ -492,7 +518,8 @@ def test_a_leader_without_a_lease_tells_nothing_that_another_leader_may_contradi
                 assert await read_all(zombie, topic) == [(0, b"0")], "ZooKeeper alone is away: reads go on"
                 await asyncio.sleep(0.01)
             # Another one leads, and this one does not hear of it.
-            state = dataclasses.replace(cluster.states[topic.topic_id, 0], leader=2, leader_epoch=log.leader_epoch + 1)
+            before = cluster.states[topic.topic_id, 0]
+            state = dataclasses.replace(before, leader=2, leader_epoch=log.leader_epoch + 1, in_sync_replicas=(2, 3))
             cluster.states[topic.topic_id, 0] = state
             cluster.coordinators[2].tell(topic.topic_id, 0, state)
             await eventually_async(lambda: not log.is_settled, "the follower does not say that it follows no more")

@@ -1,0 +1,69 @@
+"""Compiles the codec of Kafka's record batches when a wheel is built or the checkout is installed as editable.
+
+Hatchling calls it: pyproject.toml, ``[tool.hatch.build.targets.wheel.hooks.custom]``. Without a compiler, or with one
+that fails, the package has no library and uses its numpy codec: a line says so, and nothing else is different.
+"""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sysconfig
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+_PACKAGE = "logstore/kafka_batches"
+_SOURCE = f"{_PACKAGE}/record_codec.c"
+_LIBRARY = f"{_PACKAGE}/_record_codec.so"
+_OPTIONS = ("-std=c11", "-O3", "-Wall", "-Wextra", "-shared", "-fPIC", "-fvisibility=hidden")
+_COMPILE_S = 120
+
+
+class RecordCodecHook(BuildHookInterface[Any]):
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
+        library = Path(self.root, _LIBRARY)
+        library.unlink(missing_ok=True)
+        try:
+            compile_codec(Path(self.root, _SOURCE), library)
+        except (OSError, subprocess.SubprocessError) as error:
+            self.app.display_warning(f"Kafka's record batches will go through numpy, which is slower: {error}")
+            return
+        # It depends on the platform, and on no version of Python.
+        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["tag"] = f"py3-none-{platform}"
+        build_data["pure_python"] = False
+        build_data["artifacts"].append(f"/{_LIBRARY}")
+
+
+def compiler() -> list[str] | None:
+    """The command of the C compiler: ``CC``, or the first that is installed; None without one."""
+    if named := shlex.split(os.environ.get("CC", "")):
+        return named
+    return next(([name] for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
+
+
+def compile_codec(source: Path, library: Path, options: Sequence[str] = ()) -> None:
+    """Raises OSError without a compiler, subprocess.SubprocessError if it fails."""
+    command = compiler()
+    if command is None:
+        raise FileNotFoundError("there is no C compiler (sudo apt-get install gcc libc6-dev)")
+    # Then moved: a process that runs keeps the library that it has loaded.
+    made = library.with_name(f"{library.name}.{os.getpid()}")
+    # The library says which source it was made from.
+    crc = zlib.crc32(source.read_bytes())
+    try:
+        subprocess.run(  # noqa: S603
+            [*command, *_OPTIONS, *options, f"-DSOURCE_CRC={crc}LL", "-o", made, source],
+            capture_output=True,
+            check=True,
+            timeout=_COMPILE_S,
+        )
+        made.replace(library)
+    finally:
+        made.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Kafka's record batches (magic 2): checked before they are stored, to the store's columns and back."""

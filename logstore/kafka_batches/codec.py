@@ -1,0 +1,17 @@
+"""The record codec of this process: the one in C, or the one in numpy where there is no library."""
+
+from typing import Final
+
+from logstore.kafka_batches.native import NativeCodec
+from logstore.kafka_batches.numpy_codec import NumpyCodec
+from logstore.kafka_batches.records import RecordCodec
+
+
+def _codec() -> RecordCodec:
+    try:
+        return NativeCodec()
+    except OSError:
+        return NumpyCodec()
+
+
+CODEC: Final = _codec()

@@ -1,0 +1,211 @@
+"""The record codec in C (``record_codec.c``), called through ctypes, which lets other threads run meanwhile.
+
+``conf/build_hook.py`` compiles the library when the package is installed or its wheel is built. A library that does not
+belong to the source beside it is not loaded: their structures could differ.
+
+A structure is the bytes of its fields, of 8 bytes each: to pack them takes a microsecond, ctypes' own structures ten.
+"""
+
+import ctypes
+import struct
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from logstore.kafka_batches.header import HEADER_BYTES
+from logstore.kafka_batches.records import (
+    COLUMN_BYTES_MAX,
+    BatchRecords,
+    DecodedBatches,
+    Fault,
+    Found,
+    fault_error,
+)
+from logstore.limits import HEADERS_PER_RECORD_MAX, TIMESTAMP_MS_MAX
+from logstore.records.schema import HEADERS_TYPE, WIRE_SCHEMA, null_headers
+
+SOURCE: Final = Path(__file__).with_name("record_codec.c")
+LIBRARY: Final = Path(__file__).with_name("_record_codec.so")
+
+_TIMESTAMP_TYPE: Final = WIRE_SCHEMA.field("timestamp").type
+_BATCH_FIELDS: Final = 6
+#: struct found: fault, record, and the fields of ``Found``.
+_FOUND: Final = struct.Struct(f"{2 + len(Found._fields)}q")
+_COLUMNS: Final = struct.Struct("23q")
+_RECORDS: Final = struct.Struct("25q")
+_NO_HEADER_COLUMNS: Final = [0] * 10
+_NO_HEADER_SOURCES: Final = [0] * 12
+_RISING: Final = struct.pack("3q", 0, TIMESTAMP_MS_MAX, HEADERS_PER_RECORD_MAX)
+_CONTIGUOUS: Final = struct.pack("3q", 1, TIMESTAMP_MS_MAX, HEADERS_PER_RECORD_MAX)
+
+
+class StaleLibraryError(OSError):
+    """The library was compiled from another source."""
+
+
+def source_crc() -> int:
+    return zlib.crc32(SOURCE.read_bytes())
+
+
+class NativeCodec:
+    """A ``RecordCodec``."""
+
+    def __init__(self, library: Path = LIBRARY) -> None:
+        """OSError if there is no such library that can be loaded, StaleLibraryError if it is of another source."""
+        functions = ctypes.CDLL(str(library))
+        functions.source_crc.restype = ctypes.c_int64
+        if functions.source_crc() != source_crc():
+            raise StaleLibraryError(f"{library} was compiled from another {SOURCE.name}")
+        # The last argument of each is memory that it writes, or reads without a length: an address.
+        structure, number, address = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
+        for name, arguments in (
+            ("scan", (structure, number, structure, address)),
+            ("decode", (structure, number, structure, structure)),
+            ("encoded_size", (structure,)),
+            ("encode", (structure, address, number)),
+        ):
+            function = getattr(functions, name)
+            function.argtypes = arguments
+            function.restype = number
+        self._scan, self._decode = functions.scan, functions.decode
+        self._encoded_size, self._encode = functions.encoded_size, functions.encode
+
+    def scan(self, batches: Sequence[BatchRecords], *, contiguous: bool, first_batch: int = 0) -> list[Found]:
+        return self._found(batches, _packed(batches), _CONTIGUOUS if contiguous else _RISING, first_batch)
+
+    def _found(self, batches: Sequence[BatchRecords], packed: bytes, rules: bytes, first_batch: int) -> list[Found]:
+        found = _allocate(len(batches) * _FOUND.size)
+        good = self._scan(packed, len(batches), rules, found.address)
+        rows = list(_FOUND.iter_unpack(found))
+        if good < len(batches):
+            fault, record, *_ = rows[good]
+            raise fault_error(Fault(fault), first_batch + good, record)
+        return [Found._make(row[2:]) for row in rows]
+
+    def decode(self, batches: Sequence[BatchRecords]) -> DecodedBatches:
+        packed = _packed(batches)
+        found = self._found(batches, packed, _RISING, 0)
+        total = found[0] if len(found) == 1 else Found._make(map(sum, zip(*found, strict=True)))
+        rows = sum(batch.record_count for batch in batches)
+        timed, timestamps, deltas = _bits(rows, total.untimed), _allocate(8 * rows), _allocate(4 * rows)
+        key = _Column(rows, total.key_bytes, total.null_keys)
+        value = _Column(rows, total.value_bytes, total.null_values)
+        headers = _Headers(rows, total) if total.header_count else None
+        columns = _COLUMNS.pack(
+            rows,
+            total.header_count,
+            timestamps.address,
+            _address(timed),
+            deltas.address,
+            *key.target,
+            *value.target,
+            *(_NO_HEADER_COLUMNS if headers is None else headers.targets),
+        )
+        if not self._decode(packed, len(batches), _RISING, columns):
+            raise AssertionError("the records were changed while they were decoded")
+        arrays = [
+            pa.Array.from_buffers(_TIMESTAMP_TYPE, rows, [timed, timestamps], null_count=total.untimed),
+            key.array(pa.binary()),
+            value.array(pa.binary()),
+            null_headers(rows) if headers is None else headers.array(),
+        ]
+        return DecodedBatches(
+            pa.RecordBatch.from_arrays(arrays, schema=WIRE_SCHEMA), np.frombuffer(deltas, np.int32, rows)
+        )
+
+    def encode(self, records: pa.RecordBatch, base_offset: int, base_timestamp: int) -> pa.Buffer:
+        offsets, timestamps, key, value, headers = records.columns
+        fields = [records.num_rows, base_offset, base_timestamp, _numbers(offsets), _numbers(timestamps)]
+        fields += [*_source(key), *_source(value)]
+        if headers.null_count < len(headers):
+            elements = headers.values
+            fields += [*_source(headers), *_source(elements.field("key")), *_source(elements.field("value"))]
+        else:
+            fields += _NO_HEADER_SOURCES
+        packed = _RECORDS.pack(*fields)
+        size = self._encoded_size(packed)
+        if size + HEADER_BYTES > COLUMN_BYTES_MAX:
+            raise ValueError(f"a record batch has at most {COLUMN_BYTES_MAX} bytes: encode fewer records at once")
+        out = _allocate(HEADER_BYTES + size)
+        if not self._encode(packed, out.address + HEADER_BYTES, size):
+            raise AssertionError("the records were changed while they were encoded")
+        return out
+
+
+# Where memory comes from; a test puts memory with guarded ends here.
+_allocate = pa.allocate_buffer
+
+
+def _packed(batches: Sequence[BatchRecords]) -> bytes:
+    fields: list[int] = []
+    for data, count, base_timestamp, append_time in batches:
+        fields += (data.address, data.size, count, base_timestamp, append_time is not None, append_time or 0)
+    return struct.pack(f"{_BATCH_FIELDS * len(batches)}q", *fields)
+
+
+def _bits(rows: int, null_count: int) -> pa.Buffer | None:
+    """Room for a validity bitmap, which a column without nulls does not have."""
+    return _allocate((rows + 7) // 8) if null_count else None
+
+
+def _address(buffer: pa.Buffer | None) -> int:
+    return 0 if buffer is None else int(buffer.address)
+
+
+class _Column:
+    """Memory for a binary or text column."""
+
+    def __init__(self, rows: int, data_bytes: int, null_count: int) -> None:
+        self._rows, self._null_count = rows, null_count
+        self._valid, self._offsets, self._data = (
+            _bits(rows, null_count),
+            _allocate(4 * (rows + 1)),
+            _allocate(data_bytes),
+        )
+
+    @property
+    def target(self) -> tuple[int, int, int, int]:
+        """``struct target``."""
+        return _address(self._valid), self._offsets.address, self._data.address, self._data.size
+
+    def array(self, kind: pa.DataType) -> pa.Array:
+        buffers = [self._valid, self._offsets, self._data]
+        return pa.Array.from_buffers(kind, self._rows, buffers, null_count=self._null_count)
+
+
+class _Headers:
+    """Memory for the column of headers."""
+
+    def __init__(self, rows: int, found: Found) -> None:
+        self._rows, self._bare, self._count = rows, found.bare, found.header_count
+        self._valid, self._offsets = _bits(rows, found.bare), _allocate(4 * (rows + 1))
+        self._key = _Column(found.header_count, found.header_key_bytes, 0)
+        self._value = _Column(found.header_count, found.header_value_bytes, found.null_header_values)
+
+    @property
+    def targets(self) -> tuple[int, ...]:
+        return _address(self._valid), self._offsets.address, *self._key.target, *self._value.target
+
+    def array(self) -> pa.Array:
+        children = [self._key.array(pa.string()), self._value.array(pa.binary())]
+        elements = pa.StructArray.from_buffers(
+            HEADERS_TYPE.value_type, self._count, [None], null_count=0, children=children
+        )
+        buffers = [self._valid, self._offsets]
+        return pa.Array.from_buffers(HEADERS_TYPE, self._rows, buffers, null_count=self._bare, children=[elements])
+
+
+def _source(column: pa.Array) -> tuple[int, int, int, int]:
+    """``struct source`` of a binary, text or list column, which may be a slice. A list has no data of its own."""
+    valid, offsets, data, *_ = column.buffers()
+    start = column.offset
+    return _address(valid) if column.null_count else 0, start, _address(offsets) + 4 * start, _address(data)
+
+
+def _numbers(column: pa.Array) -> int:
+    """The address of the first number of a column of 64-bit numbers without nulls."""
+    return int(column.buffers()[1].address) + 8 * int(column.offset)

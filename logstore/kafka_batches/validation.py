@@ -1,0 +1,114 @@
+"""Record batches of producers, checked in full before they are appended: one that is taken here can be rolled, and read
+by Kafka's clients.
+"""
+
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from logstore.errors import InvalidRecordBatchError, InvalidTimestampError
+from logstore.filesystem import Buffer
+from logstore.kafka_batches.codec import CODEC
+from logstore.kafka_batches.compression import inflate
+from logstore.kafka_batches.header import HEADER_BYTES, NO_TIMESTAMP, BatchHeader, bytes_of, check_crc
+from logstore.kafka_batches.records import COLUMN_BYTES_MAX, BatchRecords, Found, RecordCodec
+from logstore.limits import TIMESTAMP_MS_MAX
+
+# Of a row: timestamp, ends of key and value; with headers the end of its list. Of a header: ends of key and value.
+_ROW_BYTES: Final = 8 + 4 + 4
+_LIST_BYTES: Final = 4
+_HEADER_ROW_BYTES: Final = 4 + 4
+
+
+class ValidBatch(NamedTuple):
+    """A batch at [start, end) of the buffer, which has a record at least. Its record i has the offset delta i.
+
+    ``max_timestamp`` is the largest of its records', -1 if none has one; the header may say another. ``untimed_count``
+    of them have no timestamp. ``null_key_count`` have no key, the first of these is record ``first_null_key`` (-1).
+    ``inflated_bytes`` is the size of the columns that the batch becomes.
+    """
+
+    start: int
+    end: int
+    header: BatchHeader
+    max_timestamp: int
+    untimed_count: int
+    null_key_count: int
+    first_null_key: int
+    inflated_bytes: int
+
+
+def validate(
+    data: Buffer | pa.Buffer, *, inflated_bytes_max: int, log_append_time: bool = False, codec: RecordCodec = CODEC
+) -> list[ValidBatch]:
+    """The batches that ``data`` consists of, in their order; none if it is empty.
+
+    Checked are length, magic, CRC, compression, counts, each field of each record and header, and that all batches
+    together inflate to ``inflated_bytes_max`` bytes at most. Control batches and transactional ones are taken: the
+    header tells. With ``log_append_time`` the timestamps will be written over, and may be anything.
+
+    Raises InvalidRecordBatchError; of its classes CorruptRecordBatchError, UnsupportedCompressionTypeError,
+    RecordBatchTooLargeError, InvalidTimestampError.
+    """
+    view = bytes_of(data)
+    found: list[ValidBatch] = []
+    left = min(inflated_bytes_max, COLUMN_BYTES_MAX)
+    start = 0
+    while start < len(view):
+        header = BatchHeader.read(view, start)
+        check_crc(view, header, start)
+        _check_header(header, start)
+        inflated = inflate(header.compression, view[start + HEADER_BYTES : start + header.size], left)
+        left -= len(inflated)
+        records = batch_records(header, inflated, ignore_timestamps=log_append_time)
+        (batch,) = codec.scan([records], contiguous=True, first_batch=len(found))
+        found.append(_valid(start, header, batch))
+        start += header.size
+    return found
+
+
+def batch_records(header: BatchHeader, inflated: Buffer, *, ignore_timestamps: bool = False) -> BatchRecords:
+    """What a codec takes. InvalidTimestampError if the batch has one time for all records that no record may have."""
+    append_time = NO_TIMESTAMP if ignore_timestamps else None
+    if header.is_log_append_time and not ignore_timestamps:
+        append_time = header.max_timestamp
+        if not NO_TIMESTAMP <= append_time <= TIMESTAMP_MS_MAX:
+            raise InvalidTimestampError(
+                f"The record batch has append time {append_time}, outside 0 to {TIMESTAMP_MS_MAX} ms since 1970"
+            )
+    return BatchRecords(pa.py_buffer(inflated), header.record_count, header.base_timestamp, append_time)
+
+
+def _check_header(header: BatchHeader, start: int) -> None:
+    """The numbers of a producer's batch."""
+    if header.record_count < 1:
+        raise InvalidRecordBatchError(
+            f"The record batch at byte {start} has {header.record_count} records: send one at least"
+        )
+    if header.last_offset_delta != header.record_count - 1:
+        raise InvalidRecordBatchError(
+            f"The record batch at byte {start} has {header.record_count} records by its count, and "
+            f"{header.last_offset_delta + 1} by its last offset delta"
+        )
+    if header.producer_id != -1 and min(header.producer_id, header.producer_epoch, header.base_sequence) < 0:
+        raise InvalidRecordBatchError(
+            f"The record batch at byte {start} has producer id {header.producer_id}, epoch {header.producer_epoch} and "
+            f"base sequence {header.base_sequence}: with an id none of them is negative"
+        )
+
+
+def _valid(start: int, header: BatchHeader, found: Found) -> ValidBatch:
+    inflated_bytes = header.record_count * _ROW_BYTES + found.key_bytes + found.value_bytes
+    if found.header_count:
+        inflated_bytes += header.record_count * _LIST_BYTES + found.header_count * _HEADER_ROW_BYTES
+        inflated_bytes += found.header_key_bytes + found.header_value_bytes
+    return ValidBatch(
+        start=start,
+        end=start + header.size,
+        header=header,
+        max_timestamp=found.max_timestamp,
+        untimed_count=found.untimed,
+        null_key_count=found.null_keys,
+        first_null_key=found.first_null_key,
+        inflated_bytes=inflated_bytes,
+    )

@@ -1,0 +1,61 @@
+"""The codec in C under the address sanitizer and the one for undefined behaviour, on the corpus of the fuzz test."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conf.build_hook import compile_codec, compiler
+from logstore.kafka_batches.native import SOURCE
+from tests.support.server_process import ROOT
+
+pytestmark = pytest.mark.long
+
+# Not -O1: there GCC 12 leaves out a check if both sanitizers are on.
+_OPTIONS = ("-g", "-O0", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The library, and the sanitizer's own that is to be loaded before Python."""
+    command = compiler()
+    if command is None:
+        pytest.skip("there is no C compiler")
+    library = tmp_path_factory.mktemp("sanitized") / "codec.so"
+    try:
+        compile_codec(SOURCE, library, _OPTIONS)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"the C compiler has no sanitizers: {error.stderr[-200:]!r}")
+    name = "libclang_rt.asan-x86_64.so" if "clang" in command[0] else "libasan.so"
+    runtime = subprocess.check_output([*command, f"-print-file-name={name}"], text=True, timeout=60).strip()
+    return library, runtime
+
+
+def run(sanitized: tuple[Path, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    library, runtime = sanitized
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": runtime,
+        # Memory of CPython and Arrow is never given back at the end.
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0",
+        "PYTHONPATH": str(ROOT),
+    }
+    command = [sys.executable, "-m", "tests.support.sanitized_codec", str(library), *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False)
+
+
+def test_no_byte_outside_of_the_buffers_is_touched(sanitized: tuple[Path, str]):
+    ran = run(sanitized, "fuzz")
+    assert ran.returncode == 0, ran.stderr[-3_000:]
+    taken, refused = map(int, ran.stdout.split())
+    assert min(taken, refused) > 1_000
+
+
+@pytest.mark.parametrize("kind", ["read", "write"])
+def test_the_sanitizer_would_see_it(sanitized: tuple[Path, str], kind: str):
+    ran = run(sanitized, kind)
+    assert ran.returncode != 0
+    assert "AddressSanitizer: heap-buffer-overflow" in ran.stderr
+    assert kind.upper() in ran.stderr
