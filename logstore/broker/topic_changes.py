@@ -302,8 +302,8 @@ def _check_replication_factor(asked: int | None, default: int, brokers: int) -> 
         raise InvalidReplicationFactorError(f"Replication factor {asked} is below 1: leave it out.")
     if asked > brokers:
         raise InvalidReplicationFactorError(
-            f"Replication factor {asked} is larger than the number of brokers ({brokers}): name {brokers} at most, or leave "
-            "it out."
+            f"Replication factor {asked} is larger than the number of brokers ({brokers}): name {brokers} at "
+            "most, or leave it out."
         )
 
 
