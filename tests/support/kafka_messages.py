@@ -45,9 +45,7 @@ def random_message(
 
 
 class _RandomMessage:
-    def __init__(
-        self, definition: MessageDefinition, version: int, chance: random.Random, *, extremes: bool
-    ) -> None:
+    def __init__(self, definition: MessageDefinition, version: int, chance: random.Random, *, extremes: bool) -> None:
         self._definition = definition
         self._version = version
         self._chance = chance

@@ -69,7 +69,9 @@ def test_mutated_messages_are_messages_or_malformed(definition: MessageDefinitio
     outcomes = set()
     for version in versions:
         for _ in range(examples(100)):
-            written = joined(encoder(definition.name, version)(random_message(definition, version, chance), bytearray()))
+            written = joined(
+                encoder(definition.name, version)(random_message(definition, version, chance), bytearray())
+            )
             outcomes.add(decoded_or_malformed(definition, version, mutated(written, chance)))
     assert False in outcomes
 
@@ -89,7 +91,11 @@ def test_a_message_that_is_cut_anywhere_is_malformed(definition: MessageDefiniti
 
 @pytest.mark.parametrize("count", [1 << 20, (1 << 31) - 1])
 def test_the_number_of_elements_is_not_believed(count: int):
-    for version, frame in ((1, struct.pack(">i", count)), (9, varint(count + 1)), (9, b"\x01\x00\x00\x00" + varint(count))):
+    for version, frame in (
+        (1, struct.pack(">i", count)),
+        (9, varint(count + 1)),
+        (9, b"\x01\x00\x00\x00" + varint(count)),
+    ):
         tracemalloc.start()
         with pytest.raises(MalformedMessageError, match=r"elements|tagged fields"):
             decoder("MetadataRequest", version)(frame + b"\x00" * 100)
@@ -175,7 +181,12 @@ def test_large_frames_of_one_byte_take_bounded_time_and_memory(fill: int):
         decoded_or_malformed(definition, version, frame)
         assert time.process_time() - began < 5
     # Those with most elements for their bytes.
-    for name, version in (("FetchRequest", 12), ("MetadataResponse", 13), ("ProduceResponse", 9), ("OffsetFetchRequest", 8)):
+    for name, version in (
+        ("FetchRequest", 12),
+        ("MetadataResponse", 13),
+        ("ProduceResponse", 9),
+        ("OffsetFetchRequest", 8),
+    ):
         tracemalloc.start()
         try:
             decoder(name, version)(frame)

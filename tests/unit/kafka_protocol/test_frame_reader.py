@@ -38,7 +38,9 @@ def frames_of(reader: FrameReader, stream: bytes, pieces: list[int]) -> list[byt
 SIZES = st.one_of(st.integers(0, 40), st.sampled_from([4095, 4096, 4097, 65_531, 65_532, 65_533, 70_000, 200_000]))
 
 
-@given(sizes=st.lists(SIZES, max_size=12), pieces=st.lists(st.integers(1, 70_000), max_size=30), seed=st.integers(0, 99))
+@given(
+    sizes=st.lists(SIZES, max_size=12), pieces=st.lists(st.integers(1, 70_000), max_size=30), seed=st.integers(0, 99)
+)
 def test_the_frames_are_those_of_the_stream_however_it_arrives(sizes: list[int], pieces: list[int], seed: int):
     payloads = [random.Random(f"{seed} {number}").randbytes(size) for number, size in enumerate(sizes)]
     frames = frames_of(FrameReader(MIB), b"".join(map(framed, payloads)), pieces)
