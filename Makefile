@@ -63,8 +63,9 @@ bench: setup ## Beside a real Kafka: make bench CASES=produce-json-100,fetch-* P
 	@$(if $(LIST),,conf/bootstrap.sh bench || true)
 	@$(RUN) benchmarks --pairs $(or $(PAIRS),3) --seconds $(or $(SECONDS),4) --cases '$(CASES)' $(if $(BEFORE),--before '$(BEFORE)') $(if $(FULL),--full) $(if $(LIST),--list)
 
-docs: setup ## Write the pages that are made from the code
+docs: setup ## Write the pages, and the types of Kafka's messages, that are made from the code
 	@$(RUN) conf.configuration_page docs/configuration.md
+	@$(RUN) conf.kafka_messages_stub
 
 lock: ## Resolve the pinned requirements anew (needs uv)
 	@uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \

@@ -86,12 +86,15 @@ class Cluster(Storage):
             settings={f"LOGSTORE_{name}": value for name, value in wanted.items()},
             checkout=ROOT,
         )
-        line = first_line(self._process)
-        if not line.startswith("{"):
+        try:
+            line = first_line(self._process)
+            if not line.startswith("{"):
+                raise BenchmarkError(f"the cluster did not start:\n{self._log.read_text(errors='replace')[-2000:]}")
+            for broker in json.loads(line)["brokers"]:
+                self.urls[broker["id"]], self._pids[broker["id"]] = broker["url"], broker["pid"]
+        except BaseException:
             self.kill()
-            raise BenchmarkError(f"the cluster did not start:\n{self._log.read_text(errors='replace')[-2000:]}")
-        for broker in json.loads(line)["brokers"]:
-            self.urls[broker["id"]], self._pids[broker["id"]] = broker["url"], broker["pid"]
+            raise
         self.url = ",".join(self.urls.values())
 
     # ---- processes --------------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from logstore.errors import (
     MissingRecordsError,
     NotCoordinatorError,
     QuarantinedError,
+    RequestTimedOutError,
 )
 from logstore.limits import KIB
 from logstore.records.batch import DecodedRecords
@@ -175,12 +176,15 @@ class CoordinatorShard(Generic[M]):
         if self._loading is not None:
             self._loading.cancel()
             self._loading = None
-        self._queue, self._under_way = [], []
+        under_way, self._queue, self._under_way = self._under_way, [], []
         self._timers, self._deadlines = {}, []
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         parked, self._parked = self._parked, {}
+        for answer in (answer for append in under_way for answer in append.answers):
+            if (future := parked.pop(answer.request, None)) is not None:
+                _fail(future, self._outcome_open())
         for future in parked.values():
             _fail(future, reason)
 
@@ -298,6 +302,11 @@ class CoordinatorShard(Generic[M]):
     def _not_coordinator(self) -> LogStoreError:
         return NotCoordinatorError(f"This broker does not lead {self.name}: look up the coordinator, and ask there.")
 
+    def _outcome_open(self) -> LogStoreError:
+        return RequestTimedOutError(
+            f"This broker has stopped leading {self.name} since the append: it may or may not be stored. Try again."
+        )
+
     def _stopping(self) -> LogStoreError:
         return BrokerNotReadyError("The store is stopping. Try again in a few seconds.")
 
@@ -311,7 +320,8 @@ class CoordinatorShard(Generic[M]):
         """Apply an event, made with the token of its answer; the answer comes in the future.
 
         Raises the errors of ``require_active``. The future may be cancelled: the event has happened all the same. It
-        fails with the error of the append, or with that of ``load`` or ``unload`` if these come first.
+        fails with the error of the append, or with that of ``load`` or ``unload`` if these come first; then the outcome
+        of an append that is on its way is open.
         """
         self.require_active()
         token = next(self._tokens)

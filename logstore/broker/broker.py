@@ -95,7 +95,9 @@ class Broker:
         self._filesystem = filesystem
         by_name: dict[str, Topic] = {}
         self._writers = roll_threads()
-        self._roller = roller = Roller(journal, clock, self._writers, functools.partial(require_all, locks))
+        self._roller = roller = Roller(
+            journal, clock, self._writers, functools.partial(require_all, locks), coordinator.table_lock
+        )
         self._schedule = RollSchedule(roller, journal, clock, settings, by_name)
         self.admission = Admission(settings, journal, locks, self._schedule.press, quotas, clock)
         self._upkeep = Upkeep(roller, clock, by_name, functools.partial(require_all, locks))
@@ -117,6 +119,7 @@ class Broker:
             ),
             fetchers_per_broker=settings.num_replica_fetchers,
             lag_max_s=settings.replica_lag_time_max_ms / 1000,
+            session_s=settings.zookeeper_session_timeout_ms / 1000,
             changed=self._leadership_changed,
         )
         self._topics = Topics(

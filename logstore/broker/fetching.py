@@ -7,7 +7,7 @@ before, among the bytes in flight of all answers.
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
@@ -246,23 +246,28 @@ class Fetching:
         form: _Form[T],
         copies: float,
     ) -> Fetched[T]:
-        """All leaders are asked for what they have, then to wait. Any record ends the wait (as ``min_bytes`` 1), and
-        each leader has an equal part of ``max_bytes``.
-        """
-        remotely = {at for asked in elsewhere.values() for at, _ in asked}
-        here = [at for at in range(len(found)) if at not in remotely]
-        share = replace(limits, max_bytes=max(1, limits.max_bytes // (len(elsewhere) + bool(here))), min_bytes=1)
+        """All leaders are asked for what they have. Without ``min_bytes`` in all they are asked to wait, each for its
+        part of what is missing: when there is enough, one of them at least has its part. Then all are asked again.
 
-        async def at_home(max_wait_ms: int) -> Fetched[T]:
+        Each leader has an equal part of ``max_bytes``.
+        """
+        sources = _Sources(list(elsewhere.values()), len(found))
+        here = sources.here
+        enough = min(max(1, limits.min_bytes), limits.max_bytes)
+        share = replace(limits, max_bytes=max(1, limits.max_bytes // len(sources)))
+
+        async def at_home(min_bytes: int, max_wait_ms: int) -> Fetched[T]:
             permissions = Permissions(self._authorizer, context)
-            own, waits = [found[at] for at in here], replace(share, max_wait_ms=max_wait_ms)
+            own = [found[at] for at in here]
+            waits = replace(share, max_wait_ms=max_wait_ms, min_bytes=min_bytes)
             fetched = await self._fetch_here(permissions, own, waits, None, form, copies)
             return replace(fetched, answers={here[at]: answer for at, answer in fetched.answers.items()})
 
-        async def away(leader: int, asked: "Sequence[Asked]", max_wait_ms: int) -> Fetched[T]:
+        async def away(leader: int, asked: "Sequence[Asked]", min_bytes: int, max_wait_ms: int) -> Fetched[T]:
             reservation = self._answers.reserve()
             try:
-                raw = await remote.fetch(leader, context, asked, share, max_wait_ms, reservation)
+                wanted_here = replace(share, min_bytes=min_bytes)
+                raw = await remote.fetch(leader, context, asked, wanted_here, max_wait_ms, reservation)
                 read = form.read_remote
                 answers: dict[int, FetchResult[T] | LogStoreError] = {}
                 for at, wanted in asked:
@@ -280,20 +285,46 @@ class Fetching:
                 raise
             return Fetched(answers, reservation)
 
-        def sources(max_wait_ms: int) -> list[Coroutine[object, object, Fetched[T]]]:
-            asked = [away(leader, wanted, max_wait_ms) for leader, wanted in elsewhere.items()]
-            return [at_home(max_wait_ms), *asked] if here else asked
+        def ask(min_bytes: Sequence[int], max_wait_ms: int) -> list[Coroutine[object, object, Fetched[T]]]:
+            asked = [
+                away(leader, wanted, least, max_wait_ms)
+                for (leader, wanted), least in zip(elsewhere.items(), min_bytes, strict=False)
+            ]
+            return [*asked, at_home(min_bytes[-1], max_wait_ms)] if here else asked
 
-        fetched = await self._first_news(sources(0), None)
-        if fetched.answers or not limits.max_wait_ms:
-            return fetched
-        fetched.reservation.release()
-        return await self._first_news(sources(limits.max_wait_ms), gone)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + limits.max_wait_ms / 1000
+        wanted_at_once = False
+
+        async def client_gone() -> None:
+            nonlocal wanted_at_once
+            assert gone is not None
+            await gone()
+            wanted_at_once = True
+
+        while True:
+            fetched = await self._first_news(ask([enough] * len(sources), 0), None)
+            left_ms = math.ceil((end - loop.time()) * 1000)
+            had = sources.num_bytes(fetched.answers)
+            missing = enough - sum(had)
+            if missing <= 0 or left_ms <= 0 or wanted_at_once or _has_error(fetched.answers):
+                return fetched
+            fetched.reservation.release()
+            parts = [size + math.ceil(missing / len(sources)) for size in had]
+            fetched = await self._first_news(ask(parts, left_ms), None if gone is None else client_gone, ends=True)
+            now = sources.num_bytes(fetched.answers)
+            if not fetched.answers or sum(now) >= enough or _has_error(fetched.answers):
+                return fetched
+            fetched.reservation.release()
+            if all(new <= before for new, before in zip(now, had, strict=True)):
+                wanted_at_once = True  # one that can give no more has answered
 
     async def _first_news(
-        self, sources: "Sequence[Coroutine[object, object, Fetched[T]]]", gone: Gone | None
+        self, sources: "Sequence[Coroutine[object, object, Fetched[T]]]", gone: Gone | None, *, ends: bool = False
     ) -> Fetched[T]:
-        """The answers of the first of ``sources`` that have some, of all if none has. Raises the errors of ``gone``."""
+        """The answers of all ``sources``; with ``ends`` those that are there when the first has some. Raises the errors
+        of ``gone``.
+        """
         fetching = [asyncio.ensure_future(source) for source in sources]
         going = None if gone is None else asyncio.ensure_future(gone())
         waiting: set[asyncio.Future[Any]] = {*fetching} if going is None else {*fetching, going}
@@ -303,7 +334,7 @@ class Fetching:
                 if going is not None and going.done():
                     going.result()
                     break
-                if gone is not None and any(one in done and one.result().answers for one in fetching):
+                if ends and any(one in done and one.result().answers for one in fetching):
                     break
             answers: dict[int, FetchResult[T] | LogStoreError] = {}
             for one in fetching:
@@ -360,6 +391,27 @@ class Fetching:
             finally:
                 self._answers.wait_no_more(room)
         return self._answers.reserve(size)
+
+
+class _Sources:
+    """The partitions of a fetch by who answers for them: other leaders in their order, then this broker."""
+
+    def __init__(self, elsewhere: "Sequence[Sequence[Asked]]", count: int) -> None:
+        remotely = {at for asked in elsewhere for at, _ in asked}
+        self.here = [at for at in range(count) if at not in remotely]
+        self._places = [[at for at, _ in asked] for asked in elsewhere] + ([self.here] if self.here else [])
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def num_bytes(self, answers: Mapping[int, FetchResult[T] | LogStoreError]) -> list[int]:
+        """What each has given."""
+        sizes = {at: one.num_bytes for at, one in answers.items() if isinstance(one, FetchResult)}
+        return [sum([sizes.get(at, 0) for at in places]) for places in self._places]
+
+
+def _has_error(answers: Mapping[int, FetchResult[T] | LogStoreError]) -> bool:
+    return any(isinstance(one, LogStoreError) for one in answers.values())
 
 
 def _held_bytes_max(todo: Sequence[tuple[int, WantedPartition | LogStoreError]], limits: FetchLimits) -> int:

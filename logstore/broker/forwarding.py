@@ -5,7 +5,7 @@ forwarded at most once (C18): views differ for a moment, and two brokers could s
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import Enum, auto
 from typing import Final, Protocol
 from uuid import UUID
@@ -21,6 +21,7 @@ from logstore.errors import (
     UnknownTopicError,
     WrongBrokerError,
 )
+from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.records.murmur2 import partition_for
 from logstore.records.offset_record import OFFSETS_TOPIC
@@ -55,6 +56,8 @@ class KnownTopics(Protocol):
     def is_known(self, name: str, partitions: int = 1) -> bool: ...
 
     async def until_known(self, name: str, partitions: int = 1) -> None: ...
+
+    async def until_led(self, logs: Collection[PartitionLog]) -> None: ...
 
 
 class Router:
@@ -94,6 +97,10 @@ class Router:
             return
         if not self._topics.is_known(name, partitions):
             await self._topics.until_known(name, partitions)
+
+    async def until_led(self, logs: Collection[PartitionLog]) -> None:
+        """Wait for those that this broker is about to lead."""
+        await self._topics.until_led(logs)
 
     async def until_known(self, names: Iterable[str]) -> None:
         """As ``until_target_known``, for topics that a request's body names."""

@@ -168,6 +168,8 @@ class Producing:
         self, context: RequestContext, prepared: list[PreparedRequest], acks: int, timeout_ms: int | None
     ) -> list[AppendedRequest]:
         """Append requests whose partitions this broker leads, and wait as ``acks`` says. Raises as ``produce``."""
+        if self.remote is not None:
+            await self.remote.until_led(prepared)
         for step in self.before_claim:
             await step(context, [(one.topic, [p.partition for p in one.parts], one.identities) for one in prepared])
         self._admission.require_ready()

@@ -43,13 +43,13 @@ class KeptFrames:
     def index(self) -> FrameIndex:
         return self.tail.index
 
+    @property
+    def is_truncating(self) -> bool:
+        return False
+
     def frames_to_keep(self, start: int, end: int) -> list[IndexedFrame]:
         """The frames at the journal positions [start, end)."""
         return [frame for frame in self.index.located_in(start, end) if frame.end_offset > self.sealed_offset]
-
-    def keeps(self, frame: IndexedFrame) -> bool:
-        """Whether the frame counts still."""
-        return self.index.holds(frame)
 
 
 @dataclass(frozen=True, slots=True)

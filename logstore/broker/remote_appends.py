@@ -145,6 +145,17 @@ class RemoteAppends:
         """Whether another broker, or none, leads a partition of the requests."""
         return any(_is_elsewhere(one.topic, part.partition) for one in requests for part in one.parts)
 
+    async def until_led(self, requests: Sequence[PreparedRequest]) -> None:
+        """Wait for partitions of the requests that this broker is about to lead."""
+        logs = [
+            one.topic.partitions[part.partition]
+            for one in requests
+            for part in one.parts
+            if _is_elsewhere(one.topic, part.partition)
+        ]
+        if logs:
+            await self._router.until_led(logs)
+
     def divide(self, context: RequestContext, requests: Sequence[PreparedRequest]) -> Division:
         """Parts that nobody leads, or that are not to be forwarded, have their errors afterwards."""
         division = Division(requests)

@@ -43,8 +43,8 @@ _QUIET_S: Final = 0.001
 
 
 class Replicas:
-    """``connect`` opens a connection to a broker. ``changed`` is told of a partition whose leader changed here, or that
-    can be rolled by now.
+    """``connect`` opens a connection to a broker. ``session_s``: how long a follower that was heard of counts as one.
+    ``changed`` is told of a partition whose leader changed here, or that can be rolled by now.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class Replicas:
         *,
         fetchers_per_broker: int,
         lag_max_s: float,
+        session_s: float,
         changed: Callable[[Topic, int], None],
     ) -> None:
         self._coordinator = coordinator
@@ -68,6 +69,7 @@ class Replicas:
         self._settings = settings
         self._fetchers_per_broker = fetchers_per_broker
         self._lag_max_s = lag_max_s
+        self._session_s = session_s
         self._changed = changed
         #: The newest state of each partition.
         self._states: dict[PartitionKey, PartitionState] = {}
@@ -82,6 +84,8 @@ class Replicas:
         #: Those of them whose leader is not settled.
         self._unsettled: set[PartitionKey] = set()
         self._altering: dict[PartitionKey, asyncio.Task[None]] = {}
+        #: Topics with a new leader here, whose tables are about to be read.
+        self._to_refresh: set[Topic] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._checking: asyncio.Task[None] | None = None
         self.isr_shrinks = self.isr_expands = 0
@@ -157,13 +161,17 @@ class Replicas:
             if in_table is not None and in_table.leader_epoch > state.leader_epoch:
                 raise FencedLeaderEpochError(f"Epoch {in_table.leader_epoch} has written to the table already.")
             partition_log.state.forget_producers(self._coordinator.producer_ids_begin)
-            partition_log.become_leader(state.leader_epoch, self._in_sync_replicas(topic, state), self._has_lease)
+            partition_log.become_leader(
+                state.leader_epoch, self._in_sync_replicas(topic, state), self._has_lease, self._is_followed
+            )
         except FencedLeaderEpochError as error:
             # Or ZooKeeper's data was put back to an older state: who leads by it may lack records.
             log.error("replica.old_epoch", partition=str(partition_log), epoch=state.leader_epoch, why=error.message)
             return
         self._watch(key, partition_log)
-        if topic.snapshot.partitions[partition_log.partition].sealed < partition_log.sealed_offset:
+        is_behind = in_table is not None and in_table.sealed < partition_log.sealed_offset
+        if (is_behind or len(state.replicas) > 1) and topic not in self._to_refresh:
+            self._to_refresh.add(topic)
             self._run(self._refresh(topic))
         self._changed(topic, partition_log.partition)
 
@@ -181,6 +189,9 @@ class Replicas:
 
     def _has_lease(self) -> bool:
         return self._coordinator.has_lease
+
+    def _is_followed(self, in_sync: InSyncReplicas) -> bool:
+        return in_sync.all_fetch(self._clock.monotonic() - self._session_s)
 
     def _watch(self, key: PartitionKey, partition_log: PartitionLog) -> None:
         """See to the ISR of a partition that is led here, if it has other replicas."""
@@ -435,7 +446,10 @@ class Replicas:
     # ---- history ----------------------------------------------------------------------------------------------------
 
     async def _refresh(self, topic: Topic) -> None:
-        """A new leader reads what the one before has rolled; readers of history wait for it."""
+        """A new leader reads what the one before has rolled; readers of history wait for it. And what it has deleted
+        (DeleteRecords), of which followers are told later.
+        """
+        self._to_refresh.discard(topic)
         try:
             await self._roller.refresh(topic)
         except LogStoreError as error:

@@ -55,6 +55,8 @@ log = structlog.stdlib.get_logger(__name__)
 _LEADERS_S = 15.0
 #: How long a broker waits for a topic that the controller makes.
 _APPEARS_S = 10.0
+#: How long appends wait for a partition that this broker was elected to lead.
+_LED_S = 2.0
 
 T = TypeVar("T")
 
@@ -274,6 +276,19 @@ class Topics:
         if self.discovery is None or self.is_known(name, partitions) or not is_legal_name(name, TOPIC_NAME_LENGTH_MAX):
             return
         await self.discovery.find(name, partitions, lambda: self.is_known(name, partitions))
+
+    async def until_led(self, logs: Collection[PartitionLog]) -> None:
+        """In a cluster: wait for those that this broker was elected to lead a moment ago, and does not lead yet; for
+        some seconds at the most.
+        """
+
+        def is_pending(log: PartitionLog) -> bool:
+            if log.is_leader or log.is_closed:
+                return False
+            return self._coordinator.partition_state(log.topic_id, log.partition).leader == self._coordinator.broker_id
+
+        if self.discovery is not None and any(map(is_pending, logs)):
+            await self.discovery.until(lambda: not any(map(is_pending, logs)), _LED_S)
 
     def is_known(self, name: str, partitions: int = 1) -> bool:
         """Whether ``get`` finds the topic, with so many partitions, or tells why it is not served."""

@@ -80,13 +80,13 @@ def create(
 
 def _described(admin: "Admin", name: str) -> "TopicDescription":
     """The topic that there is: other brokers than the controller hear of a new one a moment later."""
-    from logstore.errors import UnknownTopicError
+    from logstore.errors import LeaderNotAvailableError, UnknownTopicError
 
     deadline = time.monotonic() + _HEARD_OF_S
     while True:
         try:
             return admin.describe_topic(name)
-        except UnknownTopicError:
+        except (UnknownTopicError, LeaderNotAvailableError):
             if time.monotonic() > deadline:
                 raise
         time.sleep(0.05)

@@ -57,7 +57,9 @@ _RETRY_S: Final = 0.1
 
 
 class Controller:
-    """``tables`` is shared with the coordinator, which wakes the controller when it changes."""
+    """``tables`` is shared with the coordinator, which wakes the controller when it changes, and when the broker has
+    registered (``is_registered``).
+    """
 
     def __init__(
         self,
@@ -67,6 +69,7 @@ class Controller:
         tables: Mapping[UUID, KnownTopic],
         policy: Policy,
         *,
+        is_registered: Callable[[], bool] = lambda: True,
         imbalance_check_interval_s: float = IMBALANCE_CHECK_INTERVAL_S,
     ) -> None:
         self._zookeeper = zookeeper
@@ -75,6 +78,7 @@ class Controller:
         self._tables = tables
         #: ``preferred`` says what is done every ``imbalance_check_interval_s``; nothing of it at other times.
         self._policy = policy
+        self._is_registered = is_registered
         self._interval_s = imbalance_check_interval_s
         #: The version of ``/controller_epoch`` that this broker's election wrote; None while it is not the controller.
         self._epoch_version: int | None = None
@@ -184,7 +188,8 @@ class Controller:
                 await self._find_own_election()
             return
         self._resign(f"{znodes.CONTROLLER} is gone")
-        if self._broker_id not in view.brokers:
+        # Its id in the view may be another process's.
+        if self._broker_id not in view.brokers or not self._is_registered():
             return
         node = await self._zookeeper.get(znodes.CONTROLLER_EPOCH)
         last = -1 if node is None else znodes.decode(znodes.CONTROLLER_EPOCH, node.data, ControllerEpoch).epoch

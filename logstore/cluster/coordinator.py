@@ -62,9 +62,9 @@ NO_PARTITION: Final = PartitionState(-1, -1, (), ())
 class KnownTopic:
     """What a coordinator needs to know of a topic's table.
 
-    ``leader_epochs``: by partition, the last that table and journal have seen. ``has_records``: whether any are
-    known, in the table or in this broker's journal. ``replication_factor``: that of a new topic (None: the default). ``unclean``: whether its
-    partitions may lose records to have a leader (``unclean.leader.election.enable``).
+    ``leader_epochs``: by partition, the last that table and journal have seen. ``has_records``: whether any are known,
+    in the table or in this broker's journal. ``replication_factor``: that of a new topic (None: the default).
+    ``unclean``: whether its partitions may lose records to have a leader (``unclean.leader.election.enable``).
     """
 
     name: str

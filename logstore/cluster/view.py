@@ -83,6 +83,8 @@ class WatchedView:
         self._wake = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
+        #: Why the last pass failed: it is logged once.
+        self._failure: str | None = None
 
     def listen(self, listener: ViewListener) -> None:
         self._listeners.append(listener)
@@ -134,12 +136,15 @@ class WatchedView:
                 _settle(waiting, error)
                 if not isinstance(error, ZooKeeperUnavailableError):
                     # A view that stands still is worse than one that is read anew.
-                    log.exception("cluster.view_failed")
+                    if str(error) != self._failure:
+                        log.exception("cluster.view_failed")
+                    self._failure = str(error)
                     self._all_unread = True
                 if self._zookeeper.state is SessionState.CONNECTED:
                     await asyncio.sleep(_RETRY_S)
                     self._wake.set()
             else:
+                self._failure = None
                 _settle(waiting, None)
 
     # ---- reading ----------------------------------------------------------------------------------------------------

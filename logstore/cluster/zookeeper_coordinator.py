@@ -94,6 +94,7 @@ class ZooKeeperCoordinator:
             broker_id,
             self._tables,
             policy or Policy(),
+            is_registered=lambda: self._is_registered,
             imbalance_check_interval_s=imbalance_check_interval_s,
         )
         self._changes = PartitionChanges(zookeeper, self._watched, broker_id)
@@ -194,6 +195,7 @@ class ZooKeeperCoordinator:
         self._to_register.set()
 
     async def _keep_registered(self) -> None:
+        failure = ""
         while True:
             await self._to_register.wait()
             self._to_register.clear()
@@ -201,8 +203,12 @@ class ZooKeeperCoordinator:
                 continue
             try:
                 await self.registration.register()
+                self._registered_again()
+                failure = ""
             except LogStoreError as error:
-                log.error("cluster.not_registered", broker=self._broker_id, why=error.message)
+                if error.message != failure:
+                    log.error("cluster.not_registered", broker=self._broker_id, why=error.message)
+                failure = error.message
                 if self.zookeeper.state is SessionState.CONNECTED:
                     await asyncio.sleep(_RETRY_S)
                     self._to_register.set()
@@ -267,14 +273,14 @@ class ZooKeeperCoordinator:
         node = self.view.topics.get(self._names.get(topic_id, ""))
         if node is None or not 0 <= partition < len(node.document.partitions):
             return NO_PARTITION
-        return _state(node.document, node.document.partitions[partition])
+        return self._believed(_state(node.document, node.document.partitions[partition]))
 
     def listen(self, listener: PartitionListener) -> None:
         self._listeners.append(listener)
         for node in list(self.view.topics.values()):
             for partition, state in enumerate(_states(node)):
                 if state.leader != NO_LEADER:
-                    _tell(listener, node.document.topic_id, partition, state)
+                    _tell(listener, node.document.topic_id, partition, self._believed(state))
 
     def listen_to_brokers(self, listener: Callable[[], None]) -> None:
         self._broker_listeners.append(listener)
@@ -343,7 +349,27 @@ class ZooKeeperCoordinator:
             if partition >= len(known) and state.leader == NO_LEADER:
                 continue
             for listener in self._listeners:
-                _tell(listener, new.document.topic_id, partition, state)
+                _tell(listener, new.document.topic_id, partition, self._believed(state))
+
+    @property
+    def _is_registered(self) -> bool:
+        return self.registration.broker_epoch != -1
+
+    def _believed(self, state: PartitionState) -> PartitionState:
+        """The state as this broker may act on it. While it is not registered, another process may have its id by now,
+        and lead: what is told of that id is told of that process.
+        """
+        if state.leader != self._broker_id or self._is_registered:
+            return state
+        return dataclasses.replace(state, leader=NO_LEADER)
+
+    def _registered_again(self) -> None:
+        """Tell of what this broker leads; it may be elected controller, too."""
+        self.controller.wake(None)
+        for node in list(self.view.topics.values()):
+            for partition, state in enumerate(_states(node)):
+                for listener in self._listeners if state.leader == self._broker_id else ():
+                    _tell(listener, node.document.topic_id, partition, state)
 
     # ---- topics -----------------------------------------------------------------------------------------------------
 

@@ -382,6 +382,11 @@ class TopicTable:
         with self._lock:
             return self._committer.commit(plan)
 
+    def is_maintenance_due(self) -> bool:
+        """Whether ``maintain`` would write a checkpoint. CorruptionError, StorageError."""
+        with self._lock:
+            return is_checkpoint_due(self.files, self._committer.snapshot())
+
     def maintain(self) -> None:
         """Checkpoint when due, and remove expired log entries. StorageError, CorruptionError; no commit is touched."""
         with self._lock:

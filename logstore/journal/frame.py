@@ -11,7 +11,7 @@ import functools
 import struct
 from collections.abc import Mapping
 from enum import IntEnum, IntFlag
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 from uuid import UUID
 
 from logstore.crc32c import crc32c
@@ -116,6 +116,27 @@ class Frame(NamedTuple):
     header: FrameHeader
     payload: Buffer
 
+    @property
+    def payload_crc(self) -> int:
+        """CRC-32C of the payload."""
+        return crc32c(self.payload)
+
+
+class CheckedFrame(Frame):
+    """A frame whose payload came with its CRC, and was checked: the copy keeps the CRC of the original (C15)."""
+
+    _payload_crc: int
+
+    @classmethod
+    def of(cls, header: FrameHeader, payload: Buffer, payload_crc: int) -> Self:
+        frame = cls(header, payload)
+        frame._payload_crc = payload_crc
+        return frame
+
+    @property
+    def payload_crc(self) -> int:
+        return self._payload_crc
+
 
 class FrameLocation(NamedTuple):
     position: int
@@ -176,7 +197,7 @@ def encode_frame_header(frame: Frame, *, position: int, durable_end: int, file_i
         header.type,
         header.flags,
         length,
-        crc32c(payload),
+        frame.payload_crc,
         header.partition,
         position,
         durable_end,

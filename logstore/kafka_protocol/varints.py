@@ -13,13 +13,19 @@ _BYTES_MAX: Final = 5
 
 
 def read_varint(buffer: Buffer, position: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 7 * _BYTES_MAX, 7):
-        byte = buffer[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
+    # Lengths of strings have one byte or two, those of records mostly three.
+    low = buffer[position]
+    if low < 0x80:
+        return low, position + 1
+    middle = buffer[position + 1]
+    if middle < 0x80:
+        return low & 0x7F | middle << 7, position + 2
+    value = low & 0x7F | (middle & 0x7F) << 7
+    for index in range(2, _BYTES_MAX):
+        byte = buffer[position + index]
         if byte < 0x80:
-            return value, position
+            return value | byte << 7 * index, position + index + 1
+        value |= (byte & 0x7F) << 7 * index
     raise MalformedMessageError(f"a variable-length integer has more than {_BYTES_MAX} bytes")
 
 

@@ -1,8 +1,8 @@
 """The active segment of a partition: its un-sealed records, whose frames lie in the journal.
 
 Owns the index of the frames, the time since which the oldest one waits, and their part of the topic's journal bytes.
-Invariant: a frame keeps its place in the journal as long as ``keeps`` says so; a truncation that is on its way to the
-disk already counts.
+Invariant: a frame that the index has keeps its place in the journal; one that a truncation drops does until that is
+durable.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class JournalBytes:
 
 
 class ActiveSegment:
-    __slots__ = ("_clock", "_journal_bytes", "_since", "_truncating_to", "index")
+    __slots__ = ("_clock", "_journal_bytes", "_since", "index", "is_truncating")
 
     def __init__(self, clock: Clock, journal_bytes: JournalBytes) -> None:
         self.index = FrameIndex()
@@ -29,8 +29,8 @@ class ActiveSegment:
         self._journal_bytes = journal_bytes
         #: When the oldest frame came here, in seconds of the monotonic clock; None without a frame.
         self._since: float | None = None
-        #: The log end offset that a truncation on its way to the disk orders; None without one.
-        self._truncating_to: int | None = None
+        #: Whether a truncation is on its way to the disk.
+        self.is_truncating = False
 
     @property
     def age_ms(self) -> float:
@@ -55,22 +55,17 @@ class ActiveSegment:
         """A frame that began is not stored."""
         self._journal_bytes.num_bytes -= HEADER_BYTES + len(frame.payload)
 
-    @property
-    def is_truncating(self) -> bool:
-        """Whether a truncation is on its way to the disk."""
-        return self._truncating_to is not None
-
-    def begin_truncation(self, offset: int) -> None:
-        """A truncation to ``offset`` was handed to the journal."""
-        self._truncating_to = offset
+    def begin_truncation(self) -> None:
+        """A truncation was handed to the journal."""
+        self.is_truncating = True
 
     def truncation_failed(self) -> None:
         """The truncation that began is not stored."""
-        self._truncating_to = None
+        self.is_truncating = False
 
     def truncate(self, offset: int) -> None:
         """A truncation is durable: drop the frames that reach beyond ``offset``."""
-        self._truncating_to = None
+        self.is_truncating = False
         self._change_index(lambda: self.index.truncate(offset))
         if not len(self.index):
             self._since = None
@@ -97,12 +92,5 @@ class ActiveSegment:
     # ---- relocation (``KeepsFrames``) -------------------------------------------------------------------------------
 
     def frames_to_keep(self, start: int, end: int) -> list[IndexedFrame]:
-        """The frames at the journal positions [start, end) that count. Frames that a truncation on its way to the disk
-        drops do not count, because a copy behind it would bring them back.
-        """
-        return [frame for frame in self.index.located_in(start, end) if self.keeps(frame)]
-
-    def keeps(self, frame: IndexedFrame) -> bool:
-        """Whether the frame counts still."""
-        dropped = self._truncating_to is not None and frame.end_offset > self._truncating_to
-        return not dropped and self.index.holds(frame)
+        """The frames at the journal positions [start, end)."""
+        return self.index.located_in(start, end)

@@ -16,11 +16,11 @@ class Follower:
     """Another replica. ``position``: everything below it is durable there."""
 
     __slots__ = (
-        "_fetched_at",
         "_log_end_at_fetch",
         "broker_epoch",
         "broker_id",
         "caught_up_at",
+        "fetched_at",
         "is_behind",
         "position",
         "wake",
@@ -35,7 +35,8 @@ class Follower:
         self.caught_up_at = now
         #: Whether it was found behind, and has not fetched since.
         self.is_behind = False
-        self._fetched_at = now
+        #: When it last fetched, in the same seconds.
+        self.fetched_at = now
         self._log_end_at_fetch = 0
         #: Tells the follower's fetch session that there is something new; None while there is no session.
         self.wake: Callable[[], None] | None = None
@@ -47,11 +48,11 @@ class Follower:
         if position >= log_end_offset:
             self.caught_up_at = now
         elif position >= self._log_end_at_fetch and self.position != UNKNOWN_POSITION:
-            self.caught_up_at = max(self.caught_up_at, self._fetched_at)
+            self.caught_up_at = max(self.caught_up_at, self.fetched_at)
         self.broker_epoch = broker_epoch
         self.position = position
         self.is_behind = False
-        self._fetched_at = now
+        self.fetched_at = now
         self._log_end_at_fetch = log_end_offset
 
     def behind_s(self, log_end_offset: int, now: float) -> float:
@@ -123,6 +124,16 @@ class InSyncReplicas:
                 follower.is_behind = True
                 found.append(broker)
         return found
+
+    def all_fetch(self, since: float) -> bool:
+        """Whether all others in the ISR, and in a proposed one, follow this leader still: their sessions are there, and
+        they have fetched since then. Any other leader would be one of them.
+        """
+        return all(
+            follower.wake is not None and follower.fetched_at >= since
+            for broker in {*self.committed, *(self.proposed or ())}
+            if (follower := self.followers.get(broker)) is not None
+        )
 
     def may_join(self, broker: int, high_watermark: int, epoch_start: int) -> bool:
         """Whether the follower may be proposed for the ISR (C4). One that was found behind has fetched since: with too

@@ -4,7 +4,8 @@ Invariant: an append with acks=all is acknowledged when the high watermark reach
 the log end does. A leader that is the only replica moves the high watermark with the log end: durable, log end, high
 watermark and acknowledgement are one step of the loop. A leader with followers counts their positions, too
 (``InSyncReplicas``); it tells no end offset, and rolls nothing, before the high watermark has reached the offset at
-which its epoch began (C9): until then an end offset could fall.
+which its epoch began (C9): until then an end offset could fall. Nor does it tell one, or give records, when another
+broker may lead by now: it has no lease, and a follower in sync does not follow it any more.
 """
 
 from collections.abc import Callable
@@ -29,6 +30,7 @@ class Leadership:
         "_has_ended",
         "_has_lease",
         "_high_watermark",
+        "_is_followed",
         "_log_end_offset",
         "epoch",
         "epoch_start",
@@ -42,12 +44,16 @@ class Leadership:
         log_end_offset: int,
         in_sync_replicas: InSyncReplicas | None = None,
         has_lease: Callable[[], bool] = lambda: True,
+        is_followed: Callable[[InSyncReplicas], bool] = lambda _: True,
     ) -> None:
-        """``in_sync_replicas`` is None for the only replica. ``has_lease``: nobody else can lead meanwhile (C14)."""
+        """``in_sync_replicas`` is None for the only replica. ``has_lease``: nobody else can lead meanwhile (C14).
+        ``is_followed``: whether all of the ISR fetch from here.
+        """
         self.epoch = epoch
         self.epoch_start = log_end_offset
         self.in_sync_replicas = in_sync_replicas
         self._has_lease = has_lease
+        self._is_followed = is_followed
         self._has_ended = False
         self._high_watermark = high_watermark
         self._log_end_offset = log_end_offset
@@ -120,8 +126,21 @@ class Leadership:
         """Whether the high watermark has reached the start of the epoch (C9)."""
         return self._high_watermark.offset >= self.epoch_start
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether another broker may lead by now, so that this one has nothing to tell."""
+        in_sync = self.in_sync_replicas
+        return in_sync is not None and not self._has_lease() and not self._is_followed(in_sync)
+
     def require_settled(self) -> None:
-        """OffsetNotAvailableError until the end offsets of this leader cannot fall any more (KIP-207)."""
+        """OffsetNotAvailableError until the end offsets of this leader cannot fall any more (KIP-207);
+        NotLeaderOrFollowerError while it is cut off.
+        """
+        if self.is_cut_off:
+            raise NotLeaderOrFollowerError(
+                "This broker reaches neither ZooKeeper nor all replicas in sync, so that another one may lead by now: "
+                "look up the leader, and try again."
+            )
         if not self.is_settled:
             raise OffsetNotAvailableError(
                 "The leader was elected just now, and waits for its followers before it tells end offsets: try again."
@@ -168,6 +187,11 @@ class Leadership:
                 ),
             )
         self._count_replicas()
+
+    def count_replicas(self) -> None:
+        """Count again: ``min.insync.replicas`` is another."""
+        if self.in_sync_replicas is not None:
+            self._count_replicas()
 
     def _count_replicas(self) -> None:
         in_sync = self.in_sync_replicas

@@ -219,10 +219,11 @@ class PartitionLog:
         epoch: int,
         in_sync_replicas: InSyncReplicas | None = None,
         has_lease: Callable[[], bool] = lambda: True,
+        is_followed: Callable[[InSyncReplicas], bool] = lambda _: True,
     ) -> None:
         """Lead with ``epoch``, which is higher than that of any leader before. FencedLeaderEpochError if it is not.
 
-        ``in_sync_replicas`` and ``has_lease`` as for ``Leadership``.
+        ``in_sync_replicas``, ``has_lease`` and ``is_followed`` as for ``Leadership``.
         """
         newest = max(self.leader_epoch, self.state.leader_epochs.last)
         if epoch <= newest:
@@ -231,7 +232,9 @@ class PartitionLog:
                 f"epoch {newest} has led it already."
             )
         self.resign(epoch)
-        self._leadership = Leadership(epoch, self._high_watermark, self.log_end_offset, in_sync_replicas, has_lease)
+        self._leadership = Leadership(
+            epoch, self._high_watermark, self.log_end_offset, in_sync_replicas, has_lease, is_followed
+        )
 
     def resign(self, epoch: int) -> None:
         """Another leader has ``epoch``. What is not acknowledged may be truncated: its outcome is unknown."""
@@ -248,13 +251,18 @@ class PartitionLog:
 
     @property
     def is_settled(self) -> bool:
-        """Whether this broker leads, and its end offsets cannot fall any more (C9)."""
-        return self._leadership is not None and self._leadership.is_settled
+        """Whether this broker leads, as far as anybody can tell, and its end offsets cannot fall any more (C9)."""
+        return self._leadership is not None and self._leadership.is_settled and not self._leadership.is_cut_off
 
     @property
     def is_leader(self) -> bool:
         """Whether this broker leads the partition."""
         return self._leadership is not None
+
+    def count_replicas(self) -> None:
+        """``min.insync.replicas`` is another: the high watermark may rise now."""
+        if self._leadership is not None:
+            self._leadership.count_replicas()
 
     def append_refusal(self, acks: int) -> LogStoreError | None:
         """Why an append with ``acks`` is not taken; None if it is."""
@@ -317,7 +325,7 @@ class PartitionLog:
         """Follow a frame that is handed to the journal; its outcome comes by ``stored`` or ``failed``."""
         header = frame.header
         if header.type is _TRUNCATE:
-            self.active_segment.begin_truncation(header.base_offset)
+            self.active_segment.begin_truncation()
         else:
             assert header.base_offset == self.next_offset or self.begins_tail(header), (header, self)
             self.state.begin(header)
@@ -406,10 +414,11 @@ class PartitionLog:
         return self._frames.truncation(end, leader_epoch)
 
     def _drop_from(self, offset: int) -> None:
-        """A truncation is durable."""
+        """A truncation is durable. Meanwhile the leader may have rolled more: what is in Delta stays."""
         offset = max(offset, self.sealed_offset)
         self.active_segment.truncate(offset)
         self.log_end_offset = offset
+        self.next_offset = max(offset, self.next_offset)
         self._high_watermark.truncate(offset)
         self.state.truncate(offset)
         self._high_watermark.wake_readers()

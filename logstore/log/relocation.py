@@ -1,8 +1,10 @@
 """Copying the frames of the journal's oldest file forward, so that the file can be freed.
 
 Only frames that an index points to are copied. A scan of the file would find truncated ones, too, and their copies
-would come behind the TRUNCATE frame that dropped them. Invariant: whether a frame still counts is asked in the same
-step of the loop that hands its copy to the journal; from then on a truncation comes behind the copy.
+would come behind the TRUNCATE frame that dropped them. Invariants: whether a frame still counts is asked in the same
+step of the loop that hands its copy to the journal; from then on a truncation comes behind the copy. While a truncation
+is on its way to the disk, nothing is copied, as a copy would bring back what it drops, and no file is freed, as the
+truncation may fail.
 """
 
 import asyncio
@@ -22,9 +24,14 @@ class KeepsFrames(Protocol):
     @property
     def index(self) -> FrameIndex: ...
 
-    def frames_to_keep(self, start: int, end: int) -> list[IndexedFrame]: ...
+    @property
+    def is_truncating(self) -> bool:
+        """Whether a truncation is on its way to the disk."""
+        ...
 
-    def keeps(self, frame: IndexedFrame) -> bool: ...
+    def frames_to_keep(self, start: int, end: int) -> list[IndexedFrame]:
+        """The frames at the journal positions [start, end) that count."""
+        ...
 
 
 async def relocate_oldest(
@@ -33,17 +40,19 @@ async def relocate_oldest(
     """Copy the needed frames of the oldest file forward and free it. Returns the places of the copies.
 
     Does nothing, and returns an empty list, if there is no older file, if its needed frames are larger than
-    ``max_bytes``, or if it has frames of an unknown partition. Raises as ``Journal.append`` and ``Journal.read`` do.
+    ``max_bytes``, or if it has frames of an unknown partition, or of one that is being truncated. Raises as
+    ``Journal.append`` and ``Journal.read`` do.
     """
     oldest = journal.oldest_needed
     if oldest is None:
         return []
-    wanted: list[tuple[KeepsFrames, IndexedFrame]] = []
+    keepers: list[KeepsFrames] = []
     for key in oldest.needed_by:
         keeper = keeper_of(key)
-        if keeper is None:  # a topic whose removal is not durable yet
+        if keeper is None or keeper.is_truncating:  # None: a topic whose removal is not durable yet
             return []
-        wanted += [(keeper, frame) for frame in keeper.frames_to_keep(oldest.start, oldest.end)]
+        keepers.append(keeper)
+    wanted = [(keeper, frame) for keeper in keepers for frame in keeper.frames_to_keep(oldest.start, oldest.end)]
     if sum(frame.location.length for _, frame in wanted) > max_bytes:
         return []
     wanted.sort(key=lambda found: found[1].location.position)
@@ -51,7 +60,9 @@ async def relocate_oldest(
         frames = await asyncio.to_thread(journal.read_many, [frame.location for _, frame in wanted])
     except JournalRangeFreedError:
         return []
-    copied = [at for at, (keeper, frame) in enumerate(wanted) if keeper.keeps(frame)]
+    if any(keeper.is_truncating for keeper in keepers):
+        return []
+    copied = [at for at, (keeper, frame) in enumerate(wanted) if keeper.index.holds(frame)]
     locations = await journal.relocate([frames[at] for at in copied]) if copied else []
     for at, location in zip(copied, locations, strict=True):
         keeper, frame = wanted[at]

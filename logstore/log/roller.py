@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -31,6 +32,7 @@ from logstore.errors import (
     StorageError,
     UnknownTopicError,
     UnsupportedTableError,
+    ZooKeeperUnavailableError,
     storage_error,
 )
 from logstore.journal.errors import JournalRangeFreedError
@@ -114,9 +116,13 @@ class Roller:
         clock: Clock,
         executor: Executor,
         require_lock: Callable[[], None] = lambda: None,
+        table_lock: Callable[[str], AbstractAsyncContextManager[None]] = lambda _: contextlib.nullcontext(),
     ) -> None:
-        """``require_lock`` raises LockLostError once the tables may be another process's to write."""
+        """``require_lock`` raises LockLostError once the tables may be another process's to write. ``table_lock`` is
+        held while the log of a topic's table is checkpointed.
+        """
         self._require_lock = require_lock
+        self._table_lock = table_lock
         self._journal = journal
         self._executor = executor
         self._follower = TableFollower(clock, executor)
@@ -261,8 +267,10 @@ class Roller:
         return refused
 
     def _seal(self, partition_log: PartitionLog, offset: int) -> None:
-        partition_log.seal(offset)
-        self._journal.release(partition_log.topic_id, partition_log.partition, offset)
+        # Another broker may lead by now, and this log may be shorter than what it has rolled: it was dropped.
+        if (offset := min(offset, partition_log.last_stable_offset)) > partition_log.sealed_offset:
+            partition_log.seal(offset)
+        self._journal.release(partition_log.topic_id, partition_log.partition, partition_log.sealed_offset)
 
     def _write(self, topic: Topic, spans: Sequence[_Range]) -> list[RollPart]:
         """All files or none: a failed write leaves no file. StorageFullError, StorageError, JournalRangeFreedError."""
@@ -331,7 +339,17 @@ class Roller:
             # At a start the log was just made durable; below this version no checkpoint is due.
             due = not at_start or topic.version >= DELTA_CHECKPOINT_INTERVAL
             if due and topic.is_maintained_here and not any(p.missing for p in topic.partitions):
+                await self._maintain(topic)
+
+    async def _maintain(self, topic: Topic) -> None:
+        """One broker at a time: a leader of partition 0 that was replaced, and does not know it, may be at it, too."""
+        if not await self._in_thread(topic.table.is_maintenance_due):
+            return
+        try:
+            async with self._table_lock(topic.name):
                 await self._in_thread(topic.table.maintain)
+        except ZooKeeperUnavailableError as error:
+            log.info("delta.checkpoint_postponed", topic=topic.name, why=error.message)
 
 
 def _is_whole(files: TableFiles, part: RollPart) -> bool:

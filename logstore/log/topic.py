@@ -107,7 +107,7 @@ class Topic:
         ``lost``: by partition, the reason why sealed records are neither in the table nor on disk.
         """
         self.snapshot = snapshot
-        unclean = self.config.unclean_leader_election_enable
+        unclean, min_in_sync = self.config.unclean_leader_election_enable, self.config.min_insync_replicas
         self._follow_config(snapshot)
         before = len(self.partitions)
         for partition in range(len(self.partitions), snapshot.num_partitions):
@@ -127,6 +127,8 @@ class Topic:
             partition_log.state.idempotency_keys.keys_max = self.config.idempotency_keys_max
             state = snapshot.partitions[partition_log.partition]
             partition_log.log_start_offset = max(partition_log.log_start_offset, state.log_start)
+            if self.config.min_insync_replicas != min_in_sync:
+                partition_log.count_replicas()
         if len(self.partitions) > before or self.config.unclean_leader_election_enable != unclean:
             self.changed(self)
 

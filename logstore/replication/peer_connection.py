@@ -2,9 +2,9 @@
 
 Invariants: a request is answered, or fails, within its time; the outcome of one that has left this broker is unknown
 once the connection has ended, and the error says which of the two it was (``PeerUnavailableError.nothing_sent``).
-Answers come in the order of requests, so that a request that is not answered in time ends the connection: nothing
-behind it would be answered either. A connection that is not used for a while ends here, before it ends there, so that
-no request meets the end on its way.
+Answers come when they are ready. The other side bounds the time of each request, so that one that is not answered in
+time ends the connection: the peer is gone. A connection that is not used for a while ends here, before it ends there,
+so that no request meets the end on its way.
 """
 
 import asyncio

@@ -3,9 +3,9 @@
 A connection is a stranger's until both sides have proved that they know the cluster's secret (``peer_auth``): until
 then its messages have 4 KiB at most, its time is bounded, and a flood of strangers ends the oldest of them, so that it
 takes neither memory nor a broker's place. Then requests go to the handler of their type as they come, several at a
-time, and answers go out in the order of the requests. Memory is bounded: by the requests that are in hand, by one
-answer to FETCH at a time, and by an answer that the peer does not take, which holds up the others until the peer is
-cut off.
+time, and each answer goes out when it is ready: a slow append delays no other. Memory is bounded: by the requests that
+are in hand, by one answer to FETCH at a time, and by an answer that the peer does not take, which holds up the others
+until the peer is cut off.
 
 A request that cannot be read, of another version or of a type that is not served ends its connection: one line of the
 log, one answer that says why.
@@ -73,6 +73,8 @@ _LOOKS: Final = 4
 _OF_THE_HANDSHAKE: Final = (MessageType.HELLO, MessageType.AUTH)
 # The request of an answer to bytes that were none.
 _NO_HEADER: Final = Header(0, 0, 0, 0, 0)
+#: Errors that end the connection.
+_ENDING: Final = (MalformedMessageError, UnsupportedVersionError)
 
 
 class PeerSession:
@@ -438,15 +440,16 @@ class _Connection:
         self._send_answers()
 
     def _send_answers(self) -> None:
-        """All that are next, as long as the peer takes them."""
-        while self._pending and self._pending[0].answer.done() and self.stream.can_write and self.stream.is_open:
-            header, answer, request_bytes = self._pending.popleft()
+        """All that are ready, as long as the peer takes them."""
+        while self.stream.can_write and self.stream.is_open and (ready := self._next_ready()) is not None:
+            self._pending.remove(ready)
+            header, answer, request_bytes = ready
             self._pending_bytes -= request_bytes
             if answer.cancelled():
                 self.stream.abort()
                 return
             error = answer.exception()
-            if isinstance(error, (MalformedMessageError, UnsupportedVersionError)):
+            if isinstance(error, _ENDING):
                 self._pending.clear()
                 self._end_with(header, error)
                 return
@@ -462,6 +465,13 @@ class _Connection:
             self.stream.end()
         elif self._has_room:
             self.stream.release()
+
+    def _next_ready(self) -> "_Pending | None":
+        """The first that has its answer. One that ends the connection, or makes it HTTP's, waits for all before it."""
+        for at, one in enumerate(self._pending):
+            if one.answer.done() and (at == 0 or not _is_last(one)):
+                return one
+        return None
 
     def _send_error(self, header: Header, error: LogStoreError) -> None:
         answer_type = ANSWER_TYPES.get(header.type, header.type)
@@ -520,3 +530,10 @@ class _Refusals:
         log.warning("peer.refused", address=address, broker=broker_id, reason=reason, others_before=self._unnamed)
         self._logged += 1
         self._unnamed = 0
+
+
+def _is_last(one: _Pending) -> bool:
+    """Whether no answer follows this one, which is done."""
+    if one.header.type == MessageType.HTTP or one.answer.cancelled():
+        return True
+    return isinstance(one.answer.exception(), _ENDING)

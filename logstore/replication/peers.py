@@ -1,7 +1,7 @@
 """The other brokers, as this one asks them: connections that are made when they are needed, and used again.
 
-Each broker has a connection for each kind of message: answers come in the order of requests, and a quick answer is not
-to wait behind an append. Invariant: requests of one kind go to a broker in the order of the calls.
+Each broker has a connection for each kind of message: a quick answer is not to wait until large requests are sent.
+Invariant: requests of one kind go to a broker in the order of the calls.
 """
 
 import asyncio

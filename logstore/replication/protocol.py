@@ -22,7 +22,7 @@ from logstore.errors import (
     NewerFormatError,
 )
 from logstore.filesystem import Buffer
-from logstore.journal.frame import HEADER_BYTES, HONOURED, Frame, FrameFlags, decode_frame_header
+from logstore.journal.frame import HEADER_BYTES, HONOURED, CheckedFrame, Frame, FrameFlags, decode_frame_header
 from logstore.protocol.error_codes import code_of, error_of_kafka
 from logstore.records.batch_identity import BatchIdentity
 
@@ -254,9 +254,9 @@ def split_frames(buffer: Buffer) -> list[Frame]:
     """The frames of one partition as the leader's journal has them: headers of 128 bytes with their payloads.
 
     A frame is believed if magic, header CRC and payload CRC are right. Position, ``durable_end`` and file id are the
-    leader's, and not looked at; the flag RELOCATED is dropped. Payloads are views of ``buffer``. CorruptionError for
-    bytes that are no whole frames and for frames that take no offsets, NewerFormatError for frames of a version, type
-    or flag that this release does not honour; nothing of the answer may be believed then.
+    leader's, and not looked at; the flag RELOCATED is dropped. Payloads are views of ``buffer``, and keep their CRC.
+    CorruptionError for bytes that are no whole frames and for frames that take no offsets, NewerFormatError for frames
+    of a version, type or flag that this release does not honour; nothing of the answer may be believed then.
     """
     data = memoryview(buffer)
     end, at = len(data), 0
@@ -278,7 +278,7 @@ def split_frames(buffer: Buffer) -> list[Frame]:
             )
         if not header.takes_offsets:
             raise CorruptionError(f"the leader sent a frame of type {header.type.name}, which is no part of a log")
-        frames.append(Frame(header, payload))
+        frames.append(CheckedFrame.of(header, payload, payload_crc))
     return frames
 
 

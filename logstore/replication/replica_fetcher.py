@@ -8,6 +8,7 @@ the topic's table (``replica_bootstrap``).
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -22,6 +23,7 @@ from logstore.errors import (
     OffsetMovedToTieredStorageError,
     StorageFullError,
     UnknownLeaderEpochError,
+    UnknownTopicIdError,
 )
 from logstore.filesystem import Buffer
 from logstore.journal.frame import Frame, FrameLocation
@@ -45,10 +47,12 @@ from logstore.replication.protocol import (
 log = structlog.stdlib.get_logger(__name__)
 
 _MOVED: Final = OffsetMovedToTieredStorageError.kafka_code
-_OTHER_EPOCH: Final = frozenset(
-    error.kafka_code for error in (FencedLeaderEpochError, UnknownLeaderEpochError, NotLeaderOrFollowerError)
+#: The leader and this broker learn of epochs and topics from ZooKeeper, in no order.
+_NOT_HEARD_YET: Final = frozenset(
+    error.kafka_code
+    for error in (FencedLeaderEpochError, UnknownLeaderEpochError, NotLeaderOrFollowerError, UnknownTopicIdError)
 )
-_OTHER_EPOCH_S: Final = 0.05
+_NOT_HEARD_YET_S: Final = 0.05
 
 
 class Connection(Protocol):
@@ -204,16 +208,26 @@ class ReplicaFetcher:
             rows = self._rows()
             in_session.update(row.session_index for row in rows)
             in_session.difference_update(self._forgotten)
-            if not in_session:
+            if not in_session and not self._forgotten:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            fetch = Fetch(settings.wait_max_ms, 1, settings.response_bytes_max, rows, self._forgotten)
+            # What is followed no more is told at once: a leader that is cut off from ZooKeeper learns by it.
+            wait_ms = self._wait_ms() if in_session else 0
+            fetch = Fetch(wait_ms, 1, settings.response_bytes_max, rows, self._forgotten)
             self._forgotten = []
             body = await connection.request(
                 MessageType.FETCH, encode_fetch(fetch), settings.timeout_s + settings.wait_max_ms / 1000
             )
             await self._apply(decode_fetched(body))
+
+    def _wait_ms(self) -> int:
+        """How long the leader may wait for records: a partition that is to be asked for again soon waits no longer."""
+        wait_ms = self._settings.wait_max_ms
+        if self._changed:
+            soonest = min(followed.not_before for followed in self._changed.values())
+            wait_ms = min(wait_ms, max(1, math.ceil((soonest - asyncio.get_running_loop().time()) * 1000)))
+        return wait_ms
 
     def _rows(self) -> list[FetchRow]:
         """Rows of the partitions whose end has changed since the leader was told."""
@@ -337,8 +351,7 @@ class ReplicaFetcher:
         if error == _MOVED:
             await self._begin_anew(followed)
             return
-        # The epoch is over, or the leader does not know it yet: both learn from ZooKeeper, in no order.
-        self._ask(followed, _OTHER_EPOCH_S if error in _OTHER_EPOCH else self._settings.backoff_s)
+        self._ask(followed, _NOT_HEARD_YET_S if error in _NOT_HEARD_YET else self._settings.backoff_s)
 
     async def _begin_anew(self, followed: _Followed) -> None:
         """Take the end of the topic's table for the end of the log."""

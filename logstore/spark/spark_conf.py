@@ -8,7 +8,6 @@ own Spark (``$SPARK_CONF_DIR/spark-defaults.conf`` or ``$SPARK_HOME/conf``), ``P
 import os
 import re
 import shlex
-import socket
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -120,8 +119,6 @@ def session_settings(master: str, given: Mapping[str, str], *, progress: bool) -
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.sql.shuffle.partitions": str(2 * cores),
             "spark.databricks.delta.snapshotPartitions": str(min(4, cores)),
-            # Over TCP each task in Python waits 40 ms for a delayed acknowledgement (Nagle's algorithm).
-            "spark.python.unix.domain.socket.enabled": str(hasattr(socket, "AF_UNIX")).lower(),
             "spark.executorEnv.PYTHONPATH": _python_path(given.get("spark.executorEnv.PYTHONPATH")),
         }
     settings = ours | dict(given) | {"spark.master": master}

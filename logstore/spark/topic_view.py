@@ -2,7 +2,8 @@
 
 Rule R8, in order: (1) the ends are asked over HTTP; (2) the store's leader serves any offset of the tail for as long as
 it is retained; (3) the sealed offsets and log starts come from one Delta snapshot, read after (1); (4) history is
-``start <= offset < min(sealed, end)`` of that or any later version, and the tail is the rest. A roll at any moment,
+``start <= offset < min(sealed, end)`` of that or any later version, and the tail is the rest; if history is little, the
+leader serves that, too, and no version of the table is read. A roll at any moment,
 also between two evaluations of a DataFrame, is not noticed: the border between the parts was fixed when the view was
 made. Versions in which another writer changed records are no such versions (``history_check``).
 """

@@ -39,7 +39,8 @@ def test_every_error_has_an_answer_and_unknown_outcomes_are_5xx(name):
     answer = log_store_error_response(cls("what to change", **extra.get(name, {})))
     # Versions and epochs of a partition's state are a matter between brokers and ZooKeeper, whoever asks.
     between_brokers = (logstore.errors.InvalidUpdateVersionError, logstore.errors.UnknownLeaderEpochError)
-    elsewhere = issubclass(cls, (logstore.errors.NetworkError, *between_brokers))
+    of_kafkas_protocol = (logstore.errors.InvalidFetchSessionEpochError,)
+    elsewhere = issubclass(cls, (logstore.errors.NetworkError, *between_brokers, *of_kafkas_protocol))
     caller_is_wrong = issubclass(cls, logstore.errors.InvalidRequestError) or (
         name.startswith(("Unknown", "Invalid")) and not elsewhere
     )

@@ -125,6 +125,29 @@ async def test_groups_are_answered_by_their_coordinators(tmp_path: Path):
         assert status == 404
 
 
+async def test_a_fetch_of_several_leaders_waits_for_as_many_bytes_as_it_asks_for(tmp_path: Path):
+    async with relaying_cluster(tmp_path, 1, 2, 3) as cluster:
+        http = cluster.running[1].http
+        body = {
+            "partitions": [{"topic": "t", "partition": p, "offset": 0} for p in range(3)],
+            "max_wait_ms": 30_000,
+            "min_bytes": 25_000,
+            "max_bytes": 1_000_000,
+        }
+        waiting = asyncio.create_task(http.post("/fetch", json=body))
+        for partition in (0, 1, 2):
+            await asyncio.sleep(0.2)
+            assert not waiting.done(), partition
+            record = {"value": "x" * 10_000, "partition": partition}
+            assert (await http.post("/topics/t", json={"records": [record]})).status_code == 200
+        found = {one.index: one for one in read_fetch_response(pa.py_buffer((await waiting).content))}
+        assert sorted(found) == [0, 1, 2], "all that there is"
+        assert all(one.error is None for one in found.values())
+        # What there is comes at the end of the wait, too.
+        body |= {"min_bytes": 500_000, "max_wait_ms": 50}
+        assert len(list(read_fetch_response(pa.py_buffer((await http.post("/fetch", json=body)).content)))) == 3
+
+
 async def test_members_and_instances_reach_their_coordinator_through_any_broker(tmp_path: Path):
     async with relaying_cluster(tmp_path, 1, 2, 3) as cluster:
         await fill(cluster)

@@ -71,3 +71,40 @@ async def test_three_brokers_answer_as_one(brokers: Brokers, tmp_path: Path):
             await http.aclose()
         for server in servers:
             server.kill()
+
+
+async def test_what_was_made_a_moment_ago_is_known_to_every_broker(brokers: Brokers, tmp_path: Path):
+    """Without a retry: a topic, more partitions of it, and the topic of groups, which the first of them makes."""
+    settings = {"offsets.topic.num.partitions": "3", "offsets.topic.replication.factor": "5"}
+    servers = [await started(tmp_path / "data", environment(brokers, number, **settings)) for number in (1, 2, 3)]
+    clients = [httpx.AsyncClient(base_url=server.url, timeout=60) for server in servers]
+    try:
+        cluster = (await clients[0].get("/v3/clusters")).json()["data"][0]["cluster_id"]
+        controller = (await clients[0].get("/cluster")).json()["controller_id"]
+        others = [http for number, http in enumerate(clients, start=1) if number != controller]
+        for name in ("one", "two", "three"):
+            body = {"topic_name": name, "partitions_count": 3}
+            assert (await until_ok(clients[0], "POST", f"/v3/clusters/{cluster}/topics", json=body)).status_code == 201
+            answers = await asyncio.gather(
+                *(
+                    http.get(f"/topics/{name}/partitions/{p}/records?max_wait_ms=0")
+                    for http in clients
+                    for p in range(3)
+                ),
+                *(http.post(f"/topics/{name}", json={"records": [{"value": 1, "partition": 2}]}) for http in clients),
+                *(http.get(f"/metadata?topics={name}") for http in clients),
+            )
+            assert {answer.status_code for answer in answers} == {200}, [answer.text for answer in answers]
+            assert {one["error_code"] for each in answers[9:12] for one in each.json()["offsets"]} == {None}
+            assert {each.json()["topics"][0]["error_code"] for each in answers[12:]} == {None}
+        offsets = {"offsets": [{"topic": "one", "partition": 0, "offset": 0}]}
+        for group in ("a", "b", "c", "d"):
+            answer = await others[0].post(f"/groups/{group}/offsets", json=offsets)
+            assert answer.status_code == 200, answer.text
+        absent = await others[0].get("/topics/none/partitions/0/records")
+        assert (absent.status_code, absent.json()["error_code"]) == (404, 40401)
+    finally:
+        for http in clients:
+            await http.aclose()
+        for server in servers:
+            server.kill()

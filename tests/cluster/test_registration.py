@@ -1,5 +1,6 @@
 """A broker's registration on a real ZooKeeper: C12, C19, two brokers with one id."""
 
+import asyncio
 import shutil
 
 import pytest
@@ -180,6 +181,40 @@ async def test_a_lost_session_is_followed_by_a_registration_with_a_new_epoch(bro
     await brokers.seen_by([leader, other], lambda it: it.brokers == [1, 2], "not both are there")
     state = leader.partition_state(topic_id, 0)
     assert state.in_sync_replicas == (leader.broker_id,)
+
+
+async def test_a_broker_whose_id_is_another_process_by_now_leads_nothing(brokers: Brokers, tmp_path, monkeypatch):
+    """It was stopped for longer than its session, and a new broker has taken its place with an empty disk."""
+    (former,) = await brokers.start(1)
+    told = []
+    former.listen(lambda _, __, state: told.append(state))
+    go_on = asyncio.Event()
+    register = former.registration.register
+
+    async def later() -> None:
+        await go_on.wait()
+        await register()
+
+    monkeypatch.setattr(former.registration, "register", later)
+    await expire(former)
+    await eventually_async(lambda: former.registration.broker_epoch == -1, "not expired")
+    other = brokers.make(1, log_directory=tmp_path / "another disk")
+    await other.start()
+    try:
+        await other.find_leaders([])
+        brokers.running[1] = other
+        topic_id = await brokers.create_topic("t", 1, 1)
+        assert other.partition_state(topic_id, 0).leader == 1
+        await eventually_async(lambda: "t" in former.view.topics, "not seen")
+        assert former.partition_state(topic_id, 0).leader == NO_LEADER
+        assert not any(state.leader == 1 for state in told)
+    finally:
+        brokers.running[1] = former
+        await other.stop()
+    go_on.set()
+    await eventually_async(lambda: former.registration.broker_epoch != -1, "not registered")
+    await eventually_async(lambda: former.partition_state(topic_id, 0).leader == 1, "leads nothing again")
+    await eventually_async(lambda: told[-1].leader == 1, "not told")
 
 
 async def test_a_registration_that_somebody_removes_is_made_again(brokers: Brokers):

@@ -71,6 +71,8 @@ def test_the_wheel_has_the_typed_packages_and_nothing_else(image: Path):
         names = archive.namelist()
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == PACKAGES
     assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)
+    # Kafka's definitions go with their licence.
+    assert {f"logstore/kafka_protocol/schemas/{name}" for name in ("schemas.json", "LICENSE", "NOTICE")} <= set(names)
     assert not [name for name in names if "demo" in name or "configuration_page" in name]
 
 

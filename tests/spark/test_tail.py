@@ -14,13 +14,19 @@ from logstore.errors import (
     StoreUnreachableError,
     UnknownTopicError,
 )
-from logstore.spark import read_offsets, tail_reader
+from logstore.spark import read_offsets, read_plan, tail_reader
 from tests.spark.conftest import EPOCH_MS, files_opened, offsets
 from tests.spark.store import Store
 from tests.support.produce_load import ProduceLoad
 from tests.support.server_process import ServerProcess, free_port
 
 pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def history_is_scanned(monkeypatch):
+    """However little it is: as of more than ``FETCHED_BYTES_MAX``."""
+    monkeypatch.setattr(read_plan, "FETCHED_BYTES_MAX", -1)
 
 
 def rows_of(frame):
@@ -52,6 +58,7 @@ def expected(partition, start, end):
     ]
 
 
+@pytest.mark.usefixtures("history_is_scanned")
 def test_history_and_tail_join_and_stay_joined_when_the_store_rolls_and_restarts(spark, store):
     topic = store.create("joined", 3)
     store.produce(topic, 0, 0, 60)
@@ -82,6 +89,26 @@ def test_history_and_tail_join_and_stay_joined_when_the_store_rolls_and_restarts
     assert offsets(read_offsets(spark, topic, bootstrap=store.url), 1) == list(range(40))
 
 
+def test_little_history_comes_from_the_store_with_the_tail(spark, store):
+    """Over files, a roll and retention: the frame has its range whole, or says that it cannot."""
+    topic = store.create("little", 2)
+    for start in (0, 40):
+        store.produce(topic, 0, start, start + 40)
+        store.produce(topic, 1, start, start + 40)
+        store.roll(topic)
+    store.produce(topic, 0, 80, 100)
+    frame = read_offsets(spark, topic, {0: 35, 1: 10}, {0: 90, 1: 30}, bootstrap=store.url)
+    wanted = expected(0, 35, 90) + expected(1, 10, 30)
+    assert files_opened(frame) == 0
+    assert frame.schema == read_offsets(spark, topic, storage=store.server.data).schema
+    assert rows_of(frame) == wanted
+    store.roll(topic)
+    assert rows_of(frame) == wanted
+    store.post(f"/topics/{topic}/partitions/1/delete-records", before_offset=20)
+    with pytest.raises(Exception, match=r"out of range.*Retention or delete-records overtook this read"):
+        frame.collect()
+
+
 def test_a_tail_of_many_answers_comes_whole(spark, store, monkeypatch):
     topic = store.create("bounded")
     store.produce(topic, 0, 0, 2000)
@@ -89,6 +116,7 @@ def test_a_tail_of_many_answers_comes_whole(spark, store, monkeypatch):
     assert rows_of(read_offsets(spark, topic, {0: 7}, {0: 1990}, bootstrap=store.url)) == expected(0, 7, 1990)
 
 
+@pytest.mark.usefixtures("history_is_scanned")
 def test_no_offset_is_missing_or_twice_under_load_with_rolls(spark, store):
     topic = store.create("loaded", 3)
     stop = threading.Event()

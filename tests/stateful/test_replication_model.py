@@ -17,18 +17,19 @@ from logstore.broker.replicas import Replicas
 from logstore.cluster import reconcile
 from logstore.cluster.partition_changes import _Change
 from logstore.errors import LogStoreError
-from logstore.log.active_segment import ActiveSegment
 from logstore.log.frame_index import FrameIndex
 from logstore.log.in_sync_replicas import InSyncReplicas
 from logstore.log.leader_epochs import LeaderEpochs
 from logstore.log.leadership import Leadership
 from logstore.log.partition_log import PartitionLog
 from logstore.log.partition_state import PartitionState
+from logstore.log.relocation import relocate_oldest
 from logstore.log.table_follower import TableFollower
 from logstore.replication import fetch_session, replica_fetcher
 from logstore.replication.fetch_session import _Row
 from logstore.replication.replica_fetcher import ReplicaFetcher
 from tests.support.examples import examples
+from tests.support.replication_model import cluster as model
 from tests.support.replication_model.cluster import modelled, run
 from tests.support.replication_model.memory_journal import DiskWork
 from tests.support.replication_model.table import Table
@@ -162,10 +163,15 @@ PLANTED: dict[str, tuple[Any, str, Any] | str] = {
         "settle",
         rewritten(FrameIndex.settle, ("if truncations else", "if False else")),
     ),
-    "C8: frames that are being truncated are copied forward": (
-        ActiveSegment,
-        "keeps",
-        lambda self, frame: self.index.holds(frame),
+    "C8: files are freed for a truncation that may fail": (
+        model,
+        "relocate_oldest",
+        rewritten(
+            relocate_oldest,
+            ("or keeper.is_truncating", ""),
+            ("if any(", "if False and any("),
+            ("if keeper.index.holds(frame)]", "if not keeper.is_truncating]"),
+        ),
     ),
     "C9: a new leader tells its end at once": (Leadership, "require_settled", lambda _: None),
     "C10: a roll takes what others may not have": (
@@ -209,6 +215,13 @@ PLANTED: dict[str, tuple[Any, str, Any] | str] = {
 }
 
 
+#: What a bug needs to show.
+WEIGHTS = {
+    "C8: files are freed for a truncation that may fail": {"act_relocate": 30, "act_link": 8, "act_learn": 20},
+    "C11: an unclean leader keeps what disagrees": {"act_session_end": 8, "act_decide": 12, "act_roll": 10},
+}
+
+
 def seed_that_notices(
     name: str, monkeypatch: pytest.MonkeyPatch, seeds: range
 ) -> tuple[int, bool, BaseException] | None:
@@ -219,7 +232,12 @@ def seed_that_notices(
         for seed in seeds:
             for unclean in (False, True):
                 try:
-                    run(seed, unclean=unclean, broken=planted if isinstance(planted, str) else "")
+                    run(
+                        seed,
+                        unclean=unclean,
+                        broken=planted if isinstance(planted, str) else "",
+                        weights=WEIGHTS.get(name, {}),
+                    )
                 except (Exception, LogStoreError) as error:  # noqa: BLE001
                     return seed, unclean, error
     return None

@@ -121,6 +121,10 @@ class MemoryCoordinator:
     def registered_topic(self, name: str) -> None:
         del name
 
+    def table_lock(self, topic: str) -> contextlib.AbstractAsyncContextManager[None]:
+        del topic
+        return contextlib.nullcontext()
+
     async def refresh_topics(self, names: Collection[str]) -> None: ...
 
     def is_gone(self, topic_id: UUID) -> bool:

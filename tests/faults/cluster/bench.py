@@ -21,7 +21,7 @@ from tests.faults.bench.delta_observer import READERS, read_version
 from tests.faults.bench.evidence import Anomaly, Evidence
 from tests.faults.bench.groups import CONSUMER, COOPERATIVE, RANGE, Groups, GroupSpec
 from tests.faults.bench.history import AnyEvent, Assigned, Fault, Heal, Probe, Recorder, read_history
-from tests.faults.bench.neighbours import DeltaObserver
+from tests.faults.bench.neighbours import DeltaObserver, Neighbour
 from tests.faults.bench.workload import Client, TopicSpec, Workload
 from tests.faults.cluster.brokers import MIN_IN_SYNC, Brokers
 from tests.faults.cluster.cluster_checks import check_cluster
@@ -30,12 +30,12 @@ from tests.faults.cluster.probes import Probes
 from tests.faults.cluster.registrations import Registrations
 
 TOPICS = (
-    TopicSpec("plain", 3, {"segment.ms": "700"}),
-    TopicSpec("keyed", 2, {"segment.ms": "1500"}),
+    TopicSpec("plain", 3, {"segment.ms": "3000"}),
+    TopicSpec("keyed", 2, {"segment.ms": "5000"}),
     TopicSpec("tail", 2),
 )
 #: Read by the members of groups.
-SHARED = TopicSpec("shared", 3, {"segment.ms": "700"}, shared=True)
+SHARED = TopicSpec("shared", 3, {"segment.ms": "3000"}, shared=True)
 #: Written with acks=1, by one broker after the other; it promises nothing.
 PROBED = TopicSpec("probed", 3, {"segment.ms": "60000"})
 GROUPS = (RANGE, COOPERATIVE, CONSUMER)
@@ -100,6 +100,8 @@ class Load:
     faults: int = 1 << 30
     groups: Sequence[GroupSpec] = ()
     producers: int = 4
+    #: Between two requests of a client, about.
+    pause_s: float = 0.1
     long_s: float = 6.0
     inside: bool = True
     zookeepers: int = 3
@@ -162,7 +164,7 @@ def _run(brokers: Brokers, recorder: Recorder, directory: Path, report: Report, 
         seed=report.seed,
         producers=load.producers,
         readers=2,
-        pause_s=0.03,
+        pause_s=load.pause_s,
         large=0.1,
         acks=("all",),
     )
@@ -203,7 +205,7 @@ def _run(brokers: Brokers, recorder: Recorder, directory: Path, report: Report, 
         _read_tables(brokers, recorder, written)
     finally:
         groups.abandon()
-        observer.kill()
+        Neighbour.kill(observer)
         report.acknowledged = workload.acknowledged.total()
         report.faults, report.points = nemesis.faults, nemesis.points
         report.blows = sum((broker.blows for broker in brokers.all), Counter())

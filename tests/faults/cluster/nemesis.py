@@ -196,9 +196,8 @@ class Nemesis:
             shutil.copytree(image, victim.log_directory)
             shutil.rmtree(image)
         self._start(victim)  # alone for a while
-        time.sleep(self._chance.uniform(0, _SESSION_S + 1))
-        for broker in self._others(victim):
-            self._start(broker)
+        time.sleep(self._chance.uniform(0, _SESSION_S))
+        self._brokers.start()
 
     def _kill_all_behind_a_slow_follower(self, victim: BrokerProcess) -> None:
         """A replica that has left the ISR, or comes back into it just now, is no replica in sync."""
@@ -238,9 +237,10 @@ class Nemesis:
     def _all_down(self) -> None:
         """Look at the disks, and start all again."""
         self.tell_replicas()
-        for broker in self._chance.sample(self._brokers.all, len(self._brokers.all)):
-            time.sleep(self._chance.choice([0, 0, self._chance.uniform(0, _SESSION_S + 1)]))
-            self._start(broker)
+        for broker in self._chance.sample(self._brokers.all, self._chance.choice([0, 0, 1])):
+            self._start(broker)  # alone for a while
+            time.sleep(self._chance.uniform(0, _SESSION_S))
+        self._brokers.start()
 
     def tell_replicas(self) -> None:
         """No broker runs."""

@@ -14,7 +14,7 @@ from tests.faults.bench.workload import Client, TopicSpec
 from tests.faults.cluster.brokers import Brokers
 from tests.support.background_load import BackgroundLoad
 
-_PAUSE_S: Final = 0.15
+_PAUSE_S: Final = 0.3
 _NEVER: Final = {"Logstore-Forward": "never"}
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
@@ -14,7 +14,7 @@ from logstore.cluster.assignment import begin_reassignment, cancel_reassignment
 from logstore.cluster.reconcile import Policy, Preferred, TopicWrite, apply, reconcile
 from logstore.cluster.znodes import NO_LEADER, PartitionRegistration
 from logstore.cluster.zookeeper import VersionConflictError
-from logstore.errors import NetworkError, OffsetNotAvailableError
+from logstore.errors import NetworkError, NotLeaderOrFollowerError, OffsetNotAvailableError
 from logstore.filesystem import Buffer
 from logstore.journal.frame import Frame, FrameFlags
 from logstore.log.leadership import ACKS_ALL
@@ -30,6 +30,8 @@ from tests.support.replication_model.zookeeper import PATH, TOPIC, Request, ZooK
 TOPIC_ID = UUID(int=1)
 BROKERS = (1, 2, 3, 4)
 STEPS = 250
+#: The weights of acts are those below.
+ALWAYS: Mapping[str, int] = {}
 
 
 class BrokenError(AssertionError):
@@ -84,9 +86,14 @@ class Link:
 
 
 class Cluster:
-    """One partition. ``broken`` names a bug that is planted in the cluster itself."""
+    """One partition. ``broken`` names a bug that is planted in the cluster itself; ``weights``: how often acts come,
+    by their names, if not as always.
+    """
 
-    def __init__(self, loop: StepLoop, seed: int, *, unclean: bool, broken: str = "") -> None:
+    def __init__(
+        self, loop: StepLoop, seed: int, *, unclean: bool, broken: str = "", weights: Mapping[str, int] = ALWAYS
+    ) -> None:
+        self.weights = list(itertools.accumulate(weights.get(act.__name__, weight) for act, weight in _ACTS))
         self.random = chance = random.Random(seed)
         self.unclean = unclean
         self.broken = broken
@@ -311,7 +318,7 @@ class Cluster:
     def step(self) -> None:
         chance = self.random
         process = self.processes[chance.choice(BROKERS)]
-        act = chance.choices(ACTS, cum_weights=WEIGHTS)[0]
+        act = chance.choices(ACTS, cum_weights=self.weights)[0]
         self.note(f"{act.__name__} {process.broker_id}")
         act(self, process)
         self.go_on()
@@ -464,7 +471,7 @@ class Cluster:
             self.see(frame.base_offset, frame.end_offset, bytes(stored.payload))
         try:
             log.require_leader().require_settled()
-        except OffsetNotAvailableError:
+        except (NotLeaderOrFollowerError, OffsetNotAvailableError):
             return
         told = max((end for epoch, end in self.told.items() if epoch < log.leader_epoch), default=0)
         if log.high_watermark < told:
@@ -656,7 +663,7 @@ _ACTS: list[tuple[Callable[[Cluster, Process], None], int]] = [
     (Cluster.act_decide, 6),
     (Cluster.act_produce, 24),
     (Cluster.act_roll, 4),
-    (Cluster.act_relocate, 2),
+    (Cluster.act_relocate, 8),
     (Cluster.act_refresh, 1),
     (Cluster.act_session_end, 3),
     (Cluster.act_session_begin, 4),
@@ -665,7 +672,6 @@ _ACTS: list[tuple[Callable[[Cluster, Process], None], int]] = [
     (Cluster.act_reassign, 1),
 ]
 ACTS = [act for act, _ in _ACTS]
-WEIGHTS = list(itertools.accumulate(weight for _, weight in _ACTS))
 TRACING = False
 
 
@@ -714,11 +720,13 @@ def modelled() -> Iterator[None]:
             one.stop()
 
 
-def run(seed: int, *, unclean: bool, broken: str = "", steps: int = STEPS) -> Cluster:
+def run(
+    seed: int, *, unclean: bool, broken: str = "", weights: Mapping[str, int] = ALWAYS, steps: int = STEPS
+) -> Cluster:
     """One schedule, which the caller has ``modelled``. AssertionError if a rule is broken."""
     loop = StepLoop()
     with loop.running():
-        cluster = Cluster(loop, seed, unclean=unclean, broken=broken)
+        cluster = Cluster(loop, seed, unclean=unclean, broken=broken, weights=weights)
         for _ in range(steps):
             cluster.step()
         if cluster.heal():

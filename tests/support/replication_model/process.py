@@ -51,6 +51,7 @@ class Process(Owner):
             ),
             fetchers_per_broker=1,
             lag_max_s=LAG_MAX_S,
+            session_s=LAG_MAX_S,
             changed=lambda _, __: None,
         )
         #: Whether recovery has ended, so that others may connect; and whether records are taken.

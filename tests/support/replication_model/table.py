@@ -106,6 +106,9 @@ class Table:
 
     def remove(self, paths: Any, *, durable: bool) -> None: ...
 
+    def is_maintenance_due(self) -> bool:
+        return False
+
     def maintain(self) -> None: ...
 
 

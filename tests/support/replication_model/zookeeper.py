@@ -171,6 +171,8 @@ class Coordinator:
         self.broker_id = broker_id
         self.has_lease = True
         self.producer_ids_begin = producer_ids_begin
+        self._broker_id = broker_id
+        self._is_registered = True
         self._session = session
         self._changes = PartitionChanges(session, session, broker_id)  # type: ignore[arg-type]
         self._listeners: list[PartitionListener] = []
@@ -188,6 +190,7 @@ class Coordinator:
     _view_changed: Any = ZooKeeperCoordinator._view_changed
     _look_for_loss: Any = ZooKeeperCoordinator._look_for_loss
     _tell_of_partitions: Any = ZooKeeperCoordinator._tell_of_partitions
+    _believed: Any = ZooKeeperCoordinator._believed
     listen: Any = ZooKeeperCoordinator.listen
     listen_to_brokers: Any = ZooKeeperCoordinator.listen_to_brokers
     may_join: Any = ZooKeeperCoordinator.may_join

@@ -9,16 +9,20 @@ import pytest
 
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
+from logstore.broker.partition_offsets import known_end
 from logstore.cluster.coordinator import PartitionState
 from logstore.errors import (
     ClusterStateError,
     FencedLeaderEpochError,
+    LogStoreError,
     NotEnoughReplicasError,
     NotLeaderOrFollowerError,
     OffsetNotAvailableError,
+    OutOfOrderSequenceError,
     RequestTimedOutError,
 )
 from logstore.log.partition_log import PartitionLog
+from logstore.records.batch_identity import ProducerIdentity
 from tests.support.eventually import eventually_async
 from tests.support.replicas import MemoryCluster, running_cluster
 from tests.support.running_broker import produce, read_all, records, run
@@ -171,12 +175,18 @@ def test_followers_free_what_the_leader_has_sealed_and_a_new_leader_reads_it_fro
     run(scenario())
 
 
-def test_a_new_leader_tells_no_end_before_its_followers_have_what_it_began_with(tmp_path: Path) -> None:
+async def _nothing() -> None: ...
+
+
+def test_a_new_leader_tells_no_end_before_its_followers_have_what_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2) as cluster:
             first, second = cluster.brokers.values()
             topic = second.topic(INTERNAL, "t")
             await produce(first, first.topic(INTERNAL, "t"), [b"a"])
+            monkeypatch.setattr(first._schedule, "roll_at_stop", _nothing)
             await cluster.stop(1)
             cluster.cut.add((1, 2))
             cluster.elect(topic.topic_id, 0, 2)
@@ -406,6 +416,44 @@ def test_a_follower_that_is_cut_off_is_not_taken_back_while_too_few_are_in_sync(
     run(scenario())
 
 
+def test_a_new_leader_learns_of_deleted_records_from_the_table(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_cluster(tmp_path, 1, 2) as cluster:
+            leader, second = cluster.brokers.values()
+            topic = leader.topic(INTERNAL, "t")
+            await produce(leader, topic, [b"a", b"b"])
+            await leader.roll(INTERNAL, topic)
+            await eventually_async(lambda: log_of(second).sealed_offset == 2, "not sealed at the follower")
+            await second.refresh(INTERNAL, second.topic(INTERNAL, "t"))
+            await second._schedule.stop()  # which looks at tables, too
+            cluster.cut.add((2, 1))
+            await asyncio.sleep(0.1)
+            assert await leader.delete_records(INTERNAL, topic, 0, 2) == 2
+            assert log_of(second).log_start_offset == 0
+            cluster.elect(topic.topic_id, 0, 2)
+            await eventually_async(lambda: log_of(second).log_start_offset == 2, "not learned")
+
+    run(scenario())
+
+
+def test_records_are_shown_once_min_insync_replicas_is_lowered(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        configs = {"min.insync.replicas": "2"}
+        async with running_cluster(tmp_path, 1, 2, configs=configs, replica_lag_time_max_ms=200) as cluster:
+            leader = cluster.brokers[1]
+            topic = leader.topic(INTERNAL, "t")
+            await produce(leader, topic, [b"a"])
+            await all_have(cluster, 1)
+            cluster.cut.add((2, 1))
+            await leader.produce(INTERNAL, topic, records([b"b"]), partition=0, acks=1)
+            await eventually_async(lambda: cluster.states[topic.topic_id, 0].in_sync_replicas == (1,), "not shrunk")
+            assert log_of(leader).high_watermark == 1
+            await leader.alter_configs(INTERNAL, "t", {"min.insync.replicas": "1"})
+            assert log_of(leader).high_watermark == 2
+
+    run(scenario())
+
+
 def test_a_damaged_document_is_asked_for_again_after_a_pause(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2) as cluster:
@@ -453,5 +501,85 @@ def test_an_epoch_from_an_older_state_of_zookeeper_is_not_led(tmp_path: Path, kn
                 await produce(second, second.topic(INTERNAL, "t"), [b"x"])
             cluster.set(topic.topic_id, 0, dataclasses.replace(newest, leader=2, leader_epoch=newest.leader_epoch + 1))
             assert log_of(second).is_leader
+
+    run(scenario())
+
+
+def test_a_leader_without_a_lease_tells_nothing_that_another_leader_may_contradict(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_cluster(tmp_path, 1, 2, 3) as cluster:
+            zombie, second = cluster.brokers[1], cluster.brokers[2]
+            topic = zombie.topic(INTERNAL, "t")
+            await produce(zombie, topic, [b"0"])
+            await all_have(cluster, 1)
+            log = log_of(zombie)
+            cluster.coordinators[1].has_lease = False
+            for _ in range(20):
+                assert await read_all(zombie, topic) == [(0, b"0")], "ZooKeeper alone is away: reads go on"
+                await asyncio.sleep(0.01)
+            # Another one leads, and this one does not hear of it.
+            before = cluster.states[topic.topic_id, 0]
+            state = dataclasses.replace(before, leader=2, leader_epoch=log.leader_epoch + 1, in_sync_replicas=(2, 3))
+            cluster.states[topic.topic_id, 0] = state
+            cluster.coordinators[2].tell(topic.topic_id, 0, state)
+            await eventually_async(lambda: not log.is_settled, "the follower does not say that it follows no more")
+            assert log.is_leader
+            with pytest.raises(NotLeaderOrFollowerError, match="another one may lead"):
+                await read_all(zombie, topic)
+            assert known_end(log, {}) is None
+            cluster.coordinators[3].tell(topic.topic_id, 0, state)
+            await produce(second, second.topic(INTERNAL, "t"), [b"1"])
+            cluster.coordinators[1].tell(topic.topic_id, 0, state)
+            await all_have(cluster, 2)
+
+    run(scenario())
+
+
+def test_a_leader_without_a_lease_whose_follower_is_silent_tells_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_cluster(tmp_path, 1, 2) as cluster:
+            leader = cluster.brokers[1]
+            await produce(leader, leader.topic(INTERNAL, "t"), [b"0"])
+            await all_have(cluster, 1)
+            log = log_of(leader)
+            follower = log.followers[2]
+            cluster.cut.add((2, 1))
+            await eventually_async(lambda: follower.wake is None, "the session goes on")
+            assert log.is_settled, "nobody else leads as long as there is a lease"
+            cluster.coordinators[1].has_lease = False
+            assert not log.is_settled
+            in_sync = log.require_leader().in_sync_replicas
+            assert in_sync is not None
+            follower.wake = lambda: None  # a session that is silent
+            assert in_sync.all_fetch(follower.fetched_at)
+            assert not in_sync.all_fetch(follower.fetched_at + 0.001)
+            in_sync.committed = (1,)
+            assert log.is_settled, "only an unclean election gives the partition another leader"
+
+    run(scenario())
+
+
+def test_a_leader_that_was_replaced_ends_no_producer(tmp_path: Path) -> None:
+    """It lacks what its successor has: a producer that takes its word for it would begin anew, and might double."""
+
+    async def scenario() -> None:
+        async with running_cluster(tmp_path, 1, 2) as cluster:
+            replaced = cluster.brokers[1]
+            topic = replaced.topic(INTERNAL, "t")
+            producer_id, _ = await replaced.init_producer(INTERNAL)
+
+            async def sent(sequence: int) -> LogStoreError | None:
+                identity = ProducerIdentity(producer_id, 0, {0: sequence})
+                result = await replaced.produce(INTERNAL, topic, records([b"x"]), partition=0, identity=identity)
+                return result.partitions[0].error
+
+            assert await sent(0) is None
+            assert isinstance(await sent(5), OutOfOrderSequenceError), "by a leader"
+            state = dataclasses.replace(cluster.states[topic.topic_id, 0], leader=2, leader_epoch=9)
+            cluster.states[topic.topic_id, 0] = state
+            assert log_of(replaced).is_leader, "it has not heard of it"
+            error = await sent(5)
+            assert isinstance(error, NotLeaderOrFollowerError)
+            assert error.retriable
 
     run(scenario())

@@ -28,7 +28,9 @@ from tests.support.running_broker import CLIENT, produce, records, run, running_
 #: Of a store's life; nobody outside calls them.
 LIFE = {"start", "stop", "running", "close", "topics_changed", "join_cluster"}
 #: For other brokers, which have proved that they are, and of them, for topics that were asked for.
-BETWEEN_BROKERS = {"fetch_session", "offsets_elsewhere"}
+BETWEEN_BROKERS = {"fetch_session", "offsets_elsewhere", "ends_in_doubt"}
+#: They wait for what other brokers have made, and tell nothing.
+WAITS = {"until_known", "until_there"}
 LIMITS = FetchLimits(1000, 1000, 1, 600_000)
 CLUSTER, TOPIC, GROUP = ResourceType.CLUSTER, ResourceType.TOPIC, ResourceType.GROUP
 
@@ -117,7 +119,7 @@ def public_methods(thing: object) -> dict[str, Callable[..., Any]]:
     return {
         name: method
         for name, method in found.items()
-        if inspect.ismethod(method) and name not in LIFE | BETWEEN_BROKERS
+        if inspect.ismethod(method) and name not in LIFE | BETWEEN_BROKERS | WAITS
     }
 
 

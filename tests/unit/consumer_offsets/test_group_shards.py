@@ -1,6 +1,8 @@
 """Shards at the start of a broker, among the replicas of a cluster."""
 
 import asyncio
+import contextlib
+import shutil
 from pathlib import Path
 
 from consumer_offsets.group_coordinator import GroupCoordinator
@@ -8,11 +10,12 @@ from consumer_offsets.group_shards import OFFSETS_TOPIC_CONFIGS
 from consumer_offsets.offsets import OffsetToCommit
 from logstore.broker.context import INTERNAL
 from logstore.broker.topic_catalog import TopicCatalog
+from logstore.errors import CoordinatorLoadInProgressError
 from logstore.filesystem import FileSystem
 from logstore.records.offset_record import OFFSETS_TOPIC
 from logstore.table_root import TableRoot
 from tests.support.eventually import eventually_async
-from tests.support.replicas import running_cluster
+from tests.support.replicas import MemoryCluster, running_cluster
 from tests.support.running_broker import run
 
 _SOON_S = 10
@@ -22,23 +25,34 @@ def test_a_start_does_not_wait_for_groups_whose_replicas_wait_for_the_start(tmp_
     """All brokers were killed: each leads partitions whose followers are answered once it has started."""
 
     async def scenario() -> None:
-        catalog = TopicCatalog(TableRoot(tmp_path, FileSystem()))
+        data, image = tmp_path / "data", tmp_path / "image"
+        catalog = TopicCatalog(TableRoot(data, FileSystem()))
         catalog.create(OFFSETS_TOPIC, num_partitions=1, config_overrides=OFFSETS_TOPIC_CONFIGS)
-        async with running_cluster(tmp_path, 1, 2) as cluster:
-            async with GroupCoordinator.running(cluster.brokers[1]) as groups:
-                offsets = [OffsetToCommit("t", 0, 0)]
-                await eventually_async(lambda: groups.coordinator_of(INTERNAL, "g") == 1)
-                await groups.commit(INTERNAL, "g", offsets)
-            for broker in (1, 2):
-                await cluster.stop(broker)
-            for topic_id, partition in list(cluster.states):
-                cluster.elect(topic_id, partition, 1)
-            # Broker 2 fetches from nobody yet.
-            broker = await cluster.start(1)
+        offsets = [OffsetToCommit("t", 0, 0)]
+        async with running_cluster(data, 1, 2) as cluster, GroupCoordinator.running(cluster.brokers[1]) as groups:
+            await groups.commit(INTERNAL, "g", offsets)
+            shutil.copytree(data, image)
+            states = dict(cluster.states)
+        killed = MemoryCluster(image, (1, 2))
+        killed.states.update(states)
+        for topic_id, partition in states:
+            killed.elect(topic_id, partition, 1)
+        broker = await killed.start(1)
+        try:
+            assert not broker.topic(INTERNAL, OFFSETS_TOPIC).partition(0).require_leader().is_settled
             async with asyncio.timeout(_SOON_S):
                 groups = await GroupCoordinator.start(broker)
-            await cluster.start(2)
-            await eventually_async(lambda: len(groups.committed(INTERNAL, "g")) == 1)
+            await killed.start(2)
+            await eventually_async(lambda: is_committed(groups))
             await groups.close()
+        finally:
+            for one in list(killed.brokers):
+                await killed.stop(one)
 
     run(scenario())
+
+
+def is_committed(groups: GroupCoordinator) -> bool:
+    with contextlib.suppress(CoordinatorLoadInProgressError):
+        return [found.offset for found in groups.committed(INTERNAL, "g")] == [0]
+    return False

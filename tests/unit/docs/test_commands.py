@@ -69,7 +69,7 @@ def commands_in(text: str) -> Iterator[str]:
     for match in re.finditer(r"\blogstore (?!where )[a-z-][^\n`;|()\[\]\\,]*", text):
         words = re.split(r"[.:] | {3,}|\.$|: ?$", match[0])[0].split(" ")
         # Behind the command and its options a sentence may go on.
-        yield " ".join(word for at, word in enumerate(words) if at < 3 or word.startswith("--"))
+        yield " ".join(word for at, word in enumerate(words) if at < 4 or word.startswith("--"))
 
 
 PACKAGES = ("logstore", "ingest_api", "consumer_offsets", "compaction_jobs", "airflow_dags")

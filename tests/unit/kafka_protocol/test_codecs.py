@@ -95,7 +95,7 @@ def test_bytes_outlive_the_frame():
         assignments=[messages.SyncGroupRequest.SyncGroupRequestAssignment(member_id="m", assignment=b"assigned")]
     )
     frame = bytearray(encoded("SyncGroupRequest", 5, request))
-    (assignment,) = decoder("SyncGroupRequest", 5)(frame).assignments
+    (assignment,) = decoder("SyncGroupRequest", 5)(memoryview(frame)).assignments
     frame[:] = bytes(len(frame))
     assert assignment.assignment == b"assigned"
 

@@ -47,6 +47,13 @@ def test_the_frames_are_those_of_the_stream_however_it_arrives(sizes: list[int],
     assert [bytes(frame) for frame in frames] == payloads
 
 
+@pytest.mark.parametrize("size", range(65_524, 65_538))
+def test_a_length_may_begin_in_the_last_bytes_of_a_buffer(size: int):
+    stream = framed(bytes(size)) + framed(b"next") + framed(b"last")
+    frames = frames_of(FrameReader(MIB), stream, [])
+    assert [bytes(frame) for frame in frames] == [bytes(size), b"next", b"last"]
+
+
 def test_a_frame_may_arrive_byte_by_byte():
     stream = framed(b"first") + framed(b"") + framed(b"third")
     assert frames_of(FrameReader(100), stream, [1] * len(stream)) == [b"first", b"", b"third"]

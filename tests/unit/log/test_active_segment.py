@@ -48,17 +48,20 @@ def test_journal_bytes_count_frames_from_their_begin_to_failure_truncation_or_ro
     assert journal_bytes.num_bytes == segment.index.num_bytes == LENGTH
 
 
-def test_frames_that_a_truncation_is_about_to_drop_are_not_kept() -> None:
+def test_frames_are_kept_until_a_truncation_that_drops_them_is_durable() -> None:
     segment = filled(ManualClock(), JournalBytes())
 
     def kept() -> list[int]:
         return [one.base_offset for one in segment.frames_to_keep(0, 3 * LENGTH)]
 
     assert kept() == [0, 5, 10]
-    segment.begin_truncation(10)
-    assert kept() == [0, 5]
-    segment.truncation_failed()
+    segment.begin_truncation()
+    assert segment.is_truncating
     assert kept() == [0, 5, 10]
-    segment.begin_truncation(5)
+    segment.truncation_failed()
+    assert not segment.is_truncating
+    assert kept() == [0, 5, 10]
+    segment.begin_truncation()
     segment.truncate(5)
+    assert not segment.is_truncating
     assert kept() == [0]

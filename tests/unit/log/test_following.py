@@ -166,3 +166,13 @@ def test_a_follower_takes_the_leaders_offsets_as_far_as_it_has_the_records() -> 
     log.follow_leader(9, 9, 9)
     assert (log.high_watermark, log.sealed_offset, log.log_start_offset) == (5, 5, 5)
     log.check()
+
+
+def test_a_truncation_that_a_roll_overtakes_ends_at_what_is_sealed() -> None:
+    log = log_of((1, 4))
+    truncation = log.truncation(0, 2)
+    log.track(truncation)
+    log.follow_leader(high_watermark=3, sealed_offset=3, log_start_offset=0)
+    log.stored(truncation, FrameLocation(9, 1))
+    assert (log.sealed_offset, log.log_end_offset, log.next_offset) == (3, 3, 3)
+    assert log.is_quiet

@@ -1,8 +1,13 @@
-"""The first roll of a leader, whose predecessor rolled more than it could tell: nothing is refused."""
+"""Rolls of a leader, and how it maintains the log of the table."""
 
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
+
 from logstore.broker.context import INTERNAL
+from logstore.errors import ZooKeeperUnavailableError
 from tests.support.captured_logs import captured_logs
 from tests.support.running_broker import produce, run, running_broker
 from tests.support.topics import roll
@@ -23,3 +28,43 @@ def test_the_first_roll_of_an_epoch_goes_on_where_the_table_ends(tmp_path: Path)
     with captured_logs() as logs:
         run(scenario())
     assert not [line for line in logs if line["event"] == "roll.refused"]
+
+
+def test_a_checkpoint_is_written_under_the_lock_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("logstore.delta.maintenance.DELTA_CHECKPOINT_INTERVAL", 3)
+    asked: list[str] = []
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic(INTERNAL, "orders", partitions=1)
+            log_directory = Path(topic.table.files.uri.removeprefix("file://")) / "_delta_log"
+
+            def checkpoints() -> list[str]:
+                return [path.name for path in log_directory.glob("*.checkpoint.parquet")]
+
+            @contextlib.asynccontextmanager
+            async def away(name: str) -> AsyncIterator[None]:
+                asked.append(name)
+                raise ZooKeeperUnavailableError("away")
+                yield
+
+            @contextlib.asynccontextmanager
+            async def held(name: str) -> AsyncIterator[None]:
+                before = checkpoints()
+                yield
+                asked.append(f"{name} {len(before)} {len(checkpoints())}")
+
+            broker._roller._table_lock = away
+            for _ in range(4):
+                await produce(broker, topic, [b"v"])
+                await broker.roll(INTERNAL, topic)  # a roll needs no lock
+            await broker._roller.refresh(topic)
+            assert asked == ["orders"]
+            assert checkpoints() == []
+            broker._roller._table_lock = held
+            await broker._roller.refresh(topic)
+            assert asked == ["orders", "orders 0 1"]
+            await broker._roller.refresh(topic)
+            assert len(asked) == 2, "nothing is due"
+
+    run(scenario())

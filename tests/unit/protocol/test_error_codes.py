@@ -13,7 +13,6 @@ STANDING_FOR_OTHERS = {
     errors.CommitConflictError: errors.CommitStateUnknownError,
     errors.InvalidRequestError: errors.InvalidRecordError,
     errors.NoRecordsError: errors.InvalidRequestError,
-    errors.NoReassignmentInProgressError: errors.UnknownTopicError,
     errors.UnknownClusterError: errors.UnknownTopicError,
 }
 

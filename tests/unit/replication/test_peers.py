@@ -423,7 +423,7 @@ async def test_bytes_that_come_one_by_one_are_read():
         assert (header.type, header.correlation, body) == (MessageType.APPENDED, 9, b"abc")
 
 
-async def test_answers_come_in_the_order_of_requests_however_slow_their_handlers():
+async def test_requests_begin_in_their_order_and_each_answer_comes_when_it_is_ready():
     held = Held()
     async with listening() as listener, raw(listener.address) as broker:
         listener.handlers[APPEND] = held
@@ -432,20 +432,13 @@ async def test_answers_come_in_the_order_of_requests_however_slow_their_handlers
         for number, name in enumerate((b"a", b"b", b"c")):
             await broker.send(APPEND, number, name)
         await broker.send(DESCRIBE, 3, b"quick")
-        await eventually_async(lambda: len(held.begun) == 3)
+        header, body = await broker.receive()
+        assert (header.correlation, body) == (3, b"quick")
         assert held.begun == [b"a", b"b", b"c"]
-        held.give(b"c")
-        held.give(b"b")
-        await eventually_async(lambda: held.ended == [b"c", b"b"])
-        await loop_turns()
-        held.give(b"a")
-        answers = [await broker.receive() for _ in range(4)]
-        assert [(header.correlation, body) for header, body in answers] == [
-            (0, b"answer to a"),
-            (1, b"answer to b"),
-            (2, b"answer to c"),
-            (3, b"quick"),
-        ]
+        for number, name in ((2, b"c"), (1, b"b"), (0, b"a")):
+            held.give(name)
+            header, body = await broker.receive()
+            assert (header.correlation, body) == (number, b"answer to " + name)
 
 
 async def test_several_requests_wait_at_a_time():
@@ -458,6 +451,25 @@ async def test_several_requests_wait_at_a_time():
         for name in reversed(names):
             held.give(name)
         assert await asyncio.gather(*asked) == [b"answer to " + name for name in names]
+
+
+async def test_a_request_that_cannot_be_read_ends_nothing_before_it():
+    held = Held()
+    async with listening() as listener, connected(listener) as connection:
+        listener.handlers[APPEND], listener.handlers[DESCRIBE] = held, unreadable
+        first = asyncio.create_task(connection.request(APPEND, b"first"))
+        await eventually_async(lambda: held.begun == [b"first"])
+        second = asyncio.create_task(connection.request(DESCRIBE, b"x"))
+        await loop_turns(20)
+        assert not second.done()
+        held.give(b"first")
+        assert await first == b"answer to first"
+        with pytest.raises(MalformedMessageError):
+            await second
+
+
+async def unreadable(_session, _message):
+    raise MalformedMessageError("it makes no sense")
 
 
 @pytest.mark.parametrize(

@@ -319,6 +319,14 @@ def test_frames_are_split_wherever_they_were_stored(found, position, file_id):
         assert [Frame(one.header, bytes(one.payload)) for one in got] == frames
 
 
+def test_a_copy_has_the_checksum_that_was_checked_when_it_came():
+    answer = bytearray(stored(frame(b"payload")))
+    (copy,) = split_frames(answer)
+    answer[HEADER_BYTES] ^= 1  # memory fails behind the check
+    with pytest.raises(CorruptionError):
+        split_frames(stored(copy))
+
+
 def test_payloads_are_views_of_the_answer():
     answer = bytearray(stored(frame(b"payload")))
     (found,) = split_frames(answer)

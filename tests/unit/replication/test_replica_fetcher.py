@@ -1,13 +1,14 @@
 """The follower's side: what it asks, which answers it believes, and how it goes on after each kind of trouble."""
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
 
-from logstore.errors import FencedLeaderEpochError, LogStoreError, NetworkError, StorageFullError
+from logstore.errors import FencedLeaderEpochError, LogStoreError, NetworkError, StorageFullError, UnknownTopicIdError
 from logstore.filesystem import Buffer
 from logstore.journal.frame import Frame, FrameLocation, FrameType
 from logstore.journal.writer import FrameBuffers
@@ -144,6 +145,23 @@ def test_the_next_fetch_acknowledges_what_is_durable() -> None:
         row, _ = await follower.next_row()
         assert (row.fetch_offset, row.last_fetched_epoch) == (2, EPOCH)
         assert follower.log.high_watermark == 1
+
+    in_loop(scenario)
+
+
+def test_a_leader_that_has_not_heard_of_the_topic_is_asked_again_soon() -> None:
+    """A new topic takes no append with acks=all meanwhile."""
+
+    async def scenario(follower: Follower) -> None:
+        follower.fetcher._settings = dataclasses.replace(SETTINGS, backoff_s=60, wait_max_ms=60_000)
+        follower.follow()
+        row, answer = await follower.next_row()
+        answer.set_result(answer_of(row, error=UnknownTopicIdError.kafka_code))
+        fetch, answer = await follower.asked.get()
+        assert fetch.rows == []
+        assert fetch.max_wait_ms <= 50, "nothing holds the next request up"
+        answer.set_result(encode_fetched([], [])[0])
+        await follower.next_row()
 
     in_loop(scenario)
 
