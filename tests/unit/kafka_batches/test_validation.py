@@ -173,6 +173,7 @@ def test_as_many_headers_as_a_record_may_have(codec):
         (-(2**63), 2**63 - 1, True),
         (-(2**63), 2**63 - 2, False),
         (2**63 - 1, 2**63 - 1, False),
+        (-(2**63), -(2**63), False),
     ],
 )
 def test_timestamps_are_what_a_table_holds(codec, base: int, delta: int, is_taken: bool):
