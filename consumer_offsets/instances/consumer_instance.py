@@ -253,7 +253,7 @@ class ConsumerInstance:
             for at, time in times.items():
                 partition_log = self._log(context, at)
                 topic = self._broker.topic(context, at.topic, Operation.READ)
-                first = await self._broker.offset_for_timestamp(context, topic, at.partition, time)
+                first = await self._broker.offset_for_timestamp(context.answered_here(), topic, at.partition, time)
                 if first is None:
                     without[at] = partition_log
                 else:

@@ -70,7 +70,7 @@ class InstanceReader:
             isolation=Isolation(config.isolation),
         )
         wanted = [FetchPartition(*at, position.offset, position.topic_id) for at, position in positions]
-        fetched = await self._broker.fetch_records(context, wanted, limits, interrupted, copies=2.5)
+        fetched = await self._broker.fetch_records(context.answered_here(), wanted, limits, interrupted, copies=2.5)
         try:
             partitions, moved, num_bytes = [], [], 0
             failure: LogStoreError | None = None

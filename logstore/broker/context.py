@@ -43,6 +43,8 @@ class Forwarding(StrEnum):
     REFUSED = "refused"
     #: It came from another broker, and goes no further (C18).
     DONE = "done"
+    #: It came from another broker, and is answered by requests of this one's own, which go on to leaders once.
+    ANSWERED_HERE = "answered here"
 
 
 class RequestContext(msgspec.Struct, frozen=True):
@@ -63,7 +65,15 @@ class RequestContext(msgspec.Struct, frozen=True):
     @property
     def is_forwarded(self) -> bool:
         """Whether another broker has let the request in; that one charges quotas."""
-        return self.forwarding is Forwarding.DONE
+        return self.forwarding in (Forwarding.DONE, Forwarding.ANSWERED_HERE)
+
+    def answered_here(self) -> "RequestContext":
+        """The context of what this broker asks leaders for, to answer the request itself.
+
+        A group's coordinator does that for consumer instances, whichever broker their clients have asked.
+        """
+        forwarding = Forwarding.ANSWERED_HERE if self.is_forwarded else Forwarding.ALLOWED
+        return msgspec.structs.replace(self, forwarding=forwarding)
 
     def encode(self) -> bytes:
         """For another broker, as base64 of JSON."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from logstore.broker.admission import Admission, Reservation
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
-from logstore.broker.context import RequestContext
+from logstore.broker.context import Forwarding, RequestContext
 from logstore.broker.purgatory import (
     FetchLimits,
     Gone,
@@ -177,7 +177,7 @@ class Fetching:
         """
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
         log = topic.partition(partition)
-        if self.remote is not None and not log.is_leader and not context.is_forwarded:
+        if self.remote is not None and not log.is_leader and context.forwarding is not Forwarding.DONE:
             return await self.remote.offset_for_timestamp(context, topic, partition, timestamp_ms)
         log.require_leader().require_settled()
         return await self._reader.offset_for_timestamp(topic, partition, timestamp_ms)

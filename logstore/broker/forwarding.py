@@ -143,7 +143,7 @@ class Router:
         leader = self.leader(topic, partition)
         if leader == NOBODY:
             return no_leader(topic, partition)
-        if context.is_forwarded:
+        if context.forwarding is Forwarding.DONE:
             return NotLeaderOrFollowerError(
                 f"Broker {self.broker_id} does not lead {topic.name}-{partition}, and a request is forwarded once: "
                 "try again."

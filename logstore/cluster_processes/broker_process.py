@@ -77,7 +77,8 @@ class BrokerProcess:
         except TimeoutError:
             await self.kill()
             raise ClusterProcessesError(
-                f"Broker {self.id} is not ready after {START_S:.0f} seconds{self._why(begin)}"
+                f"Broker {self.id} was not ready after {START_S:.0f} seconds and was stopped; start it again"
+                f"{self._why(begin)}"
             ) from None
         if not line.startswith(_READY):
             await self.ended()

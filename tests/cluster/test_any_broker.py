@@ -24,6 +24,23 @@ async def until_ok(http: httpx.AsyncClient, method: str, path: str, **options) -
     return answer
 
 
+async def instance_reads_all(clients: list[httpx.AsyncClient], group: str, poller: httpx.AsyncClient) -> None:
+    """An instance polled at one broker, with the coordinator and the leaders of its partitions at any."""
+    instance = f"/consumers/{group}/instances/one"
+    await until_ok(clients[0], "POST", f"/consumers/{group}", json={"name": "one", "auto.offset.reset": "earliest"})
+    partitions = [{"topic": "produced-0", "partition": number} for number in range(3)]
+    await until_ok(clients[1], "POST", f"{instance}/assignments", json={"partitions": partitions})
+    times = [one | {"timestamp": "1970-01-01T00:00:00Z"} for one in partitions]
+    await until_ok(clients[2], "POST", f"{instance}/positions", json={"timestamps": times})
+    read: set[tuple[int, int]] = set()
+    while len({partition for partition, _ in read}) < 3:
+        answer = await poller.get(f"{instance}/records?timeout=5000")
+        assert answer.status_code == 200, answer.text
+        assert answer.json()
+        read |= {(one["partition"], one["offset"]) for one in answer.json()}
+    await until_ok(poller, "DELETE", instance)
+
+
 async def test_three_brokers_answer_as_one(brokers: Brokers, tmp_path: Path):
     settings = {"offsets.topic.num.partitions": "3", "num.partitions": "3", "auto.create.topics.enable": "true"}
     servers = [await started(tmp_path / "data", environment(brokers, number, **settings)) for number in (1, 2, 3)]
@@ -53,6 +70,8 @@ async def test_three_brokers_answer_as_one(brokers: Brokers, tmp_path: Path):
             answers = [await http.get(path.format(partition)) for http in clients]
             assert {answer.status_code for answer in answers} == {200}
             assert len({answer.text for answer in answers}) == 1
+        for number, http in enumerate(clients):
+            await instance_reads_all(clients, f"instances-{number}", http)
         offsets = {"offsets": [{"topic": "produced-0", "partition": 0, "offset": 1}]}
         for group in ("a", "b", "c", "d"):
             for http in clients:
