@@ -219,6 +219,7 @@ PLANTED: dict[str, tuple[Any, str, Any] | str] = {
 WEIGHTS = {
     "C8: files are freed for a truncation that may fail": {"act_relocate": 30, "act_link": 8, "act_learn": 20},
     "C11: an unclean leader keeps what disagrees": {"act_session_end": 8, "act_decide": 12, "act_roll": 10},
+    "C12: a broker that was started again joins for what it was": {"act_kill": 8, "act_start": 14},
 }
 
 

@@ -105,18 +105,18 @@ def test_clients_past_the_bound_count_together(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_deleted_topic_leaves_no_series():
-    for topic in ("kept", "gone"):
+    for topic in ("remains", "goes"):
         observability.PRODUCED_RECORDS.labels(topic).inc(3)
         observability.ROLLS.labels(topic, "committed").inc()
         observability.ROLLS.labels(topic, "failed").inc()
-    forget_topic("gone")
+    forget_topic("goes")
     forget_topic("never seen")
     produced = samples("logstore_produced_records_total", "topic")
-    assert produced["kept"] == 3
-    assert "gone" not in produced
-    assert "kept" in samples("logstore_rolls_total", "topic")
-    assert "gone" not in samples("logstore_rolls_total", "topic")
-    forget_topic("kept")
+    assert produced["remains"] == 3
+    assert "goes" not in produced
+    assert "remains" in samples("logstore_rolls_total", "topic")
+    assert "goes" not in samples("logstore_rolls_total", "topic")
+    forget_topic("remains")
 
 
 def test_histograms_have_buckets_around_what_they_measure():

@@ -226,7 +226,8 @@ def _load(
         text=True,
         cwd=ROOT,
     )
-    common = {"host": url.host, "port": url.port, "paths": [f"/topics/{topic}"], "bodies": list(bodies)}
+    target = {"host": url.host, "port": url.port, "paths": [f"/topics/{topic}"]}
+    common: dict[str, object] = {"servers": [target], "bodies": list(bodies)}
     common |= {"content_type": "application/vnd.apache.arrow.stream", "connections": 8}
     assert process.stdin
     process.stdin.write(json.dumps({**common, **spec}))
