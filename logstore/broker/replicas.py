@@ -87,11 +87,13 @@ class Replicas:
         #: Topics with a new leader here, whose tables are about to be read.
         self._to_refresh: set[Topic] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_stopped = False
         self._checking: asyncio.Task[None] | None = None
         self.isr_shrinks = self.isr_expands = 0
         coordinator.listen_to_brokers(self._brokers_changed)
 
     async def stop(self) -> None:
+        self._is_stopped = True
         tasks = [*self._waiting.values(), *self._altering.values(), *self._tasks]
         if self._checking is not None:
             tasks.append(self._checking)
@@ -456,6 +458,9 @@ class Replicas:
             log.warning("replica.not_refreshed", topic=topic.name, why=str(error))
 
     def _run(self, work: Coroutine[None, None, None]) -> None:
+        if self._is_stopped:  # events come until the coordinator has stopped
+            work.close()
+            return
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
