@@ -17,6 +17,7 @@ from logstore.broker.replicas import Replicas
 from logstore.cluster import reconcile
 from logstore.cluster.partition_changes import _Change
 from logstore.errors import LogStoreError
+from logstore.journal.frame import Frame
 from logstore.log.frame_index import FrameIndex
 from logstore.log.in_sync_replicas import InSyncReplicas
 from logstore.log.leader_epochs import LeaderEpochs
@@ -90,7 +91,7 @@ def over_any_state(self: Any, view: Any, document: Any, leader: int) -> Any:
 def own_append_time(buffer: Any) -> Any:
     frames = split_frames(buffer)
     return [
-        frame._replace(header=frame.header._replace(append_time_ms=frame.header.append_time_ms + 1)) for frame in frames
+        Frame(frame.header._replace(append_time_ms=frame.header.append_time_ms + 1), frame.payload) for frame in frames
     ]
 
 

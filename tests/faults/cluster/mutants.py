@@ -119,7 +119,7 @@ def append_times_of_its_own() -> None:
 
     def later(buffer: Any) -> list[Frame]:
         return [
-            frame._replace(header=frame.header._replace(append_time_ms=frame.header.append_time_ms + 1))
+            Frame(frame.header._replace(append_time_ms=frame.header.append_time_ms + 1), frame.payload)
             for frame in split(buffer)
         ]
 
