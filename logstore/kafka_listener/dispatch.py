@@ -1,0 +1,15 @@
+"""Requests to handlers, and their answers. ``HANDLERS`` is the one table of what the listener serves."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from logstore.broker.context import RequestContext
+from logstore.kafka_listener.api_versions import api_versions
+from logstore.kafka_listener.store import KafkaStore
+
+#: Store, context, the message of the request, its version; the message of the answer, or None for no answer.
+Handler = Callable[[KafkaStore, RequestContext, Any, int], Awaitable[Any]]
+
+HANDLERS: Final[Mapping[int, Handler]] = {
+    18: api_versions,
+}
