@@ -180,6 +180,7 @@ class Broker:
         self.fetch = fetching.fetch
         self.fetch_records = fetching.fetch_records
         self.fetch_stored = fetching.fetch_stored
+        self.fetch_batches = fetching.fetch_batches
         self.offset_for_timestamp = fetching.offset_for_timestamp
 
     @classmethod
