@@ -3,7 +3,7 @@
 from consumer_offsets.group_coordinator import GroupCoordinator
 from logstore.broker.broker import Broker
 from logstore.cluster.coordinator import Coordinator
-from logstore.settings import Settings
+from logstore.settings import Settings, host_and_port
 
 
 class KafkaStore:
@@ -31,5 +31,4 @@ class KafkaStore:
         broker = self.broker.brokers_by_id.get(broker_id)
         if broker is None or broker.kafka is None:
             return None
-        host, _, port = broker.kafka.rpartition(":")
-        return host.removeprefix("[").removesuffix("]"), int(port)
+        return host_and_port(broker.kafka)
