@@ -368,6 +368,12 @@ class InvalidProducerRequestError(InvalidRequestError):
     """The producer's headers, or the idempotency key, of a request cannot be read or do not fit its records."""
 
 
+class UnknownProducerIdError(InvalidProducerRequestError):
+    """A producer's id was not issued by this store: ask for one. Nothing was stored."""
+
+    kafka_name, kafka_code = "UNKNOWN_PRODUCER_ID", 59
+
+
 class OutOfOrderSequenceError(LogStoreError):
     """A producer's sequence number does not follow its last one in the partition: a batch is missing. Nothing was
     stored.
@@ -463,6 +469,24 @@ class UnknownLeaderEpochError(LogStoreError):
     """The caller knows a newer leader epoch than this broker."""
 
     kafka_name, kafka_code, retriable = "UNKNOWN_LEADER_EPOCH", 75, True
+
+
+class FetchSessionIdNotFoundError(LogStoreError):
+    """The fetch session was evicted, or never was: begin with a full fetch (KIP-227)."""
+
+    kafka_name, kafka_code, retriable = "FETCH_SESSION_ID_NOT_FOUND", 70, True
+
+
+class InvalidFetchSessionEpochError(LogStoreError):
+    """The fetch is not the next one of its session: a request was lost, or came twice. Begin with a full fetch."""
+
+    kafka_name, kafka_code, retriable = "INVALID_FETCH_SESSION_EPOCH", 71, True
+
+
+class FetchSessionTopicIdError(LogStoreError):
+    """A fetch names topics by id in a session that names them by name, or the other way round (KIP-516)."""
+
+    kafka_name, kafka_code, retriable = "FETCH_SESSION_TOPIC_ID_ERROR", 106, True
 
 
 class OffsetMovedToTieredStorageError(LogStoreError):
