@@ -64,22 +64,28 @@ _UPGRADE_HEADERS = {b"upgrade", b"http2-settings"}
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """``docs/configuration.md`` has the settings of these names; here times are in seconds."""
+    """``docs/configuration.md`` has the settings of these names; here times are in seconds. ``other_connections``: of
+    other listeners, which ``max_connections`` counts, too.
+    """
 
     max_connections: int = 10_000
     idle_seconds: float = 60.0
     head_seconds: float = 30.0
     body_seconds: float = 30.0
     answer_seconds: float = 60.0
+    other_connections: Callable[[], int] = lambda: 0
 
     @classmethod
-    def of(cls, settings: Settings, *, max_connections: int) -> Self:
+    def of(
+        cls, settings: Settings, *, max_connections: int, other_connections: Callable[[], int] = lambda: 0
+    ) -> Self:
         return cls(
             max_connections,
             settings.connections_max_idle_ms / 1000,
             settings.request_head_timeout_ms / 1000,
             settings.request_body_timeout_ms / 1000,
             settings.response_timeout_ms / 1000,
+            other_connections,
         )
 
 
@@ -127,7 +133,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        surplus = len(self.connections) - self.limits.max_connections
+        surplus = len(self.connections) + self.limits.other_connections() - self.limits.max_connections
         if surplus <= 0 or self.relaying_broker is not None:
             self._expect_within(self.limits.idle_seconds, self._close)
             return

@@ -30,6 +30,7 @@ from logstore.broker.context import ANONYMOUS, Forwarding, RequestContext
 from logstore.errors import LogStoreError, MalformedMessageError, ThrottledError, UnsupportedVersionError
 from logstore.filesystem import Buffer
 from logstore.kafka_listener.dispatch import FETCH, PRODUCE, WAITING, Answer, answer_to
+from logstore.kafka_listener.produce import Turn
 from logstore.kafka_protocol.apis import APIS
 from logstore.kafka_protocol.frame_reader import FrameReader
 from logstore.kafka_protocol.requests import Request, read_request
@@ -109,7 +110,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = ""
         self._reader = FrameReader(self._limits.request_bytes_max)
         self._in_hand: deque[_InHand] = deque()
-        self._appending = asyncio.Lock()
+        self._turn = Turn()
         # A whole frame that cannot be begun yet.
         self._next_frame: Buffer | None = None
         # Room of the frame that is arriving, or waits; a wait for it.
@@ -282,11 +283,11 @@ class Connection(asyncio.BufferedProtocol):
         )
         LOG_FIELDS.set({"request_id": context.request_id, "client_id": client_id, "peer": self.peer})
         try:
-            one.answer = await answer_to(self._store, context, request, self._appending)
+            one.answer = await answer_to(self._store, context, request, self._turn)
         except LogStoreError as error:
             one.ends = True
             self._tell(error.message, request)
-        except Exception as error:  # noqa: BLE001 - nothing else may answer; the log has it
+        except Exception as error:
             one.ends = True
             log.error("kafka.unexpected_error", api=APIS[request.api_key].name, exc_info=error)
         finally:
@@ -299,9 +300,7 @@ class Connection(asyncio.BufferedProtocol):
         KAFKA_REQUESTS.labels(api, client_label(client_id)).inc()
         KAFKA_REQUEST_SECONDS.labels(api).observe(seconds)
         if _logger.isEnabledFor(logging.DEBUG):
-            log.debug(
-                "kafka.answered", api=api, version=request.api_version, milliseconds=round(seconds * 1000, 3)
-            )
+            log.debug("kafka.answered", api=api, version=request.api_version, milliseconds=round(seconds * 1000, 3))
 
     # ---- answers ----------------------------------------------------------------------------------------------------
 
@@ -328,7 +327,7 @@ class Connection(asyncio.BufferedProtocol):
                 return
             if one.answer.release is not None:
                 self._releases.append(one.answer.release)
-            if (buffers := one.answer.buffers):
+            if buffers := one.answer.buffers:
                 self._active_at = self._loop.time()
                 if len(buffers) == 1:
                     transport.write(buffers[0])

@@ -1,6 +1,5 @@
 """Requests to handlers, and their answers. ``HANDLERS`` is the one table of what the listener serves."""
 
-import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple
@@ -15,7 +14,7 @@ from logstore.kafka_listener.describe_cluster import describe_cluster
 from logstore.kafka_listener.held import Held
 from logstore.kafka_listener.init_producer_id import init_producer_id
 from logstore.kafka_listener.metadata import metadata
-from logstore.kafka_listener.produce import begin_produce, produce
+from logstore.kafka_listener.produce import Turn, produce
 from logstore.kafka_listener.store import KafkaStore
 from logstore.kafka_protocol.requests import Request
 from logstore.kafka_protocol.responses import write_response
@@ -47,17 +46,15 @@ class Answer(NamedTuple):
     release: Callable[[], None] | None
 
 
-async def answer_to(store: KafkaStore, context: RequestContext, request: Request, appending: asyncio.Lock) -> Answer:
-    """``appending`` is held by the Produce request of the connection that is being appended.
+async def answer_to(store: KafkaStore, context: RequestContext, request: Request, turn: Turn) -> Answer:
+    """``turn`` is that of the connection's Produce requests.
 
     An exception means that there is no answer, and that the connection ends.
     """
     over_quota = store.broker.quotas.charge(context, QuotaKind.REQUESTS, 1)
     release = None
     if request.api_key == PRODUCE:
-        async with appending:
-            acknowledged = await begin_produce(store, context, request.message, request.api_version)
-        message = await acknowledged
+        message = await produce(store, context, request.message, request.api_version, turn)
     else:
         message = await HANDLERS[request.api_key](store, context, request.message, request.api_version)
         if isinstance(message, Held):

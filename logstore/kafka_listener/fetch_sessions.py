@@ -95,7 +95,9 @@ class Fetching:
         session_id = _NO_SESSION
         if self._wants_session:
             cached = {
-                key: _Partition(self._asked[key], -1 if answer.error_code else answer.high_watermark, answer.log_start_offset)
+                key: _Partition(
+                    self._asked[key], -1 if answer.error_code else answer.high_watermark, answer.log_start_offset
+                )
                 for key, answer in told
             }
             session_id = self._sessions.add(cached, by_id=self._by_id)
@@ -141,9 +143,7 @@ class _IncrementalFetching(Fetching):
 
 
 class FetchSessions:
-    def __init__(
-        self, clock: Clock, *, sessions_max: int = SESSIONS_MAX, partitions_max: int = PARTITIONS_MAX
-    ) -> None:
+    def __init__(self, clock: Clock, *, sessions_max: int = SESSIONS_MAX, partitions_max: int = PARTITIONS_MAX) -> None:
         self._clock = clock
         self._sessions_max = sessions_max
         self._partitions_max = partitions_max
