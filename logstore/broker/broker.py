@@ -158,6 +158,7 @@ class Broker:
         producing, fetching = self._producing, self._fetching
         self.topics = topics.all
         self.topic = topics.topic
+        self.topic_by_id = topics.topic_by_id
         self.partition_state = topics.partition_state
         self.partition_states = self._cluster.partition_states
         self.elect_leaders = self._cluster.elect_leaders
@@ -187,6 +188,7 @@ class Broker:
         self.fetch_stored = fetching.fetch_stored
         self.fetch_batches = fetching.fetch_batches
         self.offset_for_timestamp = fetching.offset_for_timestamp
+        self.offset_of_max_timestamp = fetching.offset_of_max_timestamp
 
     @classmethod
     async def start(
