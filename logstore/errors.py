@@ -471,24 +471,6 @@ class UnknownLeaderEpochError(LogStoreError):
     kafka_name, kafka_code, retriable = "UNKNOWN_LEADER_EPOCH", 75, True
 
 
-class FetchSessionIdNotFoundError(LogStoreError):
-    """The fetch session was evicted, or never was: begin with a full fetch (KIP-227)."""
-
-    kafka_name, kafka_code, retriable = "FETCH_SESSION_ID_NOT_FOUND", 70, True
-
-
-class InvalidFetchSessionEpochError(LogStoreError):
-    """The fetch is not the next one of its session: a request was lost, or came twice. Begin with a full fetch."""
-
-    kafka_name, kafka_code, retriable = "INVALID_FETCH_SESSION_EPOCH", 71, True
-
-
-class FetchSessionTopicIdError(LogStoreError):
-    """A fetch names topics by id in a session that names them by name, or the other way round (KIP-516)."""
-
-    kafka_name, kafka_code, retriable = "FETCH_SESSION_TOPIC_ID_ERROR", 106, True
-
-
 class OffsetMovedToTieredStorageError(LogStoreError):
     """The offset is in the topic's table, and no longer in the leader's journal (KIP-405)."""
 

@@ -188,6 +188,7 @@ class Broker:
         self.fetch_stored = fetching.fetch_stored
         self.fetch_batches = fetching.fetch_batches
         self.offset_for_timestamp = fetching.offset_for_timestamp
+        self.offset_of_max_timestamp = fetching.offset_of_max_timestamp
 
     @classmethod
     async def start(

@@ -196,6 +196,18 @@ class Fetching:
         log.require_leader().require_settled()
         return await self._reader.offset_for_timestamp(topic, partition, timestamp_ms)
 
+    async def offset_of_max_timestamp(
+        self, context: RequestContext, topic: Topic, partition: int
+    ) -> tuple[int, int] | None:
+        """The first record with the largest timestamp of all, of a partition that is led here: its offset and
+        timestamp; None without records.
+
+        Raises TopicAuthorizationError, UnknownPartitionError, NotLeaderOrFollowerError, OffsetNotAvailableError.
+        """
+        self._authorizer.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
+        topic.partition(partition).require_leader().require_settled()
+        return await self._reader.offset_of_max_timestamp(topic, partition)
+
     async def _fetch(
         self,
         context: RequestContext,

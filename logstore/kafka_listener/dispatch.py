@@ -11,9 +11,12 @@ from logstore.broker.quotas import QuotaKind
 from logstore.filesystem import Buffer
 from logstore.kafka_listener.api_versions import api_versions
 from logstore.kafka_listener.describe_cluster import describe_cluster
+from logstore.kafka_listener.fetch import fetch
 from logstore.kafka_listener.held import Held
 from logstore.kafka_listener.init_producer_id import init_producer_id
+from logstore.kafka_listener.list_offsets import list_offsets
 from logstore.kafka_listener.metadata import metadata
+from logstore.kafka_listener.offset_for_leader_epoch import offset_for_leader_epoch
 from logstore.kafka_listener.produce import Turn, produce
 from logstore.kafka_listener.store import KafkaStore
 from logstore.kafka_protocol.requests import Request
@@ -24,9 +27,12 @@ Handler = Callable[[KafkaStore, RequestContext, Any, int], Awaitable[Any]]
 
 HANDLERS: Final[Mapping[int, Handler]] = {
     0: produce,
+    1: fetch,
+    2: list_offsets,
     3: metadata,
     18: api_versions,
     22: init_producer_id,
+    23: offset_for_leader_epoch,
     60: describe_cluster,
 }
 

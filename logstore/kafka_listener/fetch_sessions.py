@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from logstore.clock import Clock
-from logstore.errors import FetchSessionIdNotFoundError, FetchSessionTopicIdError, InvalidFetchSessionEpochError
-from logstore.kafka_protocol.messages import FetchRequest, FetchResponse
+from logstore.errors import FetchSessionNotFoundError, FetchSessionTopicIdError, InvalidFetchSessionEpochError
+from logstore.kafka_protocol.messages import ZERO_UUID, FetchRequest, FetchResponse
 
 #: Kafka's ``max.incremental.fetch.session.cache.slots``.
 SESSIONS_MAX: Final = 1_000
@@ -101,7 +101,7 @@ class Fetching:
                 for key, answer in told
             }
             session_id = self._sessions.add(cached, by_id=self._by_id)
-        return _response(session_id, told, throttle_ms, by_id=self._by_id)
+        return _response(session_id, told, throttle_ms)
 
     def throttled(self, throttle_ms: int) -> FetchResponse:
         """The answer that only tells the client to wait, and has no partition."""
@@ -130,7 +130,7 @@ class _IncrementalFetching(Fetching):
                 if answer.records:  # the others come first the next time
                     del session.partitions[key]
                     session.partitions[key] = cached
-        return _response(session.id, told, throttle_ms, by_id=session.by_id)
+        return _response(session.id, told, throttle_ms)
 
     def throttled(self, throttle_ms: int) -> FetchResponse:
         if self._session.epoch != self._epoch:
@@ -157,7 +157,7 @@ class FetchSessions:
     def begin(self, request: FetchRequest, *, by_id: bool) -> Fetching:
         """The fetch that ``request`` is; ``by_id``: it names topics by their ids.
 
-        Raises FetchSessionIdNotFoundError, InvalidFetchSessionEpochError, FetchSessionTopicIdError.
+        Raises FetchSessionNotFoundError, InvalidFetchSessionEpochError, FetchSessionTopicIdError.
         """
         asked = {
             (topic.topic_id if by_id else topic.topic, one.partition): one
@@ -169,7 +169,7 @@ class FetchSessions:
             return Fetching(self, asked, by_id=by_id, wants_session=request.session_epoch == _INITIAL_EPOCH)
         session = self._sessions.get(request.session_id)
         if session is None:
-            raise FetchSessionIdNotFoundError(f"There is no fetch session {request.session_id}: fetch all partitions.")
+            raise FetchSessionNotFoundError(f"There is no fetch session {request.session_id}: fetch all partitions.")
         if session.epoch != request.session_epoch:
             raise InvalidFetchSessionEpochError(
                 f"Fetch session {session.id} is at epoch {session.epoch}, not {request.session_epoch}."
@@ -198,7 +198,7 @@ class FetchSessions:
         self._sessions.move_to_end(session.id)
         if self.num_partitions > self._partitions_max:
             self._remove(session.id)
-            raise FetchSessionIdNotFoundError(
+            raise FetchSessionNotFoundError(
                 f"Fetch sessions have {self._partitions_max} partitions together at the most: fetch all partitions."
             )
         session.epoch = next_epoch(session.epoch)
@@ -237,9 +237,7 @@ class FetchSessions:
             self.num_partitions -= session.size
 
 
-def _response(
-    session_id: int, answers: Iterable[tuple[Key, Answer]], throttle_ms: int, *, by_id: bool
-) -> FetchResponse:
+def _response(session_id: int, answers: Iterable[tuple[Key, Answer]], throttle_ms: int) -> FetchResponse:
     """Neighbours of one topic are told together."""
     topics: list[FetchResponse.FetchableTopicResponse] = []
     before: bytes | str | None = None
@@ -247,7 +245,7 @@ def _response(
     for (topic, _), answer in answers:
         if topic != before:
             before, partitions = topic, []
-            named = {"topic_id": topic} if by_id else {"topic": topic}
-            topics.append(FetchResponse.FetchableTopicResponse(partitions=partitions, **named))
+            name, topic_id = (topic, ZERO_UUID) if isinstance(topic, str) else ("", topic)
+            topics.append(FetchResponse.FetchableTopicResponse(topic=name, topic_id=topic_id, partitions=partitions))
         partitions.append(answer)
     return FetchResponse(throttle_time_ms=throttle_ms, session_id=session_id, responses=topics)

@@ -3,6 +3,7 @@
 from consumer_offsets.group_coordinator import GroupCoordinator
 from logstore.broker.broker import Broker
 from logstore.cluster.coordinator import Coordinator
+from logstore.kafka_listener.fetch_sessions import FetchSessions
 from logstore.settings import Settings, host_and_port
 
 
@@ -22,6 +23,7 @@ class KafkaStore:
         self.groups = groups
         self.coordinator = coordinator
         self.node_id = broker.broker_id
+        self.fetch_sessions = FetchSessions(broker.clock)
         self._advertised = advertised
 
     def endpoint(self, broker_id: int) -> tuple[str, int] | None:

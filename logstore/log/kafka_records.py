@@ -1,8 +1,8 @@
 """Records of the log as Kafka's record batches: frames of the tail, and rows of history.
 
-A KAFKA_BATCH frame goes out as its producer sent it, with its offset and leader epoch in the first 16 bytes; its records
-are neither read nor copied. Everything else is encoded. Consumers go on behind the last offset that a batch stands for,
-so a batch at the end of a slice also stands for the offsets behind it that hold no record.
+A KAFKA_BATCH frame goes out as its producer sent it, with its offset and leader epoch in the first 16 bytes; its
+records are neither read nor copied. Everything else is encoded. Consumers go on behind the last offset that a batch
+stands for, so a batch at the end of a slice also stands for the offsets behind it that hold no record.
 """
 
 import itertools

@@ -202,6 +202,26 @@ class LogReader:
 
         return await self._again_if_moved(topic, find)
 
+    async def offset_of_max_timestamp(self, topic: Topic, partition: int) -> tuple[int, int] | None:
+        """The first record with the largest timestamp of the partition: its offset and timestamp; None without any."""
+        log = topic.partition(partition)
+
+        async def find() -> int | None:
+            log.require_served()
+            start, sealed, end = log.log_start_offset, log.sealed_offset, log.high_watermark
+            segments = [s for s in log.segments if s.num_records and s.end_offset > start]
+            tail = [frame for frame in log.index.frames(max(start, sealed), end) if frame.has_records]
+            return await self._in_thread(
+                lambda: self._slices.max_timestamp(topic.table.files, segments, tail, start, sealed)
+            )
+
+        largest = await self._again_if_moved(topic, find)
+        if largest is None:
+            return None
+        found = await self.offset_for_timestamp(topic, partition, largest)
+        # Row groups of other writers tell their microseconds rounded up, their records have them rounded down.
+        return found or await self.offset_for_timestamp(topic, partition, largest - 1)
+
     # ---- on the event loop ------------------------------------------------------------------------------------------
 
     async def _history_slice(self, topic: Topic, log: PartitionLog, wanted: Wanted, read: SegmentRead[C]) -> Slice[C]:

@@ -296,6 +296,37 @@ class SliceReader:
                 return found
         return None
 
+    def max_timestamp(
+        self,
+        files: TableFiles,
+        segments: Sequence[SegmentFile],
+        tail: Sequence[IndexedFrame],
+        start: int,
+        sealed: int,
+    ) -> int | None:
+        """The largest timestamp of the records of [start, sealed) in the segments, and of those behind it in the frames
+        of the tail. Only what begins below ``start`` is read.
+        """
+        found: list[int] = []
+        for segment in segments:
+            if segment.min_offset >= start:
+                found.append(segment.max_timestamp_ms)
+                continue
+            for group in self._groups(files, segment):
+                if group.first_offset >= start:
+                    found.append(group.max_timestamp_ms)
+                elif group.last_offset >= start:
+                    times = read_row_group(files, segment.path, group.index, ("offset", "timestamp"))
+                    found += _timestamps_from(times, start)
+        first = max(start, sealed)
+        for frame in tail:
+            if frame.base_offset >= first:
+                found.append(frame.max_timestamp_ms)
+            else:
+                (batch,) = frame_records([self._journal.read(frame.location)])
+                found += _timestamps_from(batch, first)
+        return max(found, default=None)
+
     def _groups(self, files: TableFiles, segment: SegmentFile) -> tuple[RowGroup, ...]:
         def checked(files: TableFiles, name: str) -> tuple[RowGroup, ...]:
             groups = row_groups(files, name)
@@ -369,3 +400,9 @@ def _first_at(batch: pa.RecordBatch, start: int, end: int, timestamp_ms: int) ->
     offsets, timestamps = int64_values(batch.column("offset")), int64_values(batch.column("timestamp"))
     rows = np.flatnonzero((offsets >= start) & (offsets < end) & (timestamps >= timestamp_ms))
     return (int(offsets[rows[0]]), int(timestamps[rows[0]])) if len(rows) else None
+
+
+def _timestamps_from(batch: pa.RecordBatch, start: int) -> list[int]:
+    """The largest timestamp from the offset ``start`` on, if there is any."""
+    timestamps = int64_values(batch.column("timestamp"))[int64_values(batch.column("offset")) >= start]
+    return [int(timestamps.max())] if len(timestamps) else []
