@@ -93,7 +93,8 @@ class Settings(BaseSettings):
     max_connections: int = Field(
         10_000,
         ge=1,
-        description="Connections at once; a further one is answered 503. At most three quarters of the files that the "
+        description="Connections at once, over HTTP and of Kafka's clients together; a further one is answered 503, or "
+        "closed. At most three quarters of the files that the "
         "process may have open (`ulimit -n`): the others are for the log.",
     )
     connections_max_idle_ms: int = Field(
@@ -212,8 +213,8 @@ class Settings(BaseSettings):
     # ---- Kafka's clients
     kafka_listeners: str = Field(
         "127.0.0.1:9092",
-        description="Address for Kafka's clients: `host:port`, with `PLAINTEXT://` before it or without; port 0 takes a "
-        "free one. Empty: none. If this is not set and the port is taken, the store goes on without.",
+        description="Address for Kafka's clients: `host:port`, with `PLAINTEXT://` before it or without; port 0 takes "
+        "a free one. Empty: none. If this is not set and the port is taken, the store goes on without.",
     )
     kafka_advertised_listeners: str | None = Field(
         None,
@@ -590,7 +591,7 @@ def _kafka_address(value: str, port_min: int) -> str:
     if found is None or not port_min <= int(found["port"]) <= 65_535:
         raise ValueError("it takes host:port, such as 127.0.0.1:9092")
     # Kafka takes a listener without a host for all addresses.
-    return rest if found["host"] else f"0.0.0.0:{found['port']}"  # noqa: S104 - as it was asked for
+    return rest if found["host"] else f"0.0.0.0:{found['port']}"
 
 
 def setting_name(field: str) -> str:

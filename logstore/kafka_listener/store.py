@@ -27,7 +27,7 @@ class KafkaStore:
         self._advertised = advertised
 
     def endpoint(self, broker_id: int) -> tuple[str, int] | None:
-        """The host and port by which Kafka's clients reach a broker; None if it is not there, or has no such listener."""
+        """The host and port by which Kafka's clients reach a broker; None if it is not there, or has none for them."""
         if broker_id == self.node_id:
             return self._advertised
         broker = self.broker.brokers_by_id.get(broker_id)
