@@ -197,10 +197,6 @@ class FrameIndex:
         """Bytes in memory of the frames that hold any offset of [start, end)."""
         return sum(self._inflated[bisect_right(self._end, start) : bisect_left(self._base, end)]) if start < end else 0
 
-    def journal_bytes(self, start: int, end: int) -> int:
-        """Bytes in the journal of the frames that hold any offset of [start, end)."""
-        return sum(self._length[bisect_right(self._end, start) : bisect_left(self._base, end)]) if start < end else 0
-
     def record_bytes(self, start: int, end: int) -> int:
         """About the size that readers count for the frames that hold any offset of [start, end): keys, values and
         headers, and RECORD_OVERHEAD_BYTES a record.
