@@ -1,16 +1,16 @@
-"""The operations that a principal may do with a resource, as the bits that Kafka's answers have for them (KIP-430)."""
+"""The operations that a principal may do with a resource, as Kafka's answers tell them: a bit for each (KIP-430)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from logstore.broker.authorizer import Authorizer, Operation, ResourceType
+from logstore.broker.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType
 from logstore.broker.context import RequestContext
 
-#: Instead of the bits when the client has not asked for them.
+#: Nobody has asked.
 NOT_ASKED: Final = -(2**31)
 
-# Kafka's AclOperation.
-_NUMBERS: Final[Mapping[Operation, int]] = {
+# Kafka's ``AclOperation.code``.
+_BITS: Final[Mapping[Operation, int]] = {
     Operation.READ: 3,
     Operation.WRITE: 4,
     Operation.CREATE: 5,
@@ -22,8 +22,8 @@ _NUMBERS: Final[Mapping[Operation, int]] = {
     Operation.ALTER_CONFIGS: 11,
     Operation.IDEMPOTENT_WRITE: 12,
 }
-# Kafka's AclEntry.supportedOperations; groups have no configurations here.
-_OF_TYPE: Final[Mapping[ResourceType, tuple[Operation, ...]]] = {
+# Kafka's ``AclEntry.supportedOperations``.
+_OF: Final[Mapping[ResourceType, Sequence[Operation]]] = {
     ResourceType.TOPIC: (
         Operation.READ,
         Operation.WRITE,
@@ -34,7 +34,13 @@ _OF_TYPE: Final[Mapping[ResourceType, tuple[Operation, ...]]] = {
         Operation.DESCRIBE_CONFIGS,
         Operation.ALTER_CONFIGS,
     ),
-    ResourceType.GROUP: (Operation.READ, Operation.DELETE, Operation.DESCRIBE),
+    ResourceType.GROUP: (
+        Operation.READ,
+        Operation.DELETE,
+        Operation.DESCRIBE,
+        Operation.DESCRIBE_CONFIGS,
+        Operation.ALTER_CONFIGS,
+    ),
     ResourceType.CLUSTER: (
         Operation.CREATE,
         Operation.ALTER,
@@ -48,8 +54,10 @@ _OF_TYPE: Final[Mapping[ResourceType, tuple[Operation, ...]]] = {
 
 
 def authorized_operations(
-    authorizer: Authorizer, context: RequestContext, resource_type: ResourceType, name: str
+    authorizer: Authorizer, context: RequestContext, resource_type: ResourceType, name: str = CLUSTER_NAME
 ) -> int:
-    """A bit for each operation, by its number."""
-    allowed = [one for one in _OF_TYPE[resource_type] if authorizer.authorize(context, one, resource_type, (name,))]
-    return sum(1 << _NUMBERS[operation] for operation in allowed)
+    return sum(
+        1 << _BITS[operation]
+        for operation in _OF[resource_type]
+        if authorizer.authorize(context, operation, resource_type, (name,))
+    )

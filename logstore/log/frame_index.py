@@ -197,6 +197,10 @@ class FrameIndex:
         """Bytes in memory of the frames that hold any offset of [start, end)."""
         return sum(self._inflated[bisect_right(self._end, start) : bisect_left(self._base, end)]) if start < end else 0
 
+    def journal_bytes(self, start: int, end: int) -> int:
+        """Bytes in the journal of the frames that hold any offset of [start, end)."""
+        return sum(self._length[bisect_right(self._end, start) : bisect_left(self._base, end)]) if start < end else 0
+
     def record_bytes(self, start: int, end: int) -> int:
         """About the size that readers count for the frames that hold any offset of [start, end): keys, values and
         headers, and RECORD_OVERHEAD_BYTES a record.
@@ -218,6 +222,21 @@ class FrameIndex:
             total += frame.inflated_bytes or frame.location.length
             if total >= max_bytes:
                 break
+        return taken
+
+    def locations_by_length(self, start: int, end: int, max_bytes: int) -> list[FrameLocation]:
+        """The first frames of [start, end) that have up to ``max_bytes`` in the journal together; at least one if there
+        is any.
+        """
+        first, last = bisect_right(self._end, start), bisect_left(self._base, end)
+        taken: list[FrameLocation] = []
+        left = max_bytes
+        for at in range(first, last):
+            length = self._length[at]
+            left -= length
+            if left < 0 and taken:
+                break
+            taken.append(FrameLocation(self._position[at], length))
         return taken
 
     def frames_since(self, start: int, end: int, timestamp_ms: int) -> Iterator[IndexedFrame]:

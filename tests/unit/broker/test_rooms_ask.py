@@ -16,6 +16,7 @@ from consumer_offsets.instances.instance_record import InstanceConfig
 from consumer_offsets.offset_reset import ResetTarget, ResetTo
 from consumer_offsets.offsets import CommittingMember, OffsetToCommit
 from logstore.broker.authorizer import CLUSTER_NAME, Operation, ResourceType
+from logstore.broker.batch_producing import TopicBatches
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
 from logstore.broker.fetching import FetchLimits, FetchPartition
@@ -55,6 +56,7 @@ BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
     "drop_foreign_files": (lambda topic: (topic,), {(Operation.ALTER, TOPIC)}),
     "produce": (lambda topic: (topic, records([b"x"])), {(Operation.WRITE, TOPIC)}),
     "produce_all": (lambda topic: ([ProduceRequest(topic, records([b"x"]))],), {(Operation.WRITE, TOPIC)}),
+    "produce_batches": (lambda _: ([TopicBatches("t", [(0, b"x")])],), {(Operation.WRITE, TOPIC)}),
     "produce_small": (lambda topic: (topic, [b"x"], records), {(Operation.WRITE, TOPIC)}),
     "begin_produce_small": (lambda topic: (topic, [b"x"], records), {(Operation.WRITE, TOPIC)}),
     "init_producer": (lambda _: (), {(Operation.IDEMPOTENT_WRITE, CLUSTER)}),
@@ -164,6 +166,8 @@ def test_every_method_refuses_a_principal_without_permissions(tmp_path: Path) ->
                         assert told == GroupListings([], None)
                     elif name == "delete_groups":
                         assert isinstance(told["g"], AuthorizationError)
+                    elif name == "produce_batches":
+                        assert isinstance(told.outcomes[0][0].error, TopicAuthorizationError)
                     elif name in {"fetch_records", "fetch_stored"}:
                         (error,) = told.answers.values()
                         assert isinstance(error, TopicAuthorizationError)
