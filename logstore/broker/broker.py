@@ -154,6 +154,7 @@ class Broker:
         producing, fetching = self._producing, self._fetching
         self.topics = topics.all
         self.topic = topics.topic
+        self.topic_by_id = topics.topic_by_id
         self.partition_state = topics.partition_state
         self.partition_states = self._cluster.partition_states
         self.elect_leaders = self._cluster.elect_leaders
@@ -171,6 +172,7 @@ class Broker:
         self.roll = tables.roll
         self.refresh = tables.refresh
         self.delete_records = tables.delete_records
+        self.delete_all_records = tables.delete_all_records
         self.drop_foreign_files = tables.drop_foreign_files
         self.produce = producing.produce
         self.produce_all = producing.produce_all
