@@ -80,8 +80,8 @@ class TopicChanges:
         configs: Mapping[str, str | None] | None = None,
         validate_only: bool = False,
     ) -> Topic | None:
-        """A new topic; None for ``validate_only``. ``assignments``: by partition, the brokers of its replicas, instead of
-        the two numbers.
+        """A new topic; None for ``validate_only``. ``assignments``: by partition, the brokers of its replicas, instead
+        of the two numbers.
 
         Raises TopicAuthorizationError, InvalidTopicError, TopicExistsError, InvalidPartitionsError,
         InvalidReplicationFactorError, InvalidReplicaAssignmentError, InvalidConfigError, StorageFullError.
@@ -223,8 +223,8 @@ class TopicChanges:
                 )
             if missing := [one for one in replicas if one not in there]:
                 raise InvalidReplicaAssignmentError(
-                    f"A partition of topic {name!r} cannot have replicas on brokers {missing}: those that are there are "
-                    f"{', '.join(map(str, there))}."
+                    f"A partition of topic {name!r} cannot have replicas on brokers {missing}: those that are there "
+                    f"are {', '.join(map(str, there))}."
                 )
             if len(replicas) != replication_factor:
                 raise InvalidReplicaAssignmentError(

@@ -114,8 +114,8 @@ def _new_start(log: PartitionLog, before_offset: int) -> int:
     target = end if before_offset == -1 else before_offset
     if not 0 <= target <= end:
         raise OffsetOutOfRangeError(
-            f"Cannot delete the records of {log.topic}-{log.partition} before offset {before_offset}: send an offset of "
-            f"{log.log_start_offset} to {end}, or -1 for all.",
+            f"Cannot delete the records of {log.topic}-{log.partition} before offset {before_offset}: send an offset "
+            f"of {log.log_start_offset} to {end}, or -1 for all.",
             log_start_offset=log.log_start_offset,
             high_watermark=log.high_watermark,
         )

@@ -243,6 +243,14 @@ class Topics:
         self._authorizer.require(context, operation, ResourceType.TOPIC, name)
         return self.get(name)
 
+    def topic_by_id(
+        self, context: RequestContext, topic_id: uuid.UUID, operation: Operation = Operation.DESCRIBE
+    ) -> Topic:
+        """As ``topic``. UnknownTopicIdError instead of UnknownTopicError."""
+        topic = self.by_id(topic_id)
+        self._authorizer.require(context, operation, ResourceType.TOPIC, topic.name)
+        return topic
+
     def get(self, name: str) -> Topic:
         """The topic, for the broker's own rooms: no permission is asked.
 
@@ -310,14 +318,6 @@ class Topics:
         topic = self._by_id.get(topic_id)
         if topic is None:
             raise UnknownTopicIdError(f"This broker has no topic with the id {topic_id}: it was deleted, or is new.")
-        return topic
-
-    def topic_by_id(
-        self, context: RequestContext, topic_id: uuid.UUID, operation: Operation = Operation.DESCRIBE
-    ) -> Topic:
-        """As ``topic``. Raises UnknownTopicIdError, TopicAuthorizationError."""
-        topic = self.by_id(topic_id)
-        self._authorizer.require(context, operation, ResourceType.TOPIC, topic.name)
         return topic
 
     def partition_state(self, context: RequestContext, topic: Topic, partition: int) -> PartitionState:

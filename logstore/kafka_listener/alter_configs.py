@@ -26,7 +26,7 @@ from logstore.topic_config import config_key
 
 _Replacing = AlterConfigsRequest.AlterConfigsResource
 _Incremental = IncrementalAlterConfigsRequest.AlterConfigsResource
-_Resource = TypeVar("_Resource", _Replacing, _Incremental)
+_Resource = TypeVar("_Resource", bound=_Replacing | _Incremental)
 
 
 class _Operation(IntEnum):
@@ -104,7 +104,10 @@ async def _alter(
             return _outcome(asked, error)
         return _outcome(asked)
 
-    single, repeated = once(resources, lambda one: (one.resource_type, one.resource_name))
+    def resource(one: _Resource) -> tuple[int, str]:
+        return one.resource_type, one.resource_name
+
+    single, repeated = once(resources, resource)
     twice = InvalidRequestError("The resource is there twice: send it once.")
     return [*await answers(single, alter), *(_outcome(asked, twice) for asked in repeated)]
 

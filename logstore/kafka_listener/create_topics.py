@@ -66,14 +66,14 @@ def _assignments(asked: _Asked) -> list[Sequence[int]]:
     for name, number in (("partitions", asked.num_partitions), ("replicas", asked.replication_factor)):
         if number != _DEFAULT:
             raise InvalidRequestError(
-                f"Topic {asked.name!r} has an assignment of replicas, and a number of {name} ({number}): send -1 as the "
-                "number."
+                f"Topic {asked.name!r} has an assignment of replicas, and a number of {name} ({number}): send -1 as "
+                "the number."
             )
     by_partition = {one.partition_index: one.broker_ids for one in asked.assignments}
     if sorted(by_partition) != list(range(len(asked.assignments))):
         raise InvalidReplicaAssignmentError(
-            f"The assignment of topic {asked.name!r} names the partitions "
-            f"{sorted(one.partition_index for one in asked.assignments)[:100]}: name 0 and those that follow, once each."
+            f"The assignment of topic {asked.name!r} names partitions "
+            f"{sorted(one.partition_index for one in asked.assignments)[:100]}: name 0 and all that follow, once each."
         )
     return [by_partition[partition] for partition in range(len(by_partition))]
 

@@ -40,8 +40,8 @@ async def describe_configs(
                 configs = _of_broker(store, context, asked.resource_name, request, is_wanted)
             else:
                 raise InvalidRequestError(
-                    f"Resources of type {asked.resource_type} have no configuration here: ask for topics (2) or brokers "
-                    "(4)."
+                    f"Resources of type {asked.resource_type} have no configuration here: ask for topics (2) or "
+                    "brokers (4)."
                 )
             return _Result(resource_type=asked.resource_type, resource_name=asked.resource_name, configs=list(configs))
         except LogStoreError as error:

@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Collection, Sequence
 from typing import Final
 
+from logstore.broker.authorizer import ResourceType
 from logstore.broker.broker import Topic
 from logstore.broker.context import RequestContext
 from logstore.cluster.coordinator import PartitionState
 from logstore.errors import InvalidRequestError, LeaderNotAvailableError, LogStoreError
-from logstore.kafka_listener.authorized_operations import topic_operations
+from logstore.kafka_listener.authorized_operations import authorized_operations
 from logstore.kafka_listener.store import KafkaStore
 from logstore.kafka_protocol.error_numbers import NONE, number_of
 from logstore.kafka_protocol.messages import DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse
@@ -99,5 +100,7 @@ def _described(
             )
             for partition, state in enumerate(states, begin)
         ],
-        topic_authorized_operations=topic_operations(store, context, topic.name),
+        topic_authorized_operations=authorized_operations(
+            store.broker.authorizer, context, ResourceType.TOPIC, topic.name
+        ),
     )
