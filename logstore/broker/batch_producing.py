@@ -248,7 +248,8 @@ class BatchProducing:
         for one in wanted:
             if one.error is not None:
                 at, number = one.place
-                outcomes[at][number] = BatchOutcome(one.partition, error=one.error)
+                log_start_offset = one.topic.partitions[one.partition].log_start_offset
+                outcomes[at][number] = BatchOutcome(one.partition, log_start_offset=log_start_offset, error=one.error)
             else:
                 by_topic.setdefault(one.topic.topic_id, []).append(one)
         return [_request(group) for group in by_topic.values()], [
