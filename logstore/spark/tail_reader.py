@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from logstore.spark.worker import one_line_errors
+from logstore.spark.worker import begin_task, one_line_errors
 
 if TYPE_CHECKING:
     from logstore.errors import LogStoreError
@@ -67,6 +67,7 @@ def tail_reader(
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with one_line_errors():
+            begin_task()
             store = Leader(urls, topic, topic_id, client_id)
             try:
                 for batch in batches:
