@@ -147,7 +147,7 @@ class Leader:
                 min_bytes = 1
 
     def _fetch(self, partition: int, offset: int, min_bytes: int) -> "PartitionData | None":
-        """One response, None without news. More bytes than one are not waited for. Raises the partition's error, too."""
+        """One response, None without news. More than a byte is not waited for. Raises the partition's error, too."""
         from logstore.client.fetch import FetchPartition, FetchRequest, fetch
 
         asked = [FetchPartition(self._topic, partition, offset, self._topic_id)]
