@@ -429,6 +429,24 @@ def test_fewer_acks(tmp_path: Path, acks: int) -> None:
     run(scenario())
 
 
+def test_the_journal_holds_no_request_that_is_much_larger_than_its_batch(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            await new_topic(broker)
+            held: list[Frame] = []
+            store = broker.journal.store
+            broker.journal.store = lambda frames, told: (held.extend(frames), store(frames, told))  # type: ignore[method-assign,assignment]
+            batch = client_batch([Row(1, None, bytes(1_000), None)])
+            request = bytes(len(batch)) + batch + bytes(len(batch))
+            parts = [(0, memoryview(request)[len(batch) : -len(batch)]), (1, memoryview(batch))]
+            await broker.produce_batches(CLIENT, [TopicBatches("t", parts)])
+            assert [bytes(frame.payload) for frame in held] == [batch, batch]
+            assert [memoryview(frame.payload).obj is request for frame in held] == [False, False]
+            assert memoryview(held[1].payload).obj is batch, "not copied in vain"
+
+    run(scenario())
+
+
 # ---- in a cluster ----------------------------------------------------------------------------------------------------
 
 
