@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import pytest
 
+from consumer_offsets.committed_offsets import TopicPartition
 from consumer_offsets.group_coordinator import GroupCoordinator
 from consumer_offsets.group_queries import GroupListings
 from consumer_offsets.instances.instance_record import InstanceConfig
@@ -81,6 +82,11 @@ GROUPS: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
         lambda _: (InstanceKey("g", "c"), "id", [OffsetToCommit("t", 0, 1)], CommittingMember()),
         {(Operation.READ, GROUP)},
     ),
+    "commit_each": (lambda _: ("g", [OffsetToCommit("t", 0, 1)], CommittingMember()), {(Operation.READ, GROUP)}),
+    "check_fetch": (lambda _: ("g", "m", 1), {(Operation.DESCRIBE, GROUP)}),
+    "pending": (lambda _: ("g",), {(Operation.DESCRIBE, GROUP)}),
+    "overview": (lambda _: (), {(Operation.DESCRIBE, GROUP)}),
+    "delete_offsets": (lambda _: ("g", [TopicPartition("t", 0)]), {(Operation.DELETE, GROUP)}),
     "coordinator_of": (lambda _: ("g",), {(Operation.DESCRIBE, GROUP)}),
     "groups": (lambda _: (), {(Operation.DESCRIBE, GROUP)}),
     "list_groups": (lambda _: (), {(Operation.DESCRIBE, GROUP)}),
@@ -154,7 +160,7 @@ def test_every_method_refuses_a_principal_without_permissions(tmp_path: Path) ->
                         told = await call(methods[name], CLIENT, *arguments(topic), **OPTIONS.get(name, {}))
                     except AuthorizationError:
                         told = None
-                    if name in {"topics", "groups", "all_groups", "problems"}:
+                    if name in {"topics", "groups", "all_groups", "overview", "problems"}:
                         assert told == [], name
                     elif name in {"list_groups", "list_all_groups"}:
                         assert told == GroupListings([], None)
