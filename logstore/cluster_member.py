@@ -25,7 +25,9 @@ from logstore.settings import Settings
 class ClusterMember:
     """``start`` before the coordinator starts, ``open`` when the store has started, ``stop`` after it has stopped."""
 
-    def __init__(self, settings: Settings, filesystem: FileSystem, clock: Clock | None, url: str, kafka: str | None) -> None:
+    def __init__(
+        self, settings: Settings, filesystem: FileSystem, clock: Clock | None, url: str, kafka: str | None
+    ) -> None:
         self._settings = settings
         options = PeerOptions.of(settings)
         self.coordinator = ZooKeeperCoordinator.of(settings, filesystem, url=url, kafka=kafka, clock=clock)

@@ -33,6 +33,7 @@ from logstore.limits import MIB
 from logstore.log.topic import Topic
 from logstore.records.batch import KafkaBatch, PartitionBatch
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity
+from logstore.records.payload import MESSAGE_BYTES
 
 # Checking that much, inflated, takes a millisecond or less.
 _CHECK_ON_LOOP_BYTES: Final = 1 * MIB
@@ -61,8 +62,8 @@ class BatchOutcome(NamedTuple):
 
 
 class ProducedBatches(NamedTuple):
-    """``outcomes``: of each topic and partition of the request, in its order. ``throttle_ms``: how long the client is to
-    wait before its next request, because of a quota.
+    """``outcomes``: of each topic and partition of the request, in its order. ``throttle_ms``: how long the client is
+    to wait before its next request, because of a quota.
     """
 
     outcomes: list[list[BatchOutcome]]
@@ -111,7 +112,7 @@ class _Wanted:
         self.data = view
         self.batch = KafkaBatch(
             num_rows=header.record_count,
-            nbytes=valid.inflated_bytes,
+            nbytes=MESSAGE_BYTES + valid.inflated_bytes,
             untimed_count=valid.untimed_count,
             max_timestamp_ms=valid.max_timestamp,
             first_null_key=valid.first_null_key,
@@ -318,10 +319,7 @@ def _request(group: Sequence[_Wanted]) -> PreparedRequest:
         identities if any(identity.is_producers for identity in identities) else None,
         sum(batch.num_rows for batch in batches),
         sum(batch.nbytes for batch in batches),
-        [
-            PartitionBatch(one.partition, batch, None, one.data)
-            for one, batch in zip(group, batches, strict=True)
-        ],
+        [PartitionBatch(one.partition, batch, None, one.data) for one, batch in zip(group, batches, strict=True)],
         [one.data for one in group],
         is_kafkas=True,
     )

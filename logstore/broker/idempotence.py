@@ -124,7 +124,9 @@ def _claim_sequences(topic: Topic, parts: Sequence[PartitionBatch], identities: 
     errors: dict[int, LogStoreError] = {}
     for part, identity in zip(parts, identities, strict=True):
         stored = None
-        if identity.is_producers and part.partition not in begun:  # a later batch follows the earlier ones of this request
+        if (
+            identity.is_producers and part.partition not in begun
+        ):  # a later batch follows the earlier ones of this request
             try:
                 partition_log = topic.partition(part.partition)
                 stored = partition_log.state.producers.check(*identity, part.batch.num_rows, partition_log.now_ms())

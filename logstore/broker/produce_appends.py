@@ -143,7 +143,7 @@ class AppendGroup:
             frame = log.next_frame(
                 part.batch,
                 payload,
-                inflated_bytes=payload.size if part.verbatim is None else part.batch.nbytes,
+                inflated_bytes=len(payload) if part.verbatim is None else part.batch.nbytes,
                 log_append_time=log_append_time,
                 identity=request.claims[at].identity,
             )

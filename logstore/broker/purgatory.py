@@ -106,10 +106,9 @@ class WantedPartition:
         if self.offset < log.sealed_offset:
             return max_bytes  # the inflated size of sealed records is not known
         (first,) = itertools.islice(log.index.frames(self.offset, self._counted_to), 1)
-        inflated_bytes = log.index.inflated_bytes(self.offset, self._counted_to)
-        found = max(
-            inflated_bytes + (self._counted_to - self.offset) * RECORD_OVERHEAD_BYTES,
-            log.index.journal_bytes(self.offset, self._counted_to),
+        found = (
+            log.index.inflated_bytes(self.offset, self._counted_to)
+            + (self._counted_to - self.offset) * RECORD_OVERHEAD_BYTES
         )
         # The first batch is read whatever its size.
         return max(first.inflated_bytes, min(max_bytes, found))

@@ -15,9 +15,9 @@ import numpy as np
 from logstore.errors import CorruptionError
 from logstore.journal.frame import FrameHeader, FrameLocation
 from logstore.limits import RECORD_OVERHEAD_BYTES
+from logstore.records.payload import MESSAGE_BYTES
 
-# The overhead of a record batch message, and of its columns for each record.
-_MESSAGE_BYTES = 532
+# The overhead of columns for each record.
 _COLUMN_BYTES = 20
 
 
@@ -197,10 +197,6 @@ class FrameIndex:
         """Bytes in memory of the frames that hold any offset of [start, end)."""
         return sum(self._inflated[bisect_right(self._end, start) : bisect_left(self._base, end)]) if start < end else 0
 
-    def journal_bytes(self, start: int, end: int) -> int:
-        """Bytes in the journal of the frames that hold any offset of [start, end)."""
-        return sum(self._length[bisect_right(self._end, start) : bisect_left(self._base, end)]) if start < end else 0
-
     def record_bytes(self, start: int, end: int) -> int:
         """About the size that readers count for the frames that hold any offset of [start, end): keys, values and
         headers, and RECORD_OVERHEAD_BYTES a record.
@@ -210,7 +206,7 @@ class FrameIndex:
             return 0
         records = self._end[last - 1] - self._base[first]
         overhead = records * RECORD_OVERHEAD_BYTES
-        inflated = sum(self._inflated[first:last]) - (last - first) * _MESSAGE_BYTES
+        inflated = sum(self._inflated[first:last]) - (last - first) * MESSAGE_BYTES
         return max(overhead, inflated + records * (RECORD_OVERHEAD_BYTES - _COLUMN_BYTES))
 
     def frames_by_bytes(self, start: int, end: int, max_bytes: int) -> list[IndexedFrame]:

@@ -98,8 +98,12 @@ def encode_history(batches: Sequence[pa.RecordBatch], next_offset: int, epochs: 
     """Rising batches of LOG_SCHEMA, all with rows, as Kafka's. The last one stands for the offsets up to
     ``next_offset``, too.
     """
-    ends: list[int | None] = [None] * (len(batches) - 1) + [next_offset]
-    return [batch for records, end in zip(batches, ends, strict=True) for batch in _encoded(records, end, epochs)]
+    last = len(batches) - 1
+    return [
+        batch
+        for at, records in enumerate(batches)
+        for batch in _encoded(records, next_offset if at == last else None, epochs)
+    ]
 
 
 def _encoded(records: pa.RecordBatch, end_offset: int | None, epochs: Epochs) -> Iterator[memoryview]:

@@ -34,7 +34,6 @@ from logstore.errors import (
     QuarantinedError,
     RequestTimedOutError,
 )
-from logstore.filesystem import Buffer
 from logstore.journal.frame import Frame, FrameHeader, FrameLocation, FrameType
 from logstore.log.active_segment import ActiveSegment, JournalBytes
 from logstore.log.frame_index import FrameIndex
@@ -298,7 +297,7 @@ class PartitionLog:
     def next_frame(
         self,
         batch: pa.RecordBatch | EncodedBatch | KafkaBatch,
-        payload: Buffer | pa.Buffer,
+        payload: pa.Buffer,
         *,
         inflated_bytes: int,
         log_append_time: bool,

@@ -18,13 +18,13 @@ from cachetools import LRUCache
 from logstore.delta.snapshot import SegmentFile
 from logstore.errors import CorruptionError
 from logstore.filesystem import Buffer
-from logstore.journal.frame import FrameFlags, FrameLocation
+from logstore.journal.frame import FrameLocation
 from logstore.journal.journal import Journal
 from logstore.limits import MIB, READINGS_BYTES_MAX, RECORD_OVERHEAD_BYTES
 from logstore.log.frame_index import IndexedFrame
-from logstore.log.frame_records import frame_records
+from logstore.log.frame_records import frame_records, stored_batches
 from logstore.log.kafka_records import Epochs, encode_history, filter_frames, frame_batches, wire_bytes
-from logstore.protocol.record_batch import LOG_APPEND_TIME, PARQUET, RecordBatch
+from logstore.protocol.record_batch import PARQUET, RecordBatch
 from logstore.records.batch import record_sizes
 from logstore.records.log_batches import int64_values
 from logstore.segments.foreign_names import is_joined
@@ -143,17 +143,8 @@ class SliceReader:
         )
 
     def read_stored_frames(self, frames: Sequence[IndexedFrame]) -> list[RecordBatch]:
-        """The batches of the frames as they lie in the journal. Raises as ``Journal.read_many``."""
-        return [
-            RecordBatch(
-                header.base_offset,
-                header.append_time_ms,
-                header.record_count,
-                LOG_APPEND_TIME if FrameFlags.LOG_APPEND_TIME in header.flags else 0,
-                payload,
-            )
-            for header, payload in self._journal.read_many([frame.location for frame in frames if frame.has_records])
-        ]
+        """The batches of the frames, as ``stored_batches``. Raises as ``Journal.read_many``."""
+        return stored_batches(self._journal.read_many([frame.location for frame in frames if frame.has_records]))
 
     def read_frame_batches(self, locations: Sequence[FrameLocation], wanted: Wanted) -> Slice[Buffer]:
         """As many of the frames, at least one of which must be given, as fit, as Kafka's record batches: whole, so that

@@ -71,7 +71,7 @@ class EncodedBatch(NamedTuple):
 class KafkaBatch(NamedTuple):
     """What is known of a Kafka record batch that was checked, in place of its columns.
 
-    The first four fields are those of ``EncodedBatch``; ``nbytes`` is the size of the columns that it becomes.
+    The first four fields are those of ``EncodedBatch``; ``nbytes`` is the size of the data frame that it would be.
     ``first_null_key`` is the number of its first record without a key, -1 if all have one. With ``log_append_time`` its
     timestamps were not looked at: the append time is written over them.
     """
