@@ -48,8 +48,9 @@ async def _coordinator(store: KafkaStore, context: RequestContext, key_type: int
 
 
 async def _find(store: KafkaStore, context: RequestContext, key_type: int, key: str) -> tuple[int, tuple[str, int]]:
-    if key_type == _TRANSACTION:
-        raise InvalidRequestError("The store has no transactions yet: leave transactional.id out.")
+    if key_type == _TRANSACTION and (here := store.endpoint(store.node_id)) is not None:
+        # There are no transactions. InitProducerId says so: clients report that error, and of one here that it timed out.
+        return store.node_id, here
     if key_type != _GROUP:
         raise InvalidRequestError(f"The store coordinates groups (key type 0), nothing of key type {key_type}.")
     await store.groups.until_there(context, key)
