@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.server import ROOT, BenchmarkError, Server, SingleServer, run_command
+from benchmarks.server import ROOT, BenchmarkError, Server, SingleServer, Store, run_command
 
 _PEER = ROOT / "benchmarks/kafka-peer"
 _START_SECONDS = 120
@@ -96,6 +96,8 @@ class KafkaServer(Server):
     address: str
     #: Of a new topic.
     replicas = 1
+    #: The topic that all who read here read, once it is there.
+    filled: str | None = None
 
     def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
         options = [text for name, value in (configs or {}).items() for text in ("--config", f"{name}={value}")]
@@ -206,6 +208,20 @@ class KafkaCluster(KafkaServer):
     def kill(self) -> None:
         for broker in self._brokers:
             broker.kill()
+
+
+class ListeningStore(Store, KafkaServer):
+    """Our store with a Kafka listener, for Kafka's own clients. Topics are made over HTTP."""
+
+    def __init__(self, kafka: Kafka, data: Path, settings: Mapping[str, str] | None = None) -> None:
+        self.kafka = kafka
+        (port,) = _free_ports(1)
+        self.address = f"127.0.0.1:{port}"
+        super().__init__(data, {**(settings or {}), "KAFKA_LISTENERS": self.address})
+
+    def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
+        with self.awake():
+            super().create_topic(topic, partitions, configs)
 
 
 def _free_ports(count: int) -> list[int]:
