@@ -40,6 +40,8 @@ _TAKES = {
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]+(:[0-9]{1,5})?")
 _ADVERTISED_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*")
 _ALL_ADDRESSES = frozenset(("0.0.0.0", "::"))  # noqa: S104 - to know them
+_KAFKA_ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
+_KAFKA_IDLE_MS = 600_000
 _SECRET_LENGTH_MIN = 16
 _DURATION = (duration_ms, f"it takes a whole number of ms, or a duration such as {DURATION_FORMS}")
 _SIZE = (size_bytes, f"it takes a whole number of bytes, or a size such as {SIZE_FORMS}")
@@ -91,7 +93,8 @@ class Settings(BaseSettings):
     max_connections: int = Field(
         10_000,
         ge=1,
-        description="Connections at once; a further one is answered 503. At most three quarters of the files that the "
+        description="Connections at once, over HTTP and of Kafka's clients together; a further one is answered 503, or "
+        "closed. At most three quarters of the files that the "
         "process may have open (`ulimit -n`): the others are for the log.",
     )
     connections_max_idle_ms: int = Field(
@@ -206,6 +209,17 @@ class Settings(BaseSettings):
     topic_defaults: dict[str, str] = Field(
         default_factory=dict,
         description="The store's defaults of topic keys: the table `[topic]` in the file, and `broker_defaults`.",
+    )
+    # ---- Kafka's clients
+    kafka_listeners: str = Field(
+        "127.0.0.1:9092",
+        description="Address for Kafka's clients: `host:port`, with `PLAINTEXT://` before it or without; port 0 takes "
+        "a free one. Empty: none. If this is not set and the port is taken, the store goes on without.",
+    )
+    kafka_advertised_listeners: str | None = Field(
+        None,
+        description="Address, `host:port`, that Kafka's clients are told for this broker. Default: the one of "
+        "`kafka.listeners`; for an address that stands for all `advertised.host`, or the name of this machine.",
     )
     # ---- between the brokers of a cluster
     inter_broker_port: int = Field(
@@ -408,6 +422,21 @@ class Settings(BaseSettings):
             raise ValueError("it takes a name or an address without a port, such as store-1.example")
         return value
 
+    @field_validator("kafka_listeners")
+    @classmethod
+    def _check_kafka_listeners(cls, value: str) -> str:
+        return value if not value.strip() else _kafka_address(value, port_min=0)
+
+    @field_validator("kafka_advertised_listeners")
+    @classmethod
+    def _check_kafka_advertised_listeners(cls, value: str | None) -> str | None:
+        if value is None or not value.strip():
+            return None
+        address = _kafka_address(value, port_min=1)
+        if host_and_port(address)[0] in _ALL_ADDRESSES:
+            raise ValueError("clients are told it: give a name or an address of this machine, and a port")
+        return address
+
     @field_validator("cluster_secret")
     @classmethod
     def _check_cluster_secret(cls, value: SecretStr | None) -> SecretStr | None:
@@ -471,6 +500,33 @@ class Settings(BaseSettings):
         return socket.gethostname() if self.host in _ALL_ADDRESSES else self.host
 
     @property
+    def kafka_address(self) -> tuple[str, int] | None:
+        """Where to listen for Kafka's clients; None: nowhere."""
+        return host_and_port(self.kafka_listeners) if self.kafka_listeners else None
+
+    @property
+    def is_kafka_wanted(self) -> bool:
+        """Whether somebody has set ``kafka.listeners``."""
+        return "kafka_listeners" in self.model_fields_set
+
+    def kafka_advertised(self, port: int) -> tuple[str, int]:
+        """The host and port that Kafka's clients are told; ``port`` is the one that is listened on."""
+        if self.kafka_advertised_listeners is not None:
+            return host_and_port(self.kafka_advertised_listeners)
+        host, _ = host_and_port(self.kafka_listeners)
+        if host in _ALL_ADDRESSES:
+            host = self.advertised_host or socket.gethostname()
+        return host, port
+
+    @property
+    def kafka_idle_ms(self) -> int:
+        """After this an idle connection of a Kafka client is closed: Kafka's default, since its clients close theirs
+        after nine minutes and may lose a request that meets an end of ours.
+        """
+        given = "connections_max_idle_ms" in self.model_fields_set
+        return self.connections_max_idle_ms if given else _KAFKA_IDLE_MS
+
+    @property
     def topic_journal_bytes_max(self) -> int:
         """Bytes that the journal may hold of one topic."""
         return self.journal_topic_max_bytes or max(1, self.journal_max_bytes // 4)
@@ -510,6 +566,32 @@ def load_settings(**given: Any) -> Settings:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         raise InvalidConfigError("; ".join(_explain(error))) from None
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Of ``host:port``; an IPv6 address without its brackets."""
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def address_of(host: str, port: int) -> str:
+    """The inverse of ``host_and_port``."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _kafka_address(value: str, port_min: int) -> str:
+    """``host:port`` of Kafka's form of a listener. ValueError."""
+    text = value.strip()
+    protocol, separator, rest = text.rpartition("://")
+    if separator and protocol.upper() != "PLAINTEXT":
+        raise ValueError(f"{protocol}:// is not there yet: it takes PLAINTEXT://host:port, or host:port")
+    if "," in rest:
+        raise ValueError("it takes one address")
+    found = _KAFKA_ADDRESS.fullmatch(rest)
+    if found is None or not port_min <= int(found["port"]) <= 65_535:
+        raise ValueError("it takes host:port, such as 127.0.0.1:9092")
+    # Kafka takes a listener without a host for all addresses.
+    return rest if found["host"] else f"0.0.0.0:{found['port']}"
 
 
 def setting_name(field: str) -> str:

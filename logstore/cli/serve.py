@@ -12,7 +12,7 @@ from logstore.errors import InvalidConfigError
 EXAMPLES = """\b
 Examples:
   logstore serve
-  logstore serve --data /srv/log --port 9092
+  logstore serve --data /srv/log --port 8083 --kafka-port 9093
   logstore serve --config conf/logstore.toml --host 0.0.0.0
   logstore serve --log-level debug
   logstore serve --jobs
@@ -26,6 +26,15 @@ def serve(
     ] = None,
     port: Annotated[
         int | None, typer.Option(help="HTTP port; 0 takes a free one. [default: 8082]", show_default=False)
+    ] = None,
+    kafka_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65_535,
+            help="Port for Kafka's clients; 0 takes a free one. [default: 9092, if it is free]",
+            show_default=False,
+        ),
     ] = None,
     host: Annotated[
         str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]", show_default=False)
@@ -72,13 +81,16 @@ def serve(
     # the whole start.
     gc.disable()
     from logstore.node import serve as run_node
-    from logstore.settings import load_settings
+    from logstore.settings import address_of, load_settings
 
     gc.enable()
 
     if config is not None:
         os.environ["LOGSTORE_CONFIG"] = str(config)
-    settings = load_settings(data=data, port=port, host=host, log_level=log_level, jobs_enable=jobs or None)
+    given = {"data": data, "port": port, "host": host, "log_level": log_level, "jobs_enable": jobs or None}
+    settings = load_settings(**given)
+    if kafka_port is not None:
+        settings = load_settings(**given, kafka_listeners=address_of(settings.host, kafka_port))
     raise typer.Exit(run_node(settings, shared_port))
 
 

@@ -87,11 +87,14 @@ class RegisteredTopic:
 
 @dataclass(frozen=True, slots=True)
 class BrokerEndpoint:
-    """A broker that is there, as clients find it. ``url`` is None on one node: it is where the client found it."""
+    """A broker that is there, as clients find it. ``url`` is None on one node: it is where the client found it.
+    ``kafka`` is the host:port for Kafka's clients; None if it has none for them, or on one node.
+    """
 
     id: int
     url: str | None
     rack: str | None = None
+    kafka: str | None = None
 
 
 #: The command for a topic whose table has records, and that the cluster does not know.

@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 from aiokafka import AIOKafkaConsumer
+from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 from kafka import KafkaConsumer
@@ -145,6 +146,7 @@ def _aiokafka_member(served: Served, group: str, topic: str) -> Iterator[Callabl
             session_timeout_ms=10_000,
             heartbeat_interval_ms=500,
             fetch_max_wait_ms=100,
+            partition_assignment_strategy=[RangePartitionAssignor],
         )
         await consumer.start()
         return consumer
@@ -173,6 +175,7 @@ def test_members_of_three_kinds_are_one_group(served: Served, new_topic):
     """librdkafka, kafka-python and aiokafka agree on ``range``, and read every record once between them."""
     topic = new_topic("kinds", 6)
     group = f"group-{topic}"
+    admin = AdminClient({"bootstrap.servers": served.bootstrap, "broker.address.family": "v4"})
     stop = threading.Event()
     places: list[list[tuple[float, int, int]]] = []
 
@@ -186,7 +189,9 @@ def test_members_of_three_kinds_are_one_group(served: Served, new_topic):
     with ThreadPoolExecutor(3) as pool, ExitStack() as stack:
         stack.callback(stop.set)
         members = [pool.submit(run, member) for member in (_confluent_member, _kafka_python_member, _aiokafka_member)]
-        eventually(lambda: _members(served, group) == [2, 2, 2], "the three members never had two partitions each")
+        eventually(
+            lambda: _members(admin, group) == [2, 2, 2], "the three members never had two partitions each", every_s=0.1
+        )
         sent = [record._replace(partition=number % 6) for number, record in enumerate(alike_records(600))]
         CONFLUENT.produce(served, topic, sent, "lz4")
         eventually(
@@ -201,9 +206,8 @@ def test_members_of_three_kinds_are_one_group(served: Served, new_topic):
     assert _committed(served, group, topic, 6) == dict.fromkeys(range(6), 100)
 
 
-def _members(served: Served, group: str) -> list[int]:
+def _members(admin: AdminClient, group: str) -> list[int]:
     """How many partitions each member has, by Kafka's own description of the group."""
-    admin = AdminClient({"bootstrap.servers": served.bootstrap, "broker.address.family": "v4"})
     described = admin.describe_consumer_groups([group])[group].result(30)
     if described.state.name != "STABLE":
         return []

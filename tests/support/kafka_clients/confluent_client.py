@@ -1,5 +1,6 @@
 """confluent-kafka: librdkafka under Python."""
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
@@ -29,10 +30,10 @@ class Confluent:
         with closing(Consumer(config)) as consumer:
             consumer.assign(partitions)
             at_end: set[tuple[str, int]] = set()
+            stop = time.monotonic() + SECONDS
             while len(at_end) < len(partitions):
-                messages = consumer.consume(10_000, SECONDS)
-                assert messages, f"only {len(at_end)} of {len(partitions)} partitions came to their end"
-                for message in messages:
+                assert time.monotonic() < stop, f"only {len(at_end)} of {len(partitions)} partitions came to their end"
+                for message in consumer.consume(10_000, 0.1):
                     error = message.error()
                     if error is None:
                         found[message.topic()].append(read_record(message))

@@ -9,12 +9,14 @@ from uuid import uuid4
 
 import pytest
 
+from consumer_offsets.committed_offsets import TopicPartition
 from consumer_offsets.group_coordinator import GroupCoordinator
 from consumer_offsets.group_queries import GroupListings
 from consumer_offsets.instances.instance_record import InstanceConfig
 from consumer_offsets.offset_reset import ResetTarget, ResetTo
 from consumer_offsets.offsets import CommittingMember, OffsetToCommit
 from logstore.broker.authorizer import CLUSTER_NAME, Operation, ResourceType
+from logstore.broker.batch_producing import TopicBatches
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
 from logstore.broker.fetching import FetchLimits, FetchPartition
@@ -54,6 +56,7 @@ BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
     "drop_foreign_files": (lambda topic: (topic,), {(Operation.ALTER, TOPIC)}),
     "produce": (lambda topic: (topic, records([b"x"])), {(Operation.WRITE, TOPIC)}),
     "produce_all": (lambda topic: ([ProduceRequest(topic, records([b"x"]))],), {(Operation.WRITE, TOPIC)}),
+    "produce_batches": (lambda _: ([TopicBatches("t", [(0, b"x")])],), {(Operation.WRITE, TOPIC)}),
     "produce_small": (lambda topic: (topic, [b"x"], records), {(Operation.WRITE, TOPIC)}),
     "begin_produce_small": (lambda topic: (topic, [b"x"], records), {(Operation.WRITE, TOPIC)}),
     "init_producer": (lambda _: (), {(Operation.IDEMPOTENT_WRITE, CLUSTER)}),
@@ -79,6 +82,11 @@ GROUPS: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
         lambda _: (InstanceKey("g", "c"), "id", [OffsetToCommit("t", 0, 1)], CommittingMember()),
         {(Operation.READ, GROUP)},
     ),
+    "commit_each": (lambda _: ("g", [OffsetToCommit("t", 0, 1)], CommittingMember()), {(Operation.READ, GROUP)}),
+    "check_fetch": (lambda _: ("g", "m", 1), {(Operation.DESCRIBE, GROUP)}),
+    "pending": (lambda _: ("g",), {(Operation.DESCRIBE, GROUP)}),
+    "overview": (lambda _: (), {(Operation.DESCRIBE, GROUP)}),
+    "delete_offsets": (lambda _: ("g", [TopicPartition("t", 0)]), {(Operation.DELETE, GROUP)}),
     "coordinator_of": (lambda _: ("g",), {(Operation.DESCRIBE, GROUP)}),
     "groups": (lambda _: (), {(Operation.DESCRIBE, GROUP)}),
     "list_groups": (lambda _: (), {(Operation.DESCRIBE, GROUP)}),
@@ -152,12 +160,14 @@ def test_every_method_refuses_a_principal_without_permissions(tmp_path: Path) ->
                         told = await call(methods[name], CLIENT, *arguments(topic), **OPTIONS.get(name, {}))
                     except AuthorizationError:
                         told = None
-                    if name in {"topics", "groups", "all_groups", "problems"}:
+                    if name in {"topics", "groups", "all_groups", "overview", "problems"}:
                         assert told == [], name
                     elif name in {"list_groups", "list_all_groups"}:
                         assert told == GroupListings([], None)
                     elif name == "delete_groups":
                         assert isinstance(told["g"], AuthorizationError)
+                    elif name == "produce_batches":
+                        assert isinstance(told.outcomes[0][0].error, TopicAuthorizationError)
                     elif name in {"fetch_records", "fetch_stored"}:
                         (error,) = told.answers.values()
                         assert isinstance(error, TopicAuthorizationError)
