@@ -11,7 +11,8 @@ import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from types import NoneType, UnionType
+from typing import Any, Literal, Self, get_args, get_origin
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
@@ -21,7 +22,7 @@ from logstore.errors import InvalidConfigError
 from logstore.limits import FETCH_BYTES_MAX, FETCH_WAIT_MS_MAX, GIB, MIB, PARTITIONS_PER_TOPIC_MAX
 from logstore.quantities import DURATION_FORMS, SIZE_FORMS, duration_ms, size_bytes
 from logstore.settings_sources import DEFAULTS_FIELDS, ENV_PREFIX, from_environment, from_file
-from logstore.topic_config import nearest, validate_overrides
+from logstore.topic_config import ConfigKind, nearest, validate_overrides
 
 #: The values that a setting takes in words, by pydantic's name of the error.
 _TAKES = {
@@ -625,3 +626,19 @@ def _explain(error: ValidationError) -> Iterator[str]:
 def secret_settings() -> set[str]:
     """Fields that hold a secret: those whose type is SecretStr."""
     return {name for name, field in Settings.model_fields.items() if "SecretStr" in str(field.annotation)}
+
+
+def setting_kind(field: str) -> ConfigKind:
+    """Kafka's name of the type of a setting's values."""
+    annotation: Any = Settings.model_fields[field].annotation
+    if get_origin(annotation) is UnionType:
+        (annotation,) = (one for one in get_args(annotation) if one is not NoneType)
+    if get_origin(annotation) is tuple:
+        return "list"
+    kinds: dict[Any, ConfigKind] = {bool: "boolean", int: "long", float: "double", SecretStr: "password"}
+    return kinds.get(annotation, "string")
+
+
+def setting_description(field: str) -> str:
+    """A setting in a sentence or two, as docs/configuration.md has it."""
+    return Settings.model_fields[field].description or ""

@@ -20,6 +20,8 @@ LONG_MAX = 2**63 - 1
 INT_MAX = 2**31 - 1
 
 Value = bool | int | float | str | frozenset[str]
+#: Kafka's names of the types of values; those of secrets are passwords.
+ConfigKind = Literal["boolean", "int", "long", "double", "string", "list", "password"]
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _UNITS: Mapping[str, tuple[Callable[[str], int], str]] = {
@@ -36,7 +38,7 @@ class ConfigKey:
     """
 
     name: str
-    kind: Literal["boolean", "int", "long", "double", "string", "list"]
+    kind: ConfigKind
     default: str
     takes: str
     doc: str

@@ -176,6 +176,7 @@ class Broker:
         self.roll = tables.roll
         self.refresh = tables.refresh
         self.delete_records = tables.delete_records
+        self.delete_all_records = tables.delete_all_records
         self.drop_foreign_files = tables.drop_foreign_files
         self.produce = producing.produce
         self.produce_all = producing.produce_all

@@ -64,7 +64,8 @@ class KnownTopic:
 
     ``leader_epochs``: by partition, the last that table and journal have seen. ``has_records``: whether any are known,
     in the table or in this broker's journal. ``replication_factor``: that of a new topic (None: the default).
-    ``unclean``: whether its partitions may lose records to have a leader (``unclean.leader.election.enable``).
+    ``assignments``: by partition, the brokers of its replicas as somebody has chosen them; () or none: the controller
+    chooses. ``unclean``: whether its partitions may lose records to have a leader (``unclean.leader.election.enable``).
     """
 
     name: str
@@ -73,6 +74,7 @@ class KnownTopic:
     has_records: bool = False
     replication_factor: int | None = None
     unclean: bool = False
+    assignments: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

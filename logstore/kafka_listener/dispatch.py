@@ -9,10 +9,18 @@ import msgspec
 from logstore.broker.context import RequestContext
 from logstore.broker.quotas import QuotaKind
 from logstore.filesystem import Buffer
+from logstore.kafka_listener.alter_configs import alter_configs, incremental_alter_configs
 from logstore.kafka_listener.api_versions import api_versions
 from logstore.kafka_listener.classic_groups import heartbeat, join_group, leave_group, sync_group
 from logstore.kafka_listener.consumer_groups import consumer_group_describe, consumer_group_heartbeat
+from logstore.kafka_listener.create_partitions import create_partitions
+from logstore.kafka_listener.create_topics import create_topics
+from logstore.kafka_listener.delete_records import delete_records
+from logstore.kafka_listener.delete_topics import delete_topics
 from logstore.kafka_listener.describe_cluster import describe_cluster
+from logstore.kafka_listener.describe_configs import describe_configs
+from logstore.kafka_listener.describe_log_dirs import describe_log_dirs
+from logstore.kafka_listener.describe_topic_partitions import describe_topic_partitions
 from logstore.kafka_listener.fetch import fetch
 from logstore.kafka_listener.find_coordinator import find_coordinator
 from logstore.kafka_listener.group_admin import delete_groups, describe_groups, list_groups
@@ -45,13 +53,22 @@ HANDLERS: Final[Mapping[int, Handler]] = {
     15: describe_groups,
     16: list_groups,
     18: api_versions,
+    19: create_topics,
+    20: delete_topics,
+    21: delete_records,
     22: init_producer_id,
     23: offset_for_leader_epoch,
+    32: describe_configs,
+    33: alter_configs,
+    35: describe_log_dirs,
+    37: create_partitions,
     42: delete_groups,
+    44: incremental_alter_configs,
     47: offset_delete,
     60: describe_cluster,
     68: consumer_group_heartbeat,
     69: consumer_group_describe,
+    75: describe_topic_partitions,
 }
 
 PRODUCE: Final = 0
