@@ -33,7 +33,7 @@ def group_config(served: Served, group: str, protocol: str) -> dict[str, object]
     return {**config, "session.timeout.ms": 10_000, "heartbeat.interval.ms": 500}
 
 
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("protocol", [pytest.param("classic", marks=pytest.mark.long), "consumer"])
 def test_two_members_share_and_one_takes_over(served: Served, new_topic, protocol: str):
     topic = new_topic("shared", 4)
     sent = [record._replace(partition=number % 4) for number, record in enumerate(alike_records(400))]
@@ -171,6 +171,7 @@ def _aiokafka_member(served: Served, group: str, topic: str) -> Iterator[Callabl
             running.result(60)
 
 
+@pytest.mark.long
 def test_members_of_three_kinds_are_one_group(served: Served, new_topic):
     """librdkafka, kafka-python and aiokafka agree on ``range``, and read every record once between them."""
     topic = new_topic("kinds", 6)
@@ -225,4 +226,4 @@ def test_offsets_are_the_same_over_http(store: Served, new_topic):
         admin.commit_offsets(group, {(topic, 1): 3})
         committed = consumer.committed([TopicPartition(topic, 0), TopicPartition(topic, 1)], timeout=30)
         assert [each.offset for each in committed] == [7, 3]
-        assert group in {listed.group_id for listed in admin.list_groups()}
+        assert group in {listed.group for listed in admin.list_groups()}

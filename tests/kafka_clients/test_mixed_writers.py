@@ -12,7 +12,7 @@ pytestmark = pytest.mark.system
 RECORDS = 2_000
 
 
-@pytest.mark.parametrize("timestamp_type", ["CreateTime", "LogAppendTime"])
+@pytest.mark.parametrize("timestamp_type", ["CreateTime", pytest.param("LogAppendTime", marks=pytest.mark.long)])
 def test_writers_of_all_kinds_share_a_topic(served: Served, new_topic, timestamp_type: str):
     topic = new_topic("mixed", PARTITIONS, message_timestamp_type=timestamp_type)
     writers = [(client, codec) for client in CLIENTS for codec in ("none", "lz4") if client is not HTTP or served.url]

@@ -16,7 +16,7 @@ from tests.support.kafka_clients.store_process import KafkaStoreProcess
 
 pytestmark = pytest.mark.system
 
-KILLS = 2
+KILLS = 1
 
 
 @pytest.fixture
@@ -81,6 +81,7 @@ def test_an_idempotent_producer_outlives_its_store(killed: KafkaStoreProcess):
     ]
 
 
+@pytest.mark.long
 def test_a_consumer_outlives_its_store(killed: KafkaStoreProcess):
     served = killed.served
     admin = AdminClient({"bootstrap.servers": served.bootstrap, "broker.address.family": "v4"})

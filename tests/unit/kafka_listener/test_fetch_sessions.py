@@ -47,9 +47,7 @@ def request(
 
 def told(response: FetchResponse) -> list[Key]:
     return [
-        (topic.topic or topic.topic_id, one.partition_index)
-        for topic in response.responses
-        for one in topic.partitions
+        (topic.topic or topic.topic_id, one.partition_index) for topic in response.responses for one in topic.partitions
     ]
 
 
@@ -279,9 +277,7 @@ def test_partitions_of_all_sessions_are_bounded() -> None:
 
 
 def test_neighbours_of_a_topic_are_told_together() -> None:
-    fetching = FetchSessions(ManualClock()).begin(
-        request([("t", 1), ("t", 0), ("u", 0), ("t", 2)]), by_id=False
-    )
+    fetching = FetchSessions(ManualClock()).begin(request([("t", 1), ("t", 0), ("u", 0), ("t", 2)]), by_id=False)
     response = fetching.answer(answers(fetching))
     assert [(topic.topic, len(topic.partitions)) for topic in response.responses] == [("t", 2), ("u", 1), ("t", 1)]
 
