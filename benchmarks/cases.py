@@ -1,7 +1,8 @@
 """The cases: the contenders of each, and the targets.
 
-``DEFAULT`` takes about half an hour, ``KAFKA`` and ``CLUSTER`` a third of it each. ``MATRIX`` goes from the first two and their like along
-one axis at a time: payload, partitions, connections, records a request; an hour more. A case's first contender is ours.
+``DEFAULT`` takes about half an hour, ``KAFKA`` and ``CLUSTER`` a third of it each. ``MATRIX`` goes from the first two
+and their like along one axis at a time: payload, partitions, connections, records a request; an hour more. A case's
+first contender is ours.
 """
 
 from collections.abc import Iterator, Sequence
@@ -290,7 +291,12 @@ def kafka_produce(name: str, workload: Workload, *, defaults: bool, kafka_fsync:
         name,
         f"Kafka's own producer, {workload.value_bytes:,} B values, acks=all, {batches}",
         (replace(contender, name="ours", ours=True), contender, replace(contender, name=FSYNC, fsync=True)),
-        (rate(FSYNC, kafka_fsync), rate("kafka", 0.8), Target("server_cpu_us", "kafka", at_most=1.0), MEMORY),
+        (
+            rate(FSYNC, kafka_fsync),
+            rate("kafka", 0.8),
+            Target("server_cpu_us", "kafka", at_most=1.0),
+            Target("peak_mb", "kafka"),
+        ),
     )
 
 
@@ -327,7 +333,7 @@ KAFKA: tuple[Case, ...] = (
     ),
     Case(
         "kafka-idle-consumers",
-        "the share of a core with 1,000 consumers of 4 partitions that wait at their end: fetch.max.wait.ms 500 and 5,000",
+        "the share of a core with 1,000 consumers that wait at the end of 4 partitions: fetch.max.wait.ms 500, 5,000",
         (
             IdleConsumers(max_wait_ms=500, ours=True, name="ours"),
             IdleConsumers(max_wait_ms=5_000, ours=True, name="ours, 5 s"),

@@ -61,7 +61,7 @@ class JavaProduce:
             output = broker.kafka.tool(
                 "org.apache.kafka.tools.ProducerPerformance", "--topic", topic, "--num-records", str(records),
                 "--payload-file", str(payload), "--throughput", "-1", "--producer-props",
-                f"bootstrap.servers={broker.address}", "acks=all", f"compression.type={self.compression}", *batching,
+                f"bootstrap.servers={broker.bootstrap}", "acks=all", f"compression.type={self.compression}", *batching,
                 timeout=20 * seconds + 300,
             )  # fmt: skip
             found = PRODUCED.findall(output)
@@ -96,7 +96,7 @@ class JavaConsume:
 
         def load(seconds: float) -> Result:
             output = broker.kafka.tool(
-                "org.apache.kafka.tools.ConsumerPerformance", "--bootstrap-server", broker.address, "--topic", topic,
+                "org.apache.kafka.tools.ConsumerPerformance", "--bootstrap-server", broker.bootstrap, "--topic", topic,
                 "--messages", str(self.records), "--hide-header", timeout=20 * seconds + 300,
             )  # fmt: skip
             fields = output.strip().splitlines()[-1].split(", ")
@@ -132,7 +132,7 @@ class Confluent:
         payload = stage.directory / f"{self.name.replace(' ', '-')}.payload"
         payload.write_bytes(b"\n".join(values(self.workload, 10_000)))
         specification = {
-            "bootstrap": broker.address, "topic": topic, "call": self.call, "payload": str(payload),
+            "bootstrap": broker.bootstrap, "topic": topic, "call": self.call, "payload": str(payload),
             "keyed": self.workload.keyed, "compression": self.compression, "batch_bytes": _BATCH_BYTES,
             "buffer_bytes": _BUFFER_BYTES, "partitions": self.workload.partitions, "records": self.records,
             "rate": self.rate,
@@ -163,7 +163,7 @@ class IdleConsumers:
         allow_open_files(2 * self.consumers + 200)
         broker = server_of(stage, self.name, ours=self.ours)
         topic = topic_of(broker, self.name, self.partitions, fsync=False)
-        host, _, port = broker.address.rpartition(":")
+        host, _, port = broker.bootstrap.rpartition(":")
         specification = {"host": host, "port": int(port), "topic": topic, "consumers": self.consumers}
         specification |= {"max_wait_ms": self.max_wait_ms}
 
@@ -212,7 +212,7 @@ def filled_topic(stage: Stage, broker: KafkaServer, workload: Workload, records:
             broker.kafka.tool(
                 "org.apache.kafka.tools.ProducerPerformance", "--topic", broker.filled, "--num-records", str(records),
                 "--payload-file", str(payload), "--throughput", "-1", "--producer-props",
-                f"bootstrap.servers={broker.address}", "acks=all", f"batch.size={_BATCH_BYTES}", "linger.ms=5",
+                f"bootstrap.servers={broker.bootstrap}", "acks=all", f"batch.size={_BATCH_BYTES}", "linger.ms=5",
                 timeout=300,
             )  # fmt: skip
             if isinstance(broker, ListeningStore):

@@ -129,7 +129,7 @@ def test_consumer_groups(tools: JavaTools, served: Served, new_topic, protocol: 
     exported = tools.admin(
         GROUPS, "--group", group, "--all-topics", "--reset-offsets", "--to-current", "--export", "--dry-run"
     )
-    assert [row[-3:] for row in csv.reader(exported.splitlines())] == [[topic, "1", "5"]]
+    assert [row[-3:] for row in csv.reader(exported.split())] == [[topic, "1", "5"]]
     tools.admin(GROUPS, "--delete", "--group", group)
     assert group not in tools.admin(GROUPS, "--list").split()
 
