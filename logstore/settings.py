@@ -101,8 +101,8 @@ class Settings(BaseSettings):
     connections_max_idle_ms: int = Field(
         60_000,
         ge=1,
-        description="Close a connection on which no request begins for this long. Kafka's default is 600000; its clients "
-        "have that here, too, unless this is set.",
+        description="Close a connection on which no request begins for this long. Kafka's default is 600000; its "
+        "clients have that here, too, unless this is set.",
     )
     request_head_timeout_ms: int = Field(
         30_000,
