@@ -40,6 +40,7 @@ CLUSTER, TOPIC, GROUP = ResourceType.CLUSTER, ResourceType.TOPIC, ResourceType.G
 BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation, ResourceType]]]] = {
     "topics": (lambda _: (), {(Operation.DESCRIBE, TOPIC)}),
     "topic": (lambda _: ("t",), {(Operation.DESCRIBE, TOPIC)}),
+    "topic_by_id": (lambda topic: (topic.topic_id,), {(Operation.DESCRIBE, TOPIC)}),
     "partition_state": (lambda topic: (topic, 0), {(Operation.DESCRIBE, TOPIC)}),
     "partition_states": (lambda topic: (topic,), {(Operation.DESCRIBE, TOPIC)}),
     "elect_leaders": (lambda _: (ElectionType.PREFERRED,), {(Operation.ALTER, CLUSTER)}),
@@ -53,6 +54,7 @@ BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
     "alter_configs": (lambda _: ("t", {"retention.ms": "1"}), {(Operation.ALTER_CONFIGS, TOPIC)}),
     "add_partitions": (lambda _: ("t", 9), {(Operation.ALTER, TOPIC)}),
     "delete_records": (lambda topic: (topic, 0, -1), {(Operation.DELETE, TOPIC)}),
+    "delete_all_records": (lambda topic: (topic, {0: -1}), {(Operation.DELETE, TOPIC)}),
     "drop_foreign_files": (lambda topic: (topic,), {(Operation.ALTER, TOPIC)}),
     "produce": (lambda topic: (topic, records([b"x"])), {(Operation.WRITE, TOPIC)}),
     "produce_all": (lambda topic: ([ProduceRequest(topic, records([b"x"]))],), {(Operation.WRITE, TOPIC)}),
@@ -63,7 +65,9 @@ BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
     "fetch": (lambda topic: (topic, 0, 0), {(Operation.READ, TOPIC)}),
     "fetch_records": (lambda _: ([FetchPartition("t", 0, 0)], LIMITS), {(Operation.READ, TOPIC)}),
     "fetch_stored": (lambda _: ([FetchPartition("t", 0, 0)], LIMITS), {(Operation.READ, TOPIC)}),
+    "fetch_batches": (lambda _: ([FetchPartition("t", 0, 0)], LIMITS), {(Operation.READ, TOPIC)}),
     "offset_for_timestamp": (lambda topic: (topic, 0, 0), {(Operation.DESCRIBE, TOPIC)}),
+    "offset_of_max_timestamp": (lambda topic: (topic, 0), {(Operation.DESCRIBE, TOPIC)}),
     "roll": (lambda topic: (topic,), {(Operation.ALTER, TOPIC)}),
     "refresh": (lambda topic: (topic,), {(Operation.ALTER, TOPIC)}),
     "internal_topic": (lambda _: ("__mine",), {(Operation.CLUSTER_ACTION, CLUSTER)}),
@@ -168,7 +172,7 @@ def test_every_method_refuses_a_principal_without_permissions(tmp_path: Path) ->
                         assert isinstance(told["g"], AuthorizationError)
                     elif name == "produce_batches":
                         assert isinstance(told.outcomes[0][0].error, TopicAuthorizationError)
-                    elif name in {"fetch_records", "fetch_stored"}:
+                    elif name in {"fetch_records", "fetch_stored", "fetch_batches"}:
                         (error,) = told.answers.values()
                         assert isinstance(error, TopicAuthorizationError)
                     else:

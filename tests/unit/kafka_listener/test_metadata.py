@@ -87,7 +87,7 @@ def test_the_leader_epoch_is_that_of_the_frames(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("is_enabled", "is_allowed"), [(True, True), (True, False), (False, True)])
-def test_a_topic_is_made_if_store_and_client_want_it(tmp_path: Path, is_enabled: bool, is_allowed: bool):  # noqa: FBT001
+def test_a_topic_is_made_if_store_and_client_want_it(tmp_path: Path, is_enabled: bool, is_allowed: bool):
     async def ask() -> None:
         async with kafka_server(tmp_path, auto_create_topics_enable=is_enabled, num_partitions=2) as server:
             client = await server.connect()
@@ -109,9 +109,7 @@ def test_authorized_operations_are_told_to_who_asks(tmp_path: Path):
         async with kafka_server(tmp_path) as server:
             await server.topic()
             client = await server.connect()
-            request = named(
-                "t", include_topic_authorized_operations=True, include_cluster_authorized_operations=True
-            )
+            request = named("t", include_topic_authorized_operations=True, include_cluster_authorized_operations=True)
             answer = await client.ask(METADATA, 10, request)
             assert answer.topics[0].topic_authorized_operations == TOPIC_OPERATIONS
             assert answer.cluster_authorized_operations == CLUSTER_OPERATIONS

@@ -20,6 +20,10 @@ def outcomes(answer: Any) -> list[tuple[int, int, int]]:
     return [(one.index, one.error_code, one.base_offset) for one in answer.responses[0].partition_responses]
 
 
+def producer(producer_id: int, epoch: int, transactional_id: str | None = None) -> InitProducerIdRequest:
+    return InitProducerIdRequest(transactional_id=transactional_id, producer_id=producer_id, producer_epoch=epoch)
+
+
 @pytest.mark.parametrize("version", range(3, 14))
 def test_every_version_stores_and_tells_the_first_offset(tmp_path: Path, version: int):
     async def ask() -> None:
@@ -140,7 +144,7 @@ def test_a_batch_that_comes_twice_is_stored_once(tmp_path: Path):
         async with kafka_server(tmp_path) as server:
             topic = await server.topic()
             client = await server.connect()
-            made = await client.ask(INIT_PRODUCER_ID, 4, InitProducerIdRequest(transactional_id=None, producer_id=-1, producer_epoch=-1))
+            made = await client.ask(INIT_PRODUCER_ID, 4, producer(-1, -1))
             assert (made.error_code, made.producer_epoch) == (0, 0)
 
             def request(first: int) -> ProduceRequest:
@@ -151,8 +155,7 @@ def test_a_batch_that_comes_twice_is_stored_once(tmp_path: Path):
                 assert outcomes(await client.ask(PRODUCE, 9, request(first))) == [outcome]
             assert topic.partition(0).high_watermark == 4
             # The next epoch fences this one.
-            bumped = InitProducerIdRequest(transactional_id=None, producer_id=made.producer_id, producer_epoch=made.producer_epoch)
-            answer = await client.ask(INIT_PRODUCER_ID, 4, bumped)
+            answer = await client.ask(INIT_PRODUCER_ID, 4, producer(made.producer_id, made.producer_epoch))
             assert (answer.error_code, answer.producer_id, answer.producer_epoch) == (0, made.producer_id, 1)
 
     run(ask())
@@ -163,8 +166,7 @@ def test_a_transactional_id_is_refused(tmp_path: Path, version: int):
     async def ask() -> None:
         async with kafka_server(tmp_path) as server:
             client = await server.connect()
-            asked = InitProducerIdRequest(transactional_id="t", transaction_timeout_ms=1, producer_id=-1, producer_epoch=-1)
-            answer = await client.ask(INIT_PRODUCER_ID, version, asked)
+            answer = await client.ask(INIT_PRODUCER_ID, version, producer(-1, -1, "t"))
             assert (answer.error_code, answer.producer_id, answer.producer_epoch) == (35, -1, -1)
 
     run(ask())
@@ -177,9 +179,7 @@ def test_append_times_are_told(tmp_path: Path):
             client = await server.connect()
             answer = await client.ask(PRODUCE, 9, produce_request({0: GOOD}))
             (partition,) = answer.responses[0].partition_responses
-            fetched = await server.store.broker.fetch(
-                INTERNAL, topic, 0, 0, max_bytes=1000, min_bytes=1, max_wait_ms=0
-            )
+            fetched = await server.store.broker.fetch(INTERNAL, topic, 0, 0, max_bytes=1000, min_bytes=1, max_wait_ms=0)
             assert fetched.records["timestamp"].cast("int64").to_pylist() == [partition.log_append_time_ms]
 
     run(ask())
