@@ -21,8 +21,8 @@ from logstore.kafka_protocol.messages import ProduceRequest
 from logstore.kafka_protocol.requests import write_request
 from logstore.kafka_protocol.responses import read_response
 from logstore.listening_sockets import SocketBuffers, bound_socket
-from logstore.node import Store, running_store
 from logstore.log.topic import Topic
+from logstore.node import Store, running_store
 from logstore.settings import Settings
 from tests.support.kafka_batches import log_batch
 from tests.support.records import Row
