@@ -247,7 +247,7 @@ def spawn(
             stderr=errors,
             text=True,
             cwd=directory,
-            env={**environment, "PYTHONPATH": str(checkout), **settings},
+            env={**environment, "PYTHONPATH": str(checkout), "LOGSTORE_KAFKA_LISTENERS": "", **settings},
         )
 
 

@@ -314,8 +314,9 @@ def _announced(settings: Settings, url: str, kafka: str | None) -> Iterator[None
     ``kafka``: host:port for Kafka's clients.
     """
     endpoint = settings.data / "brokers" / str(settings.broker_id) / "endpoint.json"
+    told = {"url": url, "pid": os.getpid()} | ({} if kafka is None else {"kafka": kafka})
     local_filesystem().make_directory(endpoint.parent)
-    local_filesystem().write_atomically(endpoint, json.dumps({"url": url, "kafka": kafka, "pid": os.getpid()}).encode())
+    local_filesystem().write_atomically(endpoint, json.dumps(told).encode())
     log.info("node.listening", url=url, kafka=kafka)
     sys.stdout.write(f"listening on {url}\n")
     if kafka is not None:

@@ -101,7 +101,8 @@ class Settings(BaseSettings):
     connections_max_idle_ms: int = Field(
         60_000,
         ge=1,
-        description="Close a connection on which no request begins for this long. Kafka's default is 600000.",
+        description="Close a connection on which no request begins for this long. Kafka's default is 600000; its "
+        "clients have that here, too, unless this is set.",
     )
     request_head_timeout_ms: int = Field(
         30_000,
@@ -426,7 +427,7 @@ class Settings(BaseSettings):
     @field_validator("kafka_listeners")
     @classmethod
     def _check_kafka_listeners(cls, value: str) -> str:
-        return value if not value.strip() else _kafka_address(value, port_min=0)
+        return _kafka_address(value, port_min=0) if value.strip() else ""
 
     @field_validator("kafka_advertised_listeners")
     @classmethod
@@ -582,12 +583,11 @@ def address_of(host: str, port: int) -> str:
 
 def _kafka_address(value: str, port_min: int) -> str:
     """``host:port`` of Kafka's form of a listener. ValueError."""
-    text = value.strip()
-    protocol, separator, rest = text.rpartition("://")
+    if "," in value:
+        raise ValueError("it takes one address")
+    protocol, separator, rest = value.strip().rpartition("://")
     if separator and protocol.upper() != "PLAINTEXT":
         raise ValueError(f"{protocol}:// is not there yet: it takes PLAINTEXT://host:port, or host:port")
-    if "," in rest:
-        raise ValueError("it takes one address")
     found = _KAFKA_ADDRESS.fullmatch(rest)
     if found is None or not port_min <= int(found["port"]) <= 65_535:
         raise ValueError("it takes host:port, such as 127.0.0.1:9092")

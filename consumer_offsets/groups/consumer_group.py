@@ -128,7 +128,8 @@ class ConsumerGroup:
                 raise InvalidRequestError("RebalanceTimeoutMs is missing: send it with MemberEpoch 0.")
             if event.owned != NOTHING:
                 raise InvalidRequestError("TopicPartitions must be empty with MemberEpoch 0: give all partitions up.")
-            if not event.subscribed_topics and not event.subscribed_regex:
+            if event.subscribed_topics is None and event.subscribed_regex is None:
+                # An empty list, and an empty regex, are of a client that matches names itself, and has found none yet.
                 raise InvalidRequestError("There is no subscription: send topic names or a regex with MemberEpoch 0.")
         if event.server_assignor is not None and event.server_assignor not in assignors:
             raise UnsupportedAssignorError(
@@ -138,6 +139,7 @@ class ConsumerGroup:
     def _heartbeat(self, event: ConsumerGroupHeartbeat, now_ms: int) -> ConsumerGroupHeartbeatResponse:
         before = self._member_of(event)
         replaced = self._static.get(event.instance_id) if event.instance_id is not None else None
+        is_new = replaced is None and event.member_id not in self._members
         if replaced is not None and replaced != event.member_id:
             self._take_over(self._members[replaced], event.member_id)
         member = replace(
@@ -157,6 +159,7 @@ class ConsumerGroup:
         found = {event.subscribed_regex: event.regex_topics} if event.subscribed_regex else {}
         if (
             self._look_at_topics(found)
+            or is_new
             or member.subscribed_topics != before.subscribed_topics
             or member.subscribed_regex != before.subscribed_regex
         ):

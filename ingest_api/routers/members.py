@@ -23,6 +23,7 @@ from ingest_api.schemas.members import (
     SyncGroupRequest,
 )
 from logstore.broker.authorizer import Operation, ResourceType
+from logstore.errors import InvalidRequestError
 from logstore.protocol.error_codes import code_of
 
 router = model_router(MetadataRoute, tags=["groups"])
@@ -134,6 +135,9 @@ async def consumer_heartbeat(
     state: State, context: Context, group: LegalGroupName, asked: ConsumerGroupHeartbeatRequest
 ) -> ConsumerGroupHeartbeat:
     """Join, go on or leave a group whose partitions the store assigns (Kafka's ConsumerGroupHeartbeat, KIP-848)."""
+    subscribes = asked.subscribed_topics or asked.subscribed_regex
+    if asked.member_epoch == events.JOIN_GROUP_MEMBER_EPOCH and not subscribes:
+        raise InvalidRequestError("There is no subscription: send topic names or a regex with MemberEpoch 0.")
     owned = None
     if asked.owned is not None:
         owned = frozenset(events.TopicIdPartition(entry.topic_id, entry.partition) for entry in asked.owned)

@@ -109,7 +109,7 @@ class _Wanted:
         header = valid.header
         if header.max_timestamp != valid.max_timestamp and not self.log_append_time:
             view = memoryview(with_max_timestamp(view, valid.max_timestamp, log_append_time=False))
-        self.data = view
+        self.data = _of_its_own(view)
         self.batch = KafkaBatch(
             num_rows=header.record_count,
             nbytes=MESSAGE_BYTES + valid.inflated_bytes,
@@ -120,6 +120,11 @@ class _Wanted:
         )
         if header.producer_id >= 0:
             self.identity = BatchIdentity(header.producer_id, header.producer_epoch, header.base_sequence)
+
+
+def _of_its_own(batch: memoryview) -> Buffer:
+    """The bytes of a batch without a request that is much larger: the journal may hold them for long."""
+    return bytes(batch) if 2 * len(batch) < memoryview(batch.obj).nbytes else batch
 
 
 def _require_producers(header: BatchHeader, num_bytes: int) -> None:
@@ -248,7 +253,8 @@ class BatchProducing:
         for one in wanted:
             if one.error is not None:
                 at, number = one.place
-                outcomes[at][number] = BatchOutcome(one.partition, error=one.error)
+                log_start_offset = one.topic.partitions[one.partition].log_start_offset
+                outcomes[at][number] = BatchOutcome(one.partition, log_start_offset=log_start_offset, error=one.error)
             else:
                 by_topic.setdefault(one.topic.topic_id, []).append(one)
         return [_request(group) for group in by_topic.values()], [

@@ -234,7 +234,8 @@ class Fetching:
         else:
             fetched = await self._fetch_here(permissions, found, limits, gone, form, copies)
         held = sum(form.held_bytes(one) for one in fetched.answers.values() if isinstance(one, FetchResult))
-        return replace(fetched, throttle_ms=self._admission.charge(context, QuotaKind.FETCHED_BYTES, held))
+        throttle_ms = self._admission.charge(context, QuotaKind.FETCHED_BYTES, held)
+        return replace(fetched, throttle_ms=throttle_ms) if throttle_ms else fetched
 
     async def _fetch_here(
         self,

@@ -320,14 +320,6 @@ class Topics:
             raise UnknownTopicIdError(f"This broker has no topic with the id {topic_id}: it was deleted, or is new.")
         return topic
 
-    def topic_by_id(
-        self, context: RequestContext, topic_id: uuid.UUID, operation: Operation = Operation.DESCRIBE
-    ) -> Topic:
-        """As ``topic``. Raises UnknownTopicIdError, TopicAuthorizationError."""
-        topic = self.by_id(topic_id)
-        self._authorizer.require(context, operation, ResourceType.TOPIC, topic.name)
-        return topic
-
     def partition_state(self, context: RequestContext, topic: Topic, partition: int) -> PartitionState:
         """The leader and the replicas of a partition. Raises TopicAuthorizationError."""
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)

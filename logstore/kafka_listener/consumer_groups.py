@@ -10,7 +10,7 @@ from consumer_offsets.groups.description import GroupDescription, MemberDescript
 from consumer_offsets.groups.responses import AssignedTopic
 from logstore.broker.authorizer import ResourceType
 from logstore.broker.context import RequestContext
-from logstore.errors import LogStoreError, UnknownGroupError
+from logstore.errors import LogStoreError, RecordTooLargeError, UnknownGroupError
 from logstore.kafka_listener.authorized_operations import NOT_ASKED, authorized_operations
 from logstore.kafka_listener.group_errors import GROUP_TIMEOUT_MS, group_error_number, require_group_name
 from logstore.kafka_listener.store import KafkaStore
@@ -24,6 +24,8 @@ from logstore.kafka_protocol.messages import (
 # Since version 1 members make their ids themselves (KIP-1082).
 _HEARTBEAT_OWN_ID: Final = 1
 _CONSUMER_MEMBER: Final = 1
+# In characters: 10,000 topics with names of 100.
+_SUBSCRIPTION_MAX: Final = 1_000_000
 
 Described = ConsumerGroupDescribeResponse.DescribedGroup
 
@@ -59,6 +61,7 @@ async def consumer_group_heartbeat(
     )
     try:
         require_group_name(request.group_id)
+        _require_small(request)
         beat = await store.groups.members.consumer_heartbeat(
             context, request.group_id, event, timeout_ms=GROUP_TIMEOUT_MS
         )
@@ -78,6 +81,17 @@ async def consumer_group_heartbeat(
         heartbeat_interval_ms=beat.heartbeat_interval_ms,
         assignment=assignment,
     )
+
+
+def _require_small(request: ConsumerGroupHeartbeatRequest) -> None:
+    """What the group's record would hold of the member. RecordTooLargeError."""
+    texts = (request.member_id, request.instance_id, request.rack_id, request.subscribed_topic_regex)
+    size = sum(map(len, request.subscribed_topic_names or ())) + sum(len(text or "") for text in texts)
+    if size > _SUBSCRIPTION_MAX:
+        raise RecordTooLargeError(
+            f"The subscription of a member of group {request.group_id!r} has {size} characters: "
+            f"{_SUBSCRIPTION_MAX} are the most."
+        )
 
 
 async def consumer_group_describe(

@@ -107,6 +107,7 @@ def _created(
         return _Result(
             name=asked.name,
             topic_id=topic_id,
+            error_message=None,
             num_partitions=-1,
             replication_factor=-1,
             configs=(),
@@ -128,6 +129,7 @@ def _created(
     return _Result(
         name=asked.name,
         topic_id=topic_id,
+        error_message=None,
         num_partitions=partitions,
         replication_factor=replicas,
         configs=[

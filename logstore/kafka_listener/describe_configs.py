@@ -43,7 +43,12 @@ async def describe_configs(
                     f"Resources of type {asked.resource_type} have no configuration here: ask for topics (2) or "
                     "brokers (4)."
                 )
-            return _Result(resource_type=asked.resource_type, resource_name=asked.resource_name, configs=list(configs))
+            return _Result(
+                resource_type=asked.resource_type,
+                resource_name=asked.resource_name,
+                error_message=None,
+                configs=list(configs),
+            )
         except LogStoreError as error:
             return _Result(
                 resource_type=asked.resource_type,

@@ -4,6 +4,7 @@ An answer has at least one batch if there is any record, however small its bound
 of the request, or of its session.
 """
 
+import functools
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -39,6 +40,8 @@ _TOPIC_IDS_VERSION: Final = 13
 #: The first version of answers that tells the addresses of leaders (KIP-951).
 _LEADERS_VERSION: Final = 16
 _NO_RECORDS: Final = b""
+# Cached, because every fetch of a session has the same ones.
+_topic_id: Final = functools.lru_cache(4096)(lambda raw: UUID(bytes=raw))
 
 
 class _Found(NamedTuple):
@@ -141,7 +144,7 @@ class _Answers:
         try:
             if isinstance(name, str):
                 return broker.topic(self._context, name, Operation.READ)
-            return broker.topic_by_id(self._context, UUID(bytes=name), Operation.READ)
+            return broker.topic_by_id(self._context, _topic_id(name), Operation.READ)
         except LogStoreError as error:
             return error
 

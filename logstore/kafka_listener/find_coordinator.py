@@ -48,13 +48,14 @@ async def _coordinator(store: KafkaStore, context: RequestContext, key_type: int
 
 
 async def _find(store: KafkaStore, context: RequestContext, key_type: int, key: str) -> tuple[int, tuple[str, int]]:
-    if key_type == _TRANSACTION:
-        raise InvalidRequestError("The store has no transactions yet: leave transactional.id out.")
+    if key_type == _TRANSACTION and (here := store.endpoint(store.node_id)) is not None:
+        # There are no transactions. InitProducerId says so: of an error here librdkafka would only tell a time-out.
+        return store.node_id, here
     if key_type != _GROUP:
         raise InvalidRequestError(f"The store coordinates groups (key type 0), nothing of key type {key_type}.")
     await store.groups.until_there(context, key)
     node_id = store.groups.coordinator_of(context, key)
-    if store.broker.others is None:
+    if store.settings.zookeeper_connect is None:
         node_id = store.node_id  # alone it coordinates all, also before it has made the topic of groups
     endpoint = store.endpoint(node_id)
     if endpoint is None:

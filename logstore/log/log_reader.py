@@ -19,6 +19,7 @@ from logstore.delta.snapshot import SegmentFile
 from logstore.errors import CorruptionError, OffsetOutOfRangeError, StorageError
 from logstore.filesystem import Buffer
 from logstore.journal.errors import JournalRangeFreedError
+from logstore.journal.frame import HEADER_BYTES
 from logstore.journal.journal import Journal
 from logstore.log.isolation import Isolation
 from logstore.log.kafka_records import gap_batch
@@ -137,6 +138,8 @@ class LogReader:
                 read = functools.partial(self._slices.read_segment_batches, epochs=epochs)
                 return await self._history_slice(topic, log, wanted, read)
             locations = log.index.locations_by_length(at, wanted.end, max_bytes)
+            if may_be_empty and locations[0].length - HEADER_BYTES > max_bytes:
+                return Slice([], 0, 0, at)
             return await self._in_thread(lambda: self._slices.read_frame_batches(locations, wanted))
 
         result = await self._read(topic, log, offset, batches, max_bytes, min_bytes, isolation)

@@ -11,7 +11,12 @@ from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
 from logstore.broker.fetching import FetchLimits, FetchPartition
 from logstore.kafka_batches.header import BatchHeader, check_crc
+from logstore.kafka_listener.dispatch import answer_to
+from logstore.kafka_listener.produce import Turn
+from logstore.kafka_protocol.requests import read_request, write_request
+from logstore.kafka_protocol.responses import read_response
 from logstore.log.log_reader import FetchResult
+from tests.support.kafka_handlers import KAFKA_CLIENT, Handlers
 from tests.support.records import Row, wire_rows
 
 MIB = 1 << 20
@@ -114,3 +119,18 @@ async def http_rows(broker: Broker, topic: Topic, partition: int = 0) -> dict[in
         found |= log_rows(fetched.records)
         at = fetched.next_offset
     return found
+
+
+async def ask(handlers: Handlers, api_key: int, version: int, message: Any) -> Any:
+    """The answer of the listener, as a client decodes it; what it holds is released."""
+    request = read_request(_frame(write_request(api_key, version, 7, "test", message)))
+    answer = await answer_to(handlers.store, KAFKA_CLIENT, request, Turn())
+    if answer.release is not None:
+        answer.release()
+    _, found = read_response(api_key, version, _frame(answer.buffers))
+    return found
+
+
+def _frame(buffers: Iterable[Any]) -> bytes:
+    """Without its length."""
+    return b"".join(bytes(buffer) for buffer in buffers)[4:]

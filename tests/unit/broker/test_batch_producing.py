@@ -1,6 +1,7 @@
 """Record batches of Kafka's clients: stored as they came, read by every reader, an outcome for each partition."""
 
 import asyncio
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 from uuid import uuid4
@@ -23,6 +24,8 @@ from logstore.errors import (
     OutOfOrderSequenceError,
     RecordBatchTooLargeError,
     RecordTooLargeError,
+    RequestTimedOutError,
+    StorageFullError,
     TransactionalIdAuthorizationError,
     UnknownPartitionError,
     UnknownProducerIdError,
@@ -30,14 +33,18 @@ from logstore.errors import (
     UnknownTopicIdError,
 )
 from logstore.journal.frame import Frame, FrameFlags, FrameType
+from logstore.journal.journal import Told
 from logstore.kafka_batches.header import LOG_APPEND_TIME, Compression, check_crc
 from logstore.limits import MIB
 from logstore.records.batch_identity import SEQUENCE_MAX, BatchIdentity, ProducerIdentity
 from tests.support import every_reader
 from tests.support.data_directory import copy_of_one_moment
+from tests.support.eventually import eventually_async
+from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.kafka_batches import client_batch, header_of, raw_batch, raw_records, sealed
 from tests.support.manual_clock import ManualClock
 from tests.support.records import Row
+from tests.support.replicas import running_cluster
 from tests.support.running_broker import CLIENT, produce, records, run, running_broker
 
 PLAIN = Row(1_000, b"k", b"v", None)
@@ -418,5 +425,113 @@ def test_fewer_acks(tmp_path: Path, acks: int) -> None:
             assert (topic.partition(0).high_watermark == 1) == (acks == 1)
             assert await send(broker, "t", client_batch([PLAIN])) == 1
             assert topic.partition(0).high_watermark == 2
+
+    run(scenario())
+
+
+def test_the_journal_holds_no_request_that_is_much_larger_than_its_batch(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            await new_topic(broker)
+            held: list[Frame] = []
+            store = broker.journal.store
+            broker.journal.store = lambda frames, told: (held.extend(frames), store(frames, told))  # type: ignore[method-assign,assignment]
+            batch = client_batch([Row(1, None, bytes(1_000), None)])
+            request = bytes(len(batch)) + batch + bytes(len(batch))
+            parts = [(0, memoryview(request)[len(batch) : -len(batch)]), (1, memoryview(batch))]
+            await broker.produce_batches(CLIENT, [TopicBatches("t", parts)])
+            assert [bytes(frame.payload) for frame in held] == [batch, batch]
+            assert [memoryview(frame.payload).obj is request for frame in held] == [False, False]
+            assert memoryview(held[1].payload).obj is batch, "not copied in vain"
+
+    run(scenario())
+
+
+# ---- in a cluster ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("timestamp_type", ["CreateTime", "LogAppendTime"])
+def test_followers_have_the_frames_as_the_leader_has_them(tmp_path: Path, timestamp_type: str) -> None:
+    async def scenario() -> None:
+        configs = {"message.timestamp.type": timestamp_type}
+        async with running_cluster(tmp_path, 1, 2, 3, configs=configs) as cluster:
+            leader, second, third = cluster.brokers.values()
+            topic = leader.topic(INTERNAL, "t")
+            producer_id, epoch = await leader.init_producer(CLIENT)
+            last = client_batch(ROWS, identity=BatchIdentity(producer_id, epoch, 0))
+            for number, compression in enumerate(Compression):
+                assert await send(leader, "t", client_batch(ROWS, compression=compression)) == 5 * number
+                assert await produce(leader, topic, [b"http"]) == 5 * number + 4
+            assert await send(leader, "t", last) == 25
+            expected = await every_reader.decoded(leader, topic)
+            assert len(expected) == 29
+            frames = [(header, bytes(payload)) for header, payload in frames_of(topic, leader)]
+            for broker in (second, third):
+                copies = frames_of(broker.topic(INTERNAL, "t"), broker)
+                assert [(header, bytes(payload)) for header, payload in copies] == frames
+            with pytest.raises(NotLeaderOrFollowerError):
+                await send(second, "t", last)
+            cluster.elect(topic.topic_id, 0, 2)
+            topic = second.topic(INTERNAL, "t")
+            assert await send(second, "t", last) == 25, "the next leader knows the producer"
+            assert await every_reader.decoded(second, topic) == await every_reader.stored(second, topic) == expected
+            assert await send(second, "t", client_batch([PLAIN])) == 29
+
+    run(scenario())
+
+
+def test_a_partition_whose_replicas_are_slow_makes_no_other_fail(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_cluster(tmp_path, 1, 2, partitions=2) as cluster:
+            leader = cluster.brokers[1]
+            topic = leader.topic(INTERNAL, "t")
+            batch = client_batch([PLAIN])
+            assert await send(leader, "t", batch) == 0
+            assert await send(leader, "t", batch, partition=1) == 0
+            # The follower of partition 1 is gone, for the ISR of partition 0 it does not count.
+            cluster.cut.add((2, 1))
+            leadership = topic.partition(0).require_leader()
+            leadership.commit((1, 2), (1,), 0.0)
+            sent = TopicBatches("t", [(0, batch), (1, batch)])
+            (first, second) = (await leader.produce_batches(CLIENT, [sent], timeout_ms=300)).outcomes[0]
+            assert (first.error, first.base_offset) == (None, 1)
+            assert isinstance(second.error, RequestTimedOutError)
+            assert second.base_offset == -1
+
+    run(scenario())
+
+
+def test_a_partition_that_loses_its_leader_meanwhile_makes_no_other_fail(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker)
+            held: list[tuple[Sequence[Frame], Told]] = []
+            store = broker.journal.store
+            broker.journal.store = lambda frames, told: held.append((frames, told))  # type: ignore[method-assign]
+            batch = client_batch([PLAIN])
+            sending = asyncio.create_task(broker.produce_batches(CLIENT, [TopicBatches("t", [(0, batch), (1, batch)])]))
+            await eventually_async(lambda: bool(held), "not appended")
+            topic.partition(0).resign(9)
+            await asyncio.sleep(0)
+            assert not sending.done()
+            store(*held[0])
+            first, second = (await sending).outcomes[0]
+            assert isinstance(first.error, RequestTimedOutError)
+            assert (second.error, second.base_offset) == (None, 0)
+
+    run(scenario())
+
+
+def test_a_full_disk_is_the_error_of_all_partitions(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        filesystem = FaultyFileSystem()
+        async with running_broker(tmp_path, filesystem=filesystem) as broker:
+            topic = await new_topic(broker)
+            batch = client_batch([PLAIN])
+            filesystem.fail("journal.write_at", errno.ENOSPC)
+            outcomes = (await broker.produce_batches(CLIENT, [TopicBatches("t", [(0, batch), (1, batch)])])).outcomes[0]
+            assert [type(outcome.error) for outcome in outcomes] == [StorageFullError] * 2
+            assert [log.next_offset for log in topic.partitions] == [0, 0]
+            assert await send(broker, "t", batch) == 0
 
     run(scenario())

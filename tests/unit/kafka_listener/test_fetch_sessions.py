@@ -95,7 +95,7 @@ class Sessions(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.001, 1, EVICTION_S, EVICTION_S + 1]))
     def time_passes(self, seconds: float) -> None:
-        self.clock.advance(seconds)
+        self.clock.advance(seconds * 1000)
 
     @rule(
         target=begun,
@@ -270,10 +270,15 @@ def test_partitions_of_all_sessions_are_bounded() -> None:
     assert (len(sessions), sessions.num_partitions) == (0, 0)
     third = sessions.begin(request([("u", n) for n in range(11)]), by_id=False)
     assert third.answer(answers(third)).session_id == 0
-    clock.advance(EVICTION_S + 1)
-    fourth = sessions.begin(request([("u", n) for n in range(10)]), by_id=False)
-    assert fourth.answer(answers(fourth)).session_id
-    assert sessions.num_partitions == 10
+    for name in ("v", "w"):
+        smaller = sessions.begin(request([(name, n) for n in range(5)]), by_id=False)
+        assert smaller.answer(answers(smaller)).session_id
+    whole = sessions.begin(request([("u", n) for n in range(10)]), by_id=False)
+    assert whole.answer(answers(whole)).session_id == 0
+    clock.advance(EVICTION_S * 1000 + 1)
+    whole = sessions.begin(request([("u", n) for n in range(10)]), by_id=False)
+    assert whole.answer(answers(whole)).session_id
+    assert (len(sessions), sessions.num_partitions) == (1, 10)
 
 
 def test_neighbours_of_a_topic_are_told_together() -> None:
