@@ -14,7 +14,7 @@ _END: Final = "<!-- until here -->"
 def table() -> str:
     lines = ["| API | key | versions |", "|---|---|---|"]
     for api in APIS.values():
-        versions = str(api.version_min) if api.version_min == api.version_max else f"{api.version_min}-{api.version_max}"
+        versions = "-".join(map(str, sorted({api.version_min, api.version_max})))
         lines.append(f"| {api.name} | {api.key} | {versions} |")
     return "\n".join(lines)
 
