@@ -10,7 +10,7 @@ from logstore.records.payload import encode_payload
 from logstore.records.schema import WIRE_SCHEMA
 from tests.faults.bench.history import Recorder
 from tests.faults.cluster.journals import tell_replicas
-from tests.support.journals import TOPIC, data_frame, new_journal, running, snapshot_frame, truncate_frame
+from tests.support.journals import TOPIC, data_frame, running, snapshot_frame, truncate_frame
 
 
 def record(offset: int) -> Frame:
@@ -34,6 +34,7 @@ def truncated(tmp_path: Path, *frames: Frame) -> list[int]:
     recorder = Recorder(tmp_path / "history")
     recorder.tell = lambda *_, **fields: told.append(fields)  # type: ignore[method-assign]
     tell_replicas({1: tmp_path}, {TOPIC: "t"}, {}, recorder)
+    recorder.close()
     (replica,) = told
     removed = replica["removed"]
     assert isinstance(removed, list)
