@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from collections.abc import Iterable
 
 import pytest
 
@@ -175,7 +176,7 @@ async def test_a_lost_session_is_followed_by_a_registration_with_a_new_epoch(bro
     node = await brokers.zookeeper.exists(brokers.path(f"/brokers/ids/{leader.broker_id}"))
     assert node.session_id == leader.zookeeper.session_id
     assert ("expired", False) in ended, "the lease ends with the session"
-    assert leader.has_lease
+    await eventually_async(lambda: leader.has_lease, "no lease")
     # The watches are set again: what others change is seen.
     await brokers.create_topic("u", 1, 2)
     await brokers.seen_by([leader, other], lambda it: it.brokers == [1, 2], "not both are there")
@@ -232,3 +233,23 @@ async def test_what_a_broker_says_of_itself_outlives_a_session(brokers: Brokers)
     await expire(first)
     await eventually_async(lambda: 1 in second.view.brokers and second.view.brokers[1].epoch > former)
     assert second.view.brokers[1].registration.offline == {"t": (3,)}
+
+
+async def test_h8_a_new_session_has_no_lease_before_the_view_was_read_in_it(brokers: Brokers):
+    """Another broker may lead since the session before: the view of then says otherwise."""
+    former, _ = await brokers.start(1, 2)
+    may_read = asyncio.Event()
+    refresh = former._watched.refresh
+
+    async def refresh_later(paths: Iterable[str]) -> None:
+        await may_read.wait()
+        await refresh(paths)
+
+    former._watched.refresh = refresh_later  # type: ignore[method-assign]
+    before = former.registration.broker_epoch
+    await expire(former)
+    await eventually_async(lambda: former.registration.broker_epoch not in {-1, before}, "not registered")
+    await asyncio.sleep(former.zookeeper.session_timeout_s)  # renewals do not begin it either
+    assert not former.registration.lease.is_held
+    may_read.set()
+    await eventually_async(lambda: former.registration.lease.is_held, "no lease")
