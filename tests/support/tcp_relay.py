@@ -190,9 +190,13 @@ class PeerRelay(TcpRelay):
         """Send old requests again, each over a connection of its own, as if they had been under way all the time: HELLO
         has the broker epoch of then. Of APPENDs those alone that the leader must know again.
         """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + 2
         for hello, request in chance.sample(list(self._requests), min(count, len(self._requests))):
+            if loop.time() > deadline:
+                return  # the broker is down or stands still
             with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(2):
                     reader, writer = await asyncio.open_connection(self._host, self._port)
                     try:
                         greeted = await _ask(reader, writer, hello)
