@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
 
 from logstore.errors import FetchSessionNotFoundError, FetchSessionTopicIdError, InvalidFetchSessionEpochError
 from logstore.kafka_listener.fetch_sessions import EVICTION_S, Answer, Fetching, FetchSessions, Key, next_epoch
@@ -83,6 +83,7 @@ class Sessions(RuleBasedStateMachine):
 
     begun = Bundle("begun")
     keys = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3)), max_size=5, unique=True)
+    some_keys = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3)), min_size=1, max_size=5, unique=True)
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +103,7 @@ class Sessions(RuleBasedStateMachine):
         chosen=keys,
         by_id=st.booleans(),
         old=st.integers(0, SESSIONS_MAX),
-        ends=st.booleans(),
+        ends=st.sampled_from([False, False, True]),
         offset=st.integers(0, 9),
     )
     def full(self, chosen: list[tuple[int, int]], by_id: bool, old: int, ends: bool, offset: int) -> Begun:
@@ -167,6 +168,16 @@ class Sessions(RuleBasedStateMachine):
         assert [key for key, _ in found] == list(session.told)
         assert [one.fetch_offset for _, one in found] == [session.offsets[key] for key in session.told]
         return Begun(fetching, list(session.told), session_id, session.epoch, by_id, False, offset)
+
+    @rule(chosen=some_keys, by_id=st.booleans(), data=st.data())
+    def opened(self, chosen: list[tuple[int, int]], by_id: bool, data: st.DataObject) -> None:
+        self.answer(self.full(chosen, by_id, 0, False, 0), data)
+
+    @precondition(lambda self: self.model)
+    @rule(at=st.integers(0, SESSIONS_MAX - 1), chosen=keys, data=st.data())
+    def answered(self, at: int, chosen: list[tuple[int, int]], data: st.DataObject) -> None:
+        """As most clients do: one request after the other."""
+        self.answer(self.incremental(at, chosen, [], True, 0, 0), data)
 
     @rule(one=consumes(begun), data=st.data())
     def answer(self, one: Begun, data: st.DataObject) -> None:
