@@ -292,6 +292,46 @@ def test_partitions_of_all_sessions_are_bounded() -> None:
     assert (len(sessions), sessions.num_partitions) == (1, 10)
 
 
+def opened(sessions: FetchSessions, name: str, size: int) -> int:
+    """The id of a new session of so many partitions."""
+    fetching = sessions.begin(request([(name, n) for n in range(size)]), by_id=False)
+    return fetching.answer(answers(fetching)).session_id
+
+
+def used(sessions: FetchSessions, session_id: int, epoch: int, **fields: Any) -> list[Key]:
+    """The partitions of the next fetch of a session, in their order; ``fields`` are those of all answers."""
+    fetching = sessions.begin(request(session_id=session_id, epoch=epoch), by_id=False)
+    keys = [key for key, _ in fetching.partitions]
+    fetching.answer(answers(fetching, **fields))
+    return keys
+
+
+def test_a_new_session_takes_the_place_of_a_smaller_old_one() -> None:
+    clock = ManualClock()
+    sessions = FetchSessions(clock, sessions_max=2)
+    small, large = opened(sessions, "a", 2), opened(sessions, "b", 3)
+    assert opened(sessions, "c", 9) == 0, "both are new"
+    clock.advance(EVICTION_S * 1000 - 500)
+    used(sessions, small, 1)
+    used(sessions, large, 1)
+    clock.advance(1000)
+    assert opened(sessions, "c", 2) == 0
+    assert opened(sessions, "c", 3)
+    with pytest.raises(FetchSessionNotFoundError):
+        used(sessions, small, 2)
+    used(sessions, large, 2)
+
+
+def test_partitions_with_records_come_last_the_next_time() -> None:
+    sessions = FetchSessions(ManualClock())
+    session_id = opened(sessions, "a", 3)
+    fetching = sessions.begin(request(session_id=session_id, epoch=1), by_id=False)
+    first, *others = answers(fetching)
+    records = (first[0], Answer(partition_index=0, records=b"batch"))
+    assert told(fetching.answer([records, *others])) == [("a", 0)]
+    assert used(sessions, session_id, 2) == [("a", 1), ("a", 2), ("a", 0)]
+
+
 def test_neighbours_of_a_topic_are_told_together() -> None:
     fetching = FetchSessions(ManualClock()).begin(request([("t", 1), ("t", 0), ("u", 0), ("t", 2)]), by_id=False)
     response = fetching.answer(answers(fetching))
