@@ -16,6 +16,7 @@ from logstore.kafka_protocol.responses import read_response
 
 _FETCH, _METADATA = (1, 17), (3, 12)
 _MIB = 1 << 20
+_FINAL_EPOCH = -1
 
 
 class Connection:
@@ -62,6 +63,7 @@ class Idle:
     def __init__(self, spec: dict[str, Any], topic: FetchRequest.FetchTopic) -> None:
         self._spec, self._topic = spec, topic
         self.answers = 0
+        self.session = 0
         self.waiting = asyncio.Event()
 
     async def run(self, delay_s: float) -> None:
@@ -69,24 +71,26 @@ class Idle:
         await asyncio.sleep(delay_s)
         connection = await connect(self._spec)
         try:
-            session = await self._fetch(connection, 0, 0, [self._topic])
+            await self._fetch(connection, 0, [self._topic])
             self.waiting.set()
             epoch = 0
             while True:
                 epoch += 1
-                await self._fetch(connection, session, epoch, [])
+                await self._fetch(connection, epoch, [])
                 self.answers += 1
         finally:
             connection.close()
 
-    async def _fetch(
-        self, connection: Connection, session: int, epoch: int, topics: list[FetchRequest.FetchTopic]
-    ) -> int:
+    async def end(self, connection: Connection) -> None:
+        """End the session, as a consumer does that closes: the next ones need its place in the server's cache."""
+        await connection.ask(_FETCH, FetchRequest(session_id=self.session, session_epoch=_FINAL_EPOCH))
+
+    async def _fetch(self, connection: Connection, epoch: int, topics: list[FetchRequest.FetchTopic]) -> None:
         request = FetchRequest(
             max_wait_ms=self._spec["max_wait_ms"],
             min_bytes=1,
             max_bytes=50 * _MIB,
-            session_id=session,
+            session_id=self.session,
             session_epoch=epoch,
             topics=topics,
         )
@@ -96,7 +100,7 @@ class Idle:
             raise RuntimeError(f"a fetch failed: {answer.error_code or failed}")
         if not answer.session_id:
             raise RuntimeError("no fetch session was given")
-        return int(answer.session_id)
+        self.session = answer.session_id
 
 
 async def idle(spec: dict[str, Any]) -> None:
@@ -117,6 +121,10 @@ async def idle(spec: dict[str, Any]) -> None:
         answers = sum(consumer.answers for consumer in consumers) - before
         for task in tasks:
             task.cancel()
+    connection = await connect(spec)
+    for consumer in consumers:
+        await consumer.end(connection)
+    connection.close()
     print_result(answers, seconds, rest_percent=100 * cpu_s / seconds)
 
 
