@@ -80,7 +80,6 @@ async def _asked_topic(
         elif asked.name is None:
             raise InvalidRequestError("A topic of the request has neither a name nor an id.")
         else:
-            check_topic_name(asked.name)
             topic = await _topic_by_name(store, context, asked.name, may_make=may_make)
         return _topic(store, context, topic, version, operations=operations)
     except LogStoreError as error:
@@ -93,6 +92,8 @@ async def _topic_by_name(store: KafkaStore, context: RequestContext, name: str, 
     try:
         return store.broker.topic(context, name)
     except UnknownTopicError:
+        # Not before: nobody makes an internal topic, but who may see it is told of it.
+        check_topic_name(name)
         if not may_make or not store.settings.auto_create_topics_enable:
             raise
         return await store.broker.topic_for_produce(context, name)

@@ -371,10 +371,14 @@ def test_requests_wait_for_room_among_the_bytes_in_flight(tmp_path: Path):
     run(ask())
 
 
-def test_a_full_journal_makes_producers_wait_and_asks_them_for_a_pause(tmp_path: Path):
+def test_a_full_journal_makes_producers_wait_and_asks_them_for_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async def never(*_: Any, **__: Any) -> None:
+        """Roll when the test says so, and not because the journal is full."""
+
     async def ask() -> None:
         async with kafka_server(tmp_path, journal_topic_max_bytes=100_000) as server:
             topic = await server.topic()
+            monkeypatch.setattr(server.store.broker._schedule, "_roll", never)
             client = await server.connect()
             request = produce_request({0: batch_of(b"x" * 60_000)})
             assert (await client.ask(PRODUCE, 9, request)).throttle_time_ms == 0
