@@ -5,7 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from benchmarks.kafka import Broker, Kafka, find_connect, find_kafka
@@ -103,7 +103,7 @@ def test_mirror_maker_copies_from_a_real_kafka_and_back(tools: JavaTools, store:
     CONFLUENT.produce(theirs, theirs_topic, sent, "snappy")
     CONFLUENT.produce(store, ours_topic, sent, "zstd")
     with closing(Consumer(consumer_config(theirs.bootstrap, "readers"))) as consumer:
-        consumer.commit(offsets=[TopicPartition(theirs_topic, 0, 100)], asynchronous=False)
+        eventually(lambda: _commit(consumer, TopicPartition(theirs_topic, 0, 100)), "no coordinator", every_s=0.5)
     mirror = properties(
         tools.directory / "mirror.properties",
         **{
@@ -150,6 +150,17 @@ def test_mirror_maker_copies_from_a_real_kafka_and_back(tools: JavaTools, store:
         assert {p: [record.sent for record in records] for p, records in copy.items()} == {
             p: [record for record in sent if record.partition == p] for p in range(PARTITIONS)
         }, name
+
+
+def _commit(consumer: Consumer, place: TopicPartition) -> bool:
+    """Whether it was committed: a Kafka that has only just started has no coordinator yet."""
+    try:
+        consumer.commit(offsets=[place], asynchronous=False)
+    except KafkaException as error:
+        if error.args[0].name() not in {"NOT_COORDINATOR", "COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE"}:
+            raise
+        return False
+    return True
 
 
 def count(server: Served, topic: str) -> int:
