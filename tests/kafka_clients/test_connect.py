@@ -102,8 +102,10 @@ def test_mirror_maker_copies_from_a_real_kafka_and_back(tools: JavaTools, store:
     sent = peculiar_records() + alike_records(500)
     CONFLUENT.produce(theirs, theirs_topic, sent, "snappy")
     CONFLUENT.produce(store, ours_topic, sent, "zstd")
+    # MirrorMaker knows the offset of the last record for certain; of earlier ones it may give a lower one.
+    end = sum(record.partition == 0 for record in sent)
     with closing(Consumer(consumer_config(theirs.bootstrap, "readers"))) as consumer:
-        eventually(lambda: _commit(consumer, TopicPartition(theirs_topic, 0, 100)), "no coordinator", every_s=0.5)
+        eventually(lambda: _commit(consumer, TopicPartition(theirs_topic, 0, end)), "no coordinator", every_s=0.5)
     mirror = properties(
         tools.directory / "mirror.properties",
         **{
@@ -140,7 +142,7 @@ def test_mirror_maker_copies_from_a_real_kafka_and_back(tools: JavaTools, store:
 
             eventually(copied, f"{name} was not copied:\n{maker.text[-3000:]}", seconds=240, every_s=1)
         eventually(
-            lambda: committed(store.bootstrap, "readers", f"kafka.{theirs_topic}") == {0: 100},
+            lambda: committed(store.bootstrap, "readers", f"kafka.{theirs_topic}") == {0: end},
             "the group's offsets were not copied",
             seconds=120,
             every_s=1,
