@@ -76,9 +76,7 @@ class ConnectionLimits:
     other_connections: Callable[[], int] = lambda: 0
 
     @classmethod
-    def of(
-        cls, settings: Settings, *, max_connections: int, other_connections: Callable[[], int] = lambda: 0
-    ) -> Self:
+    def of(cls, settings: Settings, *, max_connections: int, other_connections: Callable[[], int] = lambda: 0) -> Self:
         return cls(
             max_connections,
             settings.connections_max_idle_ms / 1000,

@@ -177,7 +177,7 @@ CONFIG_KEYS: tuple[ConfigKey, ...] = (
         MIB,
         1,
         INT_MAX,
-        "The largest record: key, value and headers together.",
+        "The largest record (key, value and headers), or record batch of Kafka's clients, as it is sent.",
     ),
     _integer(
         "merge.target.bytes",

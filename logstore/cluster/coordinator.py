@@ -50,8 +50,8 @@ class ElectionType(enum.StrEnum):
     UNCLEAN = "unclean"
 
 
-#: By topic and partition, the error of an election; None where another broker leads now.
-Elected = Mapping[tuple[str, int], LogStoreError | None]
+#: By topic and partition, the leader that was elected, or the error of the election.
+Elected = Mapping[tuple[str, int], int | LogStoreError]
 
 
 #: Of a partition that is not known.

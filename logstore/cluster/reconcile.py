@@ -244,7 +244,9 @@ def elect(view: ClusterView, topic: str, partition: int, election: ElectionType)
         raise ElectionNotNeededError(f"Broker {first} leads {what} already, as the first of its replicas.")
     elected = elect_preferred(replicas, row, lambda _: True)
     if elected == row:
-        why = "is not in sync" if replicas.is_running(first) and row.leader != NO_LEADER else "is not there"
+        why = "is not there: start it"
+        if replicas.is_running(first):
+            why = "is not in sync: wait until it is" if row.leader != NO_LEADER else "is not in sync, and nobody leads"
         raise PreferredLeaderNotAvailableError(f"Broker {first}, the first replica of {what}, {why}.")
     return elected
 

@@ -4,7 +4,6 @@ import gc
 import os
 import platform
 import socket
-import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,6 +12,8 @@ from importlib.util import find_spec
 
 #: Modules that every worker needs which reads or writes topics: executors, and the workers in which Spark plans.
 NEEDED = ("numpy", "pyarrow", "msgspec", "cachetools", "google_crc32c")
+# A worker has few, and the connection to Spark is one of the first.
+_DESCRIPTORS = 64
 
 
 def require_packages() -> None:
@@ -56,11 +57,9 @@ def _acknowledge_input() -> None:
     quick_ack = getattr(socket, "TCP_QUICKACK", None)  # Linux has it
     if quick_ack is None:
         return
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers, no paths
-        with suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                with socket.socket(fileno=os.dup(int(name))) as connection:
-                    connection.setsockopt(socket.IPPROTO_TCP, quick_ack, 1)
+    for descriptor in range(_DESCRIPTORS):
+        with suppress(OSError), socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, quick_ack, 1)
 
 
 @contextmanager

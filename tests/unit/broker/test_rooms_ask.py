@@ -65,7 +65,9 @@ BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
     "fetch": (lambda topic: (topic, 0, 0), {(Operation.READ, TOPIC)}),
     "fetch_records": (lambda _: ([FetchPartition("t", 0, 0)], LIMITS), {(Operation.READ, TOPIC)}),
     "fetch_stored": (lambda _: ([FetchPartition("t", 0, 0)], LIMITS), {(Operation.READ, TOPIC)}),
+    "fetch_batches": (lambda _: ([FetchPartition("t", 0, 0)], LIMITS), {(Operation.READ, TOPIC)}),
     "offset_for_timestamp": (lambda topic: (topic, 0, 0), {(Operation.DESCRIBE, TOPIC)}),
+    "offset_of_max_timestamp": (lambda topic: (topic, 0), {(Operation.DESCRIBE, TOPIC)}),
     "roll": (lambda topic: (topic,), {(Operation.ALTER, TOPIC)}),
     "refresh": (lambda topic: (topic,), {(Operation.ALTER, TOPIC)}),
     "internal_topic": (lambda _: ("__mine",), {(Operation.CLUSTER_ACTION, CLUSTER)}),
@@ -170,7 +172,7 @@ def test_every_method_refuses_a_principal_without_permissions(tmp_path: Path) ->
                         assert isinstance(told["g"], AuthorizationError)
                     elif name == "produce_batches":
                         assert isinstance(told.outcomes[0][0].error, TopicAuthorizationError)
-                    elif name in {"fetch_records", "fetch_stored"}:
+                    elif name in {"fetch_records", "fetch_stored", "fetch_batches"}:
                         (error,) = told.answers.values()
                         assert isinstance(error, TopicAuthorizationError)
                     else:
