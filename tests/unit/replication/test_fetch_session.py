@@ -251,6 +251,20 @@ def test_a_fetch_waits_for_frames_and_tells_moved_ends_when_its_time_is_over() -
     in_loop(scenario)
 
 
+def test_a_wake_without_news_in_the_moment_when_the_time_is_over_does_not_prolong_the_wait() -> None:
+    async def scenario() -> None:
+        leader = Leader()
+        session = leader.session()
+        await ask(session, row(0, 0))
+        waiting = asyncio.create_task(ask(session, wait_ms=60_000))
+        await asyncio.sleep(0)
+        session._woken(0)
+        session._time_is_over()
+        assert await asyncio.wait_for(waiting, 5) == {}
+
+    in_loop(scenario)
+
+
 def test_frames_on_their_way_to_the_disk_go_with_those_that_are_there() -> None:
     async def scenario() -> None:
         leader = Leader()
