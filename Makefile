@@ -66,6 +66,7 @@ bench: setup ## Beside a real Kafka: make bench CASES=produce-json-100,fetch-* P
 docs: setup ## Write the pages, and the types of Kafka's messages, that are made from the code
 	@$(RUN) conf.configuration_page docs/configuration.md
 	@$(RUN) conf.kafka_messages_stub
+	@$(RUN) conf.kafka_api_table
 
 lock: ## Resolve the pinned requirements anew (needs uv)
 	@uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \

@@ -1,7 +1,8 @@
 """The cases: the contenders of each, and the targets.
 
-``DEFAULT`` takes about half an hour, ``CLUSTER`` a third of it. ``MATRIX`` goes from the first two and their like along
-one axis at a time: payload, partitions, connections, records a request; an hour more. A case's first contender is ours.
+``DEFAULT`` takes about half an hour, ``KAFKA`` and ``CLUSTER`` a third of it each. ``MATRIX`` goes from the first two
+and their like along one axis at a time: payload, partitions, connections, records a request; an hour more. A case's
+first contender is ours.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ from benchmarks.operations import (
     Roll,
 )
 from benchmarks.ours import ClientConsume, ClientProduce, HttpFetch, HttpLatency, HttpProduce, WrkProduce
-from benchmarks.rivals import Confluent, JavaConsume, JavaProduce
+from benchmarks.rivals import Confluent, IdleConsumers, JavaConsume, JavaProduce
 from benchmarks.run import Case
 from benchmarks.server import BenchmarkError
 from benchmarks.upkeep import AgedTopic, Merge
@@ -283,6 +284,73 @@ DEFAULT: tuple[Case, ...] = (
 )
 
 
+def kafka_produce(name: str, workload: Workload, *, defaults: bool, kafka_fsync: float) -> Case:
+    batches = "batches as the producer ships" if defaults else "batches of 256 KiB within 5 ms"
+    contender = JavaProduce(workload, defaults=defaults)
+    return Case(
+        name,
+        f"Kafka's own producer, {workload.value_bytes:,} B values, acks=all, {batches}",
+        (replace(contender, name="ours", ours=True), contender, replace(contender, name=FSYNC, fsync=True)),
+        (
+            rate(FSYNC, kafka_fsync),
+            rate("kafka", 0.8),
+            Target("server_cpu_us", "kafka", at_most=1.0),
+            Target("peak_mb", "kafka"),
+        ),
+    )
+
+
+def kafka_consume(name: str, workload: Workload, records: int, *, sealed: bool) -> Case:
+    where = "sealed history" if sealed else "the tail"
+    of_cpu = Target("server_cpu_us", "kafka", at_most=None if sealed else 1.0)
+    return Case(
+        name,
+        f"Kafka's own consumer, {workload.value_bytes:,} B values that Kafka's producer sent, from {where}",
+        (JavaConsume(workload, records, name="ours", ours=True, sealed=sealed), JavaConsume(workload, records)),
+        (rate("kafka", 0.5 if sealed else 0.9), of_cpu),
+    )
+
+
+#: Kafka's clients, at our listener and at Kafka's.
+KAFKA: tuple[Case, ...] = (
+    kafka_produce("kafka-produce-defaults-100", SMALL, defaults=True, kafka_fsync=1.2),
+    kafka_produce("kafka-produce-defaults-1k", LARGE, defaults=True, kafka_fsync=1.2),
+    kafka_produce("kafka-produce-256k-100", SMALL, defaults=False, kafka_fsync=1.3),
+    kafka_produce("kafka-produce-256k-1k", LARGE, defaults=False, kafka_fsync=1.3),
+    kafka_consume("kafka-consume-tail-100", SMALL, 3_000_000, sealed=False),
+    kafka_consume("kafka-consume-tail-1k", LARGE, 500_000, sealed=False),
+    kafka_consume("kafka-consume-sealed-100", SMALL, 3_000_000, sealed=True),
+    kafka_consume("kafka-consume-sealed-1k", LARGE, 500_000, sealed=True),
+    Case(
+        "kafka-latency",
+        "1,000 records/s, one a request, acks=all, librdkafka with linger 0, from the time they are due",
+        (
+            Confluent(SMALL, "latency", name="ours", ours=True),
+            Confluent(SMALL, "latency", fsync=True, name=FSYNC),
+            Confluent(SMALL, "latency", name="kafka"),
+        ),
+        (Target("p50_ms", FSYNC, at_most=1.5), Target("p99_ms", FSYNC), Target("p50_ms", "kafka")),
+    ),
+    Case(
+        "kafka-idle-consumers",
+        "the share of a core with 1,000 consumers that wait at the end of 4 partitions: fetch.max.wait.ms 500, 5,000",
+        (
+            IdleConsumers(max_wait_ms=500, ours=True, name="ours"),
+            IdleConsumers(max_wait_ms=5_000, ours=True, name="ours, 5 s"),
+            IdleConsumers(max_wait_ms=500),
+            IdleConsumers(max_wait_ms=5_000, name="kafka, 5 s"),
+        ),
+        (
+            Target("rest_percent", at_most=25.0),
+            Target("rest_percent", of="ours, 5 s", at_most=5.0),
+            Target("rest_percent", "kafka"),
+            Target("rest_percent", "kafka, 5 s", of="ours, 5 s"),
+        ),
+        rounds=3,
+    ),
+)
+
+
 ONE_BROKER = "ours, one broker"
 
 
@@ -406,9 +474,9 @@ def choose(patterns: Sequence[str], *, full: bool = False) -> list[Case]:
 
     Raises BenchmarkError for a pattern that no case has.
     """
-    everything = (*DEFAULT, *CLUSTER, *MATRIX)
+    everything = (*DEFAULT, *KAFKA, *CLUSTER, *MATRIX)
     if not patterns:
-        return list(everything if full else (*DEFAULT, *CLUSTER))
+        return list(everything if full else (*DEFAULT, *KAFKA, *CLUSTER))
     for pattern in patterns:
         if not any(fnmatch(case.name, pattern) for case in everything):
             raise BenchmarkError(f"no case is called {pattern!r}: `make bench LIST=1` names them")

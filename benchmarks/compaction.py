@@ -190,7 +190,7 @@ class Cleaner:
                     sys.executable,
                     "-m",
                     "benchmarks.load.keyed_records",
-                    self.broker.address,
+                    self.broker.bootstrap,
                     TOPIC,
                     str(records),
                     str(seed),

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.server import ROOT, BenchmarkError, Server, SingleServer, run_command
+from benchmarks.server import ROOT, BenchmarkError, Server, SingleServer, Store, run_command
 
 _PEER = ROOT / "benchmarks/kafka-peer"
 _START_SECONDS = 120
@@ -90,12 +90,14 @@ def _fetch(name: str, pom: str) -> Path | str:
 
 
 class KafkaServer(Server):
-    """Something that Kafka's clients can be pointed to. ``address``: its bootstrap servers."""
+    """Something that Kafka's clients can be pointed to. ``bootstrap``: its addresses."""
 
     kafka: Kafka
-    address: str
+    bootstrap: str
     #: Of a new topic.
     replicas = 1
+    #: The topic that all who read here read, once it is there.
+    filled: str | None = None
 
     def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
         options = [text for name, value in (configs or {}).items() for text in ("--config", f"{name}={value}")]
@@ -103,7 +105,7 @@ class KafkaServer(Server):
             self.kafka.tool(
                 "org.apache.kafka.tools.TopicCommand",
                 "--bootstrap-server",
-                self.address,
+                self.bootstrap,
                 "--create",
                 "--topic",
                 topic,
@@ -137,9 +139,9 @@ class Broker(SingleServer, KafkaServer):
         self._directory = directory
         directory.mkdir(parents=True)
         port, controller_port = _free_ports(2)
-        self.address = f"127.0.0.1:{port}"
+        self.bootstrap = f"127.0.0.1:{port}"
         self._properties = directory / "server.properties"
-        listeners = f"PLAINTEXT://{self.address}"
+        listeners = f"PLAINTEXT://{self.bootstrap}"
         if first is None:
             # An id may not begin with a dash: the tool takes it for an option.
             cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
@@ -153,7 +155,7 @@ class Broker(SingleServer, KafkaServer):
             roles="broker,controller" if first is None else "broker",
             node_id=node_id,
             listeners=listeners,
-            address=self.address,
+            address=self.bootstrap,
             controller=self.controller,
             data=directory / "data",
             session_timeout_ms=session_timeout_ms,
@@ -197,7 +199,7 @@ class KafkaCluster(KafkaServer):
         except BaseException:
             self.kill()
             raise
-        self.address = ",".join(broker.address for broker in self._brokers)
+        self.bootstrap = ",".join(broker.bootstrap for broker in self._brokers)
 
     @property
     def pids(self) -> Sequence[int]:
@@ -206,6 +208,20 @@ class KafkaCluster(KafkaServer):
     def kill(self) -> None:
         for broker in self._brokers:
             broker.kill()
+
+
+class ListeningStore(Store, KafkaServer):
+    """Our store with a Kafka listener, for Kafka's own clients. Topics are made over HTTP."""
+
+    def __init__(self, kafka: Kafka, data: Path, settings: Mapping[str, str] | None = None) -> None:
+        self.kafka = kafka
+        (port,) = _free_ports(1)
+        self.bootstrap = f"127.0.0.1:{port}"
+        super().__init__(data, {**(settings or {}), "KAFKA_LISTENERS": self.bootstrap})
+
+    def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
+        with self.awake():
+            super().create_topic(topic, partitions, configs)
 
 
 def _free_ports(count: int) -> list[int]:

@@ -1,7 +1,6 @@
 """Operations of a store beside answers: rolls, starts, recovery, waiting readers. Contenders, as those of ``ours``."""
 
 import itertools
-import resource
 import socket
 import time
 from array import array
@@ -14,7 +13,7 @@ from benchmarks.measure import Sample
 from benchmarks.ours import NO_ROLL, TOPIC, fill, filled_store, http_specification
 from benchmarks.rivals import filled_topic
 from benchmarks.run import Stage
-from benchmarks.server import BenchmarkError, Store, Turn, run_load, turn_of
+from benchmarks.server import BenchmarkError, Store, Turn, allow_open_files, run_load, turn_of
 from benchmarks.workload import Workload
 from logstore.client.admin import Admin
 from logstore.client.producer import Producer
@@ -248,7 +247,7 @@ class IdlePolls:
     needs: tuple[str, ...] = ()
 
     def start(self, stage: Stage) -> Turn:
-        _allow_open_files(2 * self.polls + 200)
+        allow_open_files(2 * self.polls + 200)
         store = filled_store(stage, self.name, self.workload, self.records, sealed=False)
         host, port = store.address["host"], store.address["port"]
         with store.awake():
@@ -295,7 +294,7 @@ class EventStreams:
     needs: tuple[str, ...] = ()
 
     def start(self, stage: Stage) -> Turn:
-        _allow_open_files(2 * self.streams + 200)
+        allow_open_files(2 * self.streams + 200)
         store = stage.store(self.name)
         store.create_topic(TOPIC, 1)
         store.pause()
@@ -314,12 +313,3 @@ def _has_answer(connection: socket.socket) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _allow_open_files(count: int) -> None:
-    """For this process and those that it starts."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < count:
-        raise BenchmarkError(f"{count} open files are needed, `ulimit -Hn` allows {hard}")
-    if soft < count:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY else count, hard))

@@ -236,7 +236,7 @@ def _checked_load(
     return load
 
 
-def check_stored(store: Storage, acknowledged: int) -> None:
+def check_stored(store: Storage, acknowledged: int, topic: str = TOPIC) -> None:
     """Raise BenchmarkError unless readers see every acknowledged record."""
-    if (stored := store.stored(TOPIC)) < acknowledged:
+    if (stored := store.stored(topic)) < acknowledged:
         raise BenchmarkError(f"{acknowledged:,} records were acknowledged, {stored:,} are there")

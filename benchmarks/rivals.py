@@ -1,5 +1,6 @@
-"""Kafka's side of the comparisons: its own performance tools (Java) and confluent-kafka (Python over librdkafka).
+"""Kafka's clients: its own performance tools (Java) and confluent-kafka (Python over librdkafka).
 
+They are on Kafka's side of the comparisons, and with ``ours`` they have our store's Kafka listener instead of a broker.
 ``fsync``: the topic has flush.messages=1, so that the broker syncs before it acknowledges, as our store always does.
 """
 
@@ -8,9 +9,11 @@ import re
 from dataclasses import dataclass
 
 from benchmarks.cluster import MIN_IN_SYNC
-from benchmarks.kafka import Broker, KafkaServer
+from benchmarks.kafka import KafkaServer, ListeningStore
+from benchmarks.measure import Sample
+from benchmarks.ours import NO_ROLL, check_stored
 from benchmarks.run import Stage
-from benchmarks.server import BenchmarkError, Result, Turn, run_load, turn_of
+from benchmarks.server import BenchmarkError, Result, Turn, allow_open_files, run_load, turn_of
 from benchmarks.workload import Workload, values
 
 _BATCH_BYTES = 262_144
@@ -26,39 +29,47 @@ class JavaProduce:
     """ProducerPerformance, acks=all, without keys (it knows none), values drawn from the same ones as ours.
 
     It sends a number of records, not for a time: as many as its best turn so far did in the time of this one, and so
-    many at least that they outweigh the warm-up of its JVM.
+    many at least that they outweigh the warm-up of its JVM. ``defaults``: its batches are as the producer ships, else
+    of 256 KiB within 5 ms.
     """
 
     workload: Workload
     fsync: bool = False
     compression: str = "none"
-    batch_bytes: int = _BATCH_BYTES
+    defaults: bool = False
     name: str = "kafka"
     needs: tuple[str, ...] = ("kafka",)
     #: Three brokers, and as many replicas; min.insync.replicas 2.
     replicated: bool = False
+    ours: bool = False
 
     def start(self, stage: Stage) -> Turn:
-        broker: KafkaServer = stage.kafka_cluster() if self.replicated else stage.broker()
+        broker: KafkaServer = stage.kafka_cluster() if self.replicated else server_of(stage, self.name, ours=self.ours)
         topic = topic_of(broker, self.name, self.workload.partitions, fsync=self.fsync)
         payload = stage.directory / f"{topic}.payload"
         payload.write_bytes(b"\n".join(values(self.workload, 10_000)) + b"\n")
         rate = 20_000_000 / (100 + self.workload.value_bytes) / (10 if self.fsync else 1)
+        batching = (
+            [] if self.defaults else [f"batch.size={_BATCH_BYTES}", "linger.ms=5", f"buffer.memory={_BUFFER_BYTES}"]
+        )
         warm = False
+        acknowledged = 0
 
         def load(seconds: float) -> Result:
-            nonlocal rate, warm
+            nonlocal rate, warm, acknowledged
             records = max(_BYTES_MIN // self.workload.value_bytes, round(rate * seconds))
             output = broker.kafka.tool(
                 "org.apache.kafka.tools.ProducerPerformance", "--topic", topic, "--num-records", str(records),
                 "--payload-file", str(payload), "--throughput", "-1", "--producer-props",
-                f"bootstrap.servers={broker.address}", "acks=all", f"batch.size={self.batch_bytes}", "linger.ms=5",
-                f"buffer.memory={_BUFFER_BYTES}", f"compression.type={self.compression}",
+                f"bootstrap.servers={broker.bootstrap}", "acks=all", f"compression.type={self.compression}", *batching,
                 timeout=20 * seconds + 300,
             )  # fmt: skip
             found = PRODUCED.findall(output)
             if not found or int(found[-1][0]) != records:
                 raise BenchmarkError(f"ProducerPerformance did not send {records} records:\n{output[-1000:]}")
+            acknowledged += records
+            if isinstance(broker, ListeningStore):
+                check_stored(broker, acknowledged, topic)
             rate = max(rate, float(found[-1][1])) if warm else float(found[-1][1])
             warm = True
             p50, p99, p999 = map(float, found[-1][2:])
@@ -75,14 +86,17 @@ class JavaConsume:
     records: int
     name: str = "kafka"
     needs: tuple[str, ...] = ("kafka",)
+    ours: bool = False
+    #: From Parquet instead of the journal; of ours alone.
+    sealed: bool = False
 
     def start(self, stage: Stage) -> Turn:
-        broker = stage.broker()
-        topic = filled_topic(stage, broker, self.workload, self.records)
+        broker = server_of(stage, self.name, ours=self.ours)
+        topic = filled_topic(stage, broker, self.workload, self.records, sealed=self.sealed)
 
         def load(seconds: float) -> Result:
             output = broker.kafka.tool(
-                "org.apache.kafka.tools.ConsumerPerformance", "--bootstrap-server", broker.address, "--topic", topic,
+                "org.apache.kafka.tools.ConsumerPerformance", "--bootstrap-server", broker.bootstrap, "--topic", topic,
                 "--messages", str(self.records), "--hide-header", timeout=20 * seconds + 300,
             )  # fmt: skip
             fields = output.strip().splitlines()[-1].split(", ")
@@ -107,9 +121,10 @@ class Confluent:
     rate: int = 1_000
     name: str = "confluent"
     needs: tuple[str, ...] = ("kafka", "confluent")
+    ours: bool = False
 
     def start(self, stage: Stage) -> Turn:
-        broker = stage.broker()
+        broker = server_of(stage, self.name, ours=self.ours)
         if self.call == "consume":
             topic = filled_topic(stage, broker, self.workload, self.records)
         else:
@@ -117,7 +132,7 @@ class Confluent:
         payload = stage.directory / f"{self.name.replace(' ', '-')}.payload"
         payload.write_bytes(b"\n".join(values(self.workload, 10_000)))
         specification = {
-            "bootstrap": broker.address, "topic": topic, "call": self.call, "payload": str(payload),
+            "bootstrap": broker.bootstrap, "topic": topic, "call": self.call, "payload": str(payload),
             "keyed": self.workload.keyed, "compression": self.compression, "batch_bytes": _BATCH_BYTES,
             "buffer_bytes": _BUFFER_BYTES, "partitions": self.workload.partitions, "records": self.records,
             "rate": self.rate,
@@ -131,7 +146,46 @@ class Confluent:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class IdleConsumers:
+    """Consumers that wait at the end of all partitions, each with a connection and a fetch session of its own: the
+    server's share of a core.
+    """
+
+    consumers: int = 1_000
+    partitions: int = 4
+    max_wait_ms: int = 500
+    name: str = "kafka"
+    needs: tuple[str, ...] = ("kafka",)
+    ours: bool = False
+
+    def start(self, stage: Stage) -> Turn:
+        allow_open_files(2 * self.consumers + 200)
+        broker = server_of(stage, self.name, ours=self.ours)
+        topic = topic_of(broker, self.name, self.partitions, fsync=False)
+        host, _, port = broker.bootstrap.rpartition(":")
+        specification = {"host": host, "port": int(port), "topic": topic, "consumers": self.consumers}
+        specification |= {"max_wait_ms": self.max_wait_ms}
+
+        def turn(seconds: float) -> Sample:
+            # Each consumer has asked several times, and the joining of all is over.
+            seconds = max(10.0, seconds, 2 * self.max_wait_ms / 1000)
+            with broker.awake():
+                result = run_load("idle_consumers", {**specification, "pids": list(broker.pids), "seconds": seconds})
+                resident_mb = broker.resident_mb
+            if not result.records:
+                raise BenchmarkError(f"no fetch was answered within {result.seconds:.1f} s")
+            return Sample(rest_percent=result.rest_percent, resident_mb=resident_mb)
+
+        return turn
+
+
 _numbers = itertools.count()
+
+
+def server_of(stage: Stage, name: str, *, ours: bool) -> KafkaServer:
+    """The one that a contender's clients are pointed to, standing still."""
+    return stage.listening_store(name) if ours else stage.broker()
 
 
 def topic_of(broker: KafkaServer, name: str, partitions: int, *, fsync: bool) -> str:
@@ -144,18 +198,25 @@ def topic_of(broker: KafkaServer, name: str, partitions: int, *, fsync: bool) ->
     return topic
 
 
-def filled_topic(stage: Stage, broker: Broker, workload: Workload, records: int) -> str:
-    """A topic with so many records; all that read it read the same one."""
-    topic = "filled"
-    if not (stage.directory / f"{topic}.payload").exists():
-        broker.create_topic(topic, workload.partitions)
-        payload = stage.directory / f"{topic}.payload"
+def filled_topic(stage: Stage, broker: KafkaServer, workload: Workload, records: int, *, sealed: bool = False) -> str:
+    """A topic with so many records, sent by Kafka's producer; all that read it read the same one.
+
+    Ours has them in the journal, or ``sealed``.
+    """
+    if broker.filled is None:
+        broker.filled = "filled"
+        broker.create_topic(broker.filled, workload.partitions, NO_ROLL if isinstance(broker, ListeningStore) else {})
+        payload = stage.directory / f"{broker.filled}.payload"
         payload.write_bytes(b"\n".join(values(workload, 10_000)) + b"\n")
         with broker.awake():
             broker.kafka.tool(
-                "org.apache.kafka.tools.ProducerPerformance", "--topic", topic, "--num-records", str(records),
+                "org.apache.kafka.tools.ProducerPerformance", "--topic", broker.filled, "--num-records", str(records),
                 "--payload-file", str(payload), "--throughput", "-1", "--producer-props",
-                f"bootstrap.servers={broker.address}", "acks=all", f"batch.size={_BATCH_BYTES}", "linger.ms=5",
+                f"bootstrap.servers={broker.bootstrap}", "acks=all", f"batch.size={_BATCH_BYTES}", "linger.ms=5",
                 timeout=300,
             )  # fmt: skip
-    return topic
+            if isinstance(broker, ListeningStore):
+                check_stored(broker, records, broker.filled)
+                if sealed:
+                    broker.roll(broker.filled)
+    return broker.filled

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.cluster import REPLICAS, Cluster
-from benchmarks.kafka import Broker, Kafka, KafkaCluster
+from benchmarks.kafka import Broker, Kafka, KafkaCluster, ListeningStore
 from benchmarks.measure import METRICS, Finding, Sample, Target, find
 from benchmarks.server import ROOT, BenchmarkError, Storage, Store, Turn
 
@@ -86,6 +86,11 @@ class Stage:
     def store(self, name: str, settings: Mapping[str, str] | None = None) -> Store:
         """A store of its own; it ends with the case."""
         return self.stack.enter_context(Store(self._data(name), settings, checkout=self.checkout))
+
+    def listening_store(self, name: str) -> ListeningStore:
+        """The same with a listener for Kafka's clients."""
+        assert self.peers.kafka is not None
+        return self.stack.enter_context(ListeningStore(self.peers.kafka, self._data(name)))
 
     def cluster(
         self,

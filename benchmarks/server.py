@@ -247,7 +247,7 @@ def spawn(
             stderr=errors,
             text=True,
             cwd=directory,
-            env={**environment, "PYTHONPATH": str(checkout), **settings},
+            env={**environment, "PYTHONPATH": str(checkout), "LOGSTORE_KAFKA_LISTENERS": "", **settings},
         )
 
 
@@ -276,6 +276,7 @@ class Result:
     longest_ms: float | None = None
     errors: float | None = None
     first_error: str | None = None
+    rest_percent: float | None = None
 
 
 def python_of(checkout: Path) -> str:
@@ -352,3 +353,12 @@ def _cpu_s_of_loads() -> float:
     """CPU time of all load programs that have ended, with their start."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
+
+
+def allow_open_files(count: int) -> None:
+    """For this process and those that it starts."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < count:
+        raise BenchmarkError(f"{count} open files are needed, `ulimit -Hn` allows {hard}")
+    if soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY else count, hard))

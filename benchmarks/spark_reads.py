@@ -98,7 +98,7 @@ def _run(stack: ExitStack, directory: Path, given: argparse.Namespace) -> None:
         broker = stage.broker()
         topic = filled_topic(stage, broker, workload, given.records)
         servers["kafka"] = broker
-        options = {"kafka.bootstrap.servers": broker.address, "subscribe": topic}
+        options = {"kafka.bootstrap.servers": broker.bootstrap, "subscribe": topic}
         queries["kafka"] = _by_source(spark, "kafka", options, topic, given.records)
     whole = _measure(queries, servers, 1.0, given.rounds, given.records)
     part = _measure(queries, servers, 0.01, given.rounds, given.records // 100)

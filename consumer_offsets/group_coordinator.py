@@ -1,9 +1,10 @@
 """The group coordinator: commit and reset offsets, delete groups; ``group_queries`` reads them.
 
-Invariants: a committed offset names a partition that exists, in [0, high watermark] at the time of the commit by the
-word of the partition's leader, wherever that is; a leader that does not tell refuses nothing. The offset belongs to the
-topic, not to its name: when a topic is deleted its offsets are gone at once, also if a topic of the same name is made
-again. A request is committed as a whole or refused as a whole.
+Invariants: a committed offset names a partition that exists. The offset belongs to the topic, not to its name: when a
+topic is deleted its offsets are gone at once, also if a topic of the same name is made again. By ``commit`` and
+``reset`` it is in [0, high watermark] at the time of the commit by the word of the partition's leader, wherever that
+is; a leader that does not tell refuses nothing; and a request is committed as a whole or refused as a whole. Kafka's
+clients commit each offset by itself (``commit_each``), also outside of the log, to groups of any name.
 """
 
 import asyncio
@@ -20,19 +21,27 @@ from consumer_offsets.group_shards import GroupShard, GroupShards, answered, che
 from consumer_offsets.groups import events
 from consumer_offsets.groups.group import Group
 from consumer_offsets.groups.group_config import GroupConfig
-from consumer_offsets.groups_machine import OWN_REQUEST, CommitOffsets, DeleteGroup, GroupsMachine, TopicsChanged
+from consumer_offsets.groups_machine import (
+    OWN_REQUEST,
+    CommitOffsets,
+    DeleteGroup,
+    DeleteOffsets,
+    GroupsMachine,
+    TopicsChanged,
+)
 from consumer_offsets.instances.consumer_instances import ConsumerInstances
 from consumer_offsets.instances.instance_home import InstanceHome
 from consumer_offsets.offset_cleanup import OffsetCleanup
 from consumer_offsets.offset_reset import OffsetReset, ResetTarget, ResetTo, reset_offset
 from consumer_offsets.offsets import CommittingMember, OffsetToCommit
-from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.broker import Broker
+from logstore.broker.authorizer import Operation, ResourceType, refusal
+from logstore.broker.broker import Broker, PartitionLog
 from logstore.broker.context import INTERNAL, RequestContext
 from logstore.broker.partition_offsets import NOTHING_ELSEWHERE, OffsetsElsewhere, PartitionOffsets, known_end
 from logstore.broker.topic_ids import require_topic_id
 from logstore.clock import Clock, SystemClock
 from logstore.errors import (
+    GroupSubscribedToTopicError,
     InvalidRequestError,
     LogStoreError,
     NonEmptyGroupError,
@@ -118,10 +127,9 @@ class GroupCoordinator(GroupQueries):
     def coordinator_of(self, context: RequestContext, group: str) -> int:
         """Id of the broker that coordinates the group; -1 while none does, or before there are any groups.
 
-        Raises GroupAuthorizationError, InvalidGroupError.
+        Raises GroupAuthorizationError.
         """
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
-        check_group_name(group)
         return self._shards.coordinator_of(group)
 
     async def until_there(self, context: RequestContext, group: str) -> None:
@@ -165,10 +173,57 @@ class GroupCoordinator(GroupQueries):
         committed); BrokerNotReadyError, ThrottledError, StorageFullError, StorageError.
         """
         self._authorizer.require(context, Operation.READ, ResourceType.GROUP, group)
+        check_group_name(group)
         _check_transaction(producer_id, producer_epoch, transactional_id)
         elsewhere = await self._check_commit(context, offsets, generation)
         by = CommittingMember(member_id, generation, group_instance_id)
         await self._commit(group, offsets, by, None, elsewhere, timeout_ms)
+
+    async def commit_each(
+        self,
+        context: RequestContext,
+        group: str,
+        offsets: Sequence[OffsetToCommit],
+        by: CommittingMember,
+        *,
+        timeout_ms: int = _TIMEOUT_MS,
+    ) -> list[LogStoreError | None]:
+        """Commit as Kafka's OffsetCommit does: each offset that can be, also outside of the log, in a group of any
+        name. For each of ``offsets`` why it was not; of two for one partition the last counts.
+
+        Raises as ``commit`` what is about the group, or about the append.
+        """
+        self._authorizer.require(context, Operation.READ, ResourceType.GROUP, group)
+        names = list(dict.fromkeys(asked.topic for asked in offsets))
+        permitted = set(self._authorizer.authorize(context, Operation.READ, ResourceType.TOPIC, names))
+        await self._broker.until_known(permitted)
+        shard = await self._shards.of(group, timeout_ms)
+        # From here to the append nothing awaits: no topic goes meanwhile.
+        now = self._clock.now_ms()
+        commits: dict[TopicPartition, OffsetCommit] = {}
+        outcomes: list[LogStoreError | None] = []
+        for asked in offsets:
+            outcome = None
+            try:
+                if asked.topic not in permitted:
+                    raise refusal(context, Operation.READ, ResourceType.TOPIC, asked.topic)
+                log, commit = self._commit_of(asked, by.generation, now)
+                if asked.offset < 0:
+                    raise OffsetOutOfRangeError(
+                        f"Cannot commit offset {asked.offset} of {asked.topic}-{asked.partition}: send 0 or more.",
+                        log_start_offset=log.log_start_offset,
+                        high_watermark=log.high_watermark,
+                    )
+                commits[TopicPartition(asked.topic, asked.partition)] = commit
+            except LogStoreError as error:
+                outcome = error
+            outcomes.append(outcome)
+        if commits:
+            member = events.CommitOffsets(OWN_REQUEST, by.member_id, by.generation, by.instance_id)
+            await answered(
+                group, shard.request(lambda request: CommitOffsets(request, group, commits, member)), timeout_ms
+            )
+        return outcomes
 
     async def commit_of_instance(
         self,
@@ -306,6 +361,42 @@ class GroupCoordinator(GroupQueries):
         shard = await self._shards.of(group, timeout_ms)
         await answered(group, shard.request(lambda request: DeleteGroup(request, group)), timeout_ms)
 
+    async def delete_offsets(
+        self, context: RequestContext, group: str, places: Sequence[TopicPartition], *, timeout_ms: int = _TIMEOUT_MS
+    ) -> list[LogStoreError | None]:
+        """Delete committed offsets of topics that no member is subscribed to (KIP-496). For each of ``places`` why it
+        was not: TopicAuthorizationError, UnknownTopicError, UnknownPartitionError, GroupSubscribedToTopicError.
+
+        Raises GroupAuthorizationError, UnknownGroupError, NonEmptyGroupError (members whose subscriptions nobody can
+        read), and as ``commit`` when it cannot.
+        """
+        self._authorizer.require(context, Operation.DELETE, ResourceType.GROUP, group)
+        names = list(dict.fromkeys(place.topic for place in places))
+        permitted = set(self._authorizer.authorize(context, Operation.READ, ResourceType.TOPIC, names))
+        await self._broker.until_known(permitted)
+        self._known(group)
+        shard = await self._shards.of(group, timeout_ms)
+        # From here to the append nothing awaits: nobody subscribes meanwhile.
+        subscribed = shard.machine.subscribed_topics(group)
+        outcomes: list[LogStoreError | None] = []
+        for place in places:
+            outcome = None
+            try:
+                if place.topic not in permitted:
+                    raise refusal(context, Operation.READ, ResourceType.TOPIC, place.topic)
+                self._broker.topic(INTERNAL, place.topic).partition(place.partition)
+                if subscribed is None or place.topic in subscribed:
+                    raise GroupSubscribedToTopicError(
+                        f"Members of group {group} are subscribed to topic {place.topic!r}: stop them first."
+                    )
+            except LogStoreError as error:
+                outcome = error
+            outcomes.append(outcome)
+        there = set(shard.machine.keys(group))
+        gone = [place for place, outcome in zip(places, outcomes, strict=True) if outcome is None and place in there]
+        await answered(group, shard.request(lambda request: DeleteOffsets(request, group, gone)), timeout_ms)
+        return outcomes
+
     async def delete_groups(
         self, context: RequestContext, groups: Sequence[str], *, timeout_ms: int = _TIMEOUT_MS
     ) -> dict[str, LogStoreError | None]:
@@ -338,10 +429,7 @@ class GroupCoordinator(GroupQueries):
         now = self._clock.now_ms()
         commits: dict[TopicPartition, OffsetCommit] = {}
         for asked in offsets:
-            topic = self._broker.topic(INTERNAL, asked.topic)
-            require_topic_id(topic, asked.topic_id)
-            partition_log = topic.partition(asked.partition)
-            partition_log.require_served()
+            partition_log, commit = self._commit_of(asked, generation, now)
             end = known_end(partition_log, elsewhere)
             if asked.offset < 0 or (end is not None and asked.offset > end):
                 end = partition_log.high_watermark if end is None else end
@@ -351,16 +439,26 @@ class GroupCoordinator(GroupQueries):
                     log_start_offset=partition_log.log_start_offset,
                     high_watermark=end,
                 )
-            epoch = partition_log.state.leader_epochs.epoch_of(asked.offset - 1)
-            commits[TopicPartition(asked.topic, asked.partition)] = OffsetCommit(
-                asked.offset,
-                NO_LEADER_EPOCH if epoch is None else epoch,
-                asked.metadata,
-                generation,
-                str(topic.topic_id),
-                now,
-            )
+            commits[TopicPartition(asked.topic, asked.partition)] = commit
         return commits
+
+    def _commit_of(self, asked: OffsetToCommit, generation: int, now_ms: int) -> tuple[PartitionLog, OffsetCommit]:
+        """The commit to append, and the partition's log. Raises what ``commit`` raises of topics and partitions."""
+        topic = self._broker.topic(INTERNAL, asked.topic)
+        require_topic_id(topic, asked.topic_id)
+        log = topic.partition(asked.partition)
+        log.require_served()
+        epoch = asked.leader_epoch
+        if epoch is None:
+            epoch = log.state.leader_epochs.epoch_of(asked.offset - 1)
+        return log, OffsetCommit(
+            asked.offset,
+            NO_LEADER_EPOCH if epoch is None else max(NO_LEADER_EPOCH, epoch),
+            asked.metadata,
+            max(NO_GENERATION, generation),
+            str(topic.topic_id),
+            now_ms,
+        )
 
 
 def _check_transaction(producer_id: int, producer_epoch: int, transactional_id: str | None) -> None:

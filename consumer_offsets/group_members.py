@@ -30,11 +30,12 @@ _REBALANCE_TIMEOUT_MAX_MS = 2**31 - 1
 
 
 class GroupMembers:
-    """Events come with any ``request``: the shard gives them their tokens.
+    """Events come with any ``request``: the shard gives them their tokens. ``timeout_ms`` bounds the time for the load
+    of the group's shard, and for an answer that waits for no other member.
 
-    All raise GroupAuthorizationError, InvalidGroupError, the error in the response (``groups.responses``),
-    NotCoordinatorError, CoordinatorLoadInProgressError, BrokerNotReadyError, QuarantinedError; RequestTimedOutError,
-    and as ``Broker.produce``.
+    All raise GroupAuthorizationError, the error in the response (``groups.responses``), NotCoordinatorError,
+    CoordinatorLoadInProgressError, BrokerNotReadyError, QuarantinedError; RequestTimedOutError, and as
+    ``Broker.produce``.
     """
 
     def __init__(self, authorizer: Authorizer, shards: GroupShards, topics: FollowedTopics) -> None:
@@ -42,50 +43,64 @@ class GroupMembers:
         self._shards = shards
         self._topics = topics
 
-    async def join(self, context: RequestContext, group: str, event: events.JoinGroup) -> JoinGroupResponse:
-        """Join a classic group with ``event.member_id``, which the client has made (KIP-1082): a request sent again
-        is of the same member. Answered when the rebalance is complete.
+    async def join(
+        self, context: RequestContext, group: str, event: events.JoinGroup, *, timeout_ms: int = _TIMEOUT_MS
+    ) -> JoinGroupResponse:
+        """Join a classic group. Answered when the rebalance is complete.
+
+        A client that makes its member's id (KIP-1082) gives it as ``new_member_id``, too: a request sent again is of
+        the same member. For others it is the id that the member gets, in MemberIdRequiredError first (KIP-394).
         """
-        if not event.member_id:
+        if not event.new_member_id:
             raise InvalidRequestError("member_id is empty: send an id of the client's own, a UUID for example.")
-        shard = await self._shard(context, group)
-        if not shard.machine.knows(group, event.member_id):
-            event = dataclasses.replace(
-                event, member_id="", new_member_id=event.member_id, requires_known_member_id=False
-            )
+        shard = await self._shard(context, group, timeout_ms)
+        if event.member_id == event.new_member_id and not shard.machine.knows(group, event.member_id):
+            event = dataclasses.replace(event, member_id="", requires_known_member_id=False)
         response = await self._asked(shard, group, event, _REBALANCE_TIMEOUT_MAX_MS)
         assert isinstance(response, JoinGroupResponse)
         return response
 
-    async def sync(self, context: RequestContext, group: str, event: events.SyncGroup) -> SyncGroupResponse:
+    async def sync(
+        self, context: RequestContext, group: str, event: events.SyncGroup, *, timeout_ms: int = _TIMEOUT_MS
+    ) -> SyncGroupResponse:
         """The member's assignment, once the leader has sent it."""
-        response = await self._asked(await self._shard(context, group), group, event, _REBALANCE_TIMEOUT_MAX_MS)
+        shard = await self._shard(context, group, timeout_ms)
+        response = await self._asked(shard, group, event, _REBALANCE_TIMEOUT_MAX_MS)
         assert isinstance(response, SyncGroupResponse)
         return response
 
-    async def heartbeat(self, context: RequestContext, group: str, event: events.Heartbeat) -> None:
+    async def heartbeat(
+        self, context: RequestContext, group: str, event: events.Heartbeat, *, timeout_ms: int = _TIMEOUT_MS
+    ) -> None:
         """RebalanceInProgressError: join again."""
-        response = await self._asked(await self._shard(context, group), group, event, _TIMEOUT_MS)
+        response = await self._asked(await self._shard(context, group, timeout_ms), group, event, timeout_ms)
         assert isinstance(response, HeartbeatResponse)
 
-    async def leave(self, context: RequestContext, group: str, event: events.LeaveGroup) -> LeaveGroupResponse:
+    async def leave(
+        self, context: RequestContext, group: str, event: events.LeaveGroup, *, timeout_ms: int = _TIMEOUT_MS
+    ) -> LeaveGroupResponse:
         """Members that could not leave have their errors in the response."""
-        response = await self._asked(await self._shard(context, group), group, event, _TIMEOUT_MS)
+        response = await self._asked(await self._shard(context, group, timeout_ms), group, event, timeout_ms)
         assert isinstance(response, LeaveGroupResponse)
         return response
 
     async def consumer_heartbeat(
-        self, context: RequestContext, group: str, event: events.ConsumerGroupHeartbeat
+        self,
+        context: RequestContext,
+        group: str,
+        event: events.ConsumerGroupHeartbeat,
+        *,
+        timeout_ms: int = _TIMEOUT_MS,
     ) -> ConsumerGroupHeartbeatResponse:
         """The heartbeat of KIP-848. Raises TopicAuthorizationError, too."""
         for topic in sorted(event.subscribed_topics or ()):
             self._authorizer.require(context, Operation.READ, ResourceType.TOPIC, topic)
-        shard = await self._shard(context, group)
+        shard = await self._shard(context, group, timeout_ms)
         if event.subscribed_regex:
             names = sorted(self._topics.matching(event.subscribed_regex))
             permitted = self._authorizer.authorize(context, Operation.DESCRIBE, ResourceType.TOPIC, names)
             event = dataclasses.replace(event, regex_topics=frozenset(permitted))
-        response = await self._asked(shard, group, event, _TIMEOUT_MS)
+        response = await self._asked(shard, group, event, timeout_ms)
         assert isinstance(response, ConsumerGroupHeartbeatResponse)
         return response
 
@@ -99,9 +114,9 @@ class GroupMembers:
         if shard is not None:
             await answered(group, shard.request(Barrier), _TIMEOUT_MS)
 
-    async def _shard(self, context: RequestContext, group: str) -> GroupShard:
+    async def _shard(self, context: RequestContext, group: str, timeout_ms: int) -> GroupShard:
         self._authorizer.require(context, Operation.READ, ResourceType.GROUP, group)
-        return await self._shards.of(group, _TIMEOUT_MS)
+        return await self._shards.of(group, timeout_ms)
 
     async def _asked(self, shard: GroupShard, group: str, event: E, timeout_ms: int) -> Response:
         answer = shard.request(lambda token: MemberRequest(group, dataclasses.replace(event, request=token)))

@@ -124,7 +124,8 @@ class GroupQueries:
         self, context: RequestContext, *, after: str = "", limit: int, states: Container[str] | None = None
     ) -> GroupListings:
         """The groups that ``groups`` names, by name, at most ``limit`` of those whose name comes ``after``; only those
-        in one of the ``states``. A page with many partitions has fewer groups.
+        in one of the ``states``. A page with many partitions has fewer groups. The group without a name, which only
+        Kafka's clients have, is not among them.
         """
         found: list[GroupListing] = []
         looked_at, rest = 0, 0
@@ -162,6 +163,35 @@ class GroupQueries:
                 )
             )
         return GroupListings(found, None)
+
+    async def overview(self, context: RequestContext) -> list[GroupDescription]:
+        """The groups that ``groups`` names, without their members. CoordinatorLoadInProgressError if this broker does
+        not know all that it coordinates.
+        """
+        self._shards.require_loaded()
+        found = []
+        for number, name in enumerate(self.groups(context), start=1):
+            if number % _STEP == 0:
+                await asyncio.sleep(0)
+            try:
+                found.append(self._described(name, with_members=False))
+            except (NotCoordinatorError, CoordinatorLoadInProgressError, QuarantinedError):
+                continue  # it has moved meanwhile
+        return found
+
+    def pending(self, context: RequestContext, group: str) -> frozenset[TopicPartition]:
+        """Partitions for which an open transaction has committed an offset. GroupAuthorizationError, and as
+        ``committed``.
+        """
+        self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
+        return frozenset(self._shards.machine(group).offsets.pending(group))
+
+    def check_fetch(self, context: RequestContext, group: str, member_id: str, member_epoch: int) -> None:
+        """Raise UnknownMemberIdError, StaleMemberEpochError if the group is one of KIP-848 and this is no member of it
+        (OffsetFetch version 9); GroupAuthorizationError, and as ``committed``.
+        """
+        self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
+        self._shards.machine(group).check_fetch(group, member_id, member_epoch)
 
     def committed(
         self, context: RequestContext, group: str, topic: str | None = None, *, require_stable: bool = False
@@ -220,15 +250,16 @@ class GroupQueries:
 
     # ---- groups and topics ------------------------------------------------------------------------------------------
 
-    def _names(self, after: str = "") -> list[str]:
-        """Groups with members or committed offsets whose name comes ``after``, sorted."""
+    def _names(self, after: str | None = None) -> list[str]:
+        """Groups with members or committed offsets, those whose name comes ``after``, sorted."""
         topic_ids = {topic.name: str(topic.topic_id) for topic in self._broker.topics(INTERNAL, include_internal=True)}
         machines = self._shards.machines()
         names = (each for machine in machines for each in {*machine.offsets.current(topic_ids), *machine.groups()})
-        return sorted(name for name in names if name > after)
+        return sorted(name for name in names if after is None or name > after)
 
-    def _described(self, group: str) -> GroupDescription:
-        return self._shards.machine(group).describe(group) or GroupDescription(group, "", "Empty", NO_GENERATION)
+    def _described(self, group: str, *, with_members: bool = True) -> GroupDescription:
+        found = self._shards.machine(group).describe(group, with_members=with_members)
+        return found or GroupDescription(group, "", "Empty", NO_GENERATION)
 
     def _lags(
         self,

@@ -1,6 +1,7 @@
 """The shards of the group coordinator: one for each partition of ``__consumer_offsets`` that this broker leads."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -151,6 +152,13 @@ class GroupShards:
         """Those that take requests."""
         return [shard for shard in self._shards.values() if shard.is_active]
 
+    def require_loaded(self) -> None:
+        """CoordinatorLoadInProgressError if one of them is still to be read, so that ``machines`` are not all."""
+        for shard in self._shards.values():
+            if not shard.is_readable and shard.failure is None:
+                with contextlib.suppress(NotCoordinatorError):
+                    shard.require_active()
+
     def machines(self) -> list[GroupsMachine]:
         """Those of the shards that are loaded."""
         return [shard.machine for shard in self._shards.values() if shard.is_readable]
@@ -174,9 +182,8 @@ class GroupShards:
     async def of(self, group: str, timeout_ms: int) -> GroupShard:
         """The shard of the group, once it is loaded. Its topic is made when it is first needed.
 
-        Raises InvalidGroupError, and as ``machine``; BrokerNotReadyError.
+        Raises as ``machine``; BrokerNotReadyError.
         """
-        check_group_name(group)
         if self._is_closed:
             raise BrokerNotReadyError("The store is stopping. Try again in a few seconds.")
         self._of(group)
@@ -218,7 +225,7 @@ def _unreadable(group: str, error: LogStoreError) -> QuarantinedError:
 
 
 def check_group_name(group: str) -> None:
-    """Raise InvalidGroupError for a name that no group can have."""
+    """Raise InvalidGroupError for a name that no group can have over HTTP. Kafka's clients may use any."""
     if not is_legal_name(group, GROUP_NAME_LENGTH_MAX):
         shown = group if len(group) <= GROUP_NAME_LENGTH_MAX else group[:32] + "..."
         raise InvalidGroupError(

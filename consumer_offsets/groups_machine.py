@@ -130,10 +130,21 @@ class GroupsMachine:
         """Groups that have had members, and are not deleted."""
         return list(self._groups)
 
-    def describe(self, group: str) -> GroupDescription | None:
+    def describe(self, group: str, *, with_members: bool = True) -> GroupDescription | None:
         """As the group is now: durable after a Barrier. None: it never had a member."""
         found = self._groups.get(group)
-        return None if found is None else found.describe()
+        return None if found is None else found.describe(with_members=with_members)
+
+    def subscribed_topics(self, group: str) -> frozenset[str] | None:
+        """The topics that members subscribe to, or None: any. NonEmptyGroupError if members do not subscribe."""
+        found = self._groups.get(group)
+        return frozenset() if found is None else found.subscribed_topics()
+
+    def check_fetch(self, group: str, member_id: str, member_epoch: int) -> None:
+        """Raise UnknownMemberIdError, StaleMemberEpochError if a group of KIP-848 has no such member."""
+        found = self._groups.get(group)
+        if found is not None:
+            found.check_fetch(member_id, member_epoch)
 
     def is_known(self, group: str) -> bool:
         """Whether it has had members, and is not deleted."""

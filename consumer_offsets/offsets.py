@@ -10,7 +10,8 @@ from logstore.records.offset_record import NO_GENERATION
 class OffsetToCommit:
     """``offset`` is the next one to read; ``metadata`` is the consumer's own text.
 
-    ``topic_id`` is the id of the topic that was read; None: whichever topic has the name now.
+    ``topic_id`` is the id of the topic that was read; None: whichever topic has the name now. ``leader_epoch`` is that
+    of the record before the offset, -1 if there is none; None: as this broker knows it.
     """
 
     topic: str
@@ -18,6 +19,7 @@ class OffsetToCommit:
     offset: int
     metadata: str = ""
     topic_id: str | None = None
+    leader_epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

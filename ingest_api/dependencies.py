@@ -7,9 +7,10 @@ would run a plain function in another thread, and the store's state belongs to t
 from typing import Annotated
 
 from fastapi import Depends, Path
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 from starlette.requests import Request
 
+from consumer_offsets.group_shards import check_group_name
 from consumer_offsets.groups.description import GroupDescription
 from ingest_api.guard import context_of
 from ingest_api.operations import CLUSTER_DESCRIPTION, NAME_PATTERN, PARTITION_DESCRIPTION, TOPIC_DESCRIPTION
@@ -21,6 +22,12 @@ from logstore.broker.broker import Broker, PartitionLog, Topic
 from logstore.broker.context import RequestContext
 from logstore.errors import UnknownClusterError
 from logstore.limits import GROUP_NAME_LENGTH_MAX, TOPIC_NAME_LENGTH_MAX
+
+
+def _legal_group(name: str) -> str:
+    check_group_name(name)
+    return name
+
 
 # The pattern is for the description only: a name of another form is not found, which is 404.
 TopicName = Annotated[
@@ -39,6 +46,8 @@ GroupName = Annotated[
         json_schema_extra={"pattern": NAME_PATTERN, "maxLength": GROUP_NAME_LENGTH_MAX},
     ),
 ]
+#: Of a group that the request may make. Groups of Kafka's clients may have other names; these can be read and deleted.
+LegalGroupName = Annotated[GroupName, AfterValidator(_legal_group)]
 ConfigName = Annotated[str, Path(alias="name", description="Name of the configuration, as `retention.ms`.")]
 _ClusterId = Annotated[str, Path(alias="cluster_id", description=CLUSTER_DESCRIPTION)]
 PartitionNumber = Annotated[

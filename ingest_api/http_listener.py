@@ -46,7 +46,13 @@ class HttpListener:
             log.warning("listener.few_open_files", reason=shortage)
         self._settings = settings
         self._app = create_app(settings, authorizer, quotas)
-        limits = ConnectionLimits.of(settings, max_connections=connections_within(settings.max_connections, files))
+        #: How many connections other listeners have, which ``max.connections`` counts, too.
+        self.other_connections: Callable[[], int] = lambda: 0
+        limits = ConnectionLimits.of(
+            settings,
+            max_connections=connections_within(settings.max_connections, files),
+            other_connections=self._count_others,
+        )
         self._accepted = http_protocol(limits, self._app.short_requests)
         # The clients are bounded where they are; short requests are appended from there.
         self._relayed = http_protocol(dataclasses.replace(limits, idle_seconds=PEER_HTTP_IDLE_S))
@@ -83,6 +89,13 @@ class HttpListener:
         )
         loop = asyncio.get_running_loop()
         server.servers.append(await loop.create_server(protocol, sock=listener, backlog=BACKLOG))
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._server.server_state.connections)
+
+    def _count_others(self) -> int:
+        return self.other_connections()  # set later
 
     async def until_stopping(self) -> None:
         """Wait until no connection is accepted any more."""

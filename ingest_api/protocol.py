@@ -14,9 +14,6 @@ number: connections.
 """
 
 import asyncio
-import fcntl
-import struct
-import termios
 import uuid
 from collections import deque
 from collections.abc import Callable
@@ -32,6 +29,7 @@ from ingest_api.errors import HttpError, error_body, http_error, later_answer, t
 from ingest_api.short_requests import ShortHead, ShortRequests
 from logstore.errors import BrokerNotReadyError, ThrottledError
 from logstore.limits import CLIENT_BYTES_PER_SECOND_MIN, KIB, MIB
+from logstore.listening_sockets import bytes_in_kernel
 from logstore.settings import Settings
 
 HEAD_BYTES_MAX = 64 * KIB
@@ -66,22 +64,26 @@ _UPGRADE_HEADERS = {b"upgrade", b"http2-settings"}
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """``docs/configuration.md`` has the settings of these names; here times are in seconds."""
+    """``docs/configuration.md`` has the settings of these names; here times are in seconds. ``other_connections``: of
+    other listeners, which ``max_connections`` counts, too.
+    """
 
     max_connections: int = 10_000
     idle_seconds: float = 60.0
     head_seconds: float = 30.0
     body_seconds: float = 30.0
     answer_seconds: float = 60.0
+    other_connections: Callable[[], int] = lambda: 0
 
     @classmethod
-    def of(cls, settings: Settings, *, max_connections: int) -> Self:
+    def of(cls, settings: Settings, *, max_connections: int, other_connections: Callable[[], int] = lambda: 0) -> Self:
         return cls(
             max_connections,
             settings.connections_max_idle_ms / 1000,
             settings.request_head_timeout_ms / 1000,
             settings.request_body_timeout_ms / 1000,
             settings.response_timeout_ms / 1000,
+            other_connections,
         )
 
 
@@ -129,7 +131,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        surplus = len(self.connections) - self.limits.max_connections
+        surplus = len(self.connections) + self.limits.other_connections() - self.limits.max_connections
         if surplus <= 0 or self.relaying_broker is not None:
             self._expect_within(self.limits.idle_seconds, self._close)
             return
@@ -230,7 +232,7 @@ class HttpProtocol(HttpToolsProtocol):
         Bytes in the transport alone would not do: the kernel takes more of them only when a third of its buffer,
         megabytes, is free again.
         """
-        return self.transport.get_write_buffer_size() + _bytes_in_kernel(self.transport.get_extra_info("socket"))
+        return self.transport.get_write_buffer_size() + bytes_in_kernel(self.transport.get_extra_info("socket"))
 
     def _stop_answer_timer(self) -> None:
         if self._answer_timer is not None:
@@ -576,12 +578,3 @@ def _wants_nothing_but_events(received: bytes) -> bool:
     headers = [(name.strip().lower(), value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
     path = target.partition(b" ")[0].partition(b"?")[0]
     return bool(end) and takes_only_events(method.decode("latin-1"), path.decode("latin-1"), headers)
-
-
-def _bytes_in_kernel(connection: Any) -> int:
-    """Bytes written to ``connection`` and not acknowledged; 0 where the kernel does not tell."""
-    try:
-        (size,) = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))
-    except (OSError, TypeError, ValueError):
-        return 0
-    return int(size)

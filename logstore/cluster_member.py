@@ -25,10 +25,12 @@ from logstore.settings import Settings
 class ClusterMember:
     """``start`` before the coordinator starts, ``open`` when the store has started, ``stop`` after it has stopped."""
 
-    def __init__(self, settings: Settings, filesystem: FileSystem, clock: Clock | None, url: str) -> None:
+    def __init__(
+        self, settings: Settings, filesystem: FileSystem, clock: Clock | None, url: str, kafka: str | None
+    ) -> None:
         self._settings = settings
         options = PeerOptions.of(settings)
-        self.coordinator = ZooKeeperCoordinator.of(settings, filesystem, url=url, clock=clock)
+        self.coordinator = ZooKeeperCoordinator.of(settings, filesystem, url=url, kafka=kafka, clock=clock)
         self._listener = PeerListener(self.coordinator, options)
         self._peers = Peers(self.coordinator, options, self._address_of)
         self._http = PeerHttp(self._peers.open_http)

@@ -368,6 +368,12 @@ class InvalidProducerRequestError(InvalidRequestError):
     """The producer's headers, or the idempotency key, of a request cannot be read or do not fit its records."""
 
 
+class UnknownProducerIdError(InvalidProducerRequestError):
+    """A producer's id was not issued by this store: ask for one. Nothing was stored."""
+
+    kafka_name, kafka_code = "UNKNOWN_PRODUCER_ID", 59
+
+
 class OutOfOrderSequenceError(LogStoreError):
     """A producer's sequence number does not follow its last one in the partition: a batch is missing. Nothing was
     stored.

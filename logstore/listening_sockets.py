@@ -4,11 +4,14 @@ A socket that a service manager holds (systemd's socket activation, sd_listen_fd
 wait in its queue while one store stops and the next one starts on it, and none is refused.
 """
 
+import fcntl
 import os
 import socket
+import struct
+import termios
 from collections.abc import MutableMapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from logstore.errors import InvalidConfigError
 
@@ -88,6 +91,15 @@ def bound_socket(host: str, port: int, buffers: SocketBuffers, *, is_shared: boo
         raise
     listener.setblocking(False)
     return listener
+
+
+def bytes_in_kernel(connection: Any) -> int:
+    """Bytes written to ``connection`` and not acknowledged; 0 where the kernel does not tell."""
+    try:
+        (size,) = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))
+    except (OSError, TypeError, ValueError):
+        return 0
+    return int(size)
 
 
 def _inherited(environment: MutableMapping[str, str]) -> socket.socket | None:

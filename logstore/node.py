@@ -39,9 +39,11 @@ from logstore.cluster.coordinator import Coordinator
 from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
 from logstore.errors import InvalidConfigError, LogStoreError
 from logstore.filesystem import FileSystem, local_filesystem
-from logstore.listening_sockets import SocketBuffers, listening_socket, shared_socket, url_of
+from logstore.kafka_listener.listener import KafkaListener
+from logstore.kafka_listener.store import KafkaStore
+from logstore.listening_sockets import SocketBuffers, bound_socket, listening_socket, shared_socket, url_of
 from logstore.observability import configure_logging
-from logstore.settings import Settings
+from logstore.settings import Settings, address_of
 
 if TYPE_CHECKING:
     from logstore.cluster_member import ClusterMember
@@ -71,14 +73,16 @@ async def running_store(
     quotas: Quotas,
     *,
     url: str = "",
+    kafka: str | None = None,
     clock: Clock | None = None,
     filesystem: FileSystem | None = None,
 ) -> AsyncIterator[Store]:
     """A store without listeners, for as long as the block lasts.
 
-    ``authorizer`` decides who may do what in the store, ``quotas`` how much. ``url``: where the clients of a broker of
-    a cluster find it. Raises the errors of ``Coordinator.start``, ``Broker.start`` and ``GroupCoordinator.start``;
-    InvalidConfigError without the packages that a cluster needs.
+    ``authorizer`` decides who may do what in the store, ``quotas`` how much. ``url``, ``kafka``: where the clients of
+    a broker of a cluster find it, over HTTP and with Kafka's protocol (host:port). Raises the errors of
+    ``Coordinator.start``, ``Broker.start`` and ``GroupCoordinator.start``; InvalidConfigError without the packages that
+    a cluster needs.
     """
     filesystem = filesystem or local_filesystem()
     async with contextlib.AsyncExitStack() as at_end:
@@ -87,7 +91,7 @@ async def running_store(
         if settings.zookeeper_connect is None:
             coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem)
         else:
-            member = _cluster_member(settings, filesystem, clock, url)
+            member = _cluster_member(settings, filesystem, clock, url, kafka)
             coordinator = member.coordinator
             await member.start()
             at_end.push_async_callback(member.stop)
@@ -107,14 +111,16 @@ async def running_store(
         yield Store(coordinator, broker, groups, member)
 
 
-def _cluster_member(settings: Settings, filesystem: FileSystem, clock: Clock | None, url: str) -> "ClusterMember":
+def _cluster_member(
+    settings: Settings, filesystem: FileSystem, clock: Clock | None, url: str, kafka: str | None
+) -> "ClusterMember":
     try:
         from logstore.cluster_member import ClusterMember
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "kazoo":
             raise
         raise InvalidConfigError("zookeeper.connect needs the package kazoo: pip install 'logstore[cluster]'") from None
-    return ClusterMember(settings, filesystem, clock, url)
+    return ClusterMember(settings, filesystem, clock, url, kafka)
 
 
 def serve(settings: Settings, shared_port: int | None = None) -> int:
@@ -137,8 +143,20 @@ def serve(settings: Settings, shared_port: int | None = None) -> int:
             "logstore serve --port 8083; 0 takes a free one)"
         )
     try:
-        with listening, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(run(settings, listening, shared_port))
+        kafka = _kafka_socket(settings)
+    except OSError as error:
+        listening.close()
+        return _fail(
+            f"cannot listen on {settings.kafka_listeners} for Kafka's clients: {error.strerror or error}; choose "
+            "another port (logstore serve --kafka-port 9093; 0 takes a free one), or set kafka.listeners to nothing"
+        )
+    try:
+        with (
+            listening,
+            kafka or contextlib.nullcontext(),
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
+            runner.run(run(settings, listening, shared_port, kafka))
     except LogStoreError as error:
         return _fail(f"cannot start: {error.message}")
     except OSError as error:
@@ -146,18 +164,52 @@ def serve(settings: Settings, shared_port: int | None = None) -> int:
     return 0
 
 
+def _kafka_socket(settings: Settings) -> socket.socket | None:
+    """The socket for Kafka's clients; None if there is to be none, or if another process has a port that nobody has
+    asked for. OSError.
+    """
+    if settings.kafka_address is None:
+        return None
+    try:
+        return bound_socket(*settings.kafka_address, _socket_buffers(settings))
+    except OSError as error:
+        if settings.is_kafka_wanted:
+            raise
+        log.warning(
+            "node.no_kafka",
+            address=settings.kafka_listeners,
+            reason=f"{error.strerror or error}: Kafka's clients cannot connect. Choose a port with kafka.listeners",
+        )
+        return None
+
+
 def _fail(line: str) -> int:
     sys.stderr.write(f"{line}\n")
     return 1
 
 
-async def run(settings: Settings, listening: socket.socket, shared_port: int | None = None) -> None:
-    """Serve on ``listening``, and once the store is ready on ``shared_port`` too, until a signal."""
-    if not is_loopback(settings.host):
-        log.warning(
-            "node.open_to_others",
-            reason=f"whoever reaches {settings.host} may read, write and delete everything: there is no authentication",
-        )
+async def run(
+    settings: Settings,
+    listening: socket.socket,
+    shared_port: int | None = None,
+    kafka: socket.socket | None = None,
+) -> None:
+    """Serve on ``listening``, and once the store is ready on ``shared_port`` and for Kafka's clients on ``kafka`` too,
+    until a signal.
+    """
+    hosts = (
+        {settings.host}
+        if kafka is None or settings.kafka_address is None
+        else {settings.host, settings.kafka_address[0]}
+    )
+    for host in sorted(hosts):
+        if not is_loopback(host):
+            log.warning(
+                "node.open_to_others",
+                reason=f"whoever reaches {host} may read, write and delete everything: there is no authentication",
+            )
+    advertised = None if kafka is None else settings.kafka_advertised(kafka.getsockname()[1])
+    kafka_address = None if advertised is None else address_of(*advertised)
     url = url_of(listening, settings.host)
     authorizer, quotas = Authorizer(), Quotas()
     listener = HttpListener(settings, authorizer, quotas)
@@ -168,7 +220,7 @@ async def run(settings: Settings, listening: socket.socket, shared_port: int | N
         gc.disable()
         try:
             public_url = url_of(listening, settings.reachable_host)
-            async with running_store(settings, authorizer, quotas, url=public_url) as store:
+            async with running_store(settings, authorizer, quotas, url=public_url, kafka=kafka_address) as store:
                 gc.collect()
                 gc.freeze()
                 gc.enable()
@@ -182,9 +234,10 @@ async def run(settings: Settings, listening: socket.socket, shared_port: int | N
                     if not listener.is_stopping:  # not announced if it was told to stop while it started
                         if shared_port is not None:
                             await listener.serve_too(_shared_socket(settings, shared_port))
-                        with _announced(settings, url):
-                            async with background_jobs(settings, url) if settings.jobs_enable else nullcontext():
-                                await listener.until_stopping()
+                        async with _kafka_clients(settings, store, listener, kafka, advertised):
+                            with _announced(settings, url, kafka_address):
+                                async with background_jobs(settings, url) if settings.jobs_enable else nullcontext():
+                                    await listener.until_stopping()
                     await serving
                 finally:
                     listener.close()
@@ -192,6 +245,28 @@ async def run(settings: Settings, listening: socket.socket, shared_port: int | N
             if not listener.is_stopping:
                 listener.stop()
             await serving
+
+
+@contextlib.asynccontextmanager
+async def _kafka_clients(
+    settings: Settings,
+    store: Store,
+    http: HttpListener,
+    listening: socket.socket | None,
+    advertised: tuple[str, int] | None,
+) -> AsyncIterator[None]:
+    """Kafka's clients are answered, for as long as the block lasts."""
+    if listening is None or advertised is None:
+        yield
+        return
+    kafka_store = KafkaStore(settings, store.broker, store.groups, store.coordinator, advertised)
+    kafka = KafkaListener(kafka_store, lambda: http.connection_count)
+    http.other_connections = lambda: kafka.connection_count
+    await kafka.open(listening)
+    try:
+        yield
+    finally:
+        await kafka.stop()
 
 
 def _socket_buffers(settings: Settings) -> SocketBuffers:
@@ -233,13 +308,19 @@ class _Stop:
 
 
 @contextlib.contextmanager
-def _announced(settings: Settings, url: str) -> Iterator[None]:
-    """Announce on stdout, and in the file that local tools read, that the store is ready."""
+def _announced(settings: Settings, url: str, kafka: str | None) -> Iterator[None]:
+    """Announce on stdout, and in the file that local tools read, that the store is ready.
+
+    ``kafka``: host:port for Kafka's clients.
+    """
     endpoint = settings.data / "brokers" / str(settings.broker_id) / "endpoint.json"
+    told = {"url": url, "pid": os.getpid()} | ({} if kafka is None else {"kafka": kafka})
     local_filesystem().make_directory(endpoint.parent)
-    local_filesystem().write_atomically(endpoint, json.dumps({"url": url, "pid": os.getpid()}).encode())
-    log.info("node.listening", url=url)
+    local_filesystem().write_atomically(endpoint, json.dumps(told).encode())
+    log.info("node.listening", url=url, kafka=kafka)
     sys.stdout.write(f"listening on {url}\n")
+    if kafka is not None:
+        sys.stdout.write(f"Kafka's clients connect to {kafka}\n")
     sys.stdout.flush()
     try:
         yield

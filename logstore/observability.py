@@ -9,7 +9,8 @@ import logging
 import re
 import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, Final, Protocol, Self
 
@@ -34,6 +35,8 @@ METRICS_CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
 # From a fast local fsync (0.1 ms) to a request that waits for a roll (30 s).
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+#: Of an event that strangers can cause as often as they like.
+_LINES_PER_SECOND: Final = 5
 _BYTES = tuple(float(4**n) for n in range(5, 14))  # 1 KiB to 64 MiB
 
 REGISTRY: Final = CollectorRegistry()
@@ -80,6 +83,28 @@ def _label(name: str, known: set[str], known_max: int, other: str) -> str:
     return other
 
 
+class FewLines:
+    """Lines of one event: a few each second, and how many others there were. Strangers must not fill the disk."""
+
+    def __init__(self, write: Callable[..., object], event: str) -> None:
+        self._write = write
+        self._event = event
+        self._second = 0
+        self._logged = 0
+        self._unnamed = 0
+
+    def add(self, **fields: object) -> None:
+        second = int(time.monotonic())
+        if second != self._second:
+            self._second, self._logged = second, 0
+        if self._logged >= _LINES_PER_SECOND:
+            self._unnamed += 1
+            return
+        self._write(self._event, **fields, others_before=self._unnamed)
+        self._logged += 1
+        self._unnamed = 0
+
+
 REQUESTS: Final = Counter(
     "logstore_http_requests",
     "HTTP requests answered.",
@@ -92,6 +117,19 @@ REQUEST_SECONDS: Final = Histogram(
     ("method", "route"),
     buckets=_SECONDS,
     registry=REGISTRY,
+)
+KAFKA_REQUESTS: Final = Counter(
+    "logstore_kafka_requests", "Requests of Kafka's protocol that were answered.", ("api", "client"), registry=REGISTRY
+)
+KAFKA_REQUEST_SECONDS: Final = Histogram(
+    "logstore_kafka_request_seconds",
+    "Time from a whole request of Kafka's protocol to its answer, with what it waits for.",
+    ("api",),
+    buckets=_SECONDS,
+    registry=REGISTRY,
+)
+KAFKA_CONNECTIONS: Final = Gauge(
+    "logstore_kafka_connections", "Connections of Kafka's clients; bounded by max.connections.", registry=REGISTRY
 )
 THROTTLED: Final = Counter(
     "logstore_throttled_requests",

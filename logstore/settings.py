@@ -11,7 +11,8 @@ import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from types import NoneType, UnionType
+from typing import Any, Literal, Self, get_args, get_origin
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
@@ -21,7 +22,7 @@ from logstore.errors import InvalidConfigError
 from logstore.limits import FETCH_BYTES_MAX, FETCH_WAIT_MS_MAX, GIB, MIB, PARTITIONS_PER_TOPIC_MAX
 from logstore.quantities import DURATION_FORMS, SIZE_FORMS, duration_ms, size_bytes
 from logstore.settings_sources import DEFAULTS_FIELDS, ENV_PREFIX, from_environment, from_file
-from logstore.topic_config import nearest, validate_overrides
+from logstore.topic_config import ConfigKind, nearest, validate_overrides
 
 #: The values that a setting takes in words, by pydantic's name of the error.
 _TAKES = {
@@ -40,6 +41,8 @@ _TAKES = {
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]+(:[0-9]{1,5})?")
 _ADVERTISED_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*")
 _ALL_ADDRESSES = frozenset(("0.0.0.0", "::"))  # noqa: S104 - to know them
+_KAFKA_ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
+_KAFKA_IDLE_MS = 600_000
 _SECRET_LENGTH_MIN = 16
 _DURATION = (duration_ms, f"it takes a whole number of ms, or a duration such as {DURATION_FORMS}")
 _SIZE = (size_bytes, f"it takes a whole number of bytes, or a size such as {SIZE_FORMS}")
@@ -91,13 +94,15 @@ class Settings(BaseSettings):
     max_connections: int = Field(
         10_000,
         ge=1,
-        description="Connections at once; a further one is answered 503. At most three quarters of the files that the "
+        description="Connections at once, over HTTP and of Kafka's clients together; a further one is answered 503, or "
+        "closed. At most three quarters of the files that the "
         "process may have open (`ulimit -n`): the others are for the log.",
     )
     connections_max_idle_ms: int = Field(
         60_000,
         ge=1,
-        description="Close a connection on which no request begins for this long. Kafka's default is 600000.",
+        description="Close a connection on which no request begins for this long. Kafka's default is 600000; its "
+        "clients have that here, too, unless this is set.",
     )
     request_head_timeout_ms: int = Field(
         30_000,
@@ -206,6 +211,17 @@ class Settings(BaseSettings):
     topic_defaults: dict[str, str] = Field(
         default_factory=dict,
         description="The store's defaults of topic keys: the table `[topic]` in the file, and `broker_defaults`.",
+    )
+    # ---- Kafka's clients
+    kafka_listeners: str = Field(
+        "127.0.0.1:9092",
+        description="Address for Kafka's clients: `host:port`, with `PLAINTEXT://` before it or without; port 0 takes "
+        "a free one. Empty: none. If this is not set and the port is taken, the store goes on without.",
+    )
+    kafka_advertised_listeners: str | None = Field(
+        None,
+        description="Address, `host:port`, that Kafka's clients are told for this broker. Default: the one of "
+        "`kafka.listeners`; for an address that stands for all `advertised.host`, or the name of this machine.",
     )
     # ---- between the brokers of a cluster
     inter_broker_port: int = Field(
@@ -408,6 +424,21 @@ class Settings(BaseSettings):
             raise ValueError("it takes a name or an address without a port, such as store-1.example")
         return value
 
+    @field_validator("kafka_listeners")
+    @classmethod
+    def _check_kafka_listeners(cls, value: str) -> str:
+        return _kafka_address(value, port_min=0) if value.strip() else ""
+
+    @field_validator("kafka_advertised_listeners")
+    @classmethod
+    def _check_kafka_advertised_listeners(cls, value: str | None) -> str | None:
+        if value is None or not value.strip():
+            return None
+        address = _kafka_address(value, port_min=1)
+        if host_and_port(address)[0] in _ALL_ADDRESSES:
+            raise ValueError("clients are told it: give a name or an address of this machine, and a port")
+        return address
+
     @field_validator("cluster_secret")
     @classmethod
     def _check_cluster_secret(cls, value: SecretStr | None) -> SecretStr | None:
@@ -471,6 +502,33 @@ class Settings(BaseSettings):
         return socket.gethostname() if self.host in _ALL_ADDRESSES else self.host
 
     @property
+    def kafka_address(self) -> tuple[str, int] | None:
+        """Where to listen for Kafka's clients; None: nowhere."""
+        return host_and_port(self.kafka_listeners) if self.kafka_listeners else None
+
+    @property
+    def is_kafka_wanted(self) -> bool:
+        """Whether somebody has set ``kafka.listeners``."""
+        return "kafka_listeners" in self.model_fields_set
+
+    def kafka_advertised(self, port: int) -> tuple[str, int]:
+        """The host and port that Kafka's clients are told; ``port`` is the one that is listened on."""
+        if self.kafka_advertised_listeners is not None:
+            return host_and_port(self.kafka_advertised_listeners)
+        host, _ = host_and_port(self.kafka_listeners)
+        if host in _ALL_ADDRESSES:
+            host = self.advertised_host or socket.gethostname()
+        return host, port
+
+    @property
+    def kafka_idle_ms(self) -> int:
+        """After this an idle connection of a Kafka client is closed: Kafka's default, since its clients close theirs
+        after nine minutes and may lose a request that meets an end of ours.
+        """
+        given = "connections_max_idle_ms" in self.model_fields_set
+        return self.connections_max_idle_ms if given else _KAFKA_IDLE_MS
+
+    @property
     def topic_journal_bytes_max(self) -> int:
         """Bytes that the journal may hold of one topic."""
         return self.journal_topic_max_bytes or max(1, self.journal_max_bytes // 4)
@@ -512,6 +570,31 @@ def load_settings(**given: Any) -> Settings:
         raise InvalidConfigError("; ".join(_explain(error))) from None
 
 
+def host_and_port(address: str) -> tuple[str, int]:
+    """Of ``host:port``; an IPv6 address without its brackets."""
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def address_of(host: str, port: int) -> str:
+    """The inverse of ``host_and_port``."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _kafka_address(value: str, port_min: int) -> str:
+    """``host:port`` of Kafka's form of a listener. ValueError."""
+    if "," in value:
+        raise ValueError("it takes one address")
+    protocol, separator, rest = value.strip().rpartition("://")
+    if separator and protocol.upper() != "PLAINTEXT":
+        raise ValueError(f"{protocol}:// is not there yet: it takes PLAINTEXT://host:port, or host:port")
+    found = _KAFKA_ADDRESS.fullmatch(rest)
+    if found is None or not port_min <= int(found["port"]) <= 65_535:
+        raise ValueError("it takes host:port, such as 127.0.0.1:9092")
+    # Kafka takes a listener without a host for all addresses.
+    return rest if found["host"] else f"0.0.0.0:{found['port']}"
+
+
 def setting_name(field: str) -> str:
     """The spelling in the configuration file: dots between words, as Kafka has it."""
     # TOML allows no `data.location` beside `data`.
@@ -543,3 +626,19 @@ def _explain(error: ValidationError) -> Iterator[str]:
 def secret_settings() -> set[str]:
     """Fields that hold a secret: those whose type is SecretStr."""
     return {name for name, field in Settings.model_fields.items() if "SecretStr" in str(field.annotation)}
+
+
+def setting_kind(field: str) -> ConfigKind:
+    """Kafka's name of the type of a setting's values."""
+    annotation: Any = Settings.model_fields[field].annotation
+    if get_origin(annotation) is UnionType:
+        (annotation,) = (one for one in get_args(annotation) if one is not NoneType)
+    if get_origin(annotation) is tuple:
+        return "list"
+    kinds: dict[Any, ConfigKind] = {bool: "boolean", int: "long", float: "double", SecretStr: "password"}
+    return kinds.get(annotation, "string")
+
+
+def setting_description(field: str) -> str:
+    """A setting in a sentence or two, as docs/configuration.md has it."""
+    return Settings.model_fields[field].description or ""

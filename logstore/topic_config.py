@@ -20,6 +20,8 @@ LONG_MAX = 2**63 - 1
 INT_MAX = 2**31 - 1
 
 Value = bool | int | float | str | frozenset[str]
+#: Kafka's names of the types of values; those of secrets are passwords.
+ConfigKind = Literal["boolean", "int", "long", "double", "string", "list", "password"]
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _UNITS: Mapping[str, tuple[Callable[[str], int], str]] = {
@@ -36,7 +38,7 @@ class ConfigKey:
     """
 
     name: str
-    kind: Literal["boolean", "int", "long", "double", "string", "list"]
+    kind: ConfigKind
     default: str
     takes: str
     doc: str
@@ -175,7 +177,7 @@ CONFIG_KEYS: tuple[ConfigKey, ...] = (
         MIB,
         1,
         INT_MAX,
-        "The largest record: key, value and headers together.",
+        "The largest record (key, value and headers), or record batch of Kafka's clients, as it is sent.",
     ),
     _integer(
         "merge.target.bytes",

@@ -39,10 +39,15 @@ for name, number in examples.PROFILES.items():
 settings.load_profile(examples.DEFAULT)
 
 
+#: Stores of tests listen for Kafka's clients where a test asks for it: their default port is one for the machine.
+_NO_KAFKA = "LOGSTORE_KAFKA_LISTENERS"
+os.environ[_NO_KAFKA] = ""
+
+
 @pytest.fixture(autouse=True)
 def no_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in os.environ:
-        if variable.startswith("LOGSTORE_"):
+        if variable.startswith("LOGSTORE_") and variable != _NO_KAFKA:
             monkeypatch.delenv(variable)
 
 

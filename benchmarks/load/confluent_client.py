@@ -119,7 +119,7 @@ def consume(spec: dict[str, Any]) -> None:
             if message.error():
                 raise RuntimeError(str(message.error()))
             message.key()
-            size += len(message.value())
+            size += len(message.value() or b"")
         records += len(messages)
     seconds = time.monotonic() - began
     consumer.close()

@@ -39,9 +39,11 @@ from logstore.errors import (
     InconsistentGroupProtocolError,
     LogStoreError,
     MemberIdRequiredError,
+    NonEmptyGroupError,
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
+from logstore.protocol.consumer_protocol import PROTOCOL_TYPE
 
 _CAN_REBALANCE = (ClassicState.EMPTY, ClassicState.COMPLETING_REBALANCE, ClassicState.STABLE)
 _JOIN = "join"
@@ -91,7 +93,12 @@ class ClassicGroup:
             self._expel(event.member_id, now_ms)
             size = self._config.group_max_size
             raise GroupMaxSizeReachedError(f"Group {self.name} has {size} members, the most of group.max.size.")
-        require_small(self.name, "metadata of a member", sum(len(metadata) for _, metadata in event.protocols))
+        require_small(
+            self.name,
+            "metadata of a member",
+            sum(len(name) + len(metadata) for name, metadata in event.protocols)
+            + sum(map(len, (event.member_id, event.client_id, event.client_host, event.instance_id or ""))),
+        )
         require_common_protocol(self.name, self._protocol_type, self._members, event)
         if event.member_id == UNKNOWN_MEMBER_ID:
             self._join_new(event, now_ms)
@@ -483,7 +490,7 @@ class ClassicGroup:
         for member in self._members.by_id.values():
             self._refuse_parked(member, error)
 
-    def describe(self) -> GroupDescription:
+    def describe(self, *, with_members: bool = True) -> GroupDescription:
         return GroupDescription(
             self.name,
             "classic",
@@ -492,8 +499,18 @@ class ClassicGroup:
             self._protocol_type,
             self._protocol,
             self._state_since_ms,
-            self._members.described(self._protocol_type, self._protocol),
+            self._members.described(self._protocol_type, self._protocol) if with_members else (),
         )
+
+    def subscribed_topics(self) -> frozenset[str] | None:
+        """The topics of all subscriptions; None if they cannot be told yet. NonEmptyGroupError: the members are no
+        consumers.
+        """
+        if not self._members:
+            return frozenset()
+        if self._protocol_type != PROTOCOL_TYPE:
+            raise NonEmptyGroupError(f"Group {self.name} has members that are no consumers: stop them first.")
+        return None if self._protocol is None else self._members.subscribed_topics(self._protocol)
 
     def parked(self) -> set[int]:
         """Requests that wait for their answers."""

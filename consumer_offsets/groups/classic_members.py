@@ -16,7 +16,7 @@ from consumer_offsets.groups.events import JoinProtocol
 from consumer_offsets.groups.group_record import ClassicMemberValue
 from consumer_offsets.groups.responses import JoinGroupMember
 from logstore.errors import FencedInstanceIdError, InvalidRequestError, UnknownMemberIdError
-from logstore.protocol.consumer_protocol import PROTOCOL_TYPE, decode_assignment
+from logstore.protocol.consumer_protocol import PROTOCOL_TYPE, decode_assignment, decode_subscription
 
 
 class ClassicState(StrEnum):
@@ -200,6 +200,14 @@ class ClassicMembers:
         candidates = self.common_protocols()
         votes = Counter(member.vote(candidates) for member in self.by_id.values())
         return max(votes, key=votes.__getitem__)
+
+    def subscribed_topics(self, protocol: str) -> frozenset[str] | None:
+        """By the subscriptions that members of type "consumer" sent; None if one of them is none."""
+        try:
+            metadata = [member.metadata(protocol) for member in self.by_id.values()]
+            return frozenset(topic for each in metadata for topic in decode_subscription(each).topics)
+        except InvalidRequestError:
+            return None
 
     def for_leader(self, protocol: str | None) -> tuple[JoinGroupMember, ...]:
         """The members as the leader's JoinGroup answer lists them."""

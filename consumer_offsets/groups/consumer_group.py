@@ -128,7 +128,8 @@ class ConsumerGroup:
                 raise InvalidRequestError("RebalanceTimeoutMs is missing: send it with MemberEpoch 0.")
             if event.owned != NOTHING:
                 raise InvalidRequestError("TopicPartitions must be empty with MemberEpoch 0: give all partitions up.")
-            if not event.subscribed_topics and not event.subscribed_regex:
+            if event.subscribed_topics is None and event.subscribed_regex is None:
+                # An empty list, and an empty regex, are of a client that matches names itself, and has found none yet.
                 raise InvalidRequestError("There is no subscription: send topic names or a regex with MemberEpoch 0.")
         if event.server_assignor is not None and event.server_assignor not in assignors:
             raise UnsupportedAssignorError(
@@ -138,6 +139,7 @@ class ConsumerGroup:
     def _heartbeat(self, event: ConsumerGroupHeartbeat, now_ms: int) -> ConsumerGroupHeartbeatResponse:
         before = self._member_of(event)
         replaced = self._static.get(event.instance_id) if event.instance_id is not None else None
+        is_new = replaced is None and event.member_id not in self._members
         if replaced is not None and replaced != event.member_id:
             self._take_over(self._members[replaced], event.member_id)
         member = replace(
@@ -157,6 +159,7 @@ class ConsumerGroup:
         found = {event.subscribed_regex: event.regex_topics} if event.subscribed_regex else {}
         if (
             self._look_at_topics(found)
+            or is_new
             or member.subscribed_topics != before.subscribed_topics
             or member.subscribed_regex != before.subscribed_regex
         ):
@@ -273,13 +276,16 @@ class ConsumerGroup:
 
     def check_commit(self, event: CommitOffsets) -> None:
         """Raises UnknownMemberIdError, StaleMemberEpochError."""
-        if event.generation < 0 and not self._members:
-            return
-        member = self._require(event.member_id, event.instance_id)
-        if event.generation < 0 or event.generation != member.member_epoch:
+        if event.generation >= 0 or self._members:
+            self.check_epoch(event.member_id, event.instance_id, event.generation, "the commit")
+
+    def check_epoch(self, member_id: str, instance_id: str | None, epoch: int, request: str) -> None:
+        """Raises UnknownMemberIdError, StaleMemberEpochError."""
+        member = self._require(member_id, instance_id)
+        if epoch < 0 or epoch != member.member_epoch:
             raise StaleMemberEpochError(
-                f"Member {member.member_id!r} is at epoch {member.member_epoch}, the commit is of {event.generation}: "
-                "send a heartbeat, then commit with the epoch of its answer."
+                f"Member {member.member_id!r} is at epoch {member.member_epoch}, {request} is of {epoch}: "
+                "send a heartbeat, then try again with the epoch of its answer."
             )
 
     def on_timer(self, key: str, now_ms: int) -> None:
@@ -459,11 +465,23 @@ class ConsumerGroup:
             self._watch_revocation(member, now_ms)
         self._refresh({})
 
-    def describe(self) -> GroupDescription:
-        members = tuple(self._described(member) for member in self._members.values())
+    def describe(self, *, with_members: bool = True) -> GroupDescription:
+        members = tuple(self._described(member) for member in self._members.values()) if with_members else ()
         return GroupDescription(
-            self.name, "consumer", self.state, self.epoch, "consumer", self.assignor, self._empty_since_ms, members
+            self.name,
+            "consumer",
+            self.state,
+            self.epoch,
+            "consumer",
+            self.assignor,
+            self._empty_since_ms,
+            members,
+            self.target_epoch,
         )
+
+    def subscribed_topics(self) -> frozenset[str]:
+        """Topics that members name, or that match their regexes."""
+        return frozenset(name for member in self._members.values() for name in self._subscribed(member))
 
     def _described(self, member: ConsumerMember) -> MemberDescription:
         assigned = self._by_topic(member.assigned)

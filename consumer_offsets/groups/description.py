@@ -33,7 +33,8 @@ class MemberDescription:
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
     """``kind`` is "classic", "consumer", or "" when the group never had a member; ``generation`` is a consumer group's
-    epoch. ``protocol`` is the assignor. ``state_since_ms`` is None when the state has no known begin.
+    epoch, ``target_epoch`` that of its target assignment. ``protocol`` is the assignor. ``state_since_ms`` is None when
+    the state has no known begin.
     """
 
     group: str
@@ -44,6 +45,7 @@ class GroupDescription:
     protocol: str | None = None
     state_since_ms: int | None = None
     members: tuple[MemberDescription, ...] = ()
+    target_epoch: int = -1
 
     def owners(self) -> dict[TopicPartition, MemberDescription]:
         """The member that reads each partition, of those that are assigned."""

@@ -110,14 +110,23 @@ class Group:
             self._kind.resume(now_ms)
         return self._effects()
 
-    def describe(self) -> GroupDescription:
+    def describe(self, *, with_members: bool = True) -> GroupDescription:
         if self._kind is not None and not self._is_dead:
-            return self._kind.describe()
+            return self._kind.describe(with_members=with_members)
         return GroupDescription(self.name, "", "Dead" if self._is_dead else "Empty", -1)
 
     def knows(self, member_id: str) -> bool:
         """Whether there is a member of this id, or one that was given it and has not joined yet."""
         return self._kind is not None and self._kind.knows(member_id)
+
+    def subscribed_topics(self) -> frozenset[str] | None:
+        """As that of the machine."""
+        return frozenset() if self._kind is None or self._is_dead else self._kind.subscribed_topics()
+
+    def check_fetch(self, member_id: str, member_epoch: int) -> None:
+        """As that of the machine."""
+        if isinstance(self._kind, ConsumerGroup) and not self._is_dead:
+            self._kind.check_epoch(member_id, None, member_epoch, "the fetch of offsets")
 
     @property
     def generation(self) -> int:

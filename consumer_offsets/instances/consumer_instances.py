@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import structlog
 
-from consumer_offsets.group_shards import GroupShard, GroupShards, answered
+from consumer_offsets.group_shards import GroupShard, GroupShards, answered, check_group_name
 from consumer_offsets.instances.consumer_instance import ConsumerInstance
 from consumer_offsets.instances.instance_home import InstanceHome
 from consumer_offsets.instances.instance_record import InstanceConfig, InstanceValue
@@ -85,6 +85,7 @@ class ConsumerInstances:
         ThrottledError (``max.consumer.instances``), and as ``GroupCoordinator.commit``.
         """
         self._home.broker.authorizer.require(context, Operation.READ, ResourceType.GROUP, group)
+        check_group_name(group)
         if name is None:
             name = f"rest-consumer-{uuid4()}"
         elif not is_legal_name(name, GROUP_NAME_LENGTH_MAX):

@@ -86,8 +86,13 @@ def _say_what_next(console: Console, data: Path, running_url: str | None) -> Non
         f"""{python} -c 'import polars; print(polars.scan_delta("{data}/topics/{LAST_FLIGHT}").head().collect())'""",
     ]
     if not running_url:
-        commands = [f"{logstore} serve --data {shlex.quote(str(data))}", *commands[1:]]
-    console.print(f"The data is in {data}. Try next{'' if running_url else ' (the second while the first one runs)'}:")
+        kafka = (
+            f"""{python} -c 'import kafka; print(next(kafka.KafkaConsumer("{LAST_FLIGHT}", """
+            """bootstrap_servers="127.0.0.1:9092", auto_offset_reset="earliest")))'"""
+        )
+        commands = [f"{logstore} serve --data {shlex.quote(str(data))}", commands[1], kafka, commands[2]]
+    while_it_runs = "" if running_url else " (the second and third, which is a Kafka client, while the first one runs)"
+    console.print(f"The data is in {data}. Try next{while_it_runs}:")
     for line in commands:
         console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
 

@@ -54,5 +54,8 @@ def _server(data: Path, log: Path) -> Iterator[str]:
 
 
 def environment() -> dict[str, str]:
-    """The environment of this shell, without settings of a store: those are for another one."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("LOGSTORE_")}
+    """The environment of this shell, without settings of a store: those are for another one. The demo leaves
+    Kafka's port, of which a machine has one, to others.
+    """
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("LOGSTORE_")}
+    return {**inherited, "LOGSTORE_KAFKA_LISTENERS": ""}

@@ -115,10 +115,11 @@ async def elect_leaders(context: Context, broker: StoreBroker, asked: ElectLeade
             ElectedPartition(
                 topic=topic,
                 partition=number,
-                error_code=None if error is None else http_error(error).error_code,
-                message=None if error is None else shown_message(error.message),
+                leader=how if isinstance(how, int) else None,
+                error_code=None if isinstance(how, int) else http_error(how).error_code,
+                message=None if isinstance(how, int) else shown_message(how.message),
             )
-            for (topic, number), error in sorted(elected.items(), key=lambda found: found[0])
+            for (topic, number), how in sorted(elected.items(), key=lambda found: found[0])
         ]
     )
 

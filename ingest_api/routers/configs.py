@@ -15,7 +15,6 @@ from ingest_api.routes import requires
 from ingest_api.schemas.administration import (
     AlterConfigsRequest,
     ConfigEntry,
-    ConfigSource,
     ConfigSynonym,
     PageQuery,
     TopicConfigEntry,
@@ -24,8 +23,8 @@ from ingest_api.schemas.administration import (
 )
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
+from logstore.broker.configs import topic_layers
 from logstore.broker.forwarding import Target
-from logstore.broker_defaults import set_synonyms
 from logstore.errors import InvalidConfigError
 from logstore.topic_config import CONFIG_KEYS, ConfigKey, config_key
 
@@ -133,31 +132,17 @@ async def reset_config(broker: ClusterBroker, context: Context, topic: TopicInCl
     await broker.alter_configs(context, topic.name, {key.name: None})
 
 
-def _synonyms(broker: Broker, topic: Topic, key: ConfigKey) -> list[ConfigSynonym]:
-    """Every layer that gives the key a value; the first one counts."""
-    settings = broker.settings
-    of_store = list(set_synonyms(key.name, settings.broker_defaults))
-    if not of_store and key.name in settings.topic_defaults:
-        of_store = [(key.name, settings.topic_defaults[key.name])]
-    layers: tuple[tuple[ConfigSource, str, str | None], ...] = (
-        ("DYNAMIC_TOPIC_CONFIG", key.name, topic.config_overrides.get(key.name)),
-        *(("STATIC_BROKER_CONFIG", name, value) for name, value in of_store),
-        ("DEFAULT_CONFIG", key.name, key.default),
-    )
-    return [ConfigSynonym(name=name, value=value, source=source) for source, name, value in layers if value]
-
-
 def _config(request: Request, broker: Broker, topic: Topic, key: ConfigKey) -> TopicConfigEntry:
-    synonyms = _synonyms(broker, topic, key)
+    layers = topic_layers(broker.settings, topic.config_overrides, key)
     return TopicConfigEntry(
         metadata=resource_metadata(request, broker, topic=topic.name, config=key.name),
         cluster_id=broker.cluster_id,
         topic_name=topic.name,
         name=key.name,
         value=topic.config.as_strings()[key.name],
-        is_default=len(synonyms) == 1,
+        is_default=len(layers) == 1,
         is_read_only=False,
         is_sensitive=False,
-        source=synonyms[0].source,
-        synonyms=synonyms,
+        source=layers[0].source,
+        synonyms=[ConfigSynonym(name=layer.name, value=layer.value, source=layer.source) for layer in layers],
     )

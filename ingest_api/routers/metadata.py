@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import Query
 
+from consumer_offsets.group_shards import check_group_name
 from ingest_api.dependencies import Context, State
 from ingest_api.errors import http_error, shown_message
 from ingest_api.model_routes import MetadataRoute, model_router
@@ -28,6 +29,8 @@ async def get_metadata(state: State, context: Context, query: Annotated[Metadata
     broker = state.broker
     names = dict.fromkeys(name for name in (query.topics or "").split(",") if name)
     await broker.until_known(names)
+    if query.group is not None:
+        check_group_name(query.group)
     if query.group is not None and context.is_forwarded:  # another broker has a request for it
         await state.groups.until_there(context, query.group)
     return Metadata(

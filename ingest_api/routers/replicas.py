@@ -21,7 +21,6 @@ from ingest_api.schemas.administration import (
     ClusterPartitionList,
     ClusterReplica,
     ClusterReplicaList,
-    ConfigSource,
     ConfigSynonym,
     Link,
     PageQuery,
@@ -30,10 +29,11 @@ from ingest_api.schemas.administration import (
 )
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, PartitionLog, Topic
+from logstore.broker.configs import setting_layers
 from logstore.broker.context import RequestContext
 from logstore.broker.forwarding import Target
 from logstore.cluster.coordinator import BrokerEndpoint
-from logstore.settings import plain_settings, secret_settings
+from logstore.settings import plain_settings
 
 _BROKERS = "/v3/clusters/{cluster_id}/brokers"
 _PARTITIONS = "/v3/clusters/{cluster_id}/topics/{topic}/partitions"
@@ -213,42 +213,18 @@ def _endpoint(broker: Broker, number: int) -> BrokerEndpoint:
 
 
 def _config(request: Request, broker: Broker, number: int, name: str, field: str) -> BrokerConfigEntry:
-    settings = broker.settings
-    default, value = _text(type(settings).model_fields[field].default), _text(getattr(settings, field))
-    # A setting that was set to its default counts as default: nothing tells the two apart.
-    is_secret, is_set = field in secret_settings(), value != default
-    layers: tuple[tuple[ConfigSource, str | None], ...] = (
-        ("STATIC_BROKER_CONFIG", value if is_set else None),
-        ("DEFAULT_CONFIG", default),
-    )
+    found = setting_layers(broker.settings, name, field)
     return BrokerConfigEntry(
         metadata=resource_metadata(request, broker, broker=str(number), config=name),
         cluster_id=broker.cluster_id,
         broker_id=number,
         name=name,
-        value=None if is_secret else value,
-        is_default=not is_set,
-        is_sensitive=is_secret,
-        source="STATIC_BROKER_CONFIG" if is_set else "DEFAULT_CONFIG",
-        synonyms=[
-            ConfigSynonym(name=name, value=text, source=source)
-            for source, text in layers
-            if text is not None and not is_secret
-        ],
+        value=found.value,
+        is_default=found.source == "DEFAULT_CONFIG",
+        is_sensitive=found.is_secret,
+        source=found.source,
+        synonyms=[ConfigSynonym(name=layer.name, value=layer.value, source=layer.source) for layer in found.layers],
     )
-
-
-def _text(value: object) -> str | None:
-    """A setting as the configuration file has it."""
-    match value:
-        case None:
-            return None
-        case bool():
-            return str(value).lower()
-        case tuple():
-            return ",".join(map(str, value))
-        case _:
-            return str(value)
 
 
 def _broker(request: Request, broker: Broker, endpoint: BrokerEndpoint) -> administration.ClusterBroker:

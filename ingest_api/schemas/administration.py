@@ -6,8 +6,7 @@ from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
 from ingest_api.schemas.base import Answer, Int32, Int64, Request
-
-ConfigSource = Literal["DYNAMIC_TOPIC_CONFIG", "STATIC_BROKER_CONFIG", "DEFAULT_CONFIG"]
+from logstore.broker.configs import ConfigSource
 
 
 class ResourceMetadata(Answer):

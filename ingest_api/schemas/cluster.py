@@ -72,10 +72,11 @@ class ElectLeadersRequest(Request):
 
 
 class ElectedPartition(Answer):
-    """Both are null where another broker leads now."""
+    """`leader` is the broker that leads now; null with an error."""
 
     topic: str
     partition: Int32
+    leader: Int32 | None
     error_code: int | None
     message: str | None
 

@@ -14,6 +14,7 @@ import structlog
 
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer
+from logstore.broker.batch_producing import BatchProducing
 from logstore.broker.batcher import Batcher
 from logstore.broker.cluster import Cluster
 from logstore.broker.fetching import Fetching
@@ -142,6 +143,9 @@ class Broker:
         self._cluster = Cluster(coordinator, authorizer)
         self._tables = TopicTables(roller, self.admission, authorizer, self._schedule.rolled)
         self._producing = Producing(journal, self.admission, authorizer, coordinator, filesystem, self._schedule.touch)
+        self._batch_producing = BatchProducing(
+            self._producing, self._topics, self.admission, authorizer, settings.max_request_size
+        )
         self._batcher = Batcher(self._producing.produce, authorizer, self.admission)
         self._fetching = Fetching(journal, roller.refresh, self._topics.get, self.admission, authorizer)
         #: None on one node.
@@ -154,6 +158,7 @@ class Broker:
         producing, fetching = self._producing, self._fetching
         self.topics = topics.all
         self.topic = topics.topic
+        self.topic_by_id = topics.topic_by_id
         self.partition_state = topics.partition_state
         self.partition_states = self._cluster.partition_states
         self.elect_leaders = self._cluster.elect_leaders
@@ -171,16 +176,20 @@ class Broker:
         self.roll = tables.roll
         self.refresh = tables.refresh
         self.delete_records = tables.delete_records
+        self.delete_all_records = tables.delete_all_records
         self.drop_foreign_files = tables.drop_foreign_files
         self.produce = producing.produce
         self.produce_all = producing.produce_all
+        self.produce_batches = self._batch_producing.produce_batches
         self.produce_small = self._batcher.produce
         self.begin_produce_small = self._batcher.begin
         self.init_producer = producing.init_producer
         self.fetch = fetching.fetch
         self.fetch_records = fetching.fetch_records
         self.fetch_stored = fetching.fetch_stored
+        self.fetch_batches = fetching.fetch_batches
         self.offset_for_timestamp = fetching.offset_for_timestamp
+        self.offset_of_max_timestamp = fetching.offset_of_max_timestamp
 
     @classmethod
     async def start(
@@ -274,6 +283,7 @@ class Broker:
             await self.journal.close()
         finally:
             self._producing.close()
+            self._batch_producing.close()
             self._fetching.close()
             self._writers.shutdown()
             self._journal_lock.release()

@@ -29,7 +29,9 @@ from logstore.broker.purgatory import (
 from logstore.broker.quotas import QuotaKind
 from logstore.broker.topic_ids import require_topic_id
 from logstore.errors import LogStoreError
+from logstore.filesystem import Buffer
 from logstore.journal.journal import Journal
+from logstore.limits import FETCH_BYTES_MAX
 from logstore.log.isolation import Isolation
 from logstore.log.log_reader import FetchResult, LogReader
 from logstore.log.partition_log import PartitionLog
@@ -47,12 +49,15 @@ T = TypeVar("T")
 
 
 class FetchPartition(NamedTuple):
-    """A partition to fetch from ``offset`` on. ``topic_id`` as in answers; None: the topic that has the name now."""
+    """A partition to fetch from ``offset`` on. ``topic_id`` as in answers; None: the topic that has the name now.
+    ``max_bytes`` bounds its records beside the limits of the fetch.
+    """
 
     topic: str
     partition: int
     offset: int
     topic_id: str | None = None
+    max_bytes: int = FETCH_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +81,11 @@ class _Read(Protocol[T]):
 @dataclass(frozen=True, slots=True)
 class _Form(Generic[T]):
     """A form of records: how they are read, and how many bytes they hold. ``read_remote`` makes it of another broker's
-    answer, with the number of records.
+    answer, with the number of records; None: it is only for partitions that are led here.
     """
 
     read: _Read[T]
-    read_remote: Callable[[pa.Buffer, int], tuple[T, int]]
+    read_remote: Callable[[pa.Buffer, int], tuple[T, int]] | None
     held_bytes: Callable[[FetchResult[T]], int]
 
 
@@ -100,6 +105,7 @@ class Fetching:
         self._find_topic = find_topic
         self._stored = _Form(self._reader.read_stored, _stored_of, _stored_bytes)
         self._decoded = _Form(self._reader.read, _decoded_of, lambda result: result.num_bytes)
+        self._batches = _Form(self._reader.read_batches, None, lambda result: result.num_bytes)
         #: The way to the leaders of other partitions; None on one node.
         self.remote: RemoteFetches | None = None
         self._admission = admission
@@ -136,6 +142,14 @@ class Fetching:
         and for the copies that the caller makes.
         """
         return await self._fetch(context, partitions, limits, gone, self._decoded, copies)
+
+    async def fetch_batches(
+        self, context: RequestContext, partitions: Sequence[FetchPartition], limits: FetchLimits
+    ) -> Fetched[list[Buffer]]:
+        """As ``fetch_stored``, with the bytes of Kafka's record batches. Kafka's clients ask the leaders themselves:
+        NotLeaderOrFollowerError is the answer for partitions that are led elsewhere.
+        """
+        return await self._fetch(context, partitions, limits, None, self._batches, 1)
 
     async def fetch(
         self,
@@ -182,6 +196,18 @@ class Fetching:
         log.require_leader().require_settled()
         return await self._reader.offset_for_timestamp(topic, partition, timestamp_ms)
 
+    async def offset_of_max_timestamp(
+        self, context: RequestContext, topic: Topic, partition: int
+    ) -> tuple[int, int] | None:
+        """The first record with the largest timestamp of all, of a partition that is led here: its offset and
+        timestamp; None without records.
+
+        Raises TopicAuthorizationError, UnknownPartitionError, NotLeaderOrFollowerError, OffsetNotAvailableError.
+        """
+        self._authorizer.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
+        topic.partition(partition).require_leader().require_settled()
+        return await self._reader.offset_of_max_timestamp(topic, partition)
+
     async def _fetch(
         self,
         context: RequestContext,
@@ -196,13 +222,20 @@ class Fetching:
             await self.remote.until_known(one.topic for one in partitions)
         permissions = Permissions(self._authorizer, context)
         found = self._find(partitions, permissions, limits.isolation)
-        if self.remote is not None and (elsewhere := self.remote.divide(context, found)):
+        if (
+            self.remote is not None
+            and form.read_remote is not None
+            and (elsewhere := self.remote.divide(context, found))
+        ):
             permissions.end()
-            fetched = await self._fetch_everywhere(self.remote, context, found, elsewhere, limits, gone, form, copies)
+            fetched = await self._fetch_everywhere(
+                self.remote, form.read_remote, context, found, elsewhere, limits, gone, form, copies
+            )
         else:
             fetched = await self._fetch_here(permissions, found, limits, gone, form, copies)
         held = sum(form.held_bytes(one) for one in fetched.answers.values() if isinstance(one, FetchResult))
-        return replace(fetched, throttle_ms=self._admission.charge(context, QuotaKind.FETCHED_BYTES, held))
+        throttle_ms = self._admission.charge(context, QuotaKind.FETCHED_BYTES, held)
+        return replace(fetched, throttle_ms=throttle_ms) if throttle_ms else fetched
 
     async def _fetch_here(
         self,
@@ -238,6 +271,7 @@ class Fetching:
     async def _fetch_everywhere(
         self,
         remote: "RemoteFetches",
+        read_remote: Callable[[pa.Buffer, int], tuple[T, int]],
         context: RequestContext,
         found: Sequence[WantedPartition | LogStoreError],
         elsewhere: "dict[int, list[Asked]]",
@@ -268,14 +302,13 @@ class Fetching:
             try:
                 wanted_here = replace(share, min_bytes=min_bytes)
                 raw = await remote.fetch(leader, context, asked, wanted_here, max_wait_ms, reservation)
-                read = form.read_remote
                 answers: dict[int, FetchResult[T] | LogStoreError] = {}
                 for at, wanted in asked:
                     one = raw.get(at)
                     if isinstance(one, FetchResult):
                         reservation.grow(math.ceil(one.num_bytes * (copies - 1)))
                         records, count = await asyncio.get_running_loop().run_in_executor(
-                            self._threads, read, one.records, wanted.offset
+                            self._threads, read_remote, one.records, wanted.offset
                         )
                         answers[at] = replace(one, records=records, count=count)
                     elif one is not None:
@@ -361,7 +394,7 @@ class Fetching:
         topics: dict[tuple[str, str | None], Topic | LogStoreError] = {}
         refusals = permissions.refusals(one.topic for one in partitions)
         found: list[WantedPartition | LogStoreError] = []
-        for name, partition, offset, topic_id in partitions:
+        for name, partition, offset, topic_id, max_bytes in partitions:
             topic = topics.get((name, topic_id))
             if topic is None:
                 topic = topics[name, topic_id] = refusals.get(name) or self._topic(name, topic_id)
@@ -369,7 +402,7 @@ class Fetching:
                 found.append(topic)
                 continue
             try:
-                found.append(WantedPartition(topic, topic.partition(partition), offset, isolation))
+                found.append(WantedPartition(topic, topic.partition(partition), offset, isolation, max_bytes))
             except LogStoreError as error:
                 found.append(error)
         return found
@@ -420,7 +453,7 @@ def _held_bytes_max(todo: Sequence[tuple[int, WantedPartition | LogStoreError]],
         if total >= limits.max_bytes:
             break
         if isinstance(one, WantedPartition):
-            total += one.held_bytes_max(min(limits.max_bytes - total, limits.max_partition_bytes))
+            total += one.held_bytes_max(min(limits.max_bytes - total, one.max_bytes_of(limits)))
     return total
 
 
@@ -436,7 +469,7 @@ async def _read(
             assert error is not None
             answers[at] = error
             continue
-        max_bytes = min(reserved - taken, limits.max_bytes - taken, limits.max_partition_bytes)
+        max_bytes = min(reserved - taken, limits.max_bytes - taken, one.max_bytes_of(limits))
         if max_bytes <= 0:
             continue
         min_bytes = max_bytes if limits.fill else limits.min_bytes

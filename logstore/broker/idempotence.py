@@ -66,7 +66,7 @@ def claim(
     topic: Topic, parts: Sequence[PartitionBatch], identities: Sequence[BatchIdentity] | None, acks: int
 ) -> list[Claim]:
     """A claim for each of ``parts``, which may have several batches of a partition, in order. ``identities`` are those
-    of one producer, or of one key.
+    of one key, or of producers; then a part may have none.
 
     An error is that of a partition, and of all its batches: UnknownPartitionError, QuarantinedError, UnknownTopicError,
     NotLeaderOrFollowerError, NotEnoughReplicasError, OutOfOrderSequenceError, DuplicateSequenceError,
@@ -75,7 +75,7 @@ def claim(
     refusals = [refusal_of(topic, part, acks) for part in parts]
     if identities is None:
         return [_NEW if why is None else Claim(error=why) for why in refusals]
-    claims = (_claim_sequences if identities[0].is_producers else _claim_key)(topic, parts, identities)
+    claims = (_claim_key if identities[0].is_keys else _claim_sequences)(topic, parts, identities)
     return [
         Claim(claimed.identity, error=why)
         if why is not None and (claimed.stored is None or isinstance(why, NotLeaderOrFollowerError))
@@ -124,7 +124,9 @@ def _claim_sequences(topic: Topic, parts: Sequence[PartitionBatch], identities: 
     errors: dict[int, LogStoreError] = {}
     for part, identity in zip(parts, identities, strict=True):
         stored = None
-        if part.partition not in begun:  # a later batch follows the earlier ones of this request
+        if (
+            identity.is_producers and part.partition not in begun
+        ):  # a later batch follows the earlier ones of this request
             try:
                 partition_log = topic.partition(part.partition)
                 stored = partition_log.state.producers.check(*identity, part.batch.num_rows, partition_log.now_ms())

@@ -2,7 +2,7 @@
 
 import asyncio
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -19,7 +19,9 @@ from logstore.broker.remote_fetches import RemoteFetches
 from logstore.broker.topics import Topics
 from logstore.cluster.coordinator import Coordinator
 from logstore.errors import (
+    InvalidConfigError,
     LeaderNotAvailableError,
+    LogStoreError,
     PeerUnavailableError,
     RequestTimedOutError,
     TopicExistsError,
@@ -27,11 +29,12 @@ from logstore.errors import (
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.protocol.error_codes import error_of
-from logstore.replication.peer_http import PeerHttp
+from logstore.replication.peer_http import Answer, PeerHttp
 from logstore.settings import Settings
 
 _OK: Final = 200
 _CREATED: Final = 201
+_NO_CONTENT: Final = 204
 
 
 class OtherBrokers:
@@ -63,20 +66,45 @@ class OtherBrokers:
 
         Raises TopicExistsError, NotControllerError, RequestTimedOutError, and the controller's own errors.
         """
+        answer = await self._ask_controller(context, "topics", {"topic_name": name}, f"has made topic {name!r}")
+        if answer.status != _CREATED:
+            raise _error(answer, TopicExistsError)
+
+    async def alter_configs(
+        self, context: RequestContext, name: str, changes: Mapping[str, str | None], *, validate_only: bool = False
+    ) -> None:
+        """As ``TopicChanges.alter_configs``, at the controller.
+
+        Raises NotControllerError, RequestTimedOutError, and the controller's own errors.
+        """
+        body = {
+            "data": [
+                {"name": key, "operation": "DELETE"}
+                if value is None
+                else {"name": key, "operation": "SET", "value": value}
+                for key, value in changes.items()
+            ],
+            "validate_only": validate_only,
+        }
+        target = f"topics/{urllib.parse.quote(name)}/configs:alter"
+        answer = await self._ask_controller(context, target, body, f"has altered topic {name!r}")
+        if answer.status != _NO_CONTENT:
+            raise _error(answer, InvalidConfigError)
+
+    async def _ask_controller(self, context: RequestContext, resource: str, body: Any, doubt: str) -> Answer:
+        """POST to a ``resource`` of the cluster at the controller. NotControllerError, RequestTimedOutError: whether it
+        did what ``doubt`` says is open.
+        """
         controller = self.router.controller()
-        body = msgspec.json.encode({"topic_name": name})
-        target = f"/v3/clusters/{self._cluster_id}/topics"
+        target = f"/v3/clusters/{self._cluster_id}/{resource}"
         try:
-            answer = await self.http.ask(controller, "POST", target, context.encode(), body=body)
+            return await self.http.ask(controller, "POST", target, context.encode(), body=msgspec.json.encode(body))
         except PeerUnavailableError as error:
             if error.nothing_sent:
                 raise self.router.unreachable(Target.CONTROLLER, controller, error.message) from error
             raise RequestTimedOutError(
-                f"The controller, broker {controller}, did not answer: whether it has made topic {name!r} is unknown."
+                f"The controller, broker {controller}, did not answer: whether it {doubt} is unknown."
             ) from error
-        if answer.status != _CREATED:
-            told = msgspec.json.decode(b"".join(answer.body))
-            raise error_of(told["error_code"], told["message"], bad_request=TopicExistsError)
 
     async def make_topic_of_groups(self, context: RequestContext, group: str) -> None:
         """Have the controller make the topic of groups: it is asked for the coordinator of ``group``.
@@ -116,3 +144,8 @@ class OtherBrokers:
     async def offsets(self, logs: Sequence[PartitionLog]) -> OffsetsElsewhere:
         """As ``offsets_elsewhere``."""
         return await offsets_elsewhere(self.router, self._peers, logs)
+
+
+def _error(answer: Answer, bad_request: type[LogStoreError]) -> LogStoreError:
+    told = msgspec.json.decode(b"".join(answer.body))
+    return error_of(told["error_code"], told["message"], bad_request=bad_request)

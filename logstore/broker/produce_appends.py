@@ -13,6 +13,7 @@ import pyarrow as pa
 from logstore.broker.idempotence import OF_A_PARTITION, Claim
 from logstore.broker.produce_result import NO_OFFSET, PartitionResponse, ProduceResult
 from logstore.errors import LogStoreError, RequestTimedOutError
+from logstore.filesystem import Buffer
 from logstore.journal.frame import Frame, FrameLocation
 from logstore.log.acknowledgements import Acknowledgement
 from logstore.log.partition_log import PartitionLog
@@ -34,7 +35,8 @@ class ProduceRequest(NamedTuple):
 class PreparedRequest(NamedTuple):
     """A request that was checked, and its records by partition, as the journal stores them.
 
-    ``identities``: of each part; None if the request has none.
+    ``identities``: of each part; None if the request has none. ``is_kafkas``: the parts are record batches of a Kafka
+    client, one a partition, and each has an outcome of its own: neither a time-out nor want of room is that of others.
     """
 
     topic: Topic
@@ -42,7 +44,8 @@ class PreparedRequest(NamedTuple):
     num_records: int
     nbytes: int
     parts: list[PartitionBatch]
-    payloads: list[pa.Buffer]
+    payloads: list[Buffer | pa.Buffer]
+    is_kafkas: bool = False
 
 
 class AppendedRequest:
@@ -53,8 +56,11 @@ class AppendedRequest:
         self.claims = claims
         self.new = new
         self.base_offsets = [NO_OFFSET if c.stored is None else c.stored.base_offset for c in claims]
-        #: The parts that were stored before, and are not acknowledged yet.
-        self.repeated: dict[int, Acknowledgement] = {}
+        #: The waits of single parts: of those that were stored before and are not acknowledged yet; of Kafka's all.
+        self.waits: dict[int, Acknowledgement] = {}
+        #: Of the new parts of Kafka's.
+        self.append_times_ms: dict[int, int] = {}
+        self.is_kafkas = one.is_kafkas
         self.throttle_ms = 0
         self.new_bytes = sum([one.parts[at].batch.nbytes for at in new]) if len(new) < len(one.parts) else 0
         self._parts = [(part.partition, part.batch.num_rows, part.rows) for part in one.parts]
@@ -77,6 +83,13 @@ class AppendedRequest:
         """Part ``at``, which is not stored, has another error."""
         self.claims[at] = Claim(self.claims[at].identity, error=error)
 
+    def refuse_new(self, error: LogStoreError) -> None:
+        """All parts that were to be appended have ``error``."""
+        for at in self.new:
+            self.refuse(at, error)
+        self.new.clear()
+        self.new_bytes = 0
+
     def wait_for_repeated(self, acks: int) -> None:
         """Wait for the parts that were stored before, too: ``acks`` counts for them as for new parts."""
         for at, claimed in enumerate(self.claims):
@@ -84,7 +97,7 @@ class AppendedRequest:
                 log = self.topic.partitions[self._parts[at][0]]
                 end = claimed.stored.base_offset + claimed.stored.record_count
                 if end > log.high_watermark:
-                    self.repeated[at] = wait = Acknowledgement(1)
+                    self.waits[at] = wait = Acknowledgement(1)
                     log.require_leader().acknowledge(end, acks, wait)
 
     def result(self) -> ProduceResult:
@@ -95,10 +108,10 @@ class AppendedRequest:
                 self._parts, self.base_offsets, self.claims, strict=True
             )
         ]
-        for at, wait in self.repeated.items():
+        for at, wait in self.waits.items():
             if wait.future.done() and isinstance(failure := wait.future.exception(), LogStoreError):
                 responses[at] = dataclasses.replace(responses[at], base_offset=NO_OFFSET, error=failure)
-        new_records = sum([responses[at].count for at in self.new])
+        new_records = sum([responses[at].count for at in self.new if responses[at].error is None])
         PRODUCED_RECORDS.count(self.topic, new_records)
         PRODUCED_BYTES.count(self.topic, self.new_bytes)
         replayed = False
@@ -109,7 +122,9 @@ class AppendedRequest:
 
 
 class AppendGroup:
-    """The frames of one append. ``told`` passes their outcome on to the partition logs."""
+    """The frames of one append. ``told`` passes their outcome on to the partition logs. ``acknowledgement``: of all new
+    parts; None if nobody waits, or each part is waited for alone.
+    """
 
     __slots__ = ("_acknowledgement", "_logs", "frames")
 
@@ -121,13 +136,14 @@ class AppendGroup:
     def add(self, one: PreparedRequest, request: AppendedRequest, acks: int) -> None:
         """Give offsets to the new parts of a request."""
         partitions, log_append_time = one.topic.partitions, one.topic.config.log_append_time
+        is_kafkas = one.is_kafkas
         for at in request.new:
             part, payload = one.parts[at], one.payloads[at]
             log = partitions[part.partition]
             frame = log.next_frame(
                 part.batch,
                 payload,
-                inflated_bytes=payload.size if part.verbatim is None else part.batch.nbytes,
+                inflated_bytes=len(payload) if part.verbatim is None else part.batch.nbytes,
                 log_append_time=log_append_time,
                 identity=request.claims[at].identity,
             )
@@ -135,8 +151,13 @@ class AppendGroup:
             self._logs.append(log)
             self.frames.append(frame)
             request.base_offsets[at] = frame.header.base_offset
-            if self._acknowledgement is not None:
-                log.require_leader().acknowledge(frame.header.end_offset, acks, self._acknowledgement)
+            acknowledgement = self._acknowledgement
+            if is_kafkas:
+                request.append_times_ms[at] = frame.header.append_time_ms
+                if acks != 0:
+                    request.waits[at] = acknowledgement = Acknowledgement(1)
+            if acknowledgement is not None:
+                log.require_leader().acknowledge(frame.header.end_offset, acks, acknowledgement)
 
     def told(self, locations: Sequence[FrameLocation], error: LogStoreError | None) -> None:
         """The journal has stored all frames, or none."""
@@ -154,7 +175,7 @@ class Appended(NamedTuple):
     """Requests that are appended together."""
 
     requests: list[AppendedRequest]
-    #: The wait for all new parts; None if there is nothing to wait for.
+    #: The wait for all new parts but Kafka's; None if there is nothing to wait for.
     acknowledgement: Acknowledgement | None
 
 

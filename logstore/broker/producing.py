@@ -18,7 +18,7 @@ import pyarrow as pa
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import INTERNAL, RequestContext
-from logstore.broker.idempotence import claim, identities_of, require_partitions_named
+from logstore.broker.idempotence import Claim, claim, identities_of, require_partitions_named
 from logstore.broker.produce_appends import (
     Appended,
     AppendedRequest,
@@ -30,21 +30,29 @@ from logstore.broker.produce_appends import (
 from logstore.broker.produce_result import ProduceResult
 from logstore.broker.quotas import QuotaKind
 from logstore.broker.remote_appends import RemoteAppends
-from logstore.broker.request_parts import check_batch_keys, check_keys, split, sticky_partition
+from logstore.broker.request_parts import batch_refusal, check_batch_keys, check_keys, split, sticky_partition
 from logstore.cluster.coordinator import Coordinator
 from logstore.errors import (
-    InvalidProducerRequestError,
     LogStoreError,
     NotLeaderOrFollowerError,
     RequestTimedOutError,
+    ThrottledError,
+    UnknownProducerIdError,
 )
-from logstore.filesystem import FileSystem
+from logstore.filesystem import Buffer, FileSystem
 from logstore.journal.journal import Journal
 from logstore.limits import MIB
 from logstore.log.acknowledgements import Acknowledgement
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
-from logstore.records.batch import DecodedRecords, EncodedBatch, PartitionBatch, Records, check_record_sizes
+from logstore.records.batch import (
+    DecodedRecords,
+    EncodedBatch,
+    KafkaBatch,
+    PartitionBatch,
+    Records,
+    check_record_sizes,
+)
 from logstore.records.batch_identity import PRODUCER_EPOCH_MAX, BatchIdentity, IdempotencyKey, ProducerIdentity
 from logstore.records.payload import decode_payload, encode_payload
 
@@ -150,7 +158,7 @@ class Producing:
         if identity is None:
             check_keys(topic, records)
         if isinstance(identity, ProducerIdentity):
-            await self._require_issued(identity.producer_id)
+            await self.require_issued(identity.producer_id)
         sticky = self._sticky_partition(topic, records, partition, identity)
         parts, payloads = await self._encode(topic, records, partition, sticky)
         self._filesystem.reached("produce.parsed")
@@ -168,6 +176,12 @@ class Producing:
         self, context: RequestContext, prepared: list[PreparedRequest], acks: int, timeout_ms: int | None
     ) -> list[AppendedRequest]:
         """Append requests whose partitions this broker leads, and wait as ``acks`` says. Raises as ``produce``."""
+        return await self.acknowledged(await self.append(context, prepared, acks), acks, timeout_ms)
+
+    async def append(self, context: RequestContext, prepared: list[PreparedRequest], acks: int) -> Appended:
+        """Append requests whose partitions this broker leads. They are with the journal afterwards, in the order of the
+        calls if these do not wait for the partitions' leader or a step.
+        """
         if self.remote is not None:
             await self.remote.until_led(prepared)
         for step in self.before_claim:
@@ -176,6 +190,10 @@ class Producing:
         # From here to the append nothing awaits: of two tries of a request the second one finds the first.
         appended = self._append(context, prepared, acks)
         prepared.clear()  # the journal holds the records until the fsync
+        return appended
+
+    async def acknowledged(self, appended: Appended, acks: int, timeout_ms: int | None) -> list[AppendedRequest]:
+        """Wait for what was appended as ``acks`` says. To be called at once."""
         in_doubt = [(one, one.refusals_in_doubt()) for one in appended.requests]
         if acks != 0:
             await self._acknowledged(appended, timeout_ms)
@@ -233,18 +251,23 @@ class Producing:
         return 0
 
     async def _acknowledged(self, appended: Appended, timeout_ms: int | None) -> None:
-        """Wait for the appends and for those that they repeat. Raises the error of the appends."""
-        repeated = [wait for request in appended.requests for wait in request.repeated.values()]
-        waits = repeated if appended.acknowledgement is None else [appended.acknowledgement, *repeated]
+        """Wait for the appends and for those that they repeat. Raises the error of the appends; of Kafka's each part
+        has its own.
+        """
+        single = [(wait, request) for request in appended.requests for wait in request.waits.values()]
+        waits = [wait for wait, _ in single]
+        if appended.acknowledgement is not None:
+            waits.append(appended.acknowledgement)
         timer = None
         if waits and timeout_ms is not None:
             timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, time_out, waits, timeout_ms)
         try:
-            for wait in repeated:
+            for wait, request in single:
                 try:
                     await wait.future
                 except RequestTimedOutError:
-                    raise
+                    if not request.is_kafkas:
+                        raise
                 except LogStoreError:
                     continue  # the error of its partition
             if appended.acknowledgement is not None:
@@ -260,29 +283,30 @@ class Producing:
         """A new id for an idempotent producer with epoch 0; for an id and its epoch the same with the next epoch.
 
         After epoch 32767 it is a new id, as Kafka's producers without a transactional id have it (KIP-360). Raises
-        InvalidProducerRequestError for an id that was never handed out, ClusterAuthorizationError.
+        UnknownProducerIdError for an id that was never handed out, ClusterAuthorizationError.
         """
         self._authorizer.require_cluster(context, Operation.IDEMPOTENT_WRITE)
         self._admission.require_ready()
         if producer_id is not None:
-            await self._require_issued(producer_id)
+            await self.require_issued(producer_id)
             if producer_epoch < PRODUCER_EPOCH_MAX:
                 return ProducerId(producer_id, producer_epoch + 1)
         return ProducerId(await self._coordinator.new_producer_id(), 0)
 
-    async def _require_issued(self, producer_id: int) -> None:
+    async def require_issued(self, producer_id: int) -> None:
+        """Raise UnknownProducerIdError for an id that this store has not issued."""
         # Such an id may be issued later: its producer's batches would then be taken for repetitions.
         if not self._coordinator.is_issued(producer_id):
             await self._coordinator.refresh_producer_ids()
         if not self._coordinator.is_issued(producer_id):
-            raise InvalidProducerRequestError(
+            raise UnknownProducerIdError(
                 f"Producer id {producer_id} was not issued by this store: ask POST /producers for one."
             )
 
     async def _encode(
         self, topic: Topic, records: Records, partition: int | None, sticky: int
-    ) -> tuple[list[PartitionBatch], list[pa.Buffer]]:
-        def encode() -> tuple[list[PartitionBatch], list[pa.Buffer]]:
+    ) -> tuple[list[PartitionBatch], list[Buffer | pa.Buffer]]:
+        def encode() -> tuple[list[PartitionBatch], list[Buffer | pa.Buffer]]:
             parts = split(topic, records, partition, sticky)
             return parts, [encode_payload(p.batch) if p.verbatim is None else p.verbatim for p in parts]
 
@@ -295,12 +319,19 @@ class Producing:
         requests = [self._claim(one, acks) for one in prepared]
         for one, request in zip(prepared, requests, strict=True):
             if request.new:
-                self._admission.require_room(one.topic, sum([len(one.payloads[at]) for at in request.new]))
+                try:
+                    self._admission.require_room(one.topic, sum([len(one.payloads[at]) for at in request.new]))
+                except ThrottledError as error:
+                    if not one.is_kafkas:
+                        raise
+                    request.refuse_new(error)
         count = sum([len(request.new) for request in requests])
-        acknowledgement = Acknowledgement(count) if count and acks != 0 else None
+        acknowledgement = None
         if count:
             if (refusal := self._journal.refusal) is not None:
                 raise refusal
+            if acks != 0 and not prepared[0].is_kafkas:
+                acknowledgement = Acknowledgement(count)
             # From here on nothing raises: the journal tells of every tracked frame whether it is stored or has failed.
             append = AppendGroup(acknowledgement)
             for one, request in zip(prepared, requests, strict=True):
@@ -321,6 +352,13 @@ class Producing:
         topic, parts = one.topic, one.parts
         claims = claim(topic, parts, one.identities, acks)
         new = [at for at, claimed in enumerate(claims) if claimed.is_new]
+        if one.is_kafkas:
+            for at in new:
+                batch = parts[at].batch
+                assert isinstance(batch, KafkaBatch)
+                if (refusal := batch_refusal(topic, batch, len(one.payloads[at]))) is not None:
+                    claims[at] = Claim(claims[at].identity, error=refusal)
+            return AppendedRequest(one, claims, [at for at in new if claims[at].is_new])
         # Only new records have to meet the topic's configuration of now. The decoder has checked the sizes of records
         # without an identity; keys may have become necessary while they were encoded.
         if one.identities is not None or topic.config.compacted:

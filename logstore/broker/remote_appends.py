@@ -237,7 +237,7 @@ def _is_elsewhere(topic: Topic, partition: int) -> bool:
 
 def _encoded(one: PreparedRequest, at: int) -> AppendPart:
     part, payload = one.parts[at], one.payloads[at]
-    facts = EncodedBatch.of(part.batch, payload.size if part.verbatim is None else part.batch.nbytes)
+    facts = EncodedBatch.of(part.batch, len(payload) if part.verbatim is None else part.batch.nbytes)
     return AppendPart(
         one.topic.topic_id,
         part.partition,

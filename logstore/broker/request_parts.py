@@ -3,9 +3,15 @@
 import numpy as np
 import pyarrow as pa
 
-from logstore.errors import InvalidRecordError, InvalidRequestError, LogStoreError, UnknownPartitionError
+from logstore.errors import (
+    InvalidRecordError,
+    InvalidRequestError,
+    LogStoreError,
+    RecordTooLargeError,
+    UnknownPartitionError,
+)
 from logstore.log.topic import Topic
-from logstore.records.batch import PartitionBatch, Records, SplitRecords, partition_batches
+from logstore.records.batch import KafkaBatch, PartitionBatch, Records, SplitRecords, partition_batches
 from logstore.records.partitioner import choose_partitions
 
 
@@ -24,9 +30,25 @@ def check_batch_keys(topic: Topic, batch: pa.RecordBatch, rows: np.ndarray | ran
     keys = batch.column("key")
     if topic.config.compacted and keys.null_count:
         first = rows[int(np.flatnonzero(keys.is_null().to_numpy(zero_copy_only=False))[0])]
-        raise InvalidRecordError(
-            f"Record {first} has no key, and topic '{topic.name}' is compacted (cleanup.policy=compact): send a key."
+        raise _no_key(topic, first)
+
+
+def batch_refusal(topic: Topic, batch: KafkaBatch, num_bytes: int) -> LogStoreError | None:
+    """Why the topic does not take a new record batch of a Kafka client, of ``num_bytes`` as it was sent."""
+    if num_bytes > topic.config.max_message_bytes:
+        return RecordTooLargeError(
+            f"The record batch has {num_bytes} bytes, max.message.bytes allows {topic.config.max_message_bytes}: send "
+            "smaller batches or raise the topic's max.message.bytes"
         )
+    if topic.config.compacted and batch.first_null_key >= 0:
+        return _no_key(topic, batch.first_null_key)
+    return None
+
+
+def _no_key(topic: Topic, record: int) -> InvalidRecordError:
+    return InvalidRecordError(
+        f"Record {record} has no key, and topic '{topic.name}' is compacted (cleanup.policy=compact): send a key."
+    )
 
 
 def sticky_partition(topic: Topic, turn: int) -> int:

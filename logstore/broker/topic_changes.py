@@ -7,8 +7,9 @@ away.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TypeVar
+from uuid import UUID
 
 import structlog
 
@@ -22,12 +23,14 @@ from logstore.cluster.coordinator import Coordinator
 from logstore.errors import (
     CoordinatorNotAvailableError,
     InvalidPartitionsError,
+    InvalidReplicaAssignmentError,
     InvalidReplicationFactorError,
     LogStoreError,
     NotControllerError,
     RequestTimedOutError,
     TopicExistsError,
     UnknownTopicError,
+    UnknownTopicIdError,
 )
 from logstore.limits import PARTITIONS_PER_TOPIC_MAX
 from logstore.log.roller import Roller
@@ -73,17 +76,21 @@ class TopicChanges:
         *,
         partitions: int | None = None,
         replication_factor: int | None = None,
+        assignments: Sequence[Sequence[int]] = (),
         configs: Mapping[str, str | None] | None = None,
         validate_only: bool = False,
     ) -> Topic | None:
-        """A new topic; None for ``validate_only``.
+        """A new topic; None for ``validate_only``. ``assignments``: by partition, the brokers of its replicas, instead
+        of the two numbers.
 
         Raises TopicAuthorizationError, InvalidTopicError, TopicExistsError, InvalidPartitionsError,
-        InvalidReplicationFactorError, InvalidConfigError, StorageFullError.
+        InvalidReplicationFactorError, InvalidReplicaAssignmentError, InvalidConfigError, StorageFullError.
         """
         self._authorizer.require_create(context, name)
         self._require_controller()
-        topic = await self._change(self._create(name, partitions, replication_factor, configs or {}, validate_only))
+        topic = await self._change(
+            self._create(name, partitions, replication_factor, assignments, configs or {}, validate_only)
+        )
         if topic is not None:
             await self._until_led(topic)
         return topic
@@ -186,32 +193,60 @@ class TopicChanges:
         name: str,
         partitions: int | None,
         replication_factor: int | None,
+        assignments: Sequence[Sequence[int]],
         configs: Mapping[str, str | None],
         validate_only: bool,
     ) -> Topic | None:
         check_topic_name(name)
         check_no_collision(name, self._topics.names())
-        count = self._settings.num_partitions if partitions is None else partitions
+        if assignments:
+            count = len(assignments)
+            self._check_assignments(name, assignments, len(assignments[0]))
+        else:
+            count = self._settings.num_partitions if partitions is None else partitions
+            _check_replication_factor(
+                replication_factor, self._settings.default_replication_factor, self._coordinator.placeable_brokers
+            )
         _check_partitions(count)
-        _check_replication_factor(
-            replication_factor, self._settings.default_replication_factor, self._coordinator.placeable_brokers
-        )
         overrides = validate_overrides({key: value for key, value in configs.items() if value is not None})
         TopicConfig.parse(overrides, self._settings.topic_defaults)
-        return None if validate_only else await self._topics.make(name, count, overrides, replication_factor)
+        if validate_only:
+            return None
+        return await self._topics.make(name, count, overrides, replication_factor, assignments)
 
-    async def delete(self, context: RequestContext, name: str) -> None:
+    def _check_assignments(self, name: str, assignments: Sequence[Sequence[int]], replication_factor: int) -> None:
+        there = self._coordinator.brokers
+        for replicas in assignments:
+            if not replicas or len(set(replicas)) < len(replicas):
+                raise InvalidReplicaAssignmentError(
+                    f"A partition of topic {name!r} cannot have the replicas {list(replicas)}: name distinct brokers."
+                )
+            if missing := [one for one in replicas if one not in there]:
+                raise InvalidReplicaAssignmentError(
+                    f"A partition of topic {name!r} cannot have replicas on brokers {missing}: those that are there "
+                    f"are {', '.join(map(str, there))}."
+                )
+            if len(replicas) != replication_factor:
+                raise InvalidReplicaAssignmentError(
+                    f"Partitions of topic {name!r} have as many replicas as one another: {replication_factor}, not "
+                    f"{len(replicas)}."
+                )
+
+    async def delete(self, context: RequestContext, name: str, topic_id: UUID | None = None) -> None:
         """Delete a topic. It is gone for readers and writers at once; its files follow.
 
-        Raises TopicAuthorizationError, UnknownTopicError, InvalidTopicError, StorageFullError; StorageError if it is
-        gone, but a power cut may bring it back: the removal is then tried again until it is durable.
+        With a ``topic_id`` only the topic that has it: UnknownTopicIdError. Raises TopicAuthorizationError,
+        UnknownTopicError, InvalidTopicError, StorageFullError; StorageError if it is gone, but a power cut may bring it
+        back: the removal is then tried again until it is durable.
         """
         self._authorizer.require(context, Operation.DELETE, ResourceType.TOPIC, name)
         self._require_controller()
-        await self._change(self._delete(name))
+        await self._change(self._delete(name, topic_id))
 
-    async def _delete(self, name: str) -> None:
+    async def _delete(self, name: str, topic_id: UUID | None) -> None:
         topic = self._topics.get(name)
+        if topic_id not in (None, topic.topic_id):
+            raise UnknownTopicIdError(f"Topic {name!r} has the id {topic.topic_id} now, not {topic_id}.")
         topic.require_not_internal()
         await self._coordinator.mark_deleting(topic.topic_id)
         await self._topics.remove(topic)
@@ -249,19 +284,29 @@ class TopicChanges:
                 log.warning("topic.change_not_told", topic=name, why=error.message)
         return topic
 
-    async def add_partitions(self, context: RequestContext, name: str, total: int) -> Topic:
-        """Grow to ``total`` partitions.
+    async def add_partitions(
+        self,
+        context: RequestContext,
+        name: str,
+        total: int,
+        *,
+        assignments: Sequence[Sequence[int]] = (),
+        validate_only: bool = False,
+    ) -> Topic:
+        """Grow to ``total`` partitions. ``assignments``: of each new partition, the brokers of its replicas.
 
-        Raises TopicAuthorizationError, InvalidPartitionsError for fewer than there are, UnknownTopicError,
-        InvalidTopicError.
+        Raises TopicAuthorizationError, InvalidPartitionsError for fewer than there are, InvalidReplicaAssignmentError,
+        UnknownTopicError, InvalidTopicError.
         """
         self._authorizer.require(context, Operation.ALTER, ResourceType.TOPIC, name)
         self._require_controller()
-        topic = await self._change(self._add_partitions(name, total))
+        topic = await self._change(self._add_partitions(name, total, assignments, validate_only))
         await self._until_led(topic)
         return topic
 
-    async def _add_partitions(self, name: str, total: int) -> Topic:
+    async def _add_partitions(
+        self, name: str, total: int, assignments: Sequence[Sequence[int]], validate_only: bool
+    ) -> Topic:
         topic = self._topics.get(name)
         topic.require_not_internal()
         _check_partitions(total)
@@ -269,7 +314,17 @@ class TopicChanges:
             raise InvalidPartitionsError(
                 f"Topic '{name}' has {len(topic.partitions)} partitions; partitions can be added, never removed."
             )
-        if total > len(topic.partitions):
+        added = total - len(topic.partitions)
+        if assignments:
+            if len(assignments) != added:
+                raise InvalidReplicaAssignmentError(
+                    f"Topic {name!r} gets {added} new partitions, and replicas are named of {len(assignments)}."
+                )
+            of_first = self._coordinator.partition_state(topic.topic_id, 0)
+            factor = len(of_first.replicas) - len(of_first.adding_replicas)
+            self._check_assignments(name, assignments, factor)
+        if added and not validate_only:
+            topic.assign(len(topic.partitions), assignments)
             await self._roller.commit(topic, lambda: topic.table.add_partitions(total))
             log.info("topic.partitions_added", topic=name, partitions=total)
         return topic

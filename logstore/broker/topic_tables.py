@@ -1,13 +1,14 @@
 """Requests for a topic's Delta table: roll, refresh, delete records, drop foreign files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import structlog
 
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import RequestContext
-from logstore.errors import OffsetOutOfRangeError
+from logstore.errors import LogStoreError, OffsetOutOfRangeError
+from logstore.log.partition_log import PartitionLog
 from logstore.log.roller import Roller, RollResult
 from logstore.log.topic import Topic
 
@@ -51,35 +52,48 @@ class TopicTables:
         return topic.version
 
     async def delete_records(self, context: RequestContext, topic: Topic, partition: int, before_offset: int) -> int:
-        """Move the log start offset up to ``before_offset`` (-1: the last stable offset); the new log start offset.
+        """As ``delete_all_records``, of one partition: its new log start offset; raises its error."""
+        found = await self.delete_all_records(context, topic, {partition: before_offset})
+        if isinstance(start := found[partition], LogStoreError):
+            raise start
+        return start
 
-        Readers of this project stop seeing the records below at once; the files follow with the retention job. Raises
-        OffsetOutOfRangeError beyond the last stable offset or below -1, TopicAuthorizationError, UnknownPartitionError,
-        InvalidTopicError, NotLeaderOrFollowerError.
+    async def delete_all_records(
+        self, context: RequestContext, topic: Topic, before_offsets: Mapping[int, int]
+    ) -> dict[int, int | LogStoreError]:
+        """By partition, move the log start offset up to the one given (-1: the last stable offset): the new log start
+        offsets, or why one was not moved. One roll and one commit for all.
+
+        Readers of this project stop seeing the records below at once; the files follow with the retention job. Errors
+        of a partition: OffsetOutOfRangeError beyond the last stable offset or below -1, UnknownPartitionError,
+        NotLeaderOrFollowerError, and as ``Roller.roll`` and ``Roller.commit``. Raises TopicAuthorizationError,
+        BrokerNotReadyError, InvalidTopicError.
         """
         self._authorizer.require(context, Operation.DELETE, ResourceType.TOPIC, topic.name)
         self._admission.require_ready()
         topic.require_not_internal()
-        partition_log = topic.partition(partition)
-        partition_log.require_served()
-        epoch = partition_log.require_leader().epoch
-        end = partition_log.rollable_end
-        target = end if before_offset == -1 else before_offset
-        if not 0 <= target <= end:
-            raise OffsetOutOfRangeError(
-                f"Cannot delete the records of {topic.name}-{partition} before offset {before_offset}: "
-                f"send an offset of {partition_log.log_start_offset} to {end}, or -1 for all.",
-                log_start_offset=partition_log.log_start_offset,
-                high_watermark=partition_log.high_watermark,
-            )
-        if target > partition_log.sealed_offset:
-            await self._roller.roll(topic, lambda p: p is partition_log)
-        if target > partition_log.log_start_offset:
-            await self._roller.commit(
-                topic,
-                lambda: topic.table.advance_log_start({partition: target}, {partition: epoch}),
-            )
-        return partition_log.log_start_offset
+        found: dict[int, int | LogStoreError] = {}
+        targets: dict[int, int] = {}
+        epochs: dict[int, int] = {}
+        for partition, before_offset in before_offsets.items():
+            try:
+                partition_log = topic.partition(partition)
+                partition_log.require_served()
+                epochs[partition] = partition_log.require_leader().epoch
+                targets[partition] = _new_start(partition_log, before_offset)
+            except LogStoreError as error:
+                found[partition] = error
+        logs = topic.partitions
+        try:
+            unsealed = {one for one, target in targets.items() if target > logs[one].sealed_offset}
+            if unsealed:
+                await self._roller.roll(topic, lambda log: log.partition in unsealed)
+            moved = {one: target for one, target in targets.items() if target > logs[one].log_start_offset}
+            if moved:
+                await self._roller.commit(topic, lambda: topic.table.advance_log_start(moved, epochs))
+        except LogStoreError as error:
+            return found | dict.fromkeys(targets, error)
+        return found | {one: logs[one].log_start_offset for one in targets}
 
     async def drop_foreign_files(self, context: RequestContext, topic: Topic) -> tuple[str, ...]:
         """Take files that other writers added out of the topic's table, and serve its partitions again; their paths.
@@ -93,3 +107,16 @@ class TopicTables:
         dropped = await self._roller.commit(topic, topic.table.drop_foreign_files)
         log.info("topic.foreign_files_dropped", topic=topic.name, files=dropped)
         return dropped
+
+
+def _new_start(log: PartitionLog, before_offset: int) -> int:
+    end = log.rollable_end
+    target = end if before_offset == -1 else before_offset
+    if not 0 <= target <= end:
+        raise OffsetOutOfRangeError(
+            f"Cannot delete the records of {log.topic}-{log.partition} before offset {before_offset}: send an offset "
+            f"of {log.log_start_offset} to {end}, or -1 for all.",
+            log_start_offset=log.log_start_offset,
+            high_watermark=log.high_watermark,
+        )
+    return target

@@ -243,6 +243,14 @@ class Topics:
         self._authorizer.require(context, operation, ResourceType.TOPIC, name)
         return self.get(name)
 
+    def topic_by_id(
+        self, context: RequestContext, topic_id: uuid.UUID, operation: Operation = Operation.DESCRIBE
+    ) -> Topic:
+        """As ``topic``. UnknownTopicIdError instead of UnknownTopicError."""
+        topic = self.by_id(topic_id)
+        self._authorizer.require(context, operation, ResourceType.TOPIC, topic.name)
+        return topic
+
     def get(self, name: str) -> Topic:
         """The topic, for the broker's own rooms: no permission is asked.
 
@@ -355,7 +363,12 @@ class Topics:
     # ---- changes, under the lock ------------------------------------------------------------------------------------
 
     async def make(
-        self, name: str, count: int, overrides: dict[str, str], replication_factor: int | None = None
+        self,
+        name: str,
+        count: int,
+        overrides: dict[str, str],
+        replication_factor: int | None = None,
+        assignments: Sequence[Sequence[int]] = (),
     ) -> Topic:
         """A new topic: its table, then its registration. StorageFullError, StorageError."""
         await self.removals.make_way(name)
@@ -365,6 +378,7 @@ class Topics:
         except BaseException:
             await asyncio.to_thread(self._catalog.take_back, name)
             raise
+        topic.assign(0, assignments)
         self._add(topic)
         self._coordinator.set_partitions(_known(topic, replication_factor))
         log.info("topic.created", topic=name, partitions=count, configs=overrides)
@@ -512,7 +526,7 @@ def _known(topic: Topic, replication_factor: int | None = None) -> KnownTopic:
     epochs = tuple(max(in_table[p.partition].leader_epoch, p.state.leader_epochs.last) for p in topic.partitions)
     has_records = any(p.log_end_offset for p in topic.partitions)
     unclean = topic.config.unclean_leader_election_enable
-    return KnownTopic(topic.name, topic.topic_id, epochs, has_records, replication_factor, unclean)
+    return KnownTopic(topic.name, topic.topic_id, epochs, has_records, replication_factor, unclean, topic.assignments)
 
 
 def _unknown(name: str) -> UnknownTopicError:

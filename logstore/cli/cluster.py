@@ -75,15 +75,19 @@ def start(
     On the directory of a store of one node, which must be stopped, it becomes a cluster: its broker leads everything
     with one replica, and the others join. There is no way back.
     """
+    from logstore.cluster_processes.kafka_addresses import kafka_environments
     from logstore.cluster_processes.record import broker_ids
     from logstore.cluster_processes.running_cluster import ClusterEntry, Wanted, run
+    from logstore.settings import load_settings
 
     directory = _directory(data)
+    ids = broker_ids(directory, brokers)
     wanted = Wanted(
         directory,
-        broker_ids(directory, brokers),
+        ids,
         zookeeper=zookeeper,
         environment={"LOGSTORE_INTER_BROKER_PORT": "0"},
+        environments=kafka_environments(load_settings(), ids),
     )
 
     def announce(found: ClusterEntry, _: int | None) -> None:

@@ -53,7 +53,7 @@ class CommandGroup(TyperGroup):
         except UnknownHostError as error:
             fail(error.message)
         except StoreUnreachableError as error:
-            fail(f"{error.message}; start one with: logstore serve")
+            fail(f"{error.message}; start one with: logstore serve, or name another one with --url or LOGSTORE_URL")
         except UnknownTopicError as error:
             fail(f"{error.message.rstrip('.')}; logstore topic list shows what there is")
         except UnknownGroupError as error:

@@ -2,17 +2,21 @@
 
 import gc
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
 from logstore.errors import InvalidConfigError
 
+if TYPE_CHECKING:
+    from logstore.settings import Settings
+
 EXAMPLES = """\b
 Examples:
   logstore serve
-  logstore serve --data /srv/log --port 9092
+  logstore serve --data /srv/log --port 8083 --kafka-port 9093
   logstore serve --config conf/logstore.toml --host 0.0.0.0
   logstore serve --log-level debug
   logstore serve --jobs
@@ -26,6 +30,15 @@ def serve(
     ] = None,
     port: Annotated[
         int | None, typer.Option(help="HTTP port; 0 takes a free one. [default: 8082]", show_default=False)
+    ] = None,
+    kafka_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65_535,
+            help="Port for Kafka's clients; 0 takes a free one. [default: 9092, if it is free]",
+            show_default=False,
+        ),
     ] = None,
     host: Annotated[
         str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]", show_default=False)
@@ -62,9 +75,11 @@ def serve(
     is ready. SIGTERM and Ctrl-C stop it cleanly: requests end, records are put into Delta as far as there is time.
 
     With --brokers each broker has a port of its own, too: those after --port, for clients that go to leaders directly.
+    For Kafka's clients the first broker has --kafka-port, and the others the ports after it.
     """
     if brokers is not None:
-        _serve_brokers(brokers, config, data=data, port=port, host=host, log_level=log_level, jobs_enable=jobs or None)
+        given = {"data": data, "port": port, "host": host, "log_level": log_level, "jobs_enable": jobs or None}
+        _serve_brokers(brokers, config, kafka_port, given)
     from logstore.process_memory import tune_allocators
 
     tune_allocators()  # before pyarrow is imported
@@ -79,10 +94,21 @@ def serve(
     if config is not None:
         os.environ["LOGSTORE_CONFIG"] = str(config)
     settings = load_settings(data=data, port=port, host=host, log_level=log_level, jobs_enable=jobs or None)
-    raise typer.Exit(run_node(settings, shared_port))
+    raise typer.Exit(run_node(_with_kafka_port(settings, kafka_port), shared_port))
 
 
-def _serve_brokers(count: int, config: Path | None, **given: object) -> NoReturn:
+def _with_kafka_port(settings: "Settings", port: int | None) -> "Settings":
+    """``--kafka-port``: on ``host``, as the HTTP port."""
+    from logstore.settings import address_of, load_settings
+
+    if port is None:
+        return settings
+    given = {name: getattr(settings, name) for name in settings.model_fields_set}
+    return load_settings(**given | {"kafka_listeners": address_of(settings.host, port)})
+
+
+def _serve_brokers(count: int, config: Path | None, kafka_port: int | None, given: Mapping[str, object]) -> NoReturn:
+    from logstore.cluster_processes.kafka_addresses import kafka_environments
     from logstore.cluster_processes.record import Directory
     from logstore.cluster_processes.running_cluster import ClusterEntry, Wanted, run
     from logstore.listening_sockets import url_on
@@ -90,13 +116,14 @@ def _serve_brokers(count: int, config: Path | None, **given: object) -> NoReturn
 
     if config is not None:
         os.environ["LOGSTORE_CONFIG"] = str(config)
-    settings = load_settings(**given)
+    settings = _with_kafka_port(load_settings(**given), kafka_port)
     if os.environ.get("LISTEN_PID") == str(os.getpid()):
         raise InvalidConfigError(
             "--brokers makes its sockets itself: take the ListenStream of the service manager away"
         )
     ids = range(settings.broker_id, settings.broker_id + count)
     peer_port = settings.inter_broker_port
+    kafka = kafka_environments(settings, ids)
     wanted = Wanted(
         Directory(settings.data),
         ids,
@@ -108,6 +135,7 @@ def _serve_brokers(count: int, config: Path | None, **given: object) -> NoReturn
         environment={"LOGSTORE_LOG_LEVEL": settings.log_level},
         environments={
             broker_id: {
+                **kafka[broker_id],
                 "LOGSTORE_INTER_BROKER_PORT": str(peer_port + at if peer_port else 0),
                 # One process of jobs looks after all topics.
                 "LOGSTORE_JOBS_ENABLE": str(settings.jobs_enable and at == 0).lower(),

@@ -9,7 +9,7 @@ import typer
 from logstore.cli.command_group import FAILED, confirm
 from logstore.cli.options import ConfigOption, JsonOption, UrlOption, admin_of, complete_topics, parse_configs
 from logstore.cli.output import bytes_text, counted, print_json, print_problems, print_table
-from logstore.cli.topic_listing import ids_text, listing, print_listing, print_partitions
+from logstore.cli.topic_listing import ids_text, known_text, leader_text, listing, print_listing, print_partitions
 
 if TYPE_CHECKING:
     from logstore.client.admin import Admin, ListedPartitions
@@ -71,11 +71,24 @@ def create(
                 raise
             created = False
         topic = _described(admin, name)
+    if created:
+        _warn_of_too_few_replicas(topic)
     if json:
         print_json({"topic": name, "partitions": len(topic.partitions), "created": created, "location": topic.location})
     else:
         verb = "Created" if created else "There is"
         print(f"{verb} topic {name} with {counted(len(topic.partitions), 'partition')} at {topic.location}")
+
+
+def _warn_of_too_few_replicas(topic: "TopicDescription") -> None:
+    wanted, replicas = int(topic.configs["min.insync.replicas"]), len(topic.partitions[0].replicas)
+    if wanted > replicas:
+        typer.echo(
+            f"Appends with acks=all will be refused: min.insync.replicas is {wanted}, and each partition has "
+            f"{counted(replicas, 'replica')}. Lower it with: logstore topic alter {topic.name} -c "
+            f"min.insync.replicas={replicas}",
+            err=True,
+        )
 
 
 def _described(admin: "Admin", name: str) -> "TopicDescription":
@@ -168,9 +181,10 @@ def describe(
 ) -> None:
     """Show leaders, replicas, offsets, sizes and configuration.
 
-    Per partition: its leader (-1: none), the brokers of its replicas and of those in sync (ISR); start (log start
+    Per partition: its leader, the brokers of its replicas and of those in sync (ISR); start (log start
     offset), end (log end offset), high watermark (readers see the records below it), sealed (the records below it are
-    in Delta), segments (Parquet files), bytes (their size), unsealed (bytes in the journal only).
+    in Delta), segments (Parquet files), bytes (their size), unsealed (bytes in the journal only); - where the leader
+    does not tell.
     """
     with admin_of(ctx, url) as admin:
         topic = admin.describe_topic(name)
@@ -209,16 +223,16 @@ def describe(
         [
             (
                 found.partition,
-                found.leader,
+                leader_text(found.leader),
                 ids_text(replica.broker for replica in found.replicas),
                 ids_text(replica.broker for replica in found.replicas if replica.in_sync),
-                found.log_start_offset,
-                found.log_end_offset,
-                found.high_watermark,
-                found.sealed_offset,
+                *map(
+                    known_text,
+                    (found.log_start_offset, found.log_end_offset, found.high_watermark, found.sealed_offset),
+                ),
                 found.segments,
                 bytes_text(found.size_bytes),
-                bytes_text(found.unsealed_bytes),
+                bytes_text(found.unsealed_bytes) if found.unsealed_bytes >= 0 else "-",
             )
             for found in topic.partitions
         ],
@@ -419,24 +433,26 @@ def elect_leaders(
         if election_type is Election.UNCLEAN and not yes:
             confirm("Elect leaders that may lack acknowledged records?", otherwise="No leader was elected.")
         elected = admin.elect_leaders(election_type.value, asked)
-    needed = {where: error for where, error in elected.items() if not isinstance(error, ElectionNotNeededError)}
-    failed = [error for error in needed.values() if error is not None]
+    needed = {where: how for where, how in elected.items() if not isinstance(how, ElectionNotNeededError)}
+    failed = [how for how in needed.values() if not isinstance(how, int)]
     if json:
         print_json(
             [
                 {
                     "topic": where.topic,
                     "partition": where.partition,
-                    "error_code": None if error is None else code_of(error),
-                    "error": None if error is None else error.message,
+                    "leader": how if isinstance(how, int) else None,
+                    "error_code": None if isinstance(how, int) else code_of(how),
+                    "error": None if isinstance(how, int) else how.message,
                 }
-                for where, error in elected.items()
+                for where, how in elected.items()
             ]
         )
     elif not needed:
         print("No election was needed")
     else:
-        for where, error in needed.items():
-            print(f"{where.topic}-{where.partition}: {'another broker leads now' if error is None else error.message}")
+        for where, how in needed.items():
+            outcome = f"broker {how} leads now" if isinstance(how, int) else how.message
+            print(f"{where.topic}-{where.partition}: {outcome}")
     if failed:
         raise typer.Exit(FAILED)

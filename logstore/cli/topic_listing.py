@@ -66,7 +66,13 @@ def print_partitions(found: Sequence["PartitionReplicas"], state: str, *, as_jso
         print_table(
             ["topic", "partition", "leader", "replicas", "isr"],
             [
-                (one.topic, one.partition, one.leader, ids_text(one.replicas), ids_text(one.in_sync_replicas))
+                (
+                    one.topic,
+                    one.partition,
+                    leader_text(one.leader),
+                    ids_text(one.replicas),
+                    ids_text(one.in_sync_replicas),
+                )
                 for one in found
             ],
         )
@@ -75,6 +81,15 @@ def print_partitions(found: Sequence["PartitionReplicas"], state: str, *, as_jso
 def ids_text(brokers: Iterable[int]) -> str:
     """``1 2 3``, as no number is written; ``none`` without any."""
     return " ".join(map(str, brokers)) or "none"
+
+
+def leader_text(broker: int) -> str:
+    return "none" if broker < 0 else str(broker)
+
+
+def known_text(offset: int) -> str:
+    """``-`` for an offset that the leader has not told."""
+    return "-" if offset < 0 else f"{offset:,}"
 
 
 def _unserved(status: "StoreStatus") -> list[str]:

@@ -9,7 +9,7 @@ import typer
 from logstore.cli.command_group import FAILED, fail
 from logstore.cli.options import JsonOption, UrlOption, admin_of, complete_topics
 from logstore.cli.output import counted, print_json, print_json_line, print_table
-from logstore.cli.topic_listing import ids_text
+from logstore.cli.topic_listing import ids_text, leader_text
 
 if TYPE_CHECKING:
     from logstore.client.admin import Admin
@@ -108,6 +108,13 @@ def execute(ctx: typer.Context, plan: PlanArgument, json: JsonOption = False, ur
                     f"{one.topic}-{one.partition}: {error.message.rstrip('.')}; {begun} of {len(wanted)} moves have "
                     "begun: execute the plan again, or cancel it"
                 )
+    for one, state in wanted:
+        if state.leader < 0:
+            typer.echo(
+                f"{one.topic}-{one.partition} has no leader, and is not copied before it has one: start a broker of "
+                f"{ids_text(state.in_sync_replicas)}.",
+                err=True,
+            )
     if json:
         print_json({"begun": len(wanted), "former": former})
         return
@@ -198,7 +205,7 @@ def list_reassignments(ctx: typer.Context, json: JsonOption = False, url: UrlOpt
                 (
                     one.topic,
                     one.partition,
-                    one.leader,
+                    leader_text(one.leader),
                     ids_text(one.in_sync_replicas),
                     ids_text(one.adding_replicas),
                     ids_text(one.removing_replicas),

@@ -100,8 +100,12 @@ class _PartitionReplicasList:
 class _ElectedPartition:
     topic: str
     partition: int
+    leader: int | None
     error_code: int | None
     message: str | None
+
+    def outcome(self) -> int | LogStoreError:
+        return self.leader if self.leader is not None else error_of(self.error_code or 0, self.message or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +201,8 @@ class Admin:
 
     def describe_cluster(self) -> ClusterDescription:
         """The brokers that are there, the controller, and how many partitions lack replicas or a leader."""
-        return decode(self._transport.request("GET", "/cluster").content, ClusterDescription)
+        answer = self._transport.keep_trying(lambda: self._transport.ask_around("/cluster"))
+        return decode(answer.content, ClusterDescription)
 
     def partition_replicas(self, *, state: ListedPartitions | None = None) -> tuple[PartitionReplicas, ...]:
         """Leaders and replicas of the partitions in ``state`` (None: of all), by topic and partition."""
@@ -215,12 +220,13 @@ class Admin:
         self,
         election_type: Literal["preferred", "unclean"],
         partitions: Collection[TopicPartition] | Collection[tuple[str, int]] | None = None,
-    ) -> dict[TopicPartition, LogStoreError | None]:
+    ) -> dict[TopicPartition, int | LogStoreError]:
         """Have leaders elected (KIP-460) of these partitions, or of all that need one (None); up to ``ELECTIONS_MAX``.
 
         ``preferred``: the first replica leads again, if it is in sync. ``unclean``: a replica leads that may lack
-        acknowledged records, where no other one can. An error of a partition is its value: ElectionNotNeededError,
-        PreferredLeaderNotAvailableError, EligibleLeadersNotAvailableError, UnknownTopicError, UnknownPartitionError.
+        acknowledged records, where no other one can. The value of a partition is its leader now, or its error:
+        ElectionNotNeededError, PreferredLeaderNotAvailableError, EligibleLeadersNotAvailableError, UnknownTopicError,
+        UnknownPartitionError.
         """
         body: dict[str, object] = {"election_type": election_type}
         if partitions is not None:
@@ -228,9 +234,7 @@ class Admin:
         # An election that has been held is not needed again: safe to send again, but then the answer says so.
         answer = self._transport.request("POST", "/cluster/elect-leaders", json=body)
         return {
-            TopicPartition(one.topic, one.partition): None
-            if one.error_code is None
-            else error_of(one.error_code, one.message or "")
+            TopicPartition(one.topic, one.partition): one.outcome()
             for one in decode(answer.content, _ElectedLeaders).partitions
         }
 

@@ -191,9 +191,19 @@ class Transport:
         self._begin_behind(self._addresses[0])
 
     def ask_around(
-        self, path: str, *, params: Mapping[str, str | int], timeout_s: float, is_cancelled: Callable[[], bool]
+        self,
+        path: str,
+        *,
+        params: Mapping[str, str | int] | None = None,
+        timeout_s: float | None = None,
+        is_cancelled: Callable[[], bool] = lambda: False,
     ) -> Answer:
-        """The 2xx answer to a GET, from the first address that gives one. Raises as ``request_once``, for the last."""
+        """The 2xx answer to a GET, from the first address that gives one. Raises as ``request_once``, for the last.
+
+        ``timeout_s`` bounds the wait for each address; None: ``request_timeout_s``, divided among them.
+        """
+        if timeout_s is None:
+            timeout_s = self.request_timeout_s / len(self._addresses)
         failed: LogStoreError | None = None
         for _ in range(len(self._addresses)):
             try:

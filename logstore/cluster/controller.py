@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from logstore.cluster import znodes
 from logstore.cluster.assignment import begin_reassignment, cancel_reassignment
-from logstore.cluster.coordinator import ElectionType, KnownTopic
+from logstore.cluster.coordinator import Elected, ElectionType, KnownTopic
 from logstore.cluster.partition_changes import write_topic
 from logstore.cluster.reconcile import NEW, Policy, Preferred, TopicWrite, elect, reconcile
 from logstore.cluster.view import ClusterView, WatchedView
@@ -272,36 +272,33 @@ class Controller:
             self._check()
             await self._reconcile(policy, None)
 
-    async def elect(
-        self, election: ElectionType, partitions: Mapping[str, Collection[int]] | None
-    ) -> Mapping[tuple[str, int], LogStoreError | None]:
+    async def elect(self, election: ElectionType, partitions: Mapping[str, Collection[int]] | None) -> Elected:
         """See ``Coordinator.elect_leaders``. One write for each topic."""
         self._check()
         view = self._watched.view
         asked = partitions
         if asked is None:
             asked = {name: range(len(node.document.partitions)) for name, node in view.topics.items()}
-        found: dict[tuple[str, int], LogStoreError | None] = {}
+        found: dict[tuple[str, int], int | LogStoreError] = {}
         for topic, numbers in asked.items():
             try:
                 found.update(await self._elect_in(topic, numbers, election))
             except (UnknownTopicError, ClusterStateError) as error:
                 found.update({(topic, number): error for number in numbers})
         if partitions is None:
-            found = {where: error for where, error in found.items() if not isinstance(error, ElectionNotNeededError)}
+            found = {where: how for where, how in found.items() if not isinstance(how, ElectionNotNeededError)}
         return found
 
-    async def _elect_in(
-        self, topic: str, numbers: Collection[int], election: ElectionType
-    ) -> Mapping[tuple[str, int], LogStoreError | None]:
-        found: dict[tuple[str, int], LogStoreError | None] = {}
+    async def _elect_in(self, topic: str, numbers: Collection[int], election: ElectionType) -> Elected:
+        found: dict[tuple[str, int], int | LogStoreError] = {}
 
         def change(document: TopicRegistration) -> TopicRegistration:
             rows = list(document.partitions)
             view = self._watched.view  # ``document`` is from there
             for number in numbers:
                 try:
-                    rows[number], found[topic, number] = elect(view, topic, number, election), None
+                    rows[number] = elect(view, topic, number, election)
+                    found[topic, number] = rows[number].leader
                 except LogStoreError as error:
                     found[topic, number] = error
             return replace(document, partitions=tuple(rows))

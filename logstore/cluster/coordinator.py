@@ -50,8 +50,8 @@ class ElectionType(enum.StrEnum):
     UNCLEAN = "unclean"
 
 
-#: By topic and partition, the error of an election; None where another broker leads now.
-Elected = Mapping[tuple[str, int], LogStoreError | None]
+#: By topic and partition, the leader that was elected, or the error of the election.
+Elected = Mapping[tuple[str, int], int | LogStoreError]
 
 
 #: Of a partition that is not known.
@@ -64,7 +64,8 @@ class KnownTopic:
 
     ``leader_epochs``: by partition, the last that table and journal have seen. ``has_records``: whether any are known,
     in the table or in this broker's journal. ``replication_factor``: that of a new topic (None: the default).
-    ``unclean``: whether its partitions may lose records to have a leader (``unclean.leader.election.enable``).
+    ``assignments``: by partition, the brokers of its replicas as somebody has chosen them; () or none: the controller
+    chooses. ``unclean``: whether its partitions may lose records to have a leader (``unclean.leader.election.enable``).
     """
 
     name: str
@@ -73,6 +74,7 @@ class KnownTopic:
     has_records: bool = False
     replication_factor: int | None = None
     unclean: bool = False
+    assignments: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +89,14 @@ class RegisteredTopic:
 
 @dataclass(frozen=True, slots=True)
 class BrokerEndpoint:
-    """A broker that is there, as clients find it. ``url`` is None on one node: it is where the client found it."""
+    """A broker that is there, as clients find it. ``url`` is None on one node: it is where the client found it.
+    ``kafka`` is the host:port for Kafka's clients; None if it has none for them, or on one node.
+    """
 
     id: int
     url: str | None
     rack: str | None = None
+    kafka: str | None = None
 
 
 #: The command for a topic whose table has records, and that the cluster does not know.

@@ -244,7 +244,9 @@ def elect(view: ClusterView, topic: str, partition: int, election: ElectionType)
         raise ElectionNotNeededError(f"Broker {first} leads {what} already, as the first of its replicas.")
     elected = elect_preferred(replicas, row, lambda _: True)
     if elected == row:
-        why = "is not in sync" if replicas.is_running(first) and row.leader != NO_LEADER else "is not there"
+        why = "is not there: start it"
+        if replicas.is_running(first):
+            why = "is not in sync: wait until it is" if row.leader != NO_LEADER else "is not in sync, and nobody leads"
         raise PreferredLeaderNotAvailableError(f"Broker {first}, the first replica of {what}, {why}.")
     return elected
 
@@ -275,19 +277,25 @@ class _Placing:
         epochs = table.leader_epochs[len(known) :]
         if not epochs:
             return ()
+        given = table.assignments[len(known) :] + ((),) * len(epochs)
+        open_ones = sum(not replicas for replicas in given[: len(epochs)])
         racks = {one: broker.registration.rack for one, broker in self._view.brokers.items() if broker.is_running}
         asked = len(known[0].target) if known else table.replication_factor or self._policy.default_replication_factor
         if self._load is None:
             self._load = Load.of(row.target for node in self._view.topics.values() for row in node.document.partitions)
+        for replicas in filter(None, given):
+            self._load.add(replicas)
         try:
-            found = assign(len(epochs), asked, racks, self._load)
+            found = iter(assign(open_ones, asked, racks, self._load) if open_ones else ())
         except InvalidReplicationFactorError as error:
             refused[table.name] = error.message
             return ()
         # Nobody has a record of them: all replicas are in sync. The first epoch is above those of the table.
         return tuple(
             PartitionRegistration(replicas[0], max(epoch, 0) + 1, replicas, replicas)
-            for epoch, replicas in zip(epochs, found, strict=True)
+            for epoch, replicas in (
+                (epoch, chosen or next(found)) for epoch, chosen in zip(epochs, given, strict=False)
+            )
         )
 
 

@@ -68,6 +68,7 @@ class Registration:
         url: str,
         peer: str,
         rack: str | None,
+        kafka: str | None = None,
     ) -> None:
         self._zookeeper = zookeeper
         self._data = data
@@ -76,7 +77,9 @@ class Registration:
         self._filesystem = filesystem
         self._clock = clock
         self._path = znodes.broker_path(broker_id)
-        self._wanted = BrokerRegistration(url=url, peer=peer, rack=rack, state="running", record_version=-1)
+        self._wanted = BrokerRegistration(
+            url=url, kafka=kafka, peer=peer, rack=rack, state="running", record_version=-1
+        )
         self.cluster_id = ""
         self.lease = Lease(clock)
         #: The node of this session; None while there is none.

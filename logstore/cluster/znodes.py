@@ -58,8 +58,9 @@ class ControllerEpoch(_Document, frozen=True):
 
 
 class BrokerRegistration(_Document, frozen=True):
-    """A broker that is there. ``url`` is for clients, ``peer`` (host:port) for brokers. ``offline``: by topic, the
-    partitions that its disk cannot serve. ``record_version`` is the version of its ``BrokerRecord``.
+    """A broker that is there. ``url`` is for clients over HTTP, ``kafka`` (host:port) for Kafka's, ``peer`` (host:port)
+    for brokers. ``offline``: by topic, the partitions that its disk cannot serve. ``record_version`` is the version of
+    its ``BrokerRecord``.
     """
 
     url: str
@@ -68,6 +69,7 @@ class BrokerRegistration(_Document, frozen=True):
     state: Literal["running", "shutting_down"]
     record_version: int
     offline: dict[str, tuple[int, ...]] = {}
+    kafka: str | None = None
 
 
 class BrokerRecord(_Document, frozen=True):

@@ -69,6 +69,7 @@ class ZooKeeperCoordinator:
         *,
         url: str,
         peer: str,
+        kafka: str | None = None,
         rack: str | None = None,
         session_timeout_ms: int = SESSION_TIMEOUT_MS,
         policy: Policy | None = None,
@@ -84,7 +85,7 @@ class ZooKeeperCoordinator:
             Servers.parse(connect), session_timeout_ms=session_timeout_ms, clock=clock
         )
         self.registration = Registration(
-            zookeeper, data, log_directory, broker_id, filesystem, clock, url=url, peer=peer, rack=rack
+            zookeeper, data, log_directory, broker_id, filesystem, clock, url=url, kafka=kafka, peer=peer, rack=rack
         )
         self._watched = WatchedView(zookeeper)
         self._tables: dict[UUID, KnownTopic] = {}
@@ -112,7 +113,13 @@ class ZooKeeperCoordinator:
 
     @classmethod
     def of(
-        cls, settings: Settings, filesystem: FileSystem, *, url: str, clock: Clock | None = None
+        cls,
+        settings: Settings,
+        filesystem: FileSystem,
+        *,
+        url: str,
+        kafka: str | None = None,
+        clock: Clock | None = None,
     ) -> "ZooKeeperCoordinator":
         """By the settings of a broker with ``zookeeper.connect``. InvalidConfigError."""
         assert settings.zookeeper_connect is not None
@@ -123,6 +130,7 @@ class ZooKeeperCoordinator:
             settings.broker_id,
             filesystem,
             url=url,
+            kafka=kafka,
             peer="",  # ``Registration.advertise`` tells it
             rack=settings.broker_rack or socket.gethostname(),
             session_timeout_ms=settings.zookeeper_session_timeout_ms,
@@ -239,7 +247,7 @@ class ZooKeeperCoordinator:
     @property
     def brokers_by_id(self) -> Mapping[int, BrokerEndpoint]:
         registered = {one: broker.registration for one, broker in sorted(self.view.brokers.items())}
-        return {one: BrokerEndpoint(one, found.url, found.rack) for one, found in registered.items()}
+        return {one: BrokerEndpoint(one, found.url, found.rack, found.kafka) for one, found in registered.items()}
 
     @property
     def is_migration(self) -> bool:

@@ -185,6 +185,11 @@ class _Cluster:
 
     # ---- start ------------------------------------------------------------------------------------------------------
 
+    def _progress(self, line: str) -> None:
+        """A service has its brokers' logs instead."""
+        if not self._wanted.is_service:
+            _say(line)
+
     async def _start(self) -> None:
         logs = self._wanted.log_dirs or self._wanted.directory.data / "brokers"
         if self._record.zookeeper_port is not None:
@@ -206,17 +211,23 @@ class _Cluster:
             )
         if (alone := one_node(self._wanted.directory)) is not None:
             # It makes the directory a cluster's before others may use it.
+            self._progress(f"starting broker {alone}, whose store becomes a cluster")
             await self._start_one(self._brokers[alone])
-        starts = [asyncio.create_task(self._start_one(broker)) for id_, broker in self._brokers.items() if id_ != alone]
+        others = [id_ for id_ in self._brokers if id_ != alone]
+        if others:
+            self._progress(f"starting {_brokers_text(others)}")
+        starts = [asyncio.create_task(self._start_one(self._brokers[id_])) for id_ in others]
         try:
             await asyncio.gather(*starts)
         finally:
             for start in starts:
                 start.cancel()
             await asyncio.gather(*starts, return_exceptions=True)
+        self._progress("waiting until all brokers know each other")
         await self._agree()
 
     async def _start_zookeeper(self, port: int) -> None:
+        self._progress(f"starting ZooKeeper on {_LOOPBACK}:{port}")
         # Alone it uses the port for clients only.
         self._zookeeper = server = ZooKeeperServer(self._wanted.directory.zookeeper, 1, [Ports(port, 0, 0)])
         starting = asyncio.create_task(asyncio.to_thread(_start_server, server))
@@ -232,6 +243,7 @@ class _Cluster:
     async def _start_one(self, broker: BrokerProcess) -> BrokerEntry:
         shared = [] if self._shared_port is None else ["--shared-port", str(self._shared_port)]
         entry = await broker.start(shared)
+        self._progress(f"broker {broker.id} is ready at {entry.url}")
         self._watch(self._watch_broker(broker))
         return entry
 
@@ -329,6 +341,10 @@ def _view_of(entry: BrokerEntry, wanted: set[int]) -> str | None:
     if missing := sorted(wanted.difference(broker.broker_id for broker in cluster.brokers)):
         return f"broker {entry.id} does not know of brokers {', '.join(map(str, missing))}"
     return f"broker {entry.id} knows of no controller" if cluster.controller_id is None else None
+
+
+def _brokers_text(ids: Sequence[int]) -> str:
+    return f"broker{'s' * (len(ids) != 1)} {', '.join(map(str, ids))}"
 
 
 def _in_words(code: int) -> str:

@@ -46,7 +46,7 @@ class FrameType(IntEnum):
     ``leader_epoch`` is that of the leader who ordered it.
     """
     KAFKA_BATCH = 5
-    """A Kafka record batch (format 2), verbatim. Reserved: this release neither writes nor honours it."""
+    """A record batch of a Kafka client (magic 2), verbatim but for append times."""
     CONTROL = 6
     """A transaction marker: it takes one offset and holds no record. The header has the producer's id and epoch, the
     payload is an ``EndTransactionMarker``.
@@ -94,7 +94,7 @@ class FrameHeader(NamedTuple):
     @property
     def is_honoured(self) -> bool:
         """Whether this release takes such a frame; it refuses others at a start and in reads."""
-        return not _unhonoured(self.type, self.flags)
+        return not _unhonoured(self.flags)
 
     @property
     def takes_offsets(self) -> bool:
@@ -240,18 +240,13 @@ KNOWN: Final[Kinds] = {
 }
 
 
-def _unhonoured(kind: int, flags: int) -> list[str]:
-    """The part of a type and flags that this release does not honour, in words."""
-    found = []
-    if kind == FrameType.KAFKA_BATCH:
-        found.append(f"is of type KAFKA_BATCH ({kind})")
-    if flags & FrameFlags.TRANSACTIONAL:
-        found.append(f"has the flag TRANSACTIONAL ({int(FrameFlags.TRANSACTIONAL)})")
-    return found
+def _unhonoured(flags: int) -> str:
+    """The flags that this release does not honour, in words. It honours all types."""
+    return f"has the flag TRANSACTIONAL ({int(FrameFlags.TRANSACTIONAL)})" if flags & FrameFlags.TRANSACTIONAL else ""
 
 
 #: The kinds of frame that this release honours: a log with any other kind cannot be served.
-HONOURED: Final[Kinds] = {key: known for key, known in KNOWN.items() if not _unhonoured(*known)}
+HONOURED: Final[Kinds] = {key: known for key, known in KNOWN.items() if not _unhonoured(known[1])}
 _topic_id = functools.lru_cache(maxsize=4096)(lambda raw: UUID(bytes=raw))
 
 
@@ -325,8 +320,8 @@ def _refusal(version: int, kind: int, flags: int, position: int) -> DataDirector
             "in that version: a newer release wrote it; start that one"
         )
     return DataDirectoryError(
-        f"{where} {' and '.join(_unhonoured(kind, flags))}, which this release does not serve. A newer release wrote "
-        "it: start that one. Nothing was changed"
+        f"{where} {_unhonoured(flags)}, which this release does not serve. A newer release wrote it: start that one. "
+        "Nothing was changed"
     )
 
 

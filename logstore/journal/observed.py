@@ -103,7 +103,7 @@ class ObservedJournal:
         file: JournalFile | None = None
         try:
             for header, (position, length), _ in self.frames():
-                if header.type is not FrameType.DATA or not wanted(header):
+                if not header.has_records or not wanted(header):
                     continue
                 start, path = next(at for at in reversed(self.files) if at[0] <= position)
                 if file is None or file.start != start:

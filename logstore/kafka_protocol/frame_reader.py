@@ -95,6 +95,16 @@ class FrameReader:
             self._begin_long(size, begin)
         return None
 
+    @property
+    def is_within_frame(self) -> bool:
+        """Whether a frame has begun to arrive and is not whole, once all frames are taken out."""
+        return self._long is not None or self._end > self._start
+
+    @property
+    def long_frame_bytes(self) -> int:
+        """The size of the long frame that is arriving; 0: none is."""
+        return 0 if self._long is None else len(self._long)
+
     def _begin_long(self, size: int, begin: int) -> None:
         self._long = np.empty(size, np.uint8).data
         self._long_end = self._end - begin

@@ -15,9 +15,9 @@ import numpy as np
 from logstore.errors import CorruptionError
 from logstore.journal.frame import FrameHeader, FrameLocation
 from logstore.limits import RECORD_OVERHEAD_BYTES
+from logstore.records.payload import MESSAGE_BYTES
 
-# The overhead of a record batch message, and of its columns for each record.
-_MESSAGE_BYTES = 532
+# The overhead of columns for each record.
 _COLUMN_BYTES = 20
 
 
@@ -213,7 +213,7 @@ class FrameIndex:
             return 0
         records = self._end[last - 1] - self._base[first]
         overhead = records * RECORD_OVERHEAD_BYTES
-        inflated = sum(self._inflated[first:last]) - (last - first) * _MESSAGE_BYTES
+        inflated = sum(self._inflated[first:last]) - (last - first) * MESSAGE_BYTES
         return max(overhead, inflated + records * (RECORD_OVERHEAD_BYTES - _COLUMN_BYTES))
 
     def frames_by_bytes(self, start: int, end: int, max_bytes: int) -> list[IndexedFrame]:
@@ -225,6 +225,21 @@ class FrameIndex:
             total += frame.inflated_bytes or frame.location.length
             if total >= max_bytes:
                 break
+        return taken
+
+    def locations_by_length(self, start: int, end: int, max_bytes: int) -> list[FrameLocation]:
+        """The first frames of [start, end) that have up to ``max_bytes`` in the journal together; at least one if there
+        is any.
+        """
+        first, last = bisect_right(self._end, start), bisect_left(self._base, end)
+        taken: list[FrameLocation] = []
+        left = max_bytes
+        for at in range(first, last):
+            length = self._length[at]
+            left -= length
+            if left < 0 and taken:
+                break
+            taken.append(FrameLocation(self._position[at], length))
         return taken
 
     def frames_since(self, start: int, end: int, timestamp_ms: int) -> Iterator[IndexedFrame]:

@@ -1,16 +1,24 @@
-"""Journal frames as records of the log."""
+"""Journal frames as records of the log, and as batches for readers who know Arrow alone."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Final
 
 import pyarrow as pa
 
-from logstore.errors import CorruptionError
-from logstore.journal.frame import Frame, FrameFlags
+from logstore.errors import CorruptionError, InvalidRecordBatchError
+from logstore.journal.frame import Frame, FrameFlags, FrameType
+from logstore.kafka_batches.decoding import decode_batches
+from logstore.kafka_batches.records import COLUMN_BYTES_MAX
+from logstore.protocol.record_batch import LOG_APPEND_TIME, RecordBatch
 from logstore.records.log_batches import GATHERED_BYTES, Origin, with_origins
-from logstore.records.payload import decode_payloads
+from logstore.records.payload import decode_payloads, encode_payload
+from logstore.records.schema import WIRE_SCHEMA
 
+# Looked up once: an enumeration's members are slow to find.
 _LOG_APPEND_TIME: Final = FrameFlags.LOG_APPEND_TIME
+_DATA: Final = FrameType.DATA
+_KAFKA_BATCH: Final = FrameType.KAFKA_BATCH
 
 
 def frame_records(frames: Iterable[Frame]) -> Iterator[pa.RecordBatch]:
@@ -19,21 +27,25 @@ def frame_records(frames: Iterable[Frame]) -> Iterator[pa.RecordBatch]:
     """
     gathered: list[Frame] = []
     gathered_bytes = 0
+    has_kafkas = False
     for frame in frames:
-        if not frame.header.has_records:
+        header, payload = frame
+        if header.type is _KAFKA_BATCH:
+            has_kafkas = True
+        elif header.type is not _DATA:
             continue
-        num_bytes = max(frame.header.inflated_bytes, len(frame.payload))
+        num_bytes = max(header.inflated_bytes, len(payload))
         if gathered and gathered_bytes + num_bytes > GATHERED_BYTES:
-            yield _records(gathered)
+            yield _records(gathered, has_kafkas=has_kafkas)
             gathered, gathered_bytes = [], 0
         gathered.append(frame)
         gathered_bytes += num_bytes
     if gathered:
-        yield _records(gathered)
+        yield _records(gathered, has_kafkas=has_kafkas)
 
 
-def _records(frames: Sequence[Frame]) -> pa.RecordBatch:
-    records = decode_payloads([payload for _, payload in frames])
+def _records(frames: Sequence[Frame], *, has_kafkas: bool) -> pa.RecordBatch:
+    records = _decoded_runs(frames) if has_kafkas else decode_payloads([payload for _, payload in frames])
     origins = [
         Origin(header.record_count, header.base_offset, header.append_time_ms, _LOG_APPEND_TIME in header.flags)
         for header, _ in frames
@@ -44,3 +56,53 @@ def _records(frames: Sequence[Frame]) -> pa.RecordBatch:
             f"headers say {count}"
         )
     return with_origins(records, origins)
+
+
+def _decoded_runs(frames: Sequence[Frame]) -> pa.RecordBatch:
+    """The records of all frames (WIRE_SCHEMA): frames of one type that follow each other are decoded by one call."""
+    decoded = []
+    for is_kafkas, run in groupby(frames, _is_kafkas):
+        payloads = [payload for _, payload in run]
+        if is_kafkas:
+            try:
+                records, _ = decode_batches(payloads, inflated_bytes_max=COLUMN_BYTES_MAX)
+            except InvalidRecordBatchError as error:
+                raise CorruptionError(f"A journal payload is not the record batch that was stored: {error}") from error
+            decoded.append(records)
+        else:
+            decoded.append(decode_payloads(payloads))
+    return decoded[0] if len(decoded) == 1 else pa.concat_batches(decoded)
+
+
+def _is_kafkas(frame: Frame) -> bool:
+    return frame.header.type is _KAFKA_BATCH
+
+
+def stored_batches(frames: Iterable[Frame]) -> list[RecordBatch]:
+    """The batches of the frames, each of which holds a record, as they lie in the journal; those of Kafka's clients as
+    Arrow messages, small ones together.
+    """
+    found: list[RecordBatch] = []
+    of_kafka: list[Frame] = []
+    for frame in frames:
+        header, payload = frame
+        if of_kafka and (header.type is not _KAFKA_BATCH or header.base_offset != of_kafka[-1].header.end_offset):
+            found += _arrow_messages(of_kafka)
+            of_kafka = []
+        if header.type is _KAFKA_BATCH:
+            of_kafka.append(frame)
+            continue
+        flags = LOG_APPEND_TIME if _LOG_APPEND_TIME in header.flags else 0
+        found.append(RecordBatch(header.base_offset, header.append_time_ms, header.record_count, flags, payload))
+    if of_kafka:
+        found += _arrow_messages(of_kafka)
+    return found
+
+
+def _arrow_messages(frames: Sequence[Frame]) -> Iterator[RecordBatch]:
+    """Frames without a gap between them. Every record has its timestamp."""
+    base_offset = frames[0].header.base_offset
+    for records in frame_records(frames):
+        wire = pa.RecordBatch.from_arrays(records.columns[1:], schema=WIRE_SCHEMA)
+        yield RecordBatch(base_offset, frames[-1].header.append_time_ms, wire.num_rows, 0, encode_payload(wire))
+        base_offset += wire.num_rows

@@ -1,6 +1,7 @@
 """Kafka's isolation levels: up to where a partition log is read."""
 
 from enum import IntEnum
+from typing import Final
 
 
 class Isolation(IntEnum):
@@ -8,3 +9,7 @@ class Isolation(IntEnum):
     """Up to the high watermark: records of open transactions, too."""
     READ_COMMITTED = 1
     """Up to the last stable offset: every transaction below it has ended."""
+
+
+#: The numbers of the isolation levels that there are.
+ISOLATION_LEVELS: Final = frozenset(map(int, Isolation))

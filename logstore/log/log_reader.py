@@ -17,9 +17,12 @@ import pyarrow as pa
 
 from logstore.delta.snapshot import SegmentFile
 from logstore.errors import CorruptionError, OffsetOutOfRangeError, StorageError
+from logstore.filesystem import Buffer
 from logstore.journal.errors import JournalRangeFreedError
+from logstore.journal.frame import HEADER_BYTES
 from logstore.journal.journal import Journal
 from logstore.log.isolation import Isolation
+from logstore.log.kafka_records import gap_batch
 from logstore.log.partition_log import PartitionLog
 from logstore.log.slice_reader import Slice, SliceReader, Wanted
 from logstore.log.topic import Topic
@@ -37,8 +40,8 @@ _ATTEMPTS = 5
 class FetchResult(Generic[C]):
     """``records`` by rising offset, and where to go on; ``next_offset`` passes over gaps.
 
-    Records are a table of LOG_SCHEMA, or record batches as they are stored, of which the first may
-    begin below the offset that was asked for.
+    Records are a table of LOG_SCHEMA, or record batches as they are stored, or the bytes of Kafka's record batches. The
+    first batch may begin below the offset that was asked for.
     """
 
     records: C
@@ -112,6 +115,39 @@ class LogReader:
 
         return await self._read(topic, log, offset, stored, max_bytes, min_bytes, isolation)
 
+    async def read_batches(
+        self,
+        topic: Topic,
+        log: PartitionLog,
+        offset: int,
+        *,
+        max_bytes: int,
+        min_bytes: int,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
+    ) -> FetchResult[list[Buffer]]:
+        """As ``read``, with the bytes of Kafka's record batches; the first one is whole, whatever its size.
+
+        If there is no record up to the next offset, a batch without records says so: Kafka's consumers go on behind
+        the last batch that they have seen.
+        """
+        epochs = log.state.leader_epochs.entries
+
+        async def batches(at: int, max_bytes: int, *, may_be_empty: bool) -> Slice[Buffer]:
+            wanted = Wanted(at, _read_end(log, at, isolation), max_bytes, may_be_empty, log.log_start_offset)
+            if not log.sealed_offset <= at < wanted.end:
+                read = functools.partial(self._slices.read_segment_batches, epochs=epochs)
+                return await self._history_slice(topic, log, wanted, read)
+            locations = log.index.locations_by_length(at, wanted.end, max_bytes)
+            if may_be_empty and locations[0].length - HEADER_BYTES > max_bytes:
+                return Slice([], 0, 0, at)
+            return await self._in_thread(lambda: self._slices.read_frame_batches(locations, wanted))
+
+        result = await self._read(topic, log, offset, batches, max_bytes, min_bytes, isolation)
+        if not result.records and result.next_offset > offset:
+            records = [gap_batch(offset, result.next_offset, epochs)]
+            return dataclasses.replace(result, records=records, num_bytes=len(records[0]))
+        return result
+
     async def _read(
         self,
         topic: Topic,
@@ -132,7 +168,7 @@ class LogReader:
             piece = await self._again_if_moved(
                 topic, functools.partial(next_slice, at, max_bytes - num_bytes, may_be_empty=bool(taken))
             )
-            if piece.count:
+            if piece.batches:
                 taken += piece.batches
                 count += piece.count
                 num_bytes += piece.num_bytes
@@ -168,6 +204,26 @@ class LogReader:
             return found
 
         return await self._again_if_moved(topic, find)
+
+    async def offset_of_max_timestamp(self, topic: Topic, partition: int) -> tuple[int, int] | None:
+        """The first record with the largest timestamp of the partition: its offset and timestamp; None without any."""
+        log = topic.partition(partition)
+
+        async def find() -> int | None:
+            log.require_served()
+            start, sealed, end = log.log_start_offset, log.sealed_offset, log.high_watermark
+            segments = [s for s in log.segments if s.num_records and s.end_offset > start]
+            tail = [frame for frame in log.index.frames(max(start, sealed), end) if frame.has_records]
+            return await self._in_thread(
+                lambda: self._slices.max_timestamp(topic.table.files, segments, tail, start, sealed)
+            )
+
+        largest = await self._again_if_moved(topic, find)
+        if largest is None:
+            return None
+        found = await self.offset_for_timestamp(topic, partition, largest)
+        # Row groups of other writers tell their microseconds rounded up, their records have them rounded down.
+        return found or await self.offset_for_timestamp(topic, partition, largest - 1)
 
     # ---- on the event loop ------------------------------------------------------------------------------------------
 

@@ -10,13 +10,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logstore.clock import Clock
+from logstore.filesystem import Buffer
 from logstore.journal.frame import Frame, FrameFlags, FrameHeader, FrameType
-from logstore.records.batch import EncodedBatch
+from logstore.kafka_batches.header import with_max_timestamp
+from logstore.records.batch import EncodedBatch, KafkaBatch
 from logstore.records.batch_identity import BatchIdentity
 
 # Made and looked up once: both take as long as the rest of a header.
 _NO_FLAGS: Final = FrameFlags(0)
 _DATA: Final = FrameType.DATA
+_KAFKA_BATCH: Final = FrameType.KAFKA_BATCH
 
 
 class PartitionFrames:
@@ -65,6 +68,28 @@ class PartitionFrames:
             append_time_ms=append_time,
             max_timestamp_ms=append_time if log_append_time else _max_timestamp(batch, append_time),
             inflated_bytes=inflated_bytes,
+            identity=identity,
+        )
+        return Frame(header, payload)
+
+    def kafka_batch(
+        self, batch: KafkaBatch, payload: Buffer, *, base_offset: int, leader_epoch: int, identity: BatchIdentity
+    ) -> Frame:
+        """The frame of a record batch of a Kafka client: ``payload`` as it is, but for the append time."""
+        append_time = self.next_append_time_ms()
+        if batch.log_append_time:
+            payload = with_max_timestamp(payload, append_time, log_append_time=True)
+        header = FrameHeader(
+            type=_KAFKA_BATCH,
+            flags=FrameFlags.LOG_APPEND_TIME if batch.log_append_time else _NO_FLAGS,
+            topic_id=self.topic_id,
+            partition=self.partition,
+            base_offset=base_offset,
+            record_count=batch.num_rows,
+            leader_epoch=leader_epoch,
+            append_time_ms=append_time,
+            max_timestamp_ms=batch.newest_timestamp_ms(append_time),
+            inflated_bytes=batch.nbytes,
             identity=identity,
         )
         return Frame(header, payload)

@@ -46,7 +46,7 @@ from logstore.log.leadership import Leadership
 from logstore.log.log_segments import LogSegments
 from logstore.log.partition_frames import PartitionFrames
 from logstore.log.partition_state import PartitionState
-from logstore.records.batch import EncodedBatch
+from logstore.records.batch import EncodedBatch, KafkaBatch
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity
 
 # Looked up once: an enumeration's members are slow to find.
@@ -296,14 +296,15 @@ class PartitionLog:
 
     def next_frame(
         self,
-        batch: pa.RecordBatch | EncodedBatch,
+        batch: pa.RecordBatch | EncodedBatch | KafkaBatch,
         payload: pa.Buffer,
         *,
         inflated_bytes: int,
         log_append_time: bool,
         identity: BatchIdentity = NO_IDENTITY,
     ) -> Frame:
-        """The journal frame for a batch, with the next offsets. Hand it to the journal and ``track`` it at once.
+        """The journal frame for a batch, with the next offsets. Hand it to the journal and ``track`` it at once. A
+        KafkaBatch says itself how large it is, and whether it gets the append time.
 
         Between this call and ``Journal.store`` nothing may await: the order of frames in the journal is the order of
         offsets. Raises NotLeaderOrFollowerError, QuarantinedError, or the error that the log was closed with.
@@ -311,6 +312,10 @@ class PartitionLog:
         epoch = self.require_leader().epoch
         self.require_open()
         self.require_served()
+        if isinstance(batch, KafkaBatch):
+            return self._frames.kafka_batch(
+                batch, payload, base_offset=self.next_offset, leader_epoch=epoch, identity=identity
+            )
         return self._frames.data(
             batch,
             payload,

@@ -17,12 +17,14 @@ from cachetools import LRUCache
 
 from logstore.delta.snapshot import SegmentFile
 from logstore.errors import CorruptionError
-from logstore.journal.frame import FrameFlags
+from logstore.filesystem import Buffer
+from logstore.journal.frame import FrameLocation
 from logstore.journal.journal import Journal
 from logstore.limits import MIB, READINGS_BYTES_MAX, RECORD_OVERHEAD_BYTES
 from logstore.log.frame_index import IndexedFrame
-from logstore.log.frame_records import frame_records
-from logstore.protocol.record_batch import LOG_APPEND_TIME, PARQUET, RecordBatch
+from logstore.log.frame_records import frame_records, stored_batches
+from logstore.log.kafka_records import Epochs, encode_history, filter_frames, frame_batches, wire_bytes
+from logstore.protocol.record_batch import PARQUET, RecordBatch
 from logstore.records.batch import record_sizes
 from logstore.records.log_batches import int64_values
 from logstore.segments.foreign_names import is_joined
@@ -141,17 +143,35 @@ class SliceReader:
         )
 
     def read_stored_frames(self, frames: Sequence[IndexedFrame]) -> list[RecordBatch]:
-        """The batches of the frames as they lie in the journal. Raises as ``Journal.read_many``."""
-        return [
-            RecordBatch(
-                header.base_offset,
-                header.append_time_ms,
-                header.record_count,
-                LOG_APPEND_TIME if FrameFlags.LOG_APPEND_TIME in header.flags else 0,
-                payload,
-            )
-            for header, payload in self._journal.read_many([frame.location for frame in frames if frame.has_records])
-        ]
+        """The batches of the frames, as ``stored_batches``. Raises as ``Journal.read_many``."""
+        return stored_batches(self._journal.read_many([frame.location for frame in frames if frame.has_records]))
+
+    def read_frame_batches(self, locations: Sequence[FrameLocation], wanted: Wanted) -> Slice[Buffer]:
+        """As many of the frames, at least one of which must be given, as fit, as Kafka's record batches: whole, so that
+        the first one may begin below ``wanted.start``. Raises as ``Journal.read_many``.
+        """
+        found = self._journal.read_many(locations)
+        taken = len(found)
+        left = wanted.max_bytes
+        for at, frame in enumerate(found):
+            left -= wire_bytes(frame)
+            if left < 0 and (at or wanted.may_be_empty):
+                taken = at
+                break
+        if not taken:
+            return Slice([], 0, 0, wanted.start)
+        frames = filter_frames(found[:taken])
+        batches = frame_batches(frames)
+        count = sum(frame.header.end_offset - max(wanted.start, frame.header.base_offset) for frame in frames)
+        return Slice(batches, count, sum(map(len, batches)), found[taken - 1].header.end_offset)
+
+    def read_segment_batches(
+        self, files: TableFiles, segment: SegmentFile, following: int, wanted: Wanted, epochs: Epochs
+    ) -> Slice[Buffer]:
+        """As ``read_segment``; the rows as Kafka's record batches, which begin at ``wanted.start``."""
+        rows = self.read_segment(files, segment, following, wanted)
+        batches = encode_history(rows.batches, rows.next_offset, epochs)
+        return Slice(batches, rows.count, sum(map(len, batches)), rows.next_offset)
 
     def read_segment(
         self, files: TableFiles, segment: SegmentFile, following: int, wanted: Wanted
@@ -267,6 +287,37 @@ class SliceReader:
                 return found
         return None
 
+    def max_timestamp(
+        self,
+        files: TableFiles,
+        segments: Sequence[SegmentFile],
+        tail: Sequence[IndexedFrame],
+        start: int,
+        sealed: int,
+    ) -> int | None:
+        """The largest timestamp of the records of [start, sealed) in the segments, and of those behind it in the frames
+        of the tail. Only what begins below ``start`` is read.
+        """
+        found: list[int] = []
+        for segment in segments:
+            if segment.min_offset >= start:
+                found.append(segment.max_timestamp_ms)
+                continue
+            for group in self._groups(files, segment):
+                if group.first_offset >= start:
+                    found.append(group.max_timestamp_ms)
+                elif group.last_offset >= start:
+                    times = read_row_group(files, segment.path, group.index, ("offset", "timestamp"))
+                    found += _timestamps_from(times, start)
+        first = max(start, sealed)
+        for frame in tail:
+            if frame.base_offset >= first:
+                found.append(frame.max_timestamp_ms)
+            else:
+                (batch,) = frame_records([self._journal.read(frame.location)])
+                found += _timestamps_from(batch, first)
+        return max(found, default=None)
+
     def _groups(self, files: TableFiles, segment: SegmentFile) -> tuple[RowGroup, ...]:
         def checked(files: TableFiles, name: str) -> tuple[RowGroup, ...]:
             groups = row_groups(files, name)
@@ -340,3 +391,9 @@ def _first_at(batch: pa.RecordBatch, start: int, end: int, timestamp_ms: int) ->
     offsets, timestamps = int64_values(batch.column("offset")), int64_values(batch.column("timestamp"))
     rows = np.flatnonzero((offsets >= start) & (offsets < end) & (timestamps >= timestamp_ms))
     return (int(offsets[rows[0]]), int(timestamps[rows[0]])) if len(rows) else None
+
+
+def _timestamps_from(batch: pa.RecordBatch, start: int) -> list[int]:
+    """The largest timestamp from the offset ``start`` on, if there is any."""
+    timestamps = int64_values(batch.column("timestamp"))[int64_values(batch.column("offset")) >= start]
+    return [int(timestamps.max())] if len(timestamps) else []

@@ -6,7 +6,7 @@ one topic happen under ``commit_lock``, so that its own commits never race each 
 
 import asyncio
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 import structlog
@@ -51,6 +51,8 @@ class Topic:
         self._journal_bytes = JournalBytes()
         self.commit_lock = asyncio.Lock()
         self.deleted = False
+        #: By partition, the brokers that somebody has chosen for its replicas; () where the controller chooses.
+        self.assignments: tuple[tuple[int, ...], ...] = ()
         self.config_overrides: dict[str, str] = {}
         self._defaults = defaults
         self._clock = clock
@@ -73,6 +75,11 @@ class Topic:
                 f"Topic {self.name!r} is the store's own: it can be read and rolled, but not written, changed or "
                 "deleted."
             )
+
+    def assign(self, first: int, assignments: Sequence[Sequence[int]]) -> None:
+        """Choose the brokers of new partitions, from ``first`` on, before the coordinator learns of the partitions."""
+        before = (*self.assignments, *[()] * first)[:first]
+        self.assignments = (*before, *map(tuple, assignments))
 
     def partition(self, partition: int) -> PartitionLog:
         if 0 <= partition < len(self.partitions):

@@ -17,6 +17,7 @@ from logstore.errors import (
     RecordTooLargeError,
     RequestTooLargeError,
 )
+from logstore.filesystem import Buffer
 from logstore.limits import HEADERS_PER_RECORD_MAX, REQUEST_RECORDS_MAX
 from logstore.records.partition_split import split_by_partition
 
@@ -64,23 +65,47 @@ class EncodedBatch(NamedTuple):
 
     def newest_timestamp_ms(self, append_time_ms: int) -> int:
         """Of all records: those without a timestamp get the append time."""
-        if not self.untimed_count:
-            return self.max_timestamp_ms
-        timed = self.untimed_count < self.num_rows
-        return max(self.max_timestamp_ms, append_time_ms) if timed else append_time_ms
+        return _newest_timestamp_ms(self, append_time_ms)
+
+
+class KafkaBatch(NamedTuple):
+    """What is known of a Kafka record batch that was checked, in place of its columns.
+
+    The first four fields are those of ``EncodedBatch``; ``nbytes`` is the size of the data frame that it would be.
+    ``first_null_key`` is the number of its first record without a key, -1 if all have one. With ``log_append_time`` its
+    timestamps were not looked at: the append time is written over them.
+    """
+
+    num_rows: int
+    nbytes: int
+    untimed_count: int
+    max_timestamp_ms: int
+    first_null_key: int
+    log_append_time: bool
+
+    def newest_timestamp_ms(self, append_time_ms: int) -> int:
+        """Of all records: those without a timestamp get the append time."""
+        return append_time_ms if self.log_append_time else _newest_timestamp_ms(self, append_time_ms)
+
+
+def _newest_timestamp_ms(batch: EncodedBatch | KafkaBatch, append_time_ms: int) -> int:
+    if not batch.untimed_count:
+        return batch.max_timestamp_ms
+    timed = batch.untimed_count < batch.num_rows
+    return max(batch.max_timestamp_ms, append_time_ms) if timed else append_time_ms
 
 
 class PartitionBatch(NamedTuple):
     """The records of a request that go to one partition, in request order.
 
-    ``rows`` are their positions in the request, rising; None = all of the request. Of an EncodedBatch ``verbatim`` is
-    the payload.
+    ``rows`` are their positions in the request, rising; None = all of the request. Of an EncodedBatch or a KafkaBatch
+    ``verbatim`` is the payload.
     """
 
     partition: int
-    batch: pa.RecordBatch | EncodedBatch
+    batch: pa.RecordBatch | EncodedBatch | KafkaBatch
     rows: np.ndarray | None
-    verbatim: pa.Buffer | None
+    verbatim: Buffer | pa.Buffer | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ was sent; its buffers may be compressed (lz4, zstd). The store itself compresses
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import pyarrow as pa
 
@@ -12,6 +13,8 @@ from logstore.errors import CorruptionError
 from logstore.filesystem import Buffer
 from logstore.records.schema import WIRE_SCHEMA
 
+#: A message has about so many bytes beside its columns.
+MESSAGE_BYTES: Final = 532
 _ALIGNMENT_BYTES = 8
 _SCHEMA_MESSAGE = WIRE_SCHEMA.serialize().to_pybytes()
 

@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, NamedTuple
@@ -36,6 +35,7 @@ from logstore.errors import (
 )
 from logstore.filesystem import Buffer
 from logstore.listening_sockets import bound_socket
+from logstore.observability import FewLines
 from logstore.replication.message_stream import MessageStream, pieces_of
 from logstore.replication.peer_auth import is_same_proof, new_nonce
 from logstore.replication.peer_options import LocalBroker, PeerOptions
@@ -64,8 +64,6 @@ CONNECTIONS_PER_BROKER_MAX: Final = 640
 STRANGERS_MAX: Final = 100
 #: Requests of one connection that wait for their answers; more are not read.
 REQUESTS_IN_HAND_MAX: Final = 64
-# Refused connections that the log names each second: strangers must not fill the disk.
-_REFUSALS_LOGGED_PER_SECOND: Final = 5
 _STOP_SECONDS: Final = 5.0
 # A connection is looked at so often in the time that its peer has.
 _LOOKS: Final = 4
@@ -133,7 +131,7 @@ class PeerListener:
         self._tasks: set[asyncio.Task[Sequence[Buffer]]] = set()
         self._is_stopping = False
         self._all_ended = asyncio.Event()
-        self.refusals = _Refusals()
+        self.refusals = FewLines(log.warning, "peer.refused")
 
     async def start(self, host: str, port: int, advertised_host: str | None = None) -> None:
         """Listen on ``host`` and ``port`` (0: a free one).
@@ -347,7 +345,8 @@ class _Connection:
         self.stream.abort()
 
     def _tell(self, reason: str) -> None:
-        self._listener.refusals.add(self.stream.peer, None if self._hello is None else self._hello.broker_id, reason)
+        broker_id = None if self._hello is None else self._hello.broker_id
+        self._listener.refusals.add(address=self.stream.peer, broker=broker_id, reason=reason)
 
     def stop(self) -> None:
         """Take no more requests, and end when those in hand are answered."""
@@ -510,26 +509,6 @@ class _Connection:
 
 def _not_ready(header: Header) -> BrokerNotReadyError:
     return BrokerNotReadyError(f"the broker is starting: it takes no {MessageType(header.type).name} yet")
-
-
-class _Refusals:
-    """The log's lines of connections that were refused: a few each second, and how many others there were."""
-
-    def __init__(self) -> None:
-        self._second = 0
-        self._logged = 0
-        self._unnamed = 0
-
-    def add(self, address: str, broker_id: int | None, reason: str) -> None:
-        second = int(time.monotonic())
-        if second != self._second:
-            self._second, self._logged = second, 0
-        if self._logged >= _REFUSALS_LOGGED_PER_SECOND:
-            self._unnamed += 1
-            return
-        log.warning("peer.refused", address=address, broker=broker_id, reason=reason, others_before=self._unnamed)
-        self._logged += 1
-        self._unnamed = 0
 
 
 def _is_last(one: _Pending) -> bool:

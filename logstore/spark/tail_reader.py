@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from logstore.spark.worker import one_line_errors
+from logstore.spark.worker import begin_task, one_line_errors
 
 if TYPE_CHECKING:
     from logstore.errors import LogStoreError
@@ -67,6 +67,7 @@ def tail_reader(
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with one_line_errors():
+            begin_task()
             store = Leader(urls, topic, topic_id, client_id)
             try:
                 for batch in batches:
@@ -107,10 +108,12 @@ class Leader:
         from logstore.errors import LogStoreError
 
         offset = start
+        # An answer ends with the piece, as a row group, that brings so many bytes.
+        min_bytes = 1
         give_up, waits = time.monotonic() + self._retry_seconds, backoffs()
         while offset < end:
             try:
-                response = self._fetch(partition, offset)
+                response = self._fetch(partition, offset, min_bytes)
             except LogStoreError as error:
                 if not error.retriable:
                     raise self._failure(error) from error
@@ -123,24 +126,33 @@ class Leader:
                 time.sleep(wait)
                 continue
             if response is not None and response.next_offset > offset:
+                rows = num_bytes = 0
                 for batch in response.records(offset):
+                    rows += batch.num_rows
+                    num_bytes += batch.nbytes
                     yield from _rows(batch, partition, end)
                     if batch.column("offset")[-1].as_py() >= end - 1:
                         break  # the rest of a row group, perhaps
                 offset = response.next_offset
+                if rows:
+                    # Small pieces come together: all that are left, if their records are as large as these.
+                    min_bytes = max(1, min(FETCH_BYTES, (end - offset) * num_bytes // rows))
                 give_up, waits = time.monotonic() + self._retry_seconds, backoffs()
             elif time.monotonic() > give_up:
                 raise TailReadError(
                     f"topic {self._topic}, partition {partition} ends at {offset}, before the end of the range {start} "
                     f"to {end}: records that were there when this DataFrame was made are gone"
                 )
+            else:
+                min_bytes = 1
 
-    def _fetch(self, partition: int, offset: int) -> "PartitionData | None":
-        """One response, None without news. Raises the error of the partition, too."""
+    def _fetch(self, partition: int, offset: int, min_bytes: int) -> "PartitionData | None":
+        """One response, None without news. More than a byte is not waited for. Raises the partition's error, too."""
         from logstore.client.fetch import FetchPartition, FetchRequest, fetch
 
         asked = [FetchPartition(self._topic, partition, offset, self._topic_id)]
-        request = FetchRequest(asked, FETCH_BYTES, FETCH_BYTES, min_bytes=1, max_wait_ms=FETCH_WAIT_MS)
+        wait_ms = FETCH_WAIT_MS if min_bytes == 1 else 0
+        request = FetchRequest(asked, FETCH_BYTES, FETCH_BYTES, min_bytes=min_bytes, max_wait_ms=wait_ms)
 
         def send(url: str | None) -> "PartitionData | None":
             responses = fetch(self._transport, request, REQUEST_SECONDS, at=url)

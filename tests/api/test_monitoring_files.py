@@ -20,6 +20,8 @@ from logstore.observability import (
     JOB_LAST_RUN,
     JOB_SECONDS,
     JOB_TOPICS,
+    KAFKA_REQUEST_SECONDS,
+    KAFKA_REQUESTS,
     MERGED_BYTES,
     MERGED_SEGMENTS,
     MERGES,
@@ -49,6 +51,8 @@ async def exposed(api, monkeypatch) -> Exposed:
     await api.post("/topics/t/roll")
     await api.post("/groups/g/offsets", json={"offsets": [{"topic": "t", "partition": 0, "offset": 0}]})
     THROTTLED.labels("journal")
+    KAFKA_REQUESTS.labels("Produce", "")
+    KAFKA_REQUEST_SECONDS.labels("Produce")
     JOB_TOPICS.labels("retention", "failed")
     JOB_SECONDS.labels("retention")
     JOB_LAST_RUN.labels("retention")

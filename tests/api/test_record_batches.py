@@ -1,17 +1,22 @@
 """Batches that stay what their producer made them: on the way in, in the journal, and on the way to a reader."""
 
+import base64
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from deltalake import DeltaTable
 
+from logstore.broker.batch_producing import TopicBatches
 from logstore.broker.context import INTERNAL
 from logstore.protocol.fetch_response import PartitionData, read_fetch_response
 from logstore.protocol.record_batch import LOG_APPEND_TIME, PARQUET, RecordBatch, read_batches
 from logstore.records.payload import decode_payload
 from logstore.records.schema import WIRE_SCHEMA
-from tests.api.api_client import ARROW, assert_error
+from tests.api.api_client import ARROW, BINARY_V2, assert_error
 from tests.support.records import Row, wire_batch
+from tests.support.running_broker import CLIENT
 from tests.support.table_paths import path_of
 
 pytestmark = pytest.mark.anyio
@@ -211,3 +216,65 @@ async def test_batches_as_they_are_stored_come_from_fetch_alone(api):
     await api.create_topic("t")
     answer = await api.fetch("t", offset=0, max_wait_ms=0, accept="application/vnd.logstore.frames")
     assert_error(answer, 406)
+
+
+# ---- record batches of Kafka's clients -------------------------------------------------------------------------------
+
+
+def of_aiokafka(compression: int) -> bytes:
+    """A record batch as another client makes it: nulls, empty values, doubled headers, one record without a time."""
+    builder = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=compression,
+        is_transactional=0,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        batch_size=1 << 20,
+    )
+    for at, (timestamp, key, value, headers) in enumerate(
+        [
+            (1_700_000_000_000, b"k", b"v" * 500, [("same", b"1"), ("same", b"")]),
+            (-1, None, b"", []),
+            (5, b"", None, []),
+        ]
+    ):
+        assert builder.append(at, timestamp, key, value, headers) is not None
+    return bytes(builder.build())
+
+
+@pytest.mark.parametrize("compression", range(5))
+async def test_http_readers_get_what_a_kafka_client_has_sent(api, compression):
+    await api.create_topic("t")
+    await api.produce("t", ["before"])
+    sent = [TopicBatches("t", [(0, of_aiokafka(compression))])]
+    (((_, base_offset, *_, error),),) = (await api.broker.produce_batches(CLIENT, sent)).outcomes
+    assert (base_offset, error) == (1, None)
+    await api.produce("t", ["behind"])
+    for _ in ("tail", "history"):
+        rows = (await api.fetch("t", accept=BINARY_V2, max_wait_ms=0)).json()
+        values = [None if row["value"] is None else base64.b64decode(row["value"]) for row in rows]
+        assert values == [b'"before"', b"v" * 500, b"", None, b'"behind"']
+        assert [row["key"] for row in rows[1:4]] == ["aw==", None, ""]
+        arrow = pa.ipc.open_stream((await api.fetch("t", accept=ARROW, max_wait_ms=0)).content).read_all()
+        assert arrow["offset"].to_pylist() == [0, 1, 2, 3, 4]
+        times = arrow["timestamp"].cast(pa.int64()).to_pylist()
+        assert times[1:4] == [1_700_000_000_000, times[2], 5]
+        assert times[0] <= times[2] <= times[4], "the append time"
+        assert arrow["headers"].to_pylist()[1:4] == [
+            [{"key": "same", "value": b"1"}, {"key": "same", "value": b""}],
+            None,
+            None,
+        ]
+        stored = pa.Table.from_batches((await fetched(api, "t", offset=0)).records(0))
+        assert stored.select(arrow.column_names).equals(arrow)
+        await api.broker.roll(INTERNAL, api.broker.topic(INTERNAL, "t"))
+
+
+async def test_small_batches_of_kafka_clients_come_as_one(api):
+    await api.create_topic("t")
+    for _ in range(20):
+        await api.broker.produce_batches(CLIENT, [TopicBatches("t", [(0, of_aiokafka(0))])])
+    (batch,) = batches(await fetched(api, "t", offset=0))
+    assert (batch.base_offset, batch.record_count, batch.flags) == (0, 60, 0)
+    assert decode_payload(batch.payload).column("timestamp").null_count == 0

@@ -121,7 +121,8 @@ def test_no_store_is_one_line_that_says_how_to_start_one(arguments):
     assert result.exit_code == 1
     assert result.stdout == ""
     assert result.stderr.startswith(f"logstore: No store answers at {url} ")
-    assert result.stderr.endswith("; start one with: logstore serve\n")
+    told = "; start one with: logstore serve, or name another one with --url or LOGSTORE_URL\n"
+    assert result.stderr.endswith(told)
     assert result.stderr.count("\n") == 1
 
 

@@ -42,7 +42,7 @@ def test_partitions_are_shown_with_their_replicas(capsys):
     assert [[cell.strip() for cell in line if cell.strip()] for line in lines] == [
         ["topic", "partition", "leader", "replicas", "isr"],
         ["t", "0", "2", "1 2 3", "2"],
-        ["t", "1", "-1", "1 2", "none"],
+        ["t", "1", "none", "1 2", "none"],
     ]
 
 
@@ -77,3 +77,11 @@ def test_elections_on_one_node(run, run_json, topic):
 def test_no_cluster_runs_there(run, tmp_path):
     refused = run("cluster", "start-broker", 1, "--data", tmp_path, code=1).output
     assert f"No cluster runs on {tmp_path}: start it with logstore cluster start --data {tmp_path}" in refused
+
+
+def test_a_topic_with_too_few_replicas_for_its_acks_is_warned_of(run, topic):
+    made = run("topic", "create", f"{topic}-few", "-c", "min.insync.replicas=2")
+    assert "Appends with acks=all will be refused: min.insync.replicas is 2, and each partition has 1 replica." in (
+        made.stderr
+    )
+    assert "refused" not in run("topic", "create", f"{topic}-enough").stderr

@@ -9,8 +9,19 @@ import pytest
 
 from logstore.journal.frame import HEADER_BYTES
 from logstore.journal.partition_snapshot import PartitionSnapshot
+from logstore.kafka_batches.header import Compression
 from logstore.records.batch_identity import RememberedBatch
-from tests.support.journals import control_frame, data_frame, kafka_frame, running, snapshot_frame, truncate_frame
+from tests.support.journals import (
+    control_frame,
+    data_frame,
+    kafka_frame,
+    running,
+    snapshot_frame,
+    transactional_frame,
+    truncate_frame,
+)
+from tests.support.kafka_batches import client_batch
+from tests.support.records import Row
 from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.system
@@ -193,10 +204,31 @@ def test_dump_counts_what_a_snapshot_remembers(run, tmp_path):
     assert "sealed 0, 2 producers, 3 idempotency keys\n" in run("journal", "dump", tmp_path).stdout
 
 
+@pytest.mark.parametrize("compression", Compression)
+def test_record_batches_of_kafka_clients_are_dumped_and_verified(run, tmp_path, compression):
+    rows = [Row(1_700_000_000_000, b"k", b"v", (("h", None),)), Row(None, None, b"", None)]
+    frame = kafka_frame(7, client_batch(rows, compression=compression))
+    frame = frame._replace(header=frame.header._replace(record_count=2))
+
+    async def scenario():
+        async with running(tmp_path) as (journal, _):
+            await journal.append([frame])
+
+    asyncio.run(scenario())
+    assert " kafka_batch " in run("journal", "dump", tmp_path).stdout
+    shown = run("journal", "dump", tmp_path, "--records", "--json").stdout.splitlines()
+    found = [json.loads(line) for line in shown]
+    assert [(row["offset"], row["timestamp"], row["key"], row["value"]) for row in found] == [
+        (7, 1_700_000_000_000, "k", "v"),
+        (8, 1_000, None, ""),
+    ], "the append time of the frame"
+    assert " good" in run("journal", "verify", tmp_path).stdout
+
+
 def test_frames_that_a_start_refuses_are_shown_by_name(run, run_json, tmp_path):
     async def scenario():
         async with running(tmp_path) as (journal, _):
-            await journal.append([data_frame(0), control_frame(1), truncate_frame(1), kafka_frame(1)])
+            await journal.append([data_frame(0), control_frame(1), truncate_frame(1), transactional_frame(1)])
 
     asyncio.run(scenario())
     _, _, control, truncation, refused = run("journal", "dump", tmp_path).stdout.splitlines()
@@ -204,9 +236,8 @@ def test_frames_that_a_start_refuses_are_shown_by_name(run, run_json, tmp_path):
     assert control.endswith("  COMMIT coordinator epoch 7, producer 5 epoch 2")
     assert " truncate " in truncation
     assert truncation.endswith("  the log ends at 1")
-    assert " kafka_batch " in refused
-    assert refused.endswith("  refused by this release")
+    assert "  refused by this release, transactional" in refused
     (report,) = run_json("journal", "verify", tmp_path, code=1)
-    assert "KAFKA_BATCH (5)" in report["damage"]
+    assert "TRANSACTIONAL (4)" in report["damage"]
     assert " refused" in run("journal", "verify", tmp_path, code=1).stdout
-    assert "KAFKA_BATCH (5)" in run("journal", "repair", tmp_path, "--yes", code=1).stderr
+    assert "TRANSACTIONAL (4)" in run("journal", "repair", tmp_path, "--yes", code=1).stderr

@@ -52,10 +52,26 @@ def test_a_cluster_from_its_start_to_its_end(tmp_path: Path):
         assert "Another process is running the cluster of" in again
         assert "--data" in again
 
+        progress = cluster.log.read_text()
+        for step in (
+            f"starting ZooKeeper on {zookeeper}",
+            "starting brokers 1, 2",
+            f"broker 1 is ready at {one['url']}",
+        ):
+            assert f"{step}\n" in progress
         running = run("cluster", "start-broker", 2, "--data", data, code=1).stderr
         assert "Broker 2 is running" in running
+        both = ("--url", f"{two['url']},{one['url']}")
+        run("topic", "create", "t", "-p", 2, *both)
         os.kill(two["pid"], signal.SIGKILL)
         eventually(lambda: "broker 2 has ended, killed by SIGKILL" in cluster.log.read_text(), "its end is not told")
+        eventually(lambda: "1 broker," in run("cluster", "describe", *both).stdout, "it is not known to be dead")
+        rows = [line.split() for line in run("topic", "describe", "t", *both).stdout.splitlines()[-2:]]
+        (orphan,) = [row for row in rows if row[2] == "2"]
+        assert orphan[1:8] == ["none", "2", "2", "-", "-", "-", "-"]
+        chosen = ("--topic", "t", "--partition", orphan[0], *both)
+        refused = run("topic", "elect-leaders", "--election-type", "preferred", *chosen, code=1).stdout
+        assert refused.endswith("is not there: start it.\n")
         assert not is_alive(two["pid"])
         started = json.loads(run("cluster", "start-broker", 2, "--data", data, "--json").stdout)
         assert (started["id"], started["url"]) == (2, two["url"])

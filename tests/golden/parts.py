@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import dataclasses
-import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from logstore.crc32c import crc32c
 from logstore.journal.frame import (
     FileHeader,
     Frame,
@@ -25,7 +23,10 @@ from logstore.journal.frame import (
 )
 from logstore.journal.inspect import DumpRow
 from logstore.journal.partition_snapshot import PartitionSnapshot
-from logstore.records.batch_identity import BatchIdentity, IdempotencyKey, RememberedBatch
+from logstore.kafka_batches.header import Compression, with_max_timestamp
+from logstore.log.partition_frames import PartitionFrames
+from logstore.records.batch import KafkaBatch
+from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity, IdempotencyKey, RememberedBatch
 from logstore.records.offset_record import OffsetCommit, OffsetKey, encode_offset_records
 from logstore.records.payload import encode_payload
 from logstore.records.schema import LOG_SCHEMA, WIRE_SCHEMA
@@ -43,6 +44,9 @@ from tests.support.journals import (
     snapshot_frame,
     truncate_frame,
 )
+from tests.support.kafka_batches import client_batch
+from tests.support.manual_clock import ManualClock
+from tests.support.records import Row, wire_batch
 from tests.support.topics import TIMESTAMP_MS, log_batch
 
 SEGMENT_CODECS = ("uncompressed", "gzip", "snappy", "lz4", "zstd")
@@ -149,26 +153,42 @@ def write_refused(directory: Path) -> None:
     of_transaction = plain.header._replace(
         base_offset=1, flags=FrameFlags.TRANSACTIONAL, identity=BatchIdentity(5 << 32, 2, 0)
     )
-    of_kafka = data_frame(1, kafka_record_batch())
-    header = of_kafka.header._replace(type=FrameType.KAFKA_BATCH, max_timestamp_ms=TIMESTAMP_MS)
 
-    async def scenario(name: str, refused: Frame) -> None:
-        async with running(directory / name) as (journal, _):
-            await journal.append([plain, refused, data_frame(2, bytes(records))])
+    async def scenario() -> None:
+        async with running(directory / "TRANSACTIONAL") as (journal, _):
+            await journal.append([plain, Frame(of_transaction, plain.payload), data_frame(2, bytes(records))])
 
-    (directory / "KAFKA_BATCH").mkdir(parents=True)
-    (directory / "TRANSACTIONAL").mkdir()
-    asyncio.run(scenario("KAFKA_BATCH", of_kafka._replace(header=header)))
-    asyncio.run(scenario("TRANSACTIONAL", Frame(of_transaction, plain.payload)))
+    (directory / "TRANSACTIONAL").mkdir(parents=True)
+    asyncio.run(scenario())
 
 
-def kafka_record_batch() -> bytes:
-    """One record with the value "kafka" at offset 0, of no producer (the record batch of KIP-98, magic 2)."""
-    # length 11, attributes, timestamp delta, offset delta, no key, a value of 5 bytes, no header; lengths zigzag.
-    record = bytes((22, 0, 0, 0, 1, 10)) + b"kafka" + bytes((0,))
-    assert len(record) == 1 + 11
-    body = struct.pack(">hiqqqhii", 0, 0, TIMESTAMP_MS, TIMESTAMP_MS, -1, -1, -1, 1) + record
-    return struct.pack(">qiibI", 0, 9 + len(body), 0, 2, crc32c(body)) + body
+def write_record_batches(directory: Path) -> None:
+    """A journal with record batches of Kafka's clients of every codec, of an idempotent producer, and with the append
+    time, between frames of HTTP.
+    """
+    rows = [
+        Row(TIMESTAMP_MS, b"key", b"value", None),
+        Row(None, None, b"", (("same", b"1"), ("same", None), ("\u043a\u043b\u044e\u0447", b""))),
+        Row(5, b"", None, None),
+    ]
+    sender = BatchIdentity(5 << 32, 2, 2**31 - 2)
+    stamped = with_max_timestamp(client_batch(rows), TIMESTAMP_MS, log_append_time=True)
+    payloads = [*(client_batch(rows, compression=kind) for kind in Compression), client_batch(rows, identity=sender)]
+    log = PartitionFrames(TOPIC, 0, ManualClock(TIMESTAMP_MS))
+
+    def frame(number: int, payload: bytes, identity: BatchIdentity, log_append_time: bool) -> Frame:
+        batch = KafkaBatch(len(rows), 700, 1, TIMESTAMP_MS, 1, log_append_time=False)
+        made = log.kafka_batch(batch, payload, base_offset=3 * number, leader_epoch=number // 4, identity=identity)
+        return made._replace(header=made.header._replace(flags=FrameFlags(log_append_time)))
+
+    async def scenario() -> None:
+        async with running(directory) as (journal, _):
+            await journal.append([frame(at, payload, NO_IDENTITY, False) for at, payload in enumerate(payloads[:-1])])
+            await journal.append([frame(5, payloads[-1], sender, False), frame(6, stamped, NO_IDENTITY, True)])
+            await journal.append([data_frame(21, encode_payload(wire_batch(rows)).to_pybytes(), count=3)])
+
+    directory.mkdir()
+    asyncio.run(scenario())
 
 
 def frame_rows(rows: Iterator[DumpRow]) -> list[dict[str, Any]]:

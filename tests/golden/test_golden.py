@@ -32,7 +32,7 @@ from tests.golden.parts import (
     snapshot,
     snapshot_with_transactions,
 )
-from tests.golden.write import GOLDEN, segment_row
+from tests.golden.write import GOLDEN, journal_rows, segment_row
 from tests.support.journals import recovered_frames
 from tests.support.keyed_topics import KeyedTopic
 from tests.support.local_jobs import compact, retain
@@ -42,7 +42,7 @@ from tests.support.table_paths import read_footer, verify_segment
 pytestmark = pytest.mark.anyio
 
 #: A directory has some parts or all of them.
-_PARTS = ("data", "journal", "refused", "segments", "bytes")
+_PARTS = ("data", "journal", "record_batches", "refused", "segments", "bytes")
 
 
 def of_part(part: str) -> pytest.MarkDecorator:
@@ -315,10 +315,25 @@ def test_frames_are_decoded(golden: Path) -> None:
         assert PartitionSnapshot.decode(payloads[7]) == snapshot_with_transactions()
 
 
+@of_part("record_batches")
+def test_record_batches_of_kafka_clients_are_read(golden: Path, tmp_path: Path) -> None:
+    found = _json(golden, "record_batches")
+    directory = golden / "record_batches"
+    assert frame_rows(dump(directory)) == found["frames"]
+    assert [row["type"] for row in found["frames"]] == ["KAFKA_BATCH"] * 7 + ["DATA"]
+    assert verify(directory).damage is None
+    assert journal_rows(directory) == found["records"]
+    assert len(found["records"]) == 24
+    shutil.copytree(directory, tmp_path / "journal")
+    assert len(recovered_frames(tmp_path / "journal")) == 8
+
+
 @of_part("refused")
 async def test_what_this_release_does_not_honour_is_refused_by_name(golden: Path, tmp_path: Path) -> None:
     expected = _json(golden, "refused")
-    assert expected.keys() == {"KAFKA_BATCH", "TRANSACTIONAL"}
+    if expected.pop("KAFKA_BATCH", None):
+        assert verify(golden / "refused" / "KAFKA_BATCH").damage is None, "honoured since"
+    assert expected.keys() == {"TRANSACTIONAL"}
     for name, rows in expected.items():
         assert frame_rows(dump(golden / "refused" / name)) == rows
         (refused,) = [row for row in rows if not row["honoured"]]

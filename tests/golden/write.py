@@ -3,11 +3,13 @@
 Every later version must open them. Run it when a format on disk got something new, before the next release, under a new
 name: a golden file is never written again. With parts named it writes only these, as
 ``python -m tests.golden.write journal-3 journal refused bytes`` did for version 3 of the journal, and
-``segments-3 data segments`` for names that tell a range and version 3 of footers.
+``segments-3 data segments`` for names that tell a range and version 3 of footers, ``record-batches record_batches`` for
+those of Kafka's clients.
 
 - ``data.tar.gz``: a data directory, sealed and un-sealed records; ``data.json``: the answers of a store on it. The jobs
   need a Spark
 - ``journal`` and ``journal.json``, its frames; ``segments`` and ``segments.json``, their footers and rows
+- ``record_batches``: a journal with record batches of Kafka's clients; ``record_batches.json``: its frames and records
 - ``refused``: journals, each named after the thing in it that this release refuses; ``refused.json``: their frames
 - ``bytes.json``: bytes that the code must still write
 """
@@ -19,7 +21,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from logstore.journal.inspect import dump
+from logstore.journal.observed import ObservedJournal
+from logstore.log.frame_records import frame_records
 from tests.golden.data_directory import write_data_directory
 from tests.golden.observed import record_rows
 from tests.golden.parts import (
@@ -27,6 +33,7 @@ from tests.golden.parts import (
     footer_row,
     frame_rows,
     write_journal,
+    write_record_batches,
     write_refused,
     write_segments,
 )
@@ -68,6 +75,17 @@ def _refused(made: Path, _: Path) -> Any:
     return {path.name: frame_rows(dump(path)) for path in sorted((made / "refused").iterdir())}
 
 
+def _record_batches(made: Path, _: Path) -> Any:
+    write_record_batches(made / "record_batches")
+    return {"frames": frame_rows(dump(made / "record_batches")), "records": journal_rows(made / "record_batches")}
+
+
+def journal_rows(directory: Path) -> list[Any]:
+    """The records of a journal's frames, in their order there."""
+    frames = ObservedJournal(directory).records(lambda _: True)
+    return record_rows(pa.Table.from_batches(frame_records(frames)))
+
+
 def _segments(made: Path, _: Path) -> Any:
     write_segments(made / "segments")
     return {
@@ -86,7 +104,14 @@ def segment_row(path: Path) -> dict[str, Any]:
     return {"footer": footer_row(read_footer(path)), "row_groups": groups}
 
 
-_PARTS = {"data": _data, "journal": _journal, "refused": _refused, "segments": _segments, "bytes": _bytes}
+_PARTS = {
+    "data": _data,
+    "journal": _journal,
+    "record_batches": _record_batches,
+    "refused": _refused,
+    "segments": _segments,
+    "bytes": _bytes,
+}
 
 if __name__ == "__main__":
     main()

@@ -40,7 +40,8 @@ class ClusterStores:
         for broker_id in broker_ids:
             end = contextlib.AsyncExitStack()
             wanted = self.settings(broker_id, **settings)
-            store = running_store(wanted, Authorizer(), Quotas(), url=f"http://h{broker_id}")
+            host = f"h{broker_id}"
+            store = running_store(wanted, Authorizer(), Quotas(), url=f"http://{host}", kafka=f"{host}:9092")
             self.stores[broker_id] = await end.enter_async_context(store)
             self._ends[broker_id] = end
         return [self.stores[broker_id].broker for broker_id in broker_ids]

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from logstore.crc32c import crc32c
 from logstore.kafka_batches.encoding import encode_batch
-from logstore.kafka_batches.header import HEADER_BYTES, BatchHeader, Compression
+from logstore.kafka_batches.header import HEADER_BYTES, NO_TIMESTAMP, BatchHeader, Compression
 from logstore.kafka_batches.native import NativeCodec
 from logstore.kafka_batches.numpy_codec import NumpyCodec
 from logstore.kafka_batches.records import RecordCodec
+from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity
 from logstore.records.log_batches import Origin, with_origins
 from tests.support.records import Row, small_bytes, timestamps, wire_batch
 
@@ -170,3 +171,24 @@ def mutations(batch: bytes, random: Random, count: int) -> Iterator[bytes]:
                 mutant[max(at, HEADER_BYTES) :] = mutant[max(at, HEADER_BYTES) :] * 2
         mutant[8:12] = (len(mutant) - 12).to_bytes(4, "big")
         yield sealed(bytes(mutant))
+
+
+def client_batch(
+    rows: Sequence[Row],
+    *,
+    compression: Compression = Compression.NONE,
+    identity: BatchIdentity = NO_IDENTITY,
+    transactional: bool = False,
+    control: bool = False,
+) -> bytes:
+    """The record batch in which a Kafka client sends ``rows``. One without a timestamp has -1."""
+    records = with_origins(wire_batch(list(rows)), [Origin(len(rows), 0, NO_TIMESTAMP, False)])
+    batch = encode_batch(
+        records,
+        leader_epoch=-1,
+        identity=identity,
+        compression=compression,
+        transactional=transactional,
+        control=control,
+    )
+    return bytes(batch)

@@ -313,3 +313,60 @@ def test_kafkas_settings_without_meaning_in_a_cluster_say_why(elsewhere: Path, n
     write_config(elsewhere, f"{name} = 1\n")
     with pytest.raises(InvalidConfigError, match=f"no setting '{name}': .*{why}"):
         load_settings()
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        (None, ("127.0.0.1", 9092)),
+        ("", None),
+        (" ", None),
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
+        ("PLAINTEXT://store-1.example:19092", ("store-1.example", 19092)),
+        ("plaintext://[::1]:9092", ("::1", 9092)),
+        ("PLAINTEXT://:9092", ("0.0.0.0", 9092)),
+    ],
+)
+def test_kafka_listeners_are_an_address_or_none(elsewhere: Path, monkeypatch, given, address):
+    monkeypatch.delenv("LOGSTORE_KAFKA_LISTENERS")
+    settings = load_settings(kafka_listeners=given)
+    assert settings.kafka_address == address
+    assert settings.is_kafka_wanted == (given is not None)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("SSL://h:9093", "SSL:// is not there yet"),
+        ("SASL_PLAINTEXT://h:9093", "SASL_PLAINTEXT:// is not there yet"),
+        ("SASL_SSL://h:9093", "SASL_SSL:// is not there yet"),
+        ("PLAINTEXT://a:9092,PLAINTEXT://b:9093", "it takes one address"),
+        ("9092", "it takes host:port"),
+        ("h", "it takes host:port"),
+        ("h:65536", "it takes host:port"),
+        ("h:-1", "it takes host:port"),
+        ("::1:9092", "it takes host:port"),
+    ],
+)
+def test_kafka_listeners_that_cannot_be_are_refused_by_name(elsewhere: Path, given: str, why: str):
+    with pytest.raises(InvalidConfigError, match=r"^kafka\.listeners cannot be '.*': ") as caught:
+        load_settings(kafka_listeners=given)
+    assert why in caught.value.message
+
+
+def test_kafkas_clients_are_told_an_address_that_they_can_reach(elsewhere: Path):
+    def told(**given: str) -> tuple[str, int]:
+        return load_settings(**given).kafka_advertised(4711)
+
+    assert told(kafka_listeners="127.0.0.1:9092") == ("127.0.0.1", 4711)
+    assert told(kafka_listeners="0.0.0.0:9092", advertised_host="h.example") == ("h.example", 4711)
+    assert told(kafka_listeners="0.0.0.0:9092") == (socket.gethostname(), 4711)
+    assert told(kafka_listeners="[::]:0", kafka_advertised_listeners="PLAINTEXT://out:1") == ("out", 1)
+    for address in ("0.0.0.0:9092", "h:0"):
+        with pytest.raises(InvalidConfigError, match=r"kafka\.advertised\.listeners cannot be"):
+            load_settings(kafka_advertised_listeners=address)
+
+
+def test_idle_connections_of_kafkas_clients_have_kafkas_time_unless_it_is_set(elsewhere: Path):
+    assert load_settings().kafka_idle_ms == 600_000
+    assert load_settings(connections_max_idle_ms=5).kafka_idle_ms == 5

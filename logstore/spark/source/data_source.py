@@ -1,13 +1,13 @@
 """The data source of the format "logstore", as Spark registers it."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 
 from logstore.errors import InvalidRequestError
 from logstore.spark.source import columns
 from logstore.spark.source.options import ReadOptions, parse_read_options
-from logstore.spark.worker import one_line_errors
+from logstore.spark.worker import begin_task, one_line_errors
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
@@ -17,12 +17,18 @@ if TYPE_CHECKING:
 class LogStoreSource(DataSource):
     """Reads and writes topics: ``spark.read.format("logstore").option("subscribe", "flights")``."""
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Each worker of a query gets the source first: a task's input is still to come.
+        self.__dict__.update(state)
+        begin_task()
+
     @classmethod
     def name(cls) -> str:
         return "logstore"
 
     @one_line_errors()
     def schema(self) -> str:
+        begin_task()
         return columns.schema(parse_read_options(self.options).columns)
 
     @one_line_errors()

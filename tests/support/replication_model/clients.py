@@ -154,10 +154,10 @@ class Client:
             process.journal.store(group.frames, group.told)
         else:
             request.wait_for_repeated(acks)
-            if not request.repeated:
+            if not request.waits:
                 answered(epoch, request.base_offsets[0], None)
                 return
-            wait = request.repeated[0]
+            wait = request.waits[0]
 
         def done(future: Any) -> None:
             error = future.exception()

@@ -2,16 +2,16 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.cases import CLUSTER, DEFAULT, MATRIX, choose
+from benchmarks.cases import CLUSTER, DEFAULT, KAFKA, MATRIX, choose
 from benchmarks.rivals import PRODUCED
 from benchmarks.server import BenchmarkError
 
 
 def test_every_case_has_a_name_of_its_own():
-    assert Counter(case.name for case in (*DEFAULT, *CLUSTER, *MATRIX)).most_common(1)[0][1] == 1
+    assert Counter(case.name for case in (*DEFAULT, *KAFKA, *CLUSTER, *MATRIX)).most_common(1)[0][1] == 1
 
 
-@pytest.mark.parametrize("case", [*DEFAULT, *CLUSTER, *MATRIX], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*DEFAULT, *KAFKA, *CLUSTER, *MATRIX], ids=lambda case: case.name)
 def test_contenders_differ_and_targets_name_them(case):
     names = [contender.name for contender in case.contenders]
     assert len(set(names)) == len(names)
@@ -24,8 +24,8 @@ def test_contenders_differ_and_targets_name_them(case):
 
 def test_cases_are_chosen_by_name_and_pattern_in_their_order():
     assert [case.name for case in choose(["roll", "produce-json-*"])] == ["produce-json-100", "produce-json-1k", "roll"]
-    assert choose([]) == [*DEFAULT, *CLUSTER]
-    assert choose([], full=True) == [*DEFAULT, *CLUSTER, *MATRIX]
+    assert choose([]) == [*DEFAULT, *KAFKA, *CLUSTER]
+    assert choose([], full=True) == [*DEFAULT, *KAFKA, *CLUSTER, *MATRIX]
 
 
 def test_a_pattern_without_a_case_is_refused():

@@ -23,6 +23,7 @@ from logstore.log.topic import Topic
 from logstore.protocol.record_batch import encode_batches, read_records
 from tests.support import foreign_writers as others
 from tests.support.captured_logs import captured_logs
+from tests.support.kafka_reading import consume, rows_from
 from tests.support.running_broker import produce, read_all, run, running_broker
 from tests.support.table_paths import path_of
 from tests.support.topics import joined, rewrite_files
@@ -180,6 +181,8 @@ def test_after_a_statement_of_another_writer_the_log_serves(tmp_path: Path, stat
         for partition, has in ((0, [*expected, *more]), (1, [*ALL, *more])):
             assert await read_all(broker, topic, partition) == has
             assert await read_stored(broker, partition) == has
+            batches = await consume(broker, topic, 0, partition)
+            assert [(offset, row.value) for offset, row in rows_from(batches, 0).items()] == has
             for offset in (0, 14, 29):
                 fetched = await broker.fetch(
                     INTERNAL, topic, partition, offset, max_bytes=10**6, min_bytes=1, max_wait_ms=0

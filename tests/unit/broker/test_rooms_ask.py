@@ -9,12 +9,14 @@ from uuid import uuid4
 
 import pytest
 
+from consumer_offsets.committed_offsets import TopicPartition
 from consumer_offsets.group_coordinator import GroupCoordinator
 from consumer_offsets.group_queries import GroupListings
 from consumer_offsets.instances.instance_record import InstanceConfig
 from consumer_offsets.offset_reset import ResetTarget, ResetTo
 from consumer_offsets.offsets import CommittingMember, OffsetToCommit
 from logstore.broker.authorizer import CLUSTER_NAME, Operation, ResourceType
+from logstore.broker.batch_producing import TopicBatches
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
 from logstore.broker.fetching import FetchLimits, FetchPartition
@@ -38,6 +40,7 @@ CLUSTER, TOPIC, GROUP = ResourceType.CLUSTER, ResourceType.TOPIC, ResourceType.G
 BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation, ResourceType]]]] = {
     "topics": (lambda _: (), {(Operation.DESCRIBE, TOPIC)}),
     "topic": (lambda _: ("t",), {(Operation.DESCRIBE, TOPIC)}),
+    "topic_by_id": (lambda topic: (topic.topic_id,), {(Operation.DESCRIBE, TOPIC)}),
     "partition_state": (lambda topic: (topic, 0), {(Operation.DESCRIBE, TOPIC)}),
     "partition_states": (lambda topic: (topic,), {(Operation.DESCRIBE, TOPIC)}),
     "elect_leaders": (lambda _: (ElectionType.PREFERRED,), {(Operation.ALTER, CLUSTER)}),
@@ -51,16 +54,20 @@ BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
     "alter_configs": (lambda _: ("t", {"retention.ms": "1"}), {(Operation.ALTER_CONFIGS, TOPIC)}),
     "add_partitions": (lambda _: ("t", 9), {(Operation.ALTER, TOPIC)}),
     "delete_records": (lambda topic: (topic, 0, -1), {(Operation.DELETE, TOPIC)}),
+    "delete_all_records": (lambda topic: (topic, {0: -1}), {(Operation.DELETE, TOPIC)}),
     "drop_foreign_files": (lambda topic: (topic,), {(Operation.ALTER, TOPIC)}),
     "produce": (lambda topic: (topic, records([b"x"])), {(Operation.WRITE, TOPIC)}),
     "produce_all": (lambda topic: ([ProduceRequest(topic, records([b"x"]))],), {(Operation.WRITE, TOPIC)}),
+    "produce_batches": (lambda _: ([TopicBatches("t", [(0, b"x")])],), {(Operation.WRITE, TOPIC)}),
     "produce_small": (lambda topic: (topic, [b"x"], records), {(Operation.WRITE, TOPIC)}),
     "begin_produce_small": (lambda topic: (topic, [b"x"], records), {(Operation.WRITE, TOPIC)}),
     "init_producer": (lambda _: (), {(Operation.IDEMPOTENT_WRITE, CLUSTER)}),
     "fetch": (lambda topic: (topic, 0, 0), {(Operation.READ, TOPIC)}),
     "fetch_records": (lambda _: ([FetchPartition("t", 0, 0)], LIMITS), {(Operation.READ, TOPIC)}),
     "fetch_stored": (lambda _: ([FetchPartition("t", 0, 0)], LIMITS), {(Operation.READ, TOPIC)}),
+    "fetch_batches": (lambda _: ([FetchPartition("t", 0, 0)], LIMITS), {(Operation.READ, TOPIC)}),
     "offset_for_timestamp": (lambda topic: (topic, 0, 0), {(Operation.DESCRIBE, TOPIC)}),
+    "offset_of_max_timestamp": (lambda topic: (topic, 0), {(Operation.DESCRIBE, TOPIC)}),
     "roll": (lambda topic: (topic,), {(Operation.ALTER, TOPIC)}),
     "refresh": (lambda topic: (topic,), {(Operation.ALTER, TOPIC)}),
     "internal_topic": (lambda _: ("__mine",), {(Operation.CLUSTER_ACTION, CLUSTER)}),
@@ -79,6 +86,11 @@ GROUPS: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
         lambda _: (InstanceKey("g", "c"), "id", [OffsetToCommit("t", 0, 1)], CommittingMember()),
         {(Operation.READ, GROUP)},
     ),
+    "commit_each": (lambda _: ("g", [OffsetToCommit("t", 0, 1)], CommittingMember()), {(Operation.READ, GROUP)}),
+    "check_fetch": (lambda _: ("g", "m", 1), {(Operation.DESCRIBE, GROUP)}),
+    "pending": (lambda _: ("g",), {(Operation.DESCRIBE, GROUP)}),
+    "overview": (lambda _: (), {(Operation.DESCRIBE, GROUP)}),
+    "delete_offsets": (lambda _: ("g", [TopicPartition("t", 0)]), {(Operation.DELETE, GROUP)}),
     "coordinator_of": (lambda _: ("g",), {(Operation.DESCRIBE, GROUP)}),
     "groups": (lambda _: (), {(Operation.DESCRIBE, GROUP)}),
     "list_groups": (lambda _: (), {(Operation.DESCRIBE, GROUP)}),
@@ -152,13 +164,15 @@ def test_every_method_refuses_a_principal_without_permissions(tmp_path: Path) ->
                         told = await call(methods[name], CLIENT, *arguments(topic), **OPTIONS.get(name, {}))
                     except AuthorizationError:
                         told = None
-                    if name in {"topics", "groups", "all_groups", "problems"}:
+                    if name in {"topics", "groups", "all_groups", "overview", "problems"}:
                         assert told == [], name
                     elif name in {"list_groups", "list_all_groups"}:
                         assert told == GroupListings([], None)
                     elif name == "delete_groups":
                         assert isinstance(told["g"], AuthorizationError)
-                    elif name in {"fetch_records", "fetch_stored"}:
+                    elif name == "produce_batches":
+                        assert isinstance(told.outcomes[0][0].error, TopicAuthorizationError)
+                    elif name in {"fetch_records", "fetch_stored", "fetch_batches"}:
                         (error,) = told.answers.values()
                         assert isinstance(error, TopicAuthorizationError)
                     else:

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from logstore import errors
+from logstore.client.admin import Admin
 from logstore.client.connections import Connections
 from logstore.client.transport import Transport
 
@@ -69,6 +70,22 @@ def test_goes_to_the_next_address_when_one_refuses_and_stays_there(closed_port):
         transport.request("POST", "/a")
         transport.request("POST", "/b")
         assert asked == ["POST /a", "POST /b"]
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [None, (503, {}, json.dumps({"error_code": 50301, "message": "stopping"}).encode())],
+    ids=["cut", "stopping"],
+)
+def test_a_cluster_is_described_by_the_first_address_that_answers(lost, closed_port):
+    counts = dict.fromkeys(("partitions", "under_replicated_partitions", "unavailable_partitions"), 0)
+    described = {"cluster_id": "c", "controller_id": 1, "brokers": [], **counts, "under_min_isr_partitions": 0}
+    with (
+        answering([lost]) as (first, _),
+        answering([(200, {}, json.dumps(described).encode())]) as (second, _),
+        Admin(f"{closed_port},{first},{second}", default_api_timeout_ms=0) as admin,
+    ):
+        assert admin.describe_cluster().cluster_id == "c"
 
 
 def test_names_all_addresses_when_none_answers(closed_port):

@@ -198,6 +198,20 @@ def test_new_partitions_get_as_many_replicas_as_the_others_and_old_ones_stay():
     assert 3 in {one.leader for one in new}
 
 
+def test_replicas_that_somebody_has_chosen_are_taken_and_the_others_are_placed():
+    brokers = ClusterView(None, {one: broker() for one in (1, 2, 3)})
+    chosen = KnownTopic("u", ID, (0, 0), assignments=((3, 1), (2, 3)))
+    (write,), _ = placed(brokers, chosen)
+    assert [one.replicas for one in write.document.partitions] == [(3, 1), (2, 3)]
+    assert [one.leader for one in write.document.partitions] == [3, 2]
+    view = view_of(row(1, (1, 2), (1, 2)), live=[1, 2, 3])
+    (write,), _ = placed(view, KnownTopic("t", ID, (5, 0, 0, 0), assignments=((), (), (2, 3))))
+    old, first, second, third = write.document.partitions
+    assert (old, second.replicas) == (row(1, (1, 2), (1, 2)), (2, 3))
+    assert len(first.replicas) == len(third.replicas) == 2
+    assert {3} <= {*first.replicas, *third.replicas}, "chosen replicas count as load"
+
+
 def test_a_table_under_the_name_of_another_topic_is_refused():
     writes, refused = placed(view_of(row(1, (1,)), live=[1, 2, 3]), KnownTopic("t", uuid4(), (0, 0)))
     assert (writes, list(refused)) == ([], ["t"])

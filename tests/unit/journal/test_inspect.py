@@ -176,14 +176,30 @@ def test_transactions_of_a_snapshot_are_dumped(tmp_path):
     assert (found.open_transactions, found.markers) == (opened, ended)
 
 
-@pytest.mark.parametrize(
-    ("frame", "name"),
-    [
-        (kafka_frame(1), r"is of type KAFKA_BATCH \(5\)"),
-        (transactional_frame(1), r"has the flag TRANSACTIONAL \(4\)"),
-    ],
-)
-def test_a_frame_that_a_start_refuses_is_dumped_and_neither_passed_over_nor_repaired(tmp_path, frame, name):
+def test_a_record_batch_of_a_kafka_client_is_dumped_and_good(tmp_path):
+    write_journal(tmp_path, data_frame(0), kafka_frame(1))
+    row = list(dump(tmp_path))[-1]
+    assert (row.type, row.base_offset, row.record_count, row.honoured) == ("KAFKA_BATCH", 1, 1, True)
+    assert verify(tmp_path).damage is None
+    assert repair(tmp_path) is None
+    assert [frame.header.type.name for frame in recovered_frames(tmp_path)] == ["DATA", "KAFKA_BATCH"]
+
+
+def test_a_repair_counts_the_records_of_record_batches(tmp_path):
+    damaged = kafka_frame(1)
+    damaged = damaged._replace(header=damaged.header._replace(record_count=3))
+    write_journal(tmp_path, data_frame(0), damaged, kafka_frame(4))
+    (path,) = tmp_path.iterdir()
+    content = bytearray(path.read_bytes())
+    content[list(dump(tmp_path))[1].position + HEADER_BYTES] ^= 1
+    path.write_bytes(content)
+    report = repair(tmp_path)
+    assert report is not None
+    assert [(lost.first_offset, lost.end_offset, lost.records) for lost in report.lost] == [(1, 5, 4)]
+
+
+def test_a_frame_that_a_start_refuses_is_dumped_and_neither_passed_over_nor_repaired(tmp_path):
+    frame, name = transactional_frame(1), r"has the flag TRANSACTIONAL \(4\)"
     write_journal(tmp_path, data_frame(0), frame, data_frame(2))
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     rows = list(dump(tmp_path))
@@ -202,14 +218,14 @@ def test_a_frame_that_a_start_refuses_is_dumped_and_neither_passed_over_nor_repa
 
 
 def test_a_frame_that_a_start_refuses_is_not_cut_behind_damage(tmp_path):
-    write_journal(tmp_path, data_frame(0), data_frame(1), kafka_frame(2))
+    write_journal(tmp_path, data_frame(0), data_frame(1), transactional_frame(2))
     (path,) = tmp_path.iterdir()
     second = list(dump(tmp_path))[1]
     content = bytearray(path.read_bytes())
     content[second.position + HEADER_BYTES] ^= 1
     path.write_bytes(content)
     for refuse in (repair, recovered_frames):
-        with pytest.raises(DataDirectoryError, match="KAFKA_BATCH"):
+        with pytest.raises(DataDirectoryError, match="TRANSACTIONAL"):
             refuse(tmp_path)
     assert path.read_bytes() == bytes(content)
 

@@ -15,6 +15,7 @@ from logstore.log import slice_reader
 from logstore.log.topic import Topic
 from logstore.segments import reader as segments_reader
 from tests.support.journals import control_frame
+from tests.support.kafka_reading import consume, rows_from
 from tests.support.running_broker import produce, read_all, run, running_broker
 
 NEVER = {"segment.ms": "100000000"}
@@ -192,6 +193,8 @@ def test_offsets_without_a_record_are_passed_over(tmp_path: Path, max_bytes: int
                     at = read.next_offset
                     found += read.records["offset"].to_pylist()
                 assert found == [offset for offset, _ in expected if offset >= start]
+                batches = await consume(broker, topic, start, max_bytes=max_bytes)
+                assert [*rows_from(batches, start)] == found
             stored = []
             at = 0
             while at < log.high_watermark:

@@ -36,25 +36,33 @@ def records(base_offset: int, count: int) -> PartitionData:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
     """``asked(*answers)``: the store answers so, the last again and again. Gives the offsets that are asked for."""
+    return lambda *answers: answering(monkeypatch, answers)[0]
 
-    def answer_with(*answers: Answer) -> list[int]:
-        offsets: list[int] = []
 
-        def fetch(_: Transport, request: FetchRequest, __: float, at: str | None) -> list[PartitionData]:
-            assert at is None  # of one node
-            (wanted,) = request.partitions
-            assert (wanted.topic, wanted.partition, wanted.topic_id) == ("t", 3, "the-id")
-            answer = answers[min(len(offsets), len(answers) - 1)]
-            offsets.append(wanted.offset)
-            if isinstance(answer, LogStoreError):
-                raise answer
-            return [] if answer is None else [answer]
+@pytest.fixture
+def waited_for(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[int, int]]]:
+    """As ``asked``; gives ``min_bytes`` and ``max_wait_ms`` of the requests."""
+    return lambda *answers: answering(monkeypatch, answers)[1]
 
-        monkeypatch.setattr(logstore.client.fetch, "fetch", fetch)
-        return offsets
 
+def answering(monkeypatch: pytest.MonkeyPatch, answers: Sequence[Answer]) -> tuple[list[int], list[tuple[int, int]]]:
     monkeypatch.setattr(tail_reader, "RETRY_SECONDS", 0.3)
-    return answer_with
+    offsets: list[int] = []
+    waits: list[tuple[int, int]] = []
+
+    def fetch(_: Transport, request: FetchRequest, __: float, at: str | None) -> list[PartitionData]:
+        assert at is None  # of one node
+        (wanted,) = request.partitions
+        assert (wanted.topic, wanted.partition, wanted.topic_id) == ("t", 3, "the-id")
+        answer = answers[min(len(offsets), len(answers) - 1)]
+        offsets.append(wanted.offset)
+        waits.append((request.min_bytes, request.max_wait_ms))
+        if isinstance(answer, LogStoreError):
+            raise answer
+        return [] if answer is None else [answer]
+
+    monkeypatch.setattr(logstore.client.fetch, "fetch", fetch)
+    return offsets, waits
 
 
 def read(start: int, end: int) -> list[tuple[int, int, bytes]]:
@@ -70,6 +78,16 @@ def test_a_range_comes_whole_and_no_further(asked):
     offsets = asked(records(5, 3), None, errors.ThrottledError("busy"), records(8, 3))
     assert read(6, 10) == [(3, offset, b"%d" % offset) for offset in range(6, 10)]
     assert offsets == [6, 8, 8, 8]
+
+
+def test_small_pieces_come_together_once_the_size_of_records_is_known(waited_for):
+    requests = waited_for(records(0, 10), None, records(10, 90))
+    assert len(read(0, 100)) == 100
+    first, second, third = requests
+    assert first == third == (1, tail_reader.FETCH_WAIT_MS)
+    min_bytes, wait_ms = second
+    assert 90 * len("10") < min_bytes < 90 * 200
+    assert wait_ms == 0, "they are there, or they are fewer"
 
 
 def test_offsets_without_a_record_are_passed_over(asked):

@@ -1,4 +1,4 @@
-"""What a Python worker of Spark lacks, and how its errors are told."""
+"""A Python worker of Spark: what it lacks, how a task begins, how its errors are told."""
 
 import os
 import subprocess
@@ -46,3 +46,46 @@ def test_an_error_of_ours_has_no_traceback_where_a_worker_tells_it(monkeypatch, 
     with pytest.raises(InvalidRequestError), one_line_errors():
         raise InvalidRequestError("option subscribe is empty")
     assert bool(os.environ["SPARK_HIDE_TRACEBACK"]) is on_worker
+
+
+@pytest.mark.system
+def test_a_task_begins_with_modules_spared_and_what_has_come_acknowledged():
+    # In a process of its own: nothing takes objects back from `gc.freeze` without making others collectable, too.
+    code = """
+import gc, socket, time
+from pyspark import SparkFiles
+from logstore.spark.worker import begin_task
+
+begin_task()
+assert gc.get_freeze_count() == 0, "not in a worker"
+SparkFiles._is_running_on_worker = True
+listening = socket.create_server(("127.0.0.1", 0))
+spark = socket.create_connection(listening.getsockname())
+worker, _ = listening.accept()
+# A connection that has answered before delays its acknowledgements.
+for _ in range(30):
+    spark.sendall(b"a")
+    worker.recv(1)
+    worker.sendall(b"b")
+    spark.recv(1)
+
+
+def unacknowledged():
+    info = spark.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+    return int.from_bytes(info[24:28], "little")  # tcpi_unacked
+
+
+for _ in range(20):  # until one is looked at within 40 ms
+    spark.sendall(b"command")
+    worker.recv(7)
+    before = unacknowledged()
+    begin_task()
+    if before:
+        break
+print(before, unacknowledged())
+spared = gc.get_freeze_count()
+begin_task()
+assert gc.get_freeze_count() == spared > 10_000, "once, with the modules"
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stdout.split(), done.stderr) == (["1", "0"], "")

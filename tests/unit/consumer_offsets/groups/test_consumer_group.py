@@ -74,7 +74,6 @@ def test_what_a_member_does_not_own_it_need_not_revoke():
         {"owned": None},
         {"rebalance_timeout_ms": -1},
         {"subscribed_topics": None},
-        {"subscribed_topics": ()},
         {"instance_id": ""},
         {"rack_id": ""},
     ],

@@ -1,0 +1,55 @@
+"""The parts that requests for several topics or resources have in common: one answer for each, and a time limit."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, TypeVar
+
+from logstore.errors import RequestTimedOutError
+
+#: Topics of a request that are changed at once.
+_AT_ONCE: Final = 16
+
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
+
+
+async def answers(asked: Sequence[Asked], answer: Callable[[Asked], Awaitable[Answer]]) -> list[Answer]:
+    """The answer for each, in the order of ``asked``; some are worked on at once."""
+    found: list[Answer] = []
+    for begin in range(0, len(asked), _AT_ONCE):
+        found += await asyncio.gather(*map(answer, asked[begin : begin + _AT_ONCE]))
+    return found
+
+
+def once(asked: Sequence[Asked], name: Callable[[Asked], Hashable]) -> tuple[list[Asked], list[Asked]]:
+    """Those whose name is there once, and of the others the first of each name."""
+    counts = Counter(map(name, asked))
+    first = {name(one): one for one in reversed(asked)}
+    return (
+        [one for one in asked if counts[name(one)] == 1],
+        [one for key, one in first.items() if counts[key] > 1],
+    )
+
+
+class Deadline:
+    """The time limit of a request, from now on; 0 and less is none.
+
+    Kafka's own limit of 0 means: begin, and do not wait. Changes take a few ms here, so the answer tells their outcome.
+    """
+
+    def __init__(self, timeout_ms: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._when = self._loop.time() + timeout_ms / 1000 if timeout_ms > 0 else None
+
+    @asynccontextmanager
+    async def wait(self, doing: str) -> AsyncIterator[None]:
+        """Wait for a change that goes on to its end by itself. RequestTimedOutError; none is begun too late."""
+        if self._when is not None and self._loop.time() >= self._when:
+            raise RequestTimedOutError(f"{doing} was not begun: the request has taken longer than it allows.")
+        try:
+            async with asyncio.timeout_at(self._when):
+                yield
+        except TimeoutError:
+            raise RequestTimedOutError(f"{doing} has taken longer than the request allows, and goes on.") from None

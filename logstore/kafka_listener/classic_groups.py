@@ -1,0 +1,165 @@
+"""JoinGroup (11), Heartbeat (12), LeaveGroup (13), SyncGroup (14): members of classic groups.
+
+JoinGroup and SyncGroup are answered when the other members have joined and the leader has assigned; the group's state
+machine (``consumer_offsets.groups``) knows when that is.
+"""
+
+import uuid
+from typing import Final
+
+from consumer_offsets.groups import events
+from consumer_offsets.groups.responses import LeftMember
+from logstore.broker.context import RequestContext
+from logstore.errors import (
+    CoordinatorLoadInProgressError,
+    InconsistentGroupProtocolError,
+    LogStoreError,
+    MemberIdRequiredError,
+)
+from logstore.kafka_listener.group_errors import GROUP_TIMEOUT_MS, group_error_number, require_group_name
+from logstore.kafka_listener.store import KafkaStore
+from logstore.kafka_protocol.error_numbers import NONE
+from logstore.kafka_protocol.messages import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+
+# Versions of JoinGroup since which: there is a rebalance timeout; a new member joins twice (KIP-394); the protocol's
+# name may be null (KIP-559); a static leader keeps the assignment (KIP-814).
+_JOIN_REBALANCE_TIMEOUT: Final = 1
+_JOIN_KNOWN_MEMBER_ID: Final = 4
+_JOIN_NULL_PROTOCOL: Final = 7
+_JOIN_SKIP_ASSIGNMENT: Final = 9
+# Of SyncGroup, since which the protocol must be named (KIP-559); of LeaveGroup, since which it has several members.
+_SYNC_PROTOCOL: Final = 5
+_LEAVE_MEMBERS: Final = 3
+_NO_GENERATION: Final = -1
+
+
+async def join_group(
+    store: KafkaStore, context: RequestContext, request: JoinGroupRequest, version: int
+) -> JoinGroupResponse:
+    """The id of a new member begins with the client's id, or with that of the static member, as Kafka's does."""
+    new_member_id = f"{request.group_instance_id or context.client_id}-{uuid.uuid4()}"
+    no_protocol = None if version >= _JOIN_NULL_PROTOCOL else ""
+    rebalance_timeout_ms = (
+        request.rebalance_timeout_ms if version >= _JOIN_REBALANCE_TIMEOUT else request.session_timeout_ms
+    )
+    event = events.JoinGroup(
+        request=0,
+        member_id=request.member_id,
+        new_member_id=new_member_id,
+        protocol_type=request.protocol_type,
+        protocols=tuple(events.JoinProtocol(one.name, one.metadata) for one in request.protocols),
+        session_timeout_ms=request.session_timeout_ms,
+        rebalance_timeout_ms=max(0, rebalance_timeout_ms),
+        instance_id=request.group_instance_id,
+        client_id=context.client_id,
+        client_host=context.peer,
+        reason=request.reason or "",
+        requires_known_member_id=version >= _JOIN_KNOWN_MEMBER_ID,
+        supports_skipping_assignment=version >= _JOIN_SKIP_ASSIGNMENT,
+    )
+    try:
+        require_group_name(request.group_id)
+        joined = await store.groups.members.join(context, request.group_id, event, timeout_ms=GROUP_TIMEOUT_MS)
+    except LogStoreError as error:
+        return JoinGroupResponse(
+            error_code=group_error_number(error),
+            generation_id=_NO_GENERATION,
+            protocol_name=no_protocol,
+            member_id=new_member_id if isinstance(error, MemberIdRequiredError) else request.member_id,
+        )
+    return JoinGroupResponse(
+        generation_id=joined.generation,
+        protocol_type=joined.protocol_type,
+        protocol_name=no_protocol if joined.protocol is None else joined.protocol,
+        leader=joined.leader,
+        skip_assignment=joined.skip_assignment,
+        member_id=joined.member_id,
+        members=[
+            JoinGroupResponse.JoinGroupResponseMember(
+                member_id=one.member_id, group_instance_id=one.group_instance_id, metadata=one.metadata
+            )
+            for one in joined.members
+        ],
+    )
+
+
+async def sync_group(
+    store: KafkaStore, context: RequestContext, request: SyncGroupRequest, version: int
+) -> SyncGroupResponse:
+    event = events.SyncGroup(
+        request=0,
+        member_id=request.member_id,
+        generation=request.generation_id,
+        assignments=tuple((one.member_id, one.assignment) for one in request.assignments),
+        instance_id=request.group_instance_id,
+        protocol_type=request.protocol_type,
+        protocol=request.protocol_name,
+    )
+    try:
+        require_group_name(request.group_id)
+        if version >= _SYNC_PROTOCOL and None in (request.protocol_type, request.protocol_name):
+            raise InconsistentGroupProtocolError("SyncGroup names neither protocol type nor protocol: send both.")
+        synced = await store.groups.members.sync(context, request.group_id, event, timeout_ms=GROUP_TIMEOUT_MS)
+    except LogStoreError as error:
+        return SyncGroupResponse(error_code=group_error_number(error))
+    return SyncGroupResponse(
+        protocol_type=synced.protocol_type, protocol_name=synced.protocol, assignment=synced.assignment
+    )
+
+
+async def heartbeat(
+    store: KafkaStore,
+    context: RequestContext,
+    request: HeartbeatRequest,
+    version: int,  # noqa: ARG001
+) -> HeartbeatResponse:
+    event = events.Heartbeat(0, request.member_id, request.generation_id, request.group_instance_id)
+    try:
+        require_group_name(request.group_id)
+        await store.groups.members.heartbeat(context, request.group_id, event, timeout_ms=GROUP_TIMEOUT_MS)
+    except CoordinatorLoadInProgressError:
+        # As Kafka: every member gets a whole session from the end of the load on.
+        return HeartbeatResponse()
+    except LogStoreError as error:
+        return HeartbeatResponse(error_code=group_error_number(error))
+    return HeartbeatResponse()
+
+
+async def leave_group(
+    store: KafkaStore, context: RequestContext, request: LeaveGroupRequest, version: int
+) -> LeaveGroupResponse:
+    """Before version 3 one member, whose error is that of the answer."""
+    if version >= _LEAVE_MEMBERS:
+        leaving = [events.LeavingMember(m.member_id, m.group_instance_id, m.reason or "") for m in request.members]
+    else:
+        leaving = [events.LeavingMember(request.member_id)]
+    try:
+        require_group_name(request.group_id)
+        event = events.LeaveGroup(0, tuple(leaving))
+        left = await store.groups.members.leave(context, request.group_id, event, timeout_ms=GROUP_TIMEOUT_MS)
+    except LogStoreError as error:
+        return LeaveGroupResponse(error_code=group_error_number(error))
+    if version >= _LEAVE_MEMBERS:
+        return LeaveGroupResponse(
+            members=[
+                LeaveGroupResponse.MemberResponse(
+                    member_id=one.member_id, group_instance_id=one.group_instance_id, error_code=_number(one)
+                )
+                for one in left.members
+            ]
+        )
+    (member,) = left.members
+    return LeaveGroupResponse(error_code=_number(member))
+
+
+def _number(left: LeftMember) -> int:
+    return NONE if left.error is None else group_error_number(left.error)

@@ -1,0 +1,457 @@
+"""One connection of a Kafka client: bytes to requests, their answers in the order of the requests.
+
+A connection is ready at once: PLAINTEXT has nobody prove anything. Requests are begun as they arrive, up to a bound;
+each has a task. Two kinds have a turn of their own:
+
+- Produce requests are appended one after the other; their acknowledgements are awaited together.
+- Behind a Fetch nothing is begun until its answer is out: a client that pipelines fetches without reading holds no more
+  than one answer.
+
+Bounds, so that no client holds memory or a connection for long. In bytes: a frame; the requests in hand of all
+connections (``admission.requests``), whose room is taken before a long frame arrives. In number: requests in hand. In
+time (``look``, called every now and then): an idle connection, a request that does not arrive, an answer that is not
+taken. Without room, over a quota, or while the client does not take its answers, nothing is read from the socket.
+"""
+
+import asyncio
+import itertools
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self, cast
+
+import structlog
+
+from logstore.broker.admission import InFlightBytes, Reservation
+from logstore.broker.context import ANONYMOUS, Forwarding, RequestContext
+from logstore.errors import LogStoreError, MalformedMessageError, ThrottledError, UnsupportedVersionError
+from logstore.filesystem import Buffer
+from logstore.kafka_listener.dispatch import FETCH, PRODUCE, WAITING, Answer, answer_to
+from logstore.kafka_listener.produce import Turn
+from logstore.kafka_protocol.apis import APIS
+from logstore.kafka_protocol.frame_reader import FrameReader
+from logstore.kafka_protocol.requests import Request, read_request
+from logstore.limits import CLIENT_BYTES_PER_SECOND_MIN, KIB
+from logstore.listening_sockets import bytes_in_kernel
+from logstore.observability import KAFKA_REQUEST_SECONDS, KAFKA_REQUESTS, LOG_FIELDS, client_label
+from logstore.settings import Settings
+
+if TYPE_CHECKING:
+    from logstore.kafka_listener.listener import KafkaListener
+
+log = structlog.stdlib.get_logger(__name__)
+_logger = logging.getLogger(__name__)
+
+#: Requests of a connection that wait for their answers; further ones are not read.
+REQUESTS_IN_HAND_MAX: Final = 64
+#: The name of the listener in a request's context.
+LISTENER: Final = "KAFKA"
+# The objects of a decoded message take so many times the bytes of its frame; records stay in the frame.
+_OBJECTS_A_BYTE: Final = 8
+# In each interval this part of a long frame must arrive: its room is held meanwhile.
+_FRAME_PARTS: Final = 8
+# A client has so long to take the last answers of a connection that ends.
+_LINGER_SECONDS: Final = 10.0
+# Two writes cost less than a copy of more bytes.
+_JOINED_BYTES_MAX: Final = 16 * KIB
+_CLIENT_ID_LENGTH_MAX: Final = 128
+
+_PROCESS: Final = f"{random.getrandbits(64):016x}"
+_COUNTER: Final = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """``docs/configuration.md`` has the settings. Times in seconds."""
+
+    request_bytes_max: int
+    idle_seconds: float
+    request_seconds: float
+    answer_seconds: float
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        return cls(
+            settings.max_request_size,
+            settings.kafka_idle_ms / 1000,
+            settings.request_body_timeout_ms / 1000,
+            settings.response_timeout_ms / 1000,
+        )
+
+
+class _InHand:
+    """A request in hand, and its answer once there is one."""
+
+    __slots__ = ("answer", "api_key", "ends", "task")
+
+    def __init__(self, api_key: int) -> None:
+        self.api_key = api_key
+        self.task: asyncio.Task[None] | None = None
+        self.answer: Answer | None = None
+        #: The connection ends here, instead of an answer.
+        self.ends = False
+
+    @property
+    def is_done(self) -> bool:
+        return self.answer is not None or self.ends
+
+
+class Connection(asyncio.BufferedProtocol):
+    def __init__(self, listener: "KafkaListener") -> None:
+        self._listener = listener
+        self._store = listener.store
+        self._limits = listener.limits
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._name = f"{_PROCESS}{next(_COUNTER):x}"
+        self.peer = ""
+        self._reader = FrameReader(self._limits.request_bytes_max)
+        self._in_hand: deque[_InHand] = deque()
+        self._turn = Turn()
+        # A whole frame that cannot be begun yet.
+        self._next_frame: Buffer | None = None
+        # Room of the frame that is arriving, or waits; a wait for it.
+        self._room: Reservation | None = None
+        self._wait_for_room: asyncio.Future[None] | None = None
+        self._is_throttled = False
+        self._is_reading = True
+        self._can_write = True
+        # What answers hold that the client has not taken yet.
+        self._releases: list[Callable[[], None]] = []
+        # No request is begun any more; the connection closes behind those in hand.
+        self._is_ending = False
+        self._closed_at: float | None = None
+        # For ``look``.
+        self._active_at = self._loop.time()
+        self._received = 0
+        self._frames = 0
+        self._arriving: tuple[float, int, int] | None = None
+        self._untaken: list[tuple[float, int]] = []
+
+    @property
+    def _bytes_in_flight(self) -> InFlightBytes:
+        return self._store.broker.admission.requests
+
+    # ---- the loop's -------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is of no class of asyncio
+        peer = transport.get_extra_info("peername")
+        self.peer = peer[0] if peer else ""
+        if not self._listener.arrived(self):
+            self._is_ending = True
+            self._transport.abort()
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
+        return self._reader.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._received += nbytes
+        self._active_at = self._loop.time()
+        self._reader.received(nbytes)
+        if not self._is_ending:
+            self._begin_requests()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self._can_write = False
+
+    def resume_writing(self) -> None:
+        self._can_write = True
+        self._untaken.clear()
+        self._release_taken()
+        self._send_answers()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        """Handlers are cancelled, but for those that append: their records may be on disk."""
+        self._is_ending = True
+        for one in self._in_hand:
+            if one.answer is not None and one.answer.release is not None:
+                one.answer.release()
+            elif one.task is not None and one.api_key != PRODUCE:
+                one.task.cancel()
+        self._in_hand.clear()
+        self._release_taken()
+        if self._wait_for_room is not None:
+            wait, self._wait_for_room = self._wait_for_room, None
+            self._bytes_in_flight.wait_no_more(wait)
+        self._give_room_back()
+        self._listener.gone(self)
+
+    # ---- requests ---------------------------------------------------------------------------------------------------
+
+    def _begin_requests(self) -> None:
+        """Begin the requests that have arrived, as far as they may be."""
+        while not self._is_ending:
+            frame = self._next_frame
+            if frame is None:
+                try:
+                    frame = self._reader.next_frame()
+                except MalformedMessageError as error:
+                    self._end(error.message)
+                    break
+                if frame is None:
+                    if size := self._reader.long_frame_bytes:
+                        self._has_room(size)
+                    break
+                self._frames += 1
+            if not self._may_begin or not self._has_room(_held_bytes(frame)):
+                self._next_frame = frame
+                break
+            self._next_frame = None
+            self._begin(frame)
+        self._read_or_not()
+
+    @property
+    def _may_begin(self) -> bool:
+        in_hand = self._in_hand
+        return (
+            self._can_write
+            and not self._is_throttled
+            and len(in_hand) < REQUESTS_IN_HAND_MAX
+            and not (in_hand and in_hand[-1].api_key == FETCH)
+        )
+
+    def _read_or_not(self) -> None:
+        reads = (
+            self._next_frame is None and self._wait_for_room is None and not self._is_throttled and not self._is_ending
+        )
+        if reads == self._is_reading or self._transport is None or self._transport.is_closing():
+            return
+        self._is_reading = reads
+        if reads:
+            self._arriving = None
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+
+    def _has_room(self, size: int) -> bool:
+        """Whether the frame that arrives, or waits, has room for ``size`` bytes; if not, wait for it."""
+        if self._wait_for_room is not None:
+            return False
+        if self._room is None:
+            self._room = self._bytes_in_flight.reserve()
+        missing = size - self._room.size
+        try:
+            self._room.grow(missing)
+        except ThrottledError:
+            self._wait_for_room = wait = self._bytes_in_flight.wait_for_room(missing)
+            wait.add_done_callback(self._room_came)
+            return False
+        return True
+
+    def _room_came(self, wait: "asyncio.Future[None]") -> None:
+        if self._wait_for_room is not wait:
+            return
+        self._wait_for_room = None
+        self._begin_requests()
+        self._bytes_in_flight.wait_no_more(wait)
+
+    def _give_room_back(self) -> None:
+        if self._room is not None:
+            self._room.release()
+            self._room = None
+
+    def _begin(self, frame: Buffer) -> None:
+        try:
+            request = read_request(frame)
+        except (MalformedMessageError, UnsupportedVersionError) as error:
+            self._end(error.message)
+            return
+        assert self._room is not None
+        room, self._room = self._room, None
+        one = _InHand(request.api_key)
+        self._in_hand.append(one)
+        one.task = self._listener.run(self._answer(one, request, room))
+
+    async def _answer(self, one: _InHand, request: Request, room: Reservation) -> None:
+        began = time.perf_counter()
+        client_id = _fit_for_a_log(request.client_id)
+        context = RequestContext(
+            f"{self._name}-{request.correlation_id}",
+            client_id,
+            LISTENER,
+            self.peer,
+            None,
+            ANONYMOUS,
+            Forwarding.REFUSED,
+        )
+        LOG_FIELDS.set({"request_id": context.request_id, "client_id": client_id, "peer": self.peer})
+        try:
+            one.answer = await answer_to(self._store, context, request, self._turn)
+        except LogStoreError as error:
+            one.ends = True
+            self._tell(error.message, request)
+        except Exception as error:
+            one.ends = True
+            log.error("kafka.unexpected_error", api=APIS[request.api_key].name, exc_info=error)
+        finally:
+            room.release()
+            if one.answer is None:  # cancelled, too
+                one.ends = True
+            self._answered(one)
+        seconds = time.perf_counter() - began
+        api = APIS[request.api_key].name
+        KAFKA_REQUESTS.labels(api, client_label(client_id)).inc()
+        KAFKA_REQUEST_SECONDS.labels(api).observe(seconds)
+        if _logger.isEnabledFor(logging.DEBUG):
+            log.debug("kafka.answered", api=api, version=request.api_version, milliseconds=round(seconds * 1000, 3))
+
+    # ---- answers ----------------------------------------------------------------------------------------------------
+
+    def _answered(self, one: _InHand) -> None:
+        if self._transport is None or self._transport.is_closing():
+            if one.answer is not None and one.answer.release is not None:
+                one.answer.release()
+                one.answer = None
+            return
+        if one.answer is not None and one.answer.throttle_ms > 0:
+            self._throttle(one.answer.throttle_ms)
+        self._send_answers()
+
+    def _send_answers(self) -> None:
+        """Send the answers that are due, in the order of the requests; then begin what they held up."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        in_hand = self._in_hand
+        while in_hand and self._can_write and in_hand[0].is_done:
+            one = in_hand.popleft()
+            if one.answer is None:
+                self._close()
+                return
+            if one.answer.release is not None:
+                self._releases.append(one.answer.release)
+            if buffers := one.answer.buffers:
+                self._active_at = self._loop.time()
+                if len(buffers) == 1:
+                    transport.write(buffers[0])
+                elif sum(map(len, buffers)) <= _JOINED_BYTES_MAX:
+                    transport.write(b"".join(buffers))
+                else:
+                    transport.writelines(buffers)
+        if self._can_write:
+            self._release_taken()
+        if not self._is_ending:
+            self._begin_requests()
+        elif not in_hand:
+            self._close()
+
+    def _release_taken(self) -> None:
+        releases, self._releases = self._releases, []
+        for release in releases:
+            release()
+
+    def _throttle(self, milliseconds: int) -> None:
+        """Read nothing for so long: a client that does not wait gains nothing (KIP-219)."""
+        self._is_throttled = True
+        self._loop.call_later(milliseconds / 1000, self._end_throttle)
+
+    def _end_throttle(self) -> None:
+        self._is_throttled = False
+        if self._transport is not None and not self._is_ending:
+            self._begin_requests()
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    def _tell(self, reason: str, request: Request | None = None) -> None:
+        api = {} if request is None else {"api": APIS[request.api_key].name, "client_id": request.client_id}
+        self._listener.ended.add(peer=self.peer, reason=reason, **api)
+
+    def _end(self, reason: str) -> None:
+        """Read nothing more, say why in the log, and close behind the answers to what came before."""
+        self._tell(reason)
+        self._stop_taking()
+
+    def _stop_taking(self) -> None:
+        self._is_ending = True
+        self._next_frame = None
+        self._give_room_back()
+        self._read_or_not()
+        if not self._in_hand:
+            self._close()
+
+    def _close(self) -> None:
+        assert self._transport is not None
+        self._is_ending = True
+        if self._closed_at is None:
+            self._closed_at = self._loop.time()
+            self._transport.close()
+
+    def stop(self) -> None:
+        """Take no more requests, end long waits, and close behind the answers to the others."""
+        if self._is_ending:
+            return
+        self._stop_taking()
+        for one in self._in_hand:
+            if one.api_key in WAITING and one.task is not None:
+                one.task.cancel()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ---- bounds in time ---------------------------------------------------------------------------------------------
+
+    def look(self, now: float) -> None:
+        """Cut the connection if its client is too slow."""
+        if self._closed_at is not None:
+            if now - self._closed_at > _LINGER_SECONDS:
+                self.abort()
+        elif not self._can_write:
+            self._look_at_answer(now)
+        elif self._in_hand or not self._is_reading:
+            self._arriving = None
+        elif self._reader.is_within_frame:
+            self._look_at_request(now)
+        elif now - self._active_at > self._limits.idle_seconds:
+            self._stop_taking()
+
+    def _look_at_request(self, now: float) -> None:
+        """In each interval a request brings 1 KiB for each second, and its part of a long one, or ends."""
+        if self._arriving is None or self._arriving[2] != self._frames:
+            self._arriving = (now, self._received, self._frames)
+            return
+        began, received, _ = self._arriving
+        seconds = self._limits.request_seconds
+        if now - began < seconds:
+            return
+        expected = max(CLIENT_BYTES_PER_SECOND_MIN * seconds, self._reader.long_frame_bytes / _FRAME_PARTS)
+        if self._received - received < expected:
+            self._end(f"A request did not arrive: {self._received - received} bytes of it in {now - began:.0f} s")
+        else:
+            self._arriving = (now, self._received, self._frames)
+
+    def _look_at_answer(self, now: float) -> None:
+        """As over HTTP, the client has two intervals to take what is asked of it in one: its kernel acknowledges in
+        steps.
+        """
+        seconds = self._limits.answer_seconds
+        if self._untaken and now - self._untaken[-1][0] < seconds:
+            return
+        assert self._transport is not None
+        size = self._transport.get_write_buffer_size() + bytes_in_kernel(self._transport.get_extra_info("socket"))
+        self._untaken.append((now, size))
+        if len(self._untaken) > 2:
+            (_, before), *_ = self._untaken
+            if before - size < CLIENT_BYTES_PER_SECOND_MIN * seconds:
+                self._tell(f"The client does not take its answer: {size} bytes wait")
+                self.abort()
+            del self._untaken[0]
+
+
+def _held_bytes(frame: Buffer) -> int:
+    """The memory of a request: records stay in its frame, and everything else is decoded."""
+    is_produce = len(frame) >= 2 and frame[0] == 0 and frame[1] == PRODUCE
+    return len(frame) if is_produce else len(frame) * _OBJECTS_A_BYTE
+
+
+def _fit_for_a_log(client_id: str | None) -> str:
+    if client_id is None or len(client_id) > _CLIENT_ID_LENGTH_MAX or not client_id.isprintable():
+        return ""
+    return client_id

@@ -1,0 +1,47 @@
+"""DescribeCluster (60), versions 0 to 2: the brokers and the controller, for admin clients."""
+
+from typing import Final
+
+from logstore.broker.authorizer import ResourceType
+from logstore.broker.context import RequestContext
+from logstore.kafka_listener.authorized_operations import NOT_ASKED, authorized_operations
+from logstore.kafka_listener.store import KafkaStore
+from logstore.kafka_protocol.messages import DescribeClusterRequest, DescribeClusterResponse
+
+_Broker = DescribeClusterResponse.DescribeClusterBroker
+
+_BROKERS: Final = 1
+_CONTROLLERS: Final = 2
+_MISMATCHED_ENDPOINT_TYPE: Final = 114
+_UNSUPPORTED_ENDPOINT_TYPE: Final = 115
+
+
+async def describe_cluster(
+    store: KafkaStore,
+    context: RequestContext,
+    request: DescribeClusterRequest,
+    version: int,  # noqa: ARG001 - as all handlers
+) -> DescribeClusterResponse:
+    broker = store.broker
+    if request.endpoint_type != _BROKERS:
+        is_controllers = request.endpoint_type == _CONTROLLERS
+        return DescribeClusterResponse(
+            error_code=_MISMATCHED_ENDPOINT_TYPE if is_controllers else _UNSUPPORTED_ENDPOINT_TYPE,
+            error_message="This is a broker: ask it for brokers (endpoint type 1).",
+            endpoint_type=_BROKERS,
+        )
+    return DescribeClusterResponse(
+        endpoint_type=_BROKERS,
+        cluster_id=broker.cluster_id,
+        controller_id=-1 if broker.controller_id is None else broker.controller_id,
+        brokers=[
+            _Broker(broker_id=one.id, host=address[0], port=address[1], rack=one.rack)
+            for one in broker.brokers_by_id.values()
+            if (address := store.endpoint(one.id)) is not None
+        ],
+        cluster_authorized_operations=(
+            authorized_operations(broker.authorizer, context, ResourceType.CLUSTER)
+            if request.include_cluster_authorized_operations
+            else NOT_ASKED
+        ),
+    )

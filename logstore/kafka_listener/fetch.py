@@ -1,0 +1,213 @@
+"""Fetch (1): records of many partitions, each from an offset on, with one wait for all of them.
+
+An answer has at least one batch if there is any record, however small its bounds are. Partitions are read in the order
+of the request, or of its session.
+"""
+
+import functools
+from typing import Final, NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from logstore.broker.authorizer import Operation
+from logstore.broker.context import RequestContext
+from logstore.broker.fetching import FetchLimits, FetchPartition
+from logstore.broker.topic_ids import topic_id_text
+from logstore.errors import (
+    FencedLeaderEpochError,
+    InvalidRequestError,
+    LogStoreError,
+    NotLeaderOrFollowerError,
+    OffsetOutOfRangeError,
+    ThrottledError,
+)
+from logstore.filesystem import Buffer
+from logstore.kafka_listener.fetch_sessions import Answer, Asked, Fetching, Key
+from logstore.kafka_listener.held import Held
+from logstore.kafka_listener.leader_epochs import UNDEFINED, epoch_end, require_leader
+from logstore.kafka_listener.store import KafkaStore
+from logstore.kafka_protocol.error_numbers import number_of
+from logstore.kafka_protocol.messages import FetchRequest, FetchResponse
+from logstore.limits import FETCH_BYTES_MAX
+from logstore.log.isolation import ISOLATION_LEVELS, Isolation
+from logstore.log.log_reader import FetchResult
+from logstore.log.partition_log import PartitionLog
+from logstore.log.topic import Topic
+
+#: The first version of requests that names topics by their ids.
+_TOPIC_IDS_VERSION: Final = 13
+#: The first version of answers that tells the addresses of leaders (KIP-951).
+_LEADERS_VERSION: Final = 16
+_NO_RECORDS: Final = b""
+# Cached, because every fetch of a session has the same ones.
+_topic_id: Final = functools.lru_cache(4096)(lambda raw: UUID(bytes=raw))
+
+
+class _Found(NamedTuple):
+    """A partition of a fetch. ``answer``: what there is to be told without a look at its records."""
+
+    key: Key
+    asked: Asked
+    topic: Topic | None
+    log: PartitionLog | None
+    answer: Answer | None
+
+
+async def fetch(
+    store: KafkaStore, context: RequestContext, request: FetchRequest, version: int
+) -> FetchResponse | Held:
+    """The bytes of the records are held until the answer has gone out."""
+    if request.isolation_level not in ISOLATION_LEVELS:
+        return FetchResponse(error_code=InvalidRequestError.kafka_code)
+    try:
+        fetching = store.fetch_sessions.begin(request, by_id=version >= _TOPIC_IDS_VERSION)
+    except LogStoreError as error:
+        return FetchResponse(error_code=number_of(error))
+    if store.broker.others is not None and version < _TOPIC_IDS_VERSION:
+        await store.broker.until_known({str(topic) for (topic, _), _ in fetching.partitions})
+    answers = _Answers(store, context, version, Isolation(request.isolation_level))
+    found = answers.find(fetching)
+    readable = [at for at, one in enumerate(found) if one.answer is None]
+    limits = FetchLimits(
+        max_bytes=_bounded(request.max_bytes),
+        max_partition_bytes=FETCH_BYTES_MAX,
+        min_bytes=request.min_bytes,
+        # No wait if there is something to tell.
+        max_wait_ms=request.max_wait_ms if len(readable) == len(found) else 0,
+        isolation=answers.isolation,
+    )
+    try:
+        fetched = await store.broker.fetch_batches(context, [_wanted(found[at]) for at in readable], limits)
+    except ThrottledError as error:
+        return fetching.throttled(error.retry_after_s * 1000)
+    try:
+        read = {at: fetched.answers.get(place) for place, at in enumerate(readable)}
+        told = [(one.key, one.answer or answers.of(one, read[at])) for at, one in enumerate(found)]
+        response = fetching.answer(told, fetched.throttle_ms)
+        return Held(answers.with_leaders(response), fetched.reservation.release)
+    except BaseException:
+        fetched.reservation.release()
+        raise
+
+
+def _bounded(num_bytes: int) -> int:
+    return max(1, min(num_bytes, FETCH_BYTES_MAX))
+
+
+def _wanted(found: _Found) -> FetchPartition:
+    topic, log, asked = found.topic, found.log, found.asked
+    assert topic is not None
+    assert log is not None
+    return FetchPartition(
+        topic.name,
+        log.partition,
+        asked.fetch_offset,
+        topic_id_text(topic.topic_id),
+        _bounded(asked.partition_max_bytes),
+    )
+
+
+class _Answers:
+    """The partitions of one fetch, and what is told of them."""
+
+    def __init__(self, store: KafkaStore, context: RequestContext, version: int, isolation: Isolation) -> None:
+        self._store = store
+        self._context = context
+        self._version = version
+        self.isolation = isolation
+        #: The brokers that are named as leaders.
+        self._leaders: set[int] = set()
+
+    def find(self, fetching: Fetching) -> list[_Found]:
+        """All partitions of the fetch, with an answer if it is an error or a divergence."""
+        topics: dict[bytes | str, Topic | LogStoreError] = {}
+        found = []
+        for key, asked in fetching.partitions:
+            name, partition = key
+            topic = topics.get(name)
+            if topic is None:
+                topic = topics[name] = self._topic(name)
+            if isinstance(topic, LogStoreError):
+                found.append(_Found(key, asked, None, None, self._error(None, partition, topic)))
+                continue
+            try:
+                log = topic.partition(partition)
+                require_leader(log, asked.current_leader_epoch)
+                found.append(_Found(key, asked, topic, log, _divergence(log, asked)))
+            except LogStoreError as error:
+                found.append(_Found(key, asked, topic, None, self._error(topic, partition, error)))
+        return found
+
+    def _topic(self, name: bytes | str) -> Topic | LogStoreError:
+        broker = self._store.broker
+        try:
+            if isinstance(name, str):
+                return broker.topic(self._context, name, Operation.READ)
+            return broker.topic_by_id(self._context, _topic_id(name), Operation.READ)
+        except LogStoreError as error:
+            return error
+
+    def of(self, found: _Found, read: FetchResult[list[Buffer]] | LogStoreError | None) -> Answer:
+        """The answer for a partition that was read; None: nothing is new there."""
+        log = found.log
+        assert log is not None
+        if isinstance(read, LogStoreError):
+            return self._error(found.topic, log.partition, read)
+        ends: FetchResult[list[Buffer]] | PartitionLog = log if read is None else read
+        return Answer(
+            partition_index=log.partition,
+            high_watermark=ends.high_watermark,
+            last_stable_offset=ends.last_stable_offset,
+            log_start_offset=ends.log_start_offset,
+            # Records of aborted transactions are among the others; nothing opens a transaction yet.
+            aborted_transactions=() if self.isolation is Isolation.READ_COMMITTED else None,
+            records=_NO_RECORDS if read is None else read.records,
+        )
+
+    def _error(self, topic: Topic | None, partition: int, error: LogStoreError) -> Answer:
+        answer = Answer(partition_index=partition, error_code=number_of(error), high_watermark=-1, records=_NO_RECORDS)
+        if (
+            topic is None
+            or self._version < _LEADERS_VERSION
+            or not isinstance(error, NotLeaderOrFollowerError | FencedLeaderEpochError)
+        ):
+            return answer
+        state = self._store.coordinator.partition_state(topic.topic_id, partition)
+        self._leaders.add(state.leader)
+        leader = FetchResponse.LeaderIdAndEpoch(leader_id=state.leader, leader_epoch=state.leader_epoch)
+        return msgspec.structs.replace(answer, current_leader=leader)
+
+    def with_leaders(self, response: FetchResponse) -> FetchResponse:
+        """``response`` with the addresses of the leaders that its partitions name."""
+        endpoints = [
+            FetchResponse.NodeEndpoint(node_id=leader, host=found[0], port=found[1])
+            for leader in sorted(self._leaders)
+            if (found := self._store.endpoint(leader)) is not None
+        ]
+        return msgspec.structs.replace(response, node_endpoints=endpoints) if endpoints else response
+
+
+def _divergence(log: PartitionLog, asked: Asked) -> Answer | None:
+    """The answer to a reader whose log has another end of its last epoch than this one (KIP-595)."""
+    if asked.last_fetched_epoch == UNDEFINED:
+        return None
+    epoch, end_offset = epoch_end(log, asked.last_fetched_epoch)
+    if epoch == UNDEFINED or asked.fetch_offset < log.log_start_offset:
+        raise OffsetOutOfRangeError(
+            f"{log.topic}-{log.partition} does not tell the end of epoch {asked.last_fetched_epoch} for offset "
+            f"{asked.fetch_offset}.",
+            log_start_offset=log.log_start_offset,
+            high_watermark=log.high_watermark,
+        )
+    if epoch == asked.last_fetched_epoch and end_offset >= asked.fetch_offset:
+        return None
+    return Answer(
+        partition_index=log.partition,
+        high_watermark=log.high_watermark,
+        last_stable_offset=log.last_stable_offset,
+        log_start_offset=log.log_start_offset,
+        diverging_epoch=FetchResponse.EpochEndOffset(epoch=epoch, end_offset=end_offset),
+        aborted_transactions=None,
+        records=_NO_RECORDS,
+    )

@@ -1,0 +1,251 @@
+"""Fetch sessions (KIP-227): a client names its partitions once, and then only those that change; the answers have only
+those with news.
+
+Owns the cache of sessions. As in Kafka, a new session takes the place of one that was not used for two minutes, or of a
+smaller one that is older than two minutes; if there is none, the client gets no session, and goes on with full fetches.
+Invariant: all sessions together have at most ``partitions_max`` partitions. No I/O, and no clock of its own.
+"""
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from logstore.clock import Clock
+from logstore.errors import FetchSessionNotFoundError, FetchSessionTopicIdError, InvalidFetchSessionEpochError
+from logstore.kafka_protocol.messages import ZERO_UUID, FetchRequest, FetchResponse
+
+#: Kafka's ``max.incremental.fetch.session.cache.slots``.
+SESSIONS_MAX: Final = 1_000
+#: About 400 bytes each.
+PARTITIONS_MAX: Final = 200_000
+#: Kafka's MIN_INCREMENTAL_FETCH_SESSION_EVICTION_MS.
+EVICTION_S: Final = 120.0
+
+_NO_SESSION: Final = 0
+_INITIAL_EPOCH: Final = 0
+_FINAL_EPOCH: Final = -1
+_EPOCH_MAX: Final = 2**31 - 1
+
+#: The topic as the request names it, by its id (bytes) or its name, and the partition.
+Key = tuple[bytes | str, int]
+Asked = FetchRequest.FetchPartition
+Answer = FetchResponse.PartitionData
+
+
+def next_epoch(epoch: int) -> int:
+    """The epoch of a session's fetch after that with ``epoch``."""
+    return 1 if epoch == _EPOCH_MAX else epoch + 1
+
+
+class _Partition:
+    """A partition of a session: what is asked of it, and what its client was told last."""
+
+    __slots__ = ("asked", "high_watermark", "log_start_offset")
+
+    def __init__(self, asked: Asked, high_watermark: int = -1, log_start_offset: int = -1) -> None:
+        self.asked = asked
+        self.high_watermark = high_watermark
+        self.log_start_offset = log_start_offset
+
+    def must_answer(self, answer: Answer) -> bool:
+        """Whether the client has to be told; then it counts as told. After an error it is told again in any case."""
+        told = self.high_watermark, self.log_start_offset
+        self.high_watermark, self.log_start_offset = answer.high_watermark, answer.log_start_offset
+        if answer.error_code:
+            self.high_watermark = -1
+            return True
+        return (
+            bool(answer.records)
+            or told != (answer.high_watermark, answer.log_start_offset)
+            or answer.diverging_epoch.epoch >= 0
+        )
+
+
+class _Session:
+    def __init__(self, session_id: int, partitions: dict[Key, _Partition], now: float, *, by_id: bool) -> None:
+        self.id = session_id
+        self.partitions = partitions
+        self.by_id = by_id
+        self.epoch = next_epoch(_INITIAL_EPOCH)
+        self.created = now
+        self.used = now
+        #: The number of partitions as the cache counts it.
+        self.size = len(partitions)
+
+
+class Fetching:
+    """One fetch: its partitions in the order in which they are read, and the answer to it."""
+
+    def __init__(
+        self, sessions: "FetchSessions", partitions: dict[Key, Asked], *, by_id: bool, wants_session: bool
+    ) -> None:
+        self._sessions = sessions
+        self._asked = partitions
+        self._by_id = by_id
+        self._wants_session = wants_session
+
+    @property
+    def partitions(self) -> Iterable[tuple[Key, Asked]]:
+        return self._asked.items()
+
+    def answer(self, answers: Iterable[tuple[Key, Answer]], throttle_ms: int = 0) -> FetchResponse:
+        """``answers`` are those of all partitions, in their order."""
+        told = list(answers)
+        session_id = _NO_SESSION
+        if self._wants_session:
+            cached = {
+                key: _Partition(
+                    self._asked[key], -1 if answer.error_code else answer.high_watermark, answer.log_start_offset
+                )
+                for key, answer in told
+            }
+            session_id = self._sessions.add(cached, by_id=self._by_id)
+        return _response(session_id, told, throttle_ms)
+
+    def throttled(self, throttle_ms: int) -> FetchResponse:
+        """The answer that only tells the client to wait, and has no partition."""
+        return FetchResponse(throttle_time_ms=throttle_ms)
+
+
+class _IncrementalFetching(Fetching):
+    def __init__(self, sessions: "FetchSessions", session: _Session) -> None:
+        super().__init__(sessions, {}, by_id=session.by_id, wants_session=False)
+        self._session = session
+        self._epoch = session.epoch
+
+    @property
+    def partitions(self) -> Iterator[tuple[Key, Asked]]:
+        return ((key, cached.asked) for key, cached in self._session.partitions.items())
+
+    def answer(self, answers: Iterable[tuple[Key, Answer]], throttle_ms: int = 0) -> FetchResponse:
+        session = self._session
+        if session.epoch != self._epoch:
+            return self._came_twice()
+        told = []
+        for key, answer in answers:
+            cached = session.partitions[key]
+            if cached.must_answer(answer):
+                told.append((key, answer))
+                if answer.records:  # the others come first the next time
+                    del session.partitions[key]
+                    session.partitions[key] = cached
+        return _response(session.id, told, throttle_ms)
+
+    def throttled(self, throttle_ms: int) -> FetchResponse:
+        if self._session.epoch != self._epoch:
+            return self._came_twice()
+        return FetchResponse(session_id=self._session.id, throttle_time_ms=throttle_ms)
+
+    def _came_twice(self) -> FetchResponse:
+        """Another fetch of the session has begun meanwhile."""
+        return FetchResponse(session_id=self._session.id, error_code=InvalidFetchSessionEpochError.kafka_code)
+
+
+class FetchSessions:
+    def __init__(self, clock: Clock, *, sessions_max: int = SESSIONS_MAX, partitions_max: int = PARTITIONS_MAX) -> None:
+        self._clock = clock
+        self._sessions_max = sessions_max
+        self._partitions_max = partitions_max
+        #: The session that was used last comes last.
+        self._sessions: OrderedDict[int, _Session] = OrderedDict()
+        self.num_partitions = 0
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def begin(self, request: FetchRequest, *, by_id: bool) -> Fetching:
+        """The fetch that ``request`` is; ``by_id``: it names topics by their ids.
+
+        Raises FetchSessionNotFoundError, InvalidFetchSessionEpochError, FetchSessionTopicIdError.
+        """
+        asked = {
+            (topic.topic_id if by_id else topic.topic, one.partition): one
+            for topic in request.topics
+            for one in topic.partitions
+        }
+        if request.session_epoch in (_INITIAL_EPOCH, _FINAL_EPOCH):
+            self._remove(request.session_id)
+            return Fetching(self, asked, by_id=by_id, wants_session=request.session_epoch == _INITIAL_EPOCH)
+        session = self._sessions.get(request.session_id)
+        if session is None:
+            raise FetchSessionNotFoundError(f"There is no fetch session {request.session_id}: fetch all partitions.")
+        if session.epoch != request.session_epoch:
+            raise InvalidFetchSessionEpochError(
+                f"Fetch session {session.id} is at epoch {session.epoch}, not {request.session_epoch}."
+            )
+        if session.by_id != by_id:
+            raise FetchSessionTopicIdError(f"Fetch session {session.id} names topics in another way: begin a new one.")
+        return self._next_of(session, request, asked)
+
+    def _next_of(self, session: _Session, request: FetchRequest, asked: dict[Key, Asked]) -> Fetching:
+        partitions = session.partitions
+        for key, one in asked.items():
+            if (cached := partitions.get(key)) is None:
+                partitions[key] = _Partition(one)
+            else:
+                cached.asked = one
+        for topic in request.forgotten_topics_data:
+            name = topic.topic_id if session.by_id else topic.topic
+            for partition in topic.partitions:
+                partitions.pop((name, partition), None)
+        if not partitions:
+            self._remove(session.id)
+            return Fetching(self, asked, by_id=session.by_id, wants_session=False)
+        self.num_partitions += len(partitions) - session.size
+        session.size = len(partitions)
+        session.used = self._clock.monotonic()
+        self._sessions.move_to_end(session.id)
+        if self.num_partitions > self._partitions_max:
+            self._remove(session.id)
+            raise FetchSessionNotFoundError(
+                f"Fetch sessions have {self._partitions_max} partitions together at the most: fetch all partitions."
+            )
+        session.epoch = next_epoch(session.epoch)
+        return _IncrementalFetching(self, session)
+
+    def add(self, partitions: dict[Key, _Partition], *, by_id: bool) -> int:
+        """The id of a new session; 0 if there is no room for it."""
+        now = self._clock.monotonic()
+        if not self._make_room(len(partitions), now):
+            return _NO_SESSION
+        session_id = 0
+        while session_id == _NO_SESSION or session_id in self._sessions:
+            session_id = secrets.randbits(31)
+        self._sessions[session_id] = _Session(session_id, partitions, now, by_id=by_id)
+        self.num_partitions += len(partitions)
+        return session_id
+
+    def _make_room(self, size: int, now: float) -> bool:
+        if size > self._partitions_max:
+            return False
+        while len(self._sessions) >= self._sessions_max or self.num_partitions + size > self._partitions_max:
+            oldest = next(iter(self._sessions.values()))
+            if now - oldest.used > EVICTION_S:
+                self._remove(oldest.id)
+                continue
+            old = [one for one in self._sessions.values() if now - one.created > EVICTION_S]
+            smallest = min(old, key=lambda one: one.size, default=None)
+            if smallest is None or smallest.size >= size:
+                return False
+            self._remove(smallest.id)
+        return True
+
+    def _remove(self, session_id: int) -> None:
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self.num_partitions -= session.size
+
+
+def _response(session_id: int, answers: Iterable[tuple[Key, Answer]], throttle_ms: int) -> FetchResponse:
+    """Neighbours of one topic are told together."""
+    topics: list[FetchResponse.FetchableTopicResponse] = []
+    before: bytes | str | None = None
+    partitions: list[Answer] = []
+    for (topic, _), answer in answers:
+        if topic != before:
+            before, partitions = topic, []
+            name, topic_id = (topic, ZERO_UUID) if isinstance(topic, str) else ("", topic)
+            topics.append(FetchResponse.FetchableTopicResponse(topic=name, topic_id=topic_id, partitions=partitions))
+        partitions.append(answer)
+    return FetchResponse(throttle_time_ms=throttle_ms, session_id=session_id, responses=topics)

@@ -1,0 +1,40 @@
+"""Kafka's numbers for errors in the answers of groups' APIs, where clients look for a coordinator, not for a leader."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from logstore import errors
+from logstore.errors import CoordinatorNotAvailableError, LogStoreError, NotCoordinatorError
+from logstore.kafka_protocol.error_numbers import number_of
+
+#: Kafka's ``offset.commit.timeout.ms``: a load of a coordinator, or an append, that takes longer is asked for again.
+GROUP_TIMEOUT_MS: Final = 5_000
+
+# As Kafka's GroupCoordinatorService: a failed append of the coordinator is no error of the client's own.
+_OTHER_NUMBERS: Final[Mapping[type[LogStoreError], int]] = {
+    errors.BrokerNotReadyError: CoordinatorNotAvailableError.kafka_code,
+    errors.NotControllerError: CoordinatorNotAvailableError.kafka_code,
+    errors.LeaderNotAvailableError: CoordinatorNotAvailableError.kafka_code,
+    errors.NotEnoughReplicasError: CoordinatorNotAvailableError.kafka_code,
+    errors.NotEnoughReplicasAfterAppendError: CoordinatorNotAvailableError.kafka_code,
+    errors.RequestTimedOutError: CoordinatorNotAvailableError.kafka_code,
+    errors.ThrottledError: CoordinatorNotAvailableError.kafka_code,
+    errors.StorageFullError: CoordinatorNotAvailableError.kafka_code,
+    errors.NotLeaderOrFollowerError: NotCoordinatorError.kafka_code,
+    errors.StorageError: NotCoordinatorError.kafka_code,
+    errors.QuarantinedError: NotCoordinatorError.kafka_code,
+}
+
+
+def group_error_number(error: LogStoreError) -> int:
+    """The number for an error that is about a group as a whole."""
+    for cls in type(error).__mro__:
+        if cls in _OTHER_NUMBERS:
+            return _OTHER_NUMBERS[cls]
+    return number_of(error)
+
+
+def require_group_name(group: str) -> None:
+    """Raise InvalidGroupError for the empty name: Kafka lets such a group commit and fetch offsets, and no more."""
+    if not group:
+        raise errors.InvalidGroupError("The group has no name: set group.id.")

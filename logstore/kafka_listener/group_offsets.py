@@ -1,0 +1,270 @@
+"""OffsetCommit (8), OffsetFetch (9), OffsetDelete (47): the committed offsets of groups.
+
+As in Kafka, a commit is of a partition that exists, and may be of any offset; one without a generation and a member is
+taken from whoever asks while the group has no members; and a group may have any name, also none.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from consumer_offsets.committed_offsets import TopicPartition
+from consumer_offsets.group_queries import CommittedOffset
+from consumer_offsets.offsets import CommittingMember, OffsetToCommit
+from logstore.broker.context import RequestContext
+from logstore.errors import (
+    InvalidTopicError,
+    LogStoreError,
+    OffsetMetadataTooLargeError,
+    StaleMemberEpochError,
+    TopicAuthorizationError,
+    UnknownGroupError,
+    UnknownTopicError,
+    UnstableOffsetCommitError,
+    UnsupportedVersionError,
+)
+from logstore.kafka_listener.group_errors import GROUP_TIMEOUT_MS, group_error_number
+from logstore.kafka_listener.store import KafkaStore
+from logstore.kafka_protocol.error_numbers import NONE, number_of
+from logstore.kafka_protocol.messages import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+)
+from logstore.limits import OFFSET_METADATA_BYTES_MAX
+
+# Versions since which: a commit may be of a member of KIP-848; a fetch has an error of its own, and several groups.
+_COMMIT_EPOCH: Final = 9
+_FETCH_ERROR: Final = 2
+_FETCH_GROUPS: Final = 8
+_NO_OFFSET: Final = -1
+_NO_LEADER_EPOCH: Final = -1
+
+
+# ---- OffsetCommit ---------------------------------------------------------------------------------------------------
+
+
+async def offset_commit(
+    store: KafkaStore, context: RequestContext, request: OffsetCommitRequest, version: int
+) -> OffsetCommitResponse:
+    """The time that a client wants its offsets kept (before version 5) is not looked at: the store's is for all."""
+    numbers: dict[TopicPartition, int] = {}
+    offsets: list[OffsetToCommit] = []
+    for topic in request.topics:
+        for one in topic.partitions:
+            metadata = one.committed_metadata or ""
+            if len(metadata) > OFFSET_METADATA_BYTES_MAX:
+                numbers[TopicPartition(topic.name, one.partition_index)] = OffsetMetadataTooLargeError.kafka_code
+                continue
+            offsets.append(
+                OffsetToCommit(
+                    topic.name,
+                    one.partition_index,
+                    one.committed_offset,
+                    metadata,
+                    leader_epoch=one.committed_leader_epoch,
+                )
+            )
+    by = CommittingMember(request.member_id, request.generation_id_or_member_epoch, request.group_instance_id)
+    try:
+        outcomes = await store.groups.commit_each(context, request.group_id, offsets, by, timeout_ms=GROUP_TIMEOUT_MS)
+    except LogStoreError as error:
+        number = group_error_number(error)
+        if isinstance(error, StaleMemberEpochError) and version < _COMMIT_EPOCH:
+            number = UnsupportedVersionError.kafka_code
+        numbers.update((TopicPartition(asked.topic, asked.partition), number) for asked in offsets)
+    else:
+        for asked, outcome in zip(offsets, outcomes, strict=True):
+            numbers[TopicPartition(asked.topic, asked.partition)] = _number_of_partition(outcome)
+    return OffsetCommitResponse(
+        topics=[
+            OffsetCommitResponse.OffsetCommitResponseTopic(
+                name=topic.name,
+                partitions=[
+                    OffsetCommitResponse.OffsetCommitResponsePartition(
+                        partition_index=one.partition_index,
+                        error_code=numbers[TopicPartition(topic.name, one.partition_index)],
+                    )
+                    for one in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def _number_of_partition(error: LogStoreError | None) -> int:
+    if error is None:
+        return NONE
+    # No topic has such a name.
+    return UnknownTopicError.kafka_code if isinstance(error, InvalidTopicError) else number_of(error)
+
+
+# ---- OffsetFetch ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Offset:
+    """``offset`` -1: none is committed."""
+
+    partition: int
+    offset: int = _NO_OFFSET
+    leader_epoch: int = _NO_LEADER_EPOCH
+    metadata: str = ""
+    error_code: int = NONE
+
+
+#: By topic.
+_Offsets = dict[str, list[_Offset]]
+
+
+async def offset_fetch(
+    store: KafkaStore, context: RequestContext, request: OffsetFetchRequest, version: int
+) -> OffsetFetchResponse:
+    """A group without offsets, or that is not there, has none: that is no error."""
+    if version >= _FETCH_GROUPS:
+        stable = request.require_stable
+        groups = [_fetched_group(store, context, one, require_stable=stable) for one in request.groups]
+        return OffsetFetchResponse(groups=groups)
+    topics = None if request.topics is None else [(one.name, one.partition_indexes) for one in request.topics]
+    error_code, offsets = NONE, _Offsets()
+    try:
+        offsets = _fetch(store, context, request.group_id, topics, require_stable=request.require_stable)
+    except LogStoreError as error:
+        error_code = group_error_number(error)
+        if version < _FETCH_ERROR:
+            offsets = {name: [_Offset(one, error_code=error_code) for one in numbers] for name, numbers in topics or ()}
+    return OffsetFetchResponse(
+        error_code=error_code,
+        topics=[
+            OffsetFetchResponse.OffsetFetchResponseTopic(
+                name=name,
+                partitions=[
+                    OffsetFetchResponse.OffsetFetchResponsePartition(
+                        partition_index=one.partition,
+                        committed_offset=one.offset,
+                        committed_leader_epoch=one.leader_epoch,
+                        metadata=one.metadata,
+                        error_code=one.error_code,
+                    )
+                    for one in found
+                ],
+            )
+            for name, found in offsets.items()
+        ],
+    )
+
+
+def _fetched_group(
+    store: KafkaStore,
+    context: RequestContext,
+    asked: OffsetFetchRequest.OffsetFetchRequestGroup,
+    *,
+    require_stable: bool,
+) -> OffsetFetchResponse.OffsetFetchResponseGroup:
+    topics = None if asked.topics is None else [(one.name, one.partition_indexes) for one in asked.topics]
+    try:
+        if asked.member_id is not None or asked.member_epoch >= 0:
+            store.groups.check_fetch(context, asked.group_id, asked.member_id or "", asked.member_epoch)
+        offsets = _fetch(store, context, asked.group_id, topics, require_stable=require_stable)
+    except LogStoreError as error:
+        return OffsetFetchResponse.OffsetFetchResponseGroup(
+            group_id=asked.group_id, error_code=group_error_number(error)
+        )
+    return OffsetFetchResponse.OffsetFetchResponseGroup(
+        group_id=asked.group_id,
+        topics=[
+            OffsetFetchResponse.OffsetFetchResponseTopics(
+                name=name,
+                partitions=[
+                    OffsetFetchResponse.OffsetFetchResponsePartitions(
+                        partition_index=one.partition,
+                        committed_offset=one.offset,
+                        committed_leader_epoch=one.leader_epoch,
+                        metadata=one.metadata,
+                        error_code=one.error_code,
+                    )
+                    for one in found
+                ],
+            )
+            for name, found in offsets.items()
+        ],
+    )
+
+
+def _fetch(
+    store: KafkaStore,
+    context: RequestContext,
+    group: str,
+    topics: Sequence[tuple[str, Sequence[int]]] | None,
+    *,
+    require_stable: bool,
+) -> _Offsets:
+    """The offsets of the partitions asked for; ``topics`` None: of all that are committed."""
+    try:
+        committed = store.groups.committed(context, group)
+    except UnknownGroupError:
+        committed = []
+    found = {TopicPartition(one.topic, one.partition): one for one in committed}
+    unstable = store.groups.pending(context, group) if require_stable else frozenset()
+    if topics is None:
+        wanted: Iterable[TopicPartition] = sorted(found.keys() | unstable)
+        refused: frozenset[str] = frozenset()
+    else:
+        wanted = [TopicPartition(name, number) for name, numbers in topics for number in numbers]
+        names = dict.fromkeys(name for name, _ in topics)
+        refused = frozenset(names) - store.broker.authorizer.described(context, list(names))
+    offsets = _Offsets() if topics is None else {name: [] for name, _ in topics}
+    for place in wanted:
+        offsets.setdefault(place.topic, []).append(_offset(place, found.get(place), unstable, refused))
+    return offsets
+
+
+def _offset(
+    place: TopicPartition,
+    committed: CommittedOffset | None,
+    unstable: frozenset[TopicPartition],
+    refused: frozenset[str],
+) -> _Offset:
+    if place.topic in refused:
+        return _Offset(place.partition, error_code=TopicAuthorizationError.kafka_code)
+    if place in unstable:
+        return _Offset(place.partition, error_code=UnstableOffsetCommitError.kafka_code)
+    if committed is None:
+        return _Offset(place.partition)
+    return _Offset(place.partition, committed.offset, committed.leader_epoch, committed.metadata)
+
+
+# ---- OffsetDelete ---------------------------------------------------------------------------------------------------
+
+
+async def offset_delete(
+    store: KafkaStore,
+    context: RequestContext,
+    request: OffsetDeleteRequest,
+    version: int,  # noqa: ARG001
+) -> OffsetDeleteResponse:
+    places = [TopicPartition(topic.name, one.partition_index) for topic in request.topics for one in topic.partitions]
+    try:
+        outcomes = await store.groups.delete_offsets(context, request.group_id, places, timeout_ms=GROUP_TIMEOUT_MS)
+    except LogStoreError as error:
+        return OffsetDeleteResponse(error_code=group_error_number(error))
+    numbers = {place: _number_of_partition(outcome) for place, outcome in zip(places, outcomes, strict=True)}
+    return OffsetDeleteResponse(
+        topics=[
+            OffsetDeleteResponse.OffsetDeleteResponseTopic(
+                name=topic.name,
+                partitions=[
+                    OffsetDeleteResponse.OffsetDeleteResponsePartition(
+                        partition_index=one.partition_index,
+                        error_code=numbers[TopicPartition(topic.name, one.partition_index)],
+                    )
+                    for one in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )

@@ -1,0 +1,116 @@
+"""The Kafka listener: the socket and all connections, from the moment that the store is ready to its stop.
+
+It stops in this order: no more connections and requests, long waits end, requests in hand are answered, connections
+close.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import structlog
+
+from logstore.kafka_listener.connection import Connection, ConnectionLimits
+from logstore.kafka_listener.store import KafkaStore
+from logstore.listening_sockets import BACKLOG
+from logstore.observability import KAFKA_CONNECTIONS, FewLines
+from logstore.open_files import connections_within, open_files_limit
+
+log = structlog.stdlib.get_logger(__name__)
+
+# After this, requests in hand are cut: their outcome is unknown to the client, as after any lost connection.
+_STOP_SECONDS: Final = 10.0
+# Connections are looked at so often within the shortest of their times, and once in five seconds at least.
+_LOOKS: Final = 4
+_LOOK_SECONDS_MAX: Final = 5.0
+
+
+class KafkaListener:
+    """``other_connections``: of other listeners, which ``max.connections`` counts, too."""
+
+    def __init__(self, store: KafkaStore, other_connections: Callable[[], int] = lambda: 0) -> None:
+        self.store = store
+        self.limits = ConnectionLimits.of(store.settings)
+        self._connections_max = connections_within(store.settings.max_connections, open_files_limit())
+        self._other_connections = other_connections
+        self._connections: set[Connection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._all_gone = asyncio.Event()
+        #: One line for each connection that was ended, but for idle ones.
+        self.ended = FewLines(log.warning, "kafka.connection_ended")
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
+
+    async def open(self, listening: socket.socket) -> None:
+        """Answer on ``listening`` from now on; ``stop`` closes it."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: Connection(self), sock=listening, backlog=BACKLOG)
+        self._looking = asyncio.create_task(self._look())
+
+    async def stop(self) -> None:
+        if self._server is None:
+            return
+        self._server.close()
+        for connection in list(self._connections):
+            connection.stop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_SECONDS):
+                await self._until_all_gone()
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+        for connection in list(self._connections):
+            connection.abort()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._until_all_gone()
+        await self._server.wait_closed()
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+
+    async def _until_all_gone(self) -> None:
+        while self._connections:
+            self._all_gone.clear()
+            await self._all_gone.wait()
+
+    async def _look(self) -> None:
+        limits = self.limits
+        shortest = min(limits.idle_seconds, limits.request_seconds, limits.answer_seconds)
+        while True:
+            await asyncio.sleep(min(shortest / _LOOKS, _LOOK_SECONDS_MAX))
+            now = asyncio.get_running_loop().time()
+            for connection in list(self._connections):
+                connection.look(now)
+
+    # ---- connections ------------------------------------------------------------------------------------------------
+
+    def arrived(self, connection: Connection) -> bool:
+        """Whether there is a place for it; ``gone`` is called in any case."""
+        self._connections.add(connection)
+        KAFKA_CONNECTIONS.set(len(self._connections))
+        if len(self._connections) + self._other_connections() > self._connections_max:
+            self.ended.add(
+                peer=connection.peer,
+                reason=f"All {self._connections_max} connections are taken (max.connections)",
+            )
+            return False
+        return self._server is not None and self._server.is_serving()
+
+    def gone(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        KAFKA_CONNECTIONS.set(len(self._connections))
+        if not self._connections:
+            self._all_gone.set()
+
+    def run(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """A task that is held until it is done."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

@@ -1,0 +1,141 @@
+"""Metadata (3), versions 0 to 13: the brokers, the controller, the leaders of partitions; the second request of almost
+every client.
+
+Topics come by name, by id (version 12 and later), or all of them. A topic that is not there is made, if the client
+allows it and ``auto.create.topics.enable`` is set. An error is that of its topic or partition. In a cluster the answer
+is this broker's view.
+"""
+
+from typing import Final
+from uuid import UUID
+
+from logstore.broker.authorizer import ResourceType
+from logstore.broker.context import RequestContext
+from logstore.broker.topic_catalog import check_topic_name
+from logstore.cluster.coordinator import PartitionState
+from logstore.errors import InvalidRequestError, LeaderNotAvailableError, LogStoreError, UnknownTopicError
+from logstore.kafka_listener.authorized_operations import NOT_ASKED, authorized_operations
+from logstore.kafka_listener.store import KafkaStore
+from logstore.kafka_protocol.error_numbers import number_of
+from logstore.kafka_protocol.messages import ZERO_UUID, MetadataRequest, MetadataResponse
+from logstore.log.topic import Topic
+
+_Broker = MetadataResponse.MetadataResponseBroker
+_Topic = MetadataResponse.MetadataResponseTopic
+_Partition = MetadataResponse.MetadataResponsePartition
+
+_REPLICA_NOT_AVAILABLE: Final = 9
+_LISTENER_NOT_FOUND: Final = 72
+#: From this version on a leader without an address for Kafka's clients has an error of its own.
+_NAMES_LISTENERS: Final = 6
+
+
+async def metadata(
+    store: KafkaStore, context: RequestContext, request: MetadataRequest, version: int
+) -> MetadataResponse:
+    broker = store.broker
+    operations = request.include_topic_authorized_operations
+    asked = request.topics
+    if asked is None or (version == 0 and not asked):
+        found = broker.topics(context, include_internal=True)
+        topics = [_topic(store, context, topic, version, operations=operations) for topic in found]
+    else:
+        await broker.until_known([one.name for one in asked if one.name is not None])
+        topics = [
+            await _asked_topic(store, context, one, version, operations, may_make=request.allow_auto_topic_creation)
+            for one in asked
+        ]
+    brokers = (_broker(store, one.id, one.rack) for one in broker.brokers_by_id.values())
+    return MetadataResponse(
+        brokers=[one for one in brokers if one is not None],
+        cluster_id=broker.cluster_id,
+        controller_id=-1 if broker.controller_id is None else broker.controller_id,
+        topics=topics,
+        cluster_authorized_operations=(
+            authorized_operations(broker.authorizer, context, ResourceType.CLUSTER)
+            if request.include_cluster_authorized_operations
+            else NOT_ASKED
+        ),
+    )
+
+
+def _broker(store: KafkaStore, broker_id: int, rack: str | None) -> _Broker | None:
+    address = store.endpoint(broker_id)
+    return None if address is None else _Broker(node_id=broker_id, host=address[0], port=address[1], rack=rack)
+
+
+async def _asked_topic(
+    store: KafkaStore,
+    context: RequestContext,
+    asked: MetadataRequest.MetadataRequestTopic,
+    version: int,
+    operations: bool,
+    *,
+    may_make: bool,
+) -> _Topic:
+    broker = store.broker
+    try:
+        if asked.topic_id != ZERO_UUID:
+            topic = broker.topic_by_id(context, UUID(bytes=asked.topic_id))
+        elif asked.name is None:
+            raise InvalidRequestError("A topic of the request has neither a name nor an id.")
+        else:
+            topic = await _topic_by_name(store, context, asked.name, may_make=may_make)
+        return _topic(store, context, topic, version, operations=operations)
+    except LogStoreError as error:
+        # Before version 12 a name is not null.
+        name = asked.name if version >= 12 else asked.name or ""
+        return _Topic(error_code=number_of(error), name=name, topic_id=asked.topic_id)
+
+
+async def _topic_by_name(store: KafkaStore, context: RequestContext, name: str, *, may_make: bool) -> Topic:
+    try:
+        return store.broker.topic(context, name)
+    except UnknownTopicError:
+        # Not before: nobody makes an internal topic, but who may see it is told of it.
+        check_topic_name(name)
+        if not may_make or not store.settings.auto_create_topics_enable:
+            raise
+        return await store.broker.topic_for_produce(context, name)
+
+
+def _topic(store: KafkaStore, context: RequestContext, topic: Topic, version: int, *, operations: bool) -> _Topic:
+    broker = store.broker
+    states = broker.partition_states(context, topic)
+    there = {one for one in broker.brokers_by_id if store.endpoint(one) is not None}
+    return _Topic(
+        name=topic.name,
+        topic_id=topic.topic_id.bytes,
+        is_internal=topic.is_internal,
+        partitions=[_partition(number, state, there, version) for number, state in enumerate(states)],
+        topic_authorized_operations=(
+            authorized_operations(broker.authorizer, context, ResourceType.TOPIC, topic.name)
+            if operations
+            else NOT_ASKED
+        ),
+    )
+
+
+def _partition(number: int, state: PartitionState, there: set[int], version: int) -> _Partition:
+    """``there``: the brokers that Kafka's clients can reach. Version 0 names no others, and says so."""
+    error_code = 0
+    leader = state.leader
+    replicas, isr = state.replicas, state.in_sync_replicas
+    if leader not in there:
+        has_leader = leader >= 0 and version >= _NAMES_LISTENERS
+        error_code = _LISTENER_NOT_FOUND if has_leader else LeaderNotAvailableError.kafka_code
+        leader = -1
+    elif version == 0 and not there.issuperset(replicas):
+        error_code = _REPLICA_NOT_AVAILABLE
+    if version == 0:
+        replicas = tuple(one for one in replicas if one in there)
+        isr = tuple(one for one in isr if one in there)
+    return _Partition(
+        error_code=error_code,
+        partition_index=number,
+        leader_id=leader,
+        leader_epoch=state.leader_epoch,
+        replica_nodes=replicas,
+        isr_nodes=isr,
+        offline_replicas=tuple(one for one in state.replicas if one not in there),
+    )

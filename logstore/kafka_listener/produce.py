@@ -1,0 +1,199 @@
+"""Produce (0), versions 3 to 13: one record batch for each partition, all of them by one append.
+
+Each partition has an outcome of its own, with the message of its error (version 8 and later). Topics have ids instead
+of names from version 13 on. With acks=0 there is no answer; as in Kafka an error ends the connection then, which makes
+the client look for leaders again.
+
+Without room in the journal, or in the queue before it, a request waits for its turn and keeps the later ones of its
+connection behind it, so that nothing more is read from the socket; the answer then asks for a pause, too. Producers
+never see an error for it unless their time is up.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+from uuid import UUID
+
+from logstore.broker.authorizer import Operation
+from logstore.broker.batch_producing import BatchOutcome, TopicBatches
+from logstore.broker.context import RequestContext
+from logstore.errors import (
+    InvalidRequestError,
+    LogStoreError,
+    NotLeaderOrFollowerError,
+    RequestTimedOutError,
+    ThrottledError,
+)
+from logstore.kafka_listener.store import KafkaStore
+from logstore.kafka_protocol.error_numbers import number_of
+from logstore.kafka_protocol.messages import ProduceRequest, ProduceResponse
+from logstore.log.topic import Topic
+
+_Partition = ProduceResponse.PartitionProduceResponse
+_Topic = ProduceResponse.TopicProduceResponse
+_Leader = ProduceResponse.LeaderIdAndEpoch
+
+#: The version from which topics have ids instead of names.
+_BY_ID: Final = 13
+_INVALID_REQUIRED_ACKS: Final = 21
+#: The longest wait that a client may ask for, and the longest pause that it is asked for, in ms.
+_TIMEOUT_MAX_MS: Final = 600_000
+_PAUSE_MAX_MS: Final = 1_000
+# Pauses between two looks for room, in seconds.
+_LOOK_MIN_S, _LOOK_MAX_S = 0.01, 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The order of a connection's Produce requests: through ``room``, then through ``append``."""
+
+    room: asyncio.Lock = field(default_factory=asyncio.Lock)
+    append: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+async def produce(
+    store: KafkaStore, context: RequestContext, request: ProduceRequest, version: int, turn: Turn | None = None
+) -> ProduceResponse | None:
+    """``turn``: requests with the same one are appended in the order of the calls. None for acks=0; LogStoreError if
+    one of its partitions has failed.
+    """
+    by_id = version >= _BY_ID
+    if request.acks not in (-1, 0, 1):
+        message = f"acks is {request.acks}: it is -1 (all), 0 or 1."
+        outcomes = [
+            [BatchOutcome(one.index, error=_InvalidRequiredAcksError(message)) for one in topic.partition_data]
+            for topic in request.topic_data
+        ]
+        return _response(store, context, request, outcomes, 0, by_id=by_id)
+    batches = [
+        TopicBatches(
+            UUID(bytes=topic.topic_id) if by_id else topic.name,
+            [(one.index, one.records) for one in topic.partition_data],
+        )
+        for topic in request.topic_data
+    ]
+    timeout_ms = min(max(request.timeout_ms, 0), _TIMEOUT_MAX_MS)
+    waited_ms = 0
+    if turn is not None:
+        # Nothing awaits between the one lock and the other: the order stays.
+        async with turn.room:
+            waited_ms = await _until_room(store, context, batches, timeout_ms)
+    produced = await store.broker.produce_batches(
+        context,
+        batches,
+        acks=request.acks,
+        timeout_ms=timeout_ms,
+        turn=None if turn is None else turn.append,
+    )
+    if request.acks == 0:
+        for outcome in (one for of_topic in produced.outcomes for one in of_topic):
+            if outcome.error is not None:
+                raise outcome.error
+        return None
+    throttle_ms = max(produced.throttle_ms, min(waited_ms, _PAUSE_MAX_MS))
+    return _response(store, context, request, produced.outcomes, throttle_ms, by_id=by_id)
+
+
+class _InvalidRequiredAcksError(InvalidRequestError):
+    kafka_name, kafka_code = "INVALID_REQUIRED_ACKS", _INVALID_REQUIRED_ACKS
+
+
+async def _until_room(
+    store: KafkaStore, context: RequestContext, batches: Iterable[TopicBatches], timeout_ms: int
+) -> int:
+    """Wait until the journal takes the batches, for ``timeout_ms`` at the most: how long that was, in ms."""
+    wanted = [
+        (topic, sum(len(records) for _, records in one.batches if records))
+        for one in batches
+        if (topic := _topic(store, context, one.topic)) is not None
+    ]
+    admission = store.broker.admission
+    began = time.monotonic()
+    pause = _LOOK_MIN_S
+    while True:
+        try:
+            for topic, num_bytes in wanted:
+                admission.require_room(topic, num_bytes)
+        except ThrottledError:
+            waited_ms = int((time.monotonic() - began) * 1000)
+            if waited_ms >= timeout_ms or admission.not_ready_reason is not None:
+                return waited_ms
+        else:
+            return int((time.monotonic() - began) * 1000) if pause > _LOOK_MIN_S else 0
+        await asyncio.sleep(min(pause, timeout_ms / 1000))
+        pause = min(2 * pause, _LOOK_MAX_S)
+
+
+def _topic(store: KafkaStore, context: RequestContext, topic: str | UUID) -> Topic | None:
+    """None if it is not there, or not to be written to: the append says so."""
+    try:
+        if isinstance(topic, str):
+            return store.broker.topic(context, topic, Operation.WRITE)
+        return store.broker.topic_by_id(context, topic, Operation.WRITE)
+    except LogStoreError:
+        return None
+
+
+def _response(
+    store: KafkaStore,
+    context: RequestContext,
+    request: ProduceRequest,
+    outcomes: list[list[BatchOutcome]],
+    throttle_ms: int,
+    *,
+    by_id: bool,
+) -> ProduceResponse:
+    leaders: set[int] = set()
+    responses = []
+    for asked, of_topic in zip(request.topic_data, outcomes, strict=True):
+        partitions = []
+        for one in of_topic:
+            if one.error is None:
+                partitions.append(
+                    _Partition(
+                        index=one.partition,
+                        base_offset=one.base_offset,
+                        log_append_time_ms=one.log_append_time_ms,
+                        log_start_offset=one.log_start_offset,
+                    )
+                )
+                continue
+            leader = _Leader()
+            if isinstance(one.error, NotLeaderOrFollowerError):
+                leader = _leader(store, context, UUID(bytes=asked.topic_id) if by_id else asked.name, one.partition)
+                leaders.add(leader.leader_id)
+            partitions.append(
+                _Partition(
+                    index=one.partition,
+                    error_code=_number_of(one.error),
+                    base_offset=-1,
+                    error_message=one.error.message,
+                    current_leader=leader,
+                )
+            )
+        responses.append(_Topic(name=asked.name, topic_id=asked.topic_id, partition_responses=partitions))
+    return ProduceResponse(
+        responses=responses,
+        throttle_time_ms=throttle_ms,
+        node_endpoints=[
+            ProduceResponse.NodeEndpoint(node_id=leader, host=address[0], port=address[1])
+            for leader in sorted(leaders)
+            if (address := store.endpoint(leader)) is not None
+        ],
+    )
+
+
+def _number_of(error: LogStoreError) -> int:
+    """librdkafka gives records up at THROTTLING_QUOTA_EXCEEDED, which a broker of Kafka's sends for admin requests."""
+    return RequestTimedOutError.kafka_code if isinstance(error, ThrottledError) else number_of(error)
+
+
+def _leader(store: KafkaStore, context: RequestContext, topic_or_id: str | UUID, partition: int) -> _Leader:
+    """The leader of a partition (KIP-951); none if it is not known."""
+    topic = _topic(store, context, topic_or_id)
+    if topic is None:
+        return _Leader()
+    state = store.broker.partition_state(context, topic, partition)
+    return _Leader(leader_id=state.leader, leader_epoch=state.leader_epoch)

@@ -1,0 +1,36 @@
+"""The store as the handlers of Kafka's APIs see it: its rooms, its settings, the addresses of its brokers."""
+
+from consumer_offsets.group_coordinator import GroupCoordinator
+from logstore.broker.broker import Broker
+from logstore.cluster.coordinator import Coordinator
+from logstore.kafka_listener.fetch_sessions import FetchSessions
+from logstore.settings import Settings, host_and_port
+
+
+class KafkaStore:
+    """State that outlives a request and a connection is here, too: nothing is in globals."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        broker: Broker,
+        groups: GroupCoordinator,
+        coordinator: Coordinator,
+        advertised: tuple[str, int],
+    ) -> None:
+        self.settings = settings
+        self.broker = broker
+        self.groups = groups
+        self.coordinator = coordinator
+        self.node_id = broker.broker_id
+        self.fetch_sessions = FetchSessions(broker.clock)
+        self._advertised = advertised
+
+    def endpoint(self, broker_id: int) -> tuple[str, int] | None:
+        """The host and port by which Kafka's clients reach a broker; None if it is not there, or has none for them."""
+        if broker_id == self.node_id:
+            return self._advertised
+        broker = self.broker.brokers_by_id.get(broker_id)
+        if broker is None or broker.kafka is None:
+            return None
+        return host_and_port(broker.kafka)

@@ -1,0 +1,137 @@
+"""Records of the log as Kafka's record batches: frames of the tail, and rows of history.
+
+A KAFKA_BATCH frame goes out as its producer sent it, with its offset and leader epoch in the first 16 bytes; its
+records are neither read nor copied. Everything else is encoded. Consumers go on behind the last offset that a batch
+stands for, so a batch at the end of a slice also stands for the offsets behind it that hold no record.
+"""
+
+import itertools
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from logstore.filesystem import Buffer
+from logstore.journal.frame import Frame, FrameFlags, FrameType
+from logstore.kafka_batches.encoding import encode_batch
+from logstore.kafka_batches.header import placed
+from logstore.limits import KIB
+from logstore.log.frame_records import frame_records
+from logstore.records.batch_identity import NO_IDENTITY
+from logstore.records.log_batches import int64_values
+from logstore.records.schema import LOG_SCHEMA
+
+#: (leader epoch, first offset), both rising: ``LeaderEpochs.entries``.
+Epochs = Sequence[tuple[int, int]]
+
+_KAFKA_BATCH: Final = FrameType.KAFKA_BATCH
+_NO_EPOCH: Final = -1
+#: The most offsets that a batch can stand for: the last offset delta has 32 bits.
+_OFFSETS_MAX: Final = 2**31
+# Batches below this are copied into one buffer: a buffer more to send costs more than that.
+_COPIED_MAX: Final = 4 * KIB
+_NO_RECORDS: Final = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in LOG_SCHEMA], schema=LOG_SCHEMA)
+
+
+def filter_frames(frames: Sequence[Frame]) -> list[Frame]:
+    """Those of a read that hold records: transaction markers only take offsets."""
+    return [frame for frame in frames if frame.header.has_records]
+
+
+def wire_bytes(frame: Frame) -> int:
+    """The most bytes that the frame's records take as record batches; about so many, if they are encoded."""
+    header, payload = frame
+    return len(payload) if header.type is _KAFKA_BATCH else max(header.inflated_bytes, len(payload))
+
+
+def frame_batches(frames: Sequence[Frame]) -> list[Buffer]:
+    """The frames, all with records, as batches one behind the other. CorruptionError if one cannot be decoded."""
+    buffers: list[Buffer] = []
+    small: list[Buffer] = []
+    for run, same in itertools.groupby(frames, _run):
+        if run is not None:
+            pieces: Iterator[Buffer] = _encoded_frames(list(same))
+        else:
+            pieces = itertools.chain.from_iterable(
+                placed(payload, header.base_offset, header.leader_epoch) for header, payload in same
+            )
+        for piece in pieces:
+            if len(piece) < _COPIED_MAX:
+                small.append(piece)
+                continue
+            if small:
+                buffers.append(b"".join(small))
+                small = []
+            buffers.append(piece)
+    if small:
+        buffers.append(b"".join(small))
+    return buffers
+
+
+def _run(frame: Frame) -> object:
+    """Equal for neighbours that can become one batch, None for frames that are batches. A batch has one leader epoch,
+    one producer with consecutive sequence numbers, and with LogAppendTime one timestamp.
+    """
+    header = frame.header
+    if header.type is _KAFKA_BATCH:
+        return None
+    place = header.base_offset if header.identity.is_producers else -1
+    append_time_ms = header.append_time_ms if FrameFlags.LOG_APPEND_TIME in header.flags else -1
+    return header.leader_epoch, header.flags & ~FrameFlags.RELOCATED, append_time_ms, place
+
+
+def _encoded_frames(frames: Sequence[Frame]) -> Iterator[memoryview]:
+    header = frames[0].header
+    for records in frame_records(frames):
+        yield encode_batch(
+            records,
+            leader_epoch=header.leader_epoch,
+            identity=header.identity if header.identity.is_producers else NO_IDENTITY,
+            log_append_time=FrameFlags.LOG_APPEND_TIME in header.flags,
+            transactional=FrameFlags.TRANSACTIONAL in header.flags,
+        )
+
+
+def encode_history(batches: Sequence[pa.RecordBatch], next_offset: int, epochs: Epochs) -> list[Buffer]:
+    """Rising batches of LOG_SCHEMA, all with rows, as Kafka's. The last one stands for the offsets up to
+    ``next_offset``, too.
+    """
+    last = len(batches) - 1
+    return [
+        batch
+        for at, records in enumerate(batches)
+        for batch in _encoded(records, next_offset if at == last else None, epochs)
+    ]
+
+
+def _encoded(records: pa.RecordBatch, end_offset: int | None, epochs: Epochs) -> Iterator[memoryview]:
+    """A batch for each leader epoch: consumers remember the epoch of the batch that they read last, and look for its
+    end at the leader (KIP-320).
+    """
+    offsets = int64_values(records.column("offset"))
+    row = 0
+    while row < len(offsets):
+        base_offset = int(offsets[row])
+        epoch, epoch_end = _epoch_at(base_offset, epochs)
+        limit = base_offset + _OFFSETS_MAX
+        if epoch_end is not None:
+            limit = min(limit, epoch_end)
+        stop = int(np.searchsorted(offsets, limit))
+        end = None if end_offset is None or stop < len(offsets) else min(limit, end_offset)
+        yield encode_batch(records.slice(row, stop - row), leader_epoch=epoch, end_offset=end)
+        row = stop
+
+
+def gap_batch(start: int, end: int, epochs: Epochs) -> Buffer:
+    """A batch without records: it takes consumers from ``start`` to ``end``, or a part of the way."""
+    end = min(end, start + _OFFSETS_MAX)
+    epoch, _ = _epoch_at(end - 1, epochs)
+    return encode_batch(_NO_RECORDS, leader_epoch=epoch, base_offset=start, end_offset=end)
+
+
+def _epoch_at(offset: int, epochs: Epochs) -> tuple[int, int | None]:
+    """The epoch that wrote ``offset``, and the first offset of the one behind it."""
+    at = bisect_right(epochs, offset, key=lambda entry: entry[1])
+    return epochs[at - 1][0] if at else _NO_EPOCH, epochs[at][1] if at < len(epochs) else None

@@ -1,0 +1,126 @@
+"""``logstore serve`` with a port for Kafka's clients: the announcement, busy ports, other protocols, the stop."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from tests.support.eventually import eventually
+from tests.support.server_process import ROOT, ServerProcess
+
+pytestmark = pytest.mark.system
+
+SERVE = (sys.executable, "-m", "logstore.cli", "serve")
+
+
+def kafka_address(data: Path) -> str:
+    return str(json.loads((data / "brokers/0/endpoint.json").read_bytes())["kafka"])
+
+
+def make_topic(url: str, name: str, partitions: int) -> None:
+    cluster = httpx.get(f"{url}/v3/clusters").json()["data"][0]["cluster_id"]
+    body = {"topic_name": name, "partitions_count": partitions}
+    httpx.post(f"{url}/v3/clusters/{cluster}/topics", json=body).raise_for_status()
+
+
+def test_records_of_every_codec_come_in_over_kafkas_protocol_and_go_out_over_http(tmp_path: Path):
+    with ServerProcess(tmp_path / "data", environment={"LOGSTORE_KAFKA_LISTENERS": "127.0.0.1:0"}) as server:
+        assert server.process.stdout is not None
+        address = kafka_address(server.data)
+        assert server.process.stdout.readline() == f"Kafka's clients connect to {address}\n"
+        make_topic(server.url, "t", 1)
+        failures: list[object] = []
+        expected = []
+        for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
+            producer = Producer(
+                {"bootstrap.servers": address, "enable.idempotence": True, "compression.type": codec, "linger.ms": 20}
+            )
+            for number in range(500):
+                value = f"{codec} {number} {'x' * (number % 50)}"
+                producer.produce("t", value, on_delivery=lambda error, _: error and failures.append(error))
+                expected.append(value)
+            assert producer.flush(30) == 0
+        assert failures == []
+        found: list[str] = []
+        while len(found) < len(expected):
+            page = httpx.get(f"{server.url}/topics/t/partitions/0/records", params={"offset": len(found)})
+            found += [record["value"] for record in page.raise_for_status().json()]
+        assert found == expected
+        # A store that stops does not wait for consumers that do.
+        consumer = Consumer(
+            {"bootstrap.servers": address, "group.id": "g", "client.id": "waiting", "fetch.wait.max.ms": 30_000}
+        )
+        consumer.assign([TopicPartition("t", 0, len(expected))])
+        polling = threading.Thread(target=consumer.poll, args=(5,))
+        polling.start()
+        eventually(lambda: 'client="waiting"' in httpx.get(f"{server.url}/metrics").text)
+        time.sleep(0.5)  # its fetch is counted when it is answered
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 0
+        polling.join()
+        consumer.close()
+
+
+def test_a_busy_port_that_was_asked_for_ends_the_start_and_the_default_one_does_not(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        started = subprocess.run(
+            [*SERVE, "--data", str(tmp_path / "a"), "--port", "0", "--kafka-port", str(port)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=ROOT,
+            check=False,
+        )
+    assert started.returncode == 1
+    (line,) = started.stderr.splitlines()
+    assert line.startswith(f"cannot listen on 127.0.0.1:{port} for Kafka's clients: Address already in use; choose")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_store_goes_on_without_the_default_port_if_that_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("LOGSTORE_KAFKA_LISTENERS")
+    with socket.socket() as busy:
+        busy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            busy.bind(("127.0.0.1", 9092))
+            busy.listen()
+        except OSError:
+            pass  # another program has it: as good
+        with ServerProcess(tmp_path / "data") as server:
+            assert httpx.get(f"{server.url}/health/ready").status_code == 200
+            assert "kafka" not in json.loads((server.data / "brokers/0/endpoint.json").read_bytes())
+            assert server.log.count("node.no_kafka") == 1
+            assert "Address already in use" in server.log
+
+
+def test_each_port_refuses_the_others_protocol(tmp_path: Path):
+    with ServerProcess(tmp_path / "data", environment={"LOGSTORE_KAFKA_LISTENERS": "127.0.0.1:0"}) as server:
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"http://{kafka_address(server.data)}/topics")
+        eventually(lambda: "kafka.connection_ended" in server.log)
+        (line,) = [line for line in server.log.splitlines() if "kafka.connection_ended" in line]
+        assert "The first bytes are those of HTTP; this port speaks Kafka's protocol" in line
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as raw:
+            raw.sendall(b"\0\0\0\x0a\0\x12\0\0\0\0\0\1\xff\xff")
+            assert raw.recv(100).startswith(b"HTTP/1.1 400")
+
+
+def test_the_example_of_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    page = (ROOT / "docs/kafka.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    environment = {"LOGSTORE_KAFKA_LISTENERS": "127.0.0.1:0", "LOGSTORE_GROUP_INITIAL_REBALANCE_DELAY_MS": "0"}
+    with ServerProcess(tmp_path / "data", environment=environment) as server:
+        make_topic(server.url, "flights", 3)
+        exec(compile(example.replace("127.0.0.1:9092", kafka_address(server.data)), "docs/kafka.md", "exec"), {})
+    assert capsys.readouterr().out == "b'UA' b'EWR-IAH'\n"

@@ -1,0 +1,53 @@
+"""A store with a Kafka listener for other people's clients, one for all tests of a process.
+
+``TEST_KAFKA_BOOTSTRAP=host:port`` puts a real Kafka in its place: a test that fails there too asks for what Kafka does
+not do. Tests that also need HTTP are skipped then.
+"""
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.support.kafka_clients import Served
+from tests.support.kafka_clients.store_process import KafkaStoreProcess
+
+NewTopicOf = Callable[..., str]
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    bootstrap = os.environ.get("TEST_KAFKA_BOOTSTRAP")
+    if bootstrap is not None:
+        yield Served(bootstrap)
+        return
+    with KafkaStoreProcess(tmp_path_factory.mktemp("served") / "data") as store:
+        yield store.served
+
+
+@pytest.fixture
+def store(served: Served) -> Served:
+    """The same, but ours: for tests that also use HTTP or look at the table."""
+    if served.is_kafka:
+        pytest.skip("a real Kafka has no HTTP")
+    return served
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def new_topic(served: Served) -> NewTopicOf:
+    """``new_topic(name, partitions, **configs)`` makes a topic whose name begins so; configs with ``_`` for ``.``"""
+    admin = AdminClient({"bootstrap.servers": served.bootstrap, "broker.address.family": "v4"})
+
+    def create(name: str = "t", partitions: int = 2, **configs: str) -> str:
+        topic = f"{name}-{os.getpid()}-{next(_numbers)}"
+        config = {key.replace("_", "."): value for key, value in configs.items()}
+        (made,) = admin.create_topics([NewTopic(topic, partitions, 1, config=config)]).values()
+        made.result(30)
+        return topic
+
+    return create

@@ -1,0 +1,19 @@
+"""A real store in a process of its own, with a Kafka listener on a free port."""
+
+from pathlib import Path
+
+from tests.support.kafka_clients.served import Served
+from tests.support.server_process import ServerProcess, free_port
+
+
+class KafkaStoreProcess(ServerProcess):
+    """It comes back at the same addresses when it is started again."""
+
+    def __init__(self, data: Path, *, environment: dict[str, str] | None = None) -> None:
+        self.bootstrap = f"127.0.0.1:{free_port()}"
+        listeners = {"LOGSTORE_KAFKA_LISTENERS": self.bootstrap}
+        super().__init__(data, port=free_port(), environment={**listeners, **(environment or {})})
+
+    @property
+    def served(self) -> Served:
+        return Served(self.bootstrap, self.url, self.data)

@@ -1,0 +1,193 @@
+"""Fetches in the form of Kafka's record batches: the same records as over HTTP, whatever they are stored in, and
+batches by which consumers find their way.
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from logstore.broker.batch_producing import TopicBatches
+from logstore.broker.broker import Broker, Topic
+from logstore.broker.context import INTERNAL
+from logstore.broker.fetching import FetchLimits, FetchPartition
+from logstore.errors import LogStoreError, OffsetOutOfRangeError, UnknownTopicError
+from logstore.kafka_batches.encoding import encode_batch
+from logstore.kafka_batches.header import Compression
+from logstore.log import kafka_records
+from logstore.records.batch import DecodedRecords
+from logstore.records.batch_identity import ProducerIdentity
+from tests.support import foreign_writers as others
+from tests.support.kafka_batches import log_batch
+from tests.support.kafka_reading import MIB, consume, fetch_one, http_rows, read_batches, rows_from
+from tests.support.manual_clock import ManualClock
+from tests.support.mixed_sources import SOURCES
+from tests.support.records import Row, wire_batch
+from tests.support.running_broker import run, running_broker
+from tests.support.table_paths import path_of
+
+NEVER = {"segment.ms": "100000000"}
+
+
+@pytest.mark.parametrize("timestamp_type", ["CreateTime", "LogAppendTime"])
+@pytest.mark.parametrize("source", SOURCES)
+def test_from_every_offset_the_records_are_those_over_http(tmp_path: Path, source: str, timestamp_type: str) -> None:
+    rng = random.Random(7)
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            configs = {**NEVER, "message.timestamp.type": timestamp_type}
+            topic = await broker.create_topic(INTERNAL, "t", configs=configs)
+            assert topic is not None
+            for write in SOURCES[source]:
+                await write(broker, topic, rng)
+            expected = await http_rows(broker, topic)
+            assert expected
+            log = topic.partition(0)
+            for offset in range(log.log_start_offset, log.high_watermark + 1):
+                for max_bytes in (1, 700, MIB):
+                    batches = await consume(broker, topic, offset, max_bytes=max_bytes)
+                    wanted = {at: row for at, row in expected.items() if at >= offset}
+                    assert rows_from(batches, offset) == wanted, (offset, max_bytes)
+
+    run(scenario())
+
+
+async def new_topic(broker: Broker, **configs: str) -> Topic:
+    topic = await broker.create_topic(INTERNAL, "t", configs={**NEVER, **configs})
+    assert topic is not None
+    return topic
+
+
+async def produce_rows(broker: Broker, topic: Topic, rows: list[Row], identity: ProducerIdentity | None = None) -> None:
+    decoded = DecodedRecords(wire_batch(rows), None)
+    (await broker.produce(INTERNAL, topic, decoded, partition=0, identity=identity)).require_stored()
+
+
+def test_a_batch_of_a_client_goes_out_as_it_came(tmp_path: Path) -> None:
+    rows = [Row(5 + n, None, b"v" * 3_000, None) for n in range(20)]
+    sent = encode_batch(log_batch(rows, range(20)), leader_epoch=3, compression=Compression.NONE)
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker)
+            for _ in range(3):
+                wanted = [TopicBatches("t", [(0, sent)])]
+                assert (await broker.produce_batches(INTERNAL, wanted, acks=-1, timeout_ms=9_000)).outcomes[0]
+            answer = await fetch_one(broker, topic, 25)
+            placed, records, *_ = answer.records
+            # The records are where the journal was read to.
+            assert (len(placed), memoryview(records)) == (16, memoryview(sent)[16:])
+            assert len(memoryview(records).obj) > len(sent)
+            batches = read_batches(answer.records)
+            epoch = topic.partition(0).leader_epoch
+            assert [(one.header.base_offset, one.header.leader_epoch) for one in batches] == [(20, epoch), (40, epoch)]
+            assert (answer.count, answer.num_bytes) == (35, 2 * len(sent))
+
+    run(scenario())
+
+
+def test_small_frames_are_one_batch_and_those_of_producers_are_batches(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker)
+            rows = [Row(7, b"k", b"v", None)]
+            producer = await broker.init_producer(INTERNAL)
+            for sequence in (None, None, None, 0, 1, None):
+                identity = None
+                if sequence is not None:
+                    identity = ProducerIdentity(producer.producer_id, producer.producer_epoch, {0: sequence})
+                await produce_rows(broker, topic, rows, identity)
+            headers = [batch.header for batch in await consume(broker, topic, 0)]
+            assert [header.record_count for header in headers] == [3, 1, 1, 1]
+            assert [header.producer_id for header in headers] == [-1, producer.producer_id, producer.producer_id, -1]
+            assert [header.base_sequence for header in headers] == [-1, 0, 1, -1]
+            assert [header.producer_epoch for header in headers] == [-1, 0, 0, -1]
+
+    run(scenario())
+
+
+def test_append_times_are_told_as_such_in_the_tail(tmp_path: Path) -> None:
+    clock = ManualClock()
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path, clock=clock) as broker:
+            topic = await new_topic(broker, **{"message.timestamp.type": "LogAppendTime"})
+            rows = [Row(7, b"k", b"v", None)] * 2
+            for seconds in (0, 0, 3):
+                clock.advance(seconds * 1000)
+                await produce_rows(broker, topic, rows)
+            headers = [batch.header for batch in await consume(broker, topic, 0)]
+            assert [(header.is_log_append_time, header.record_count) for header in headers] == [(True, 4), (True, 2)]
+            assert headers[1].max_timestamp - headers[0].max_timestamp == 3_000
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_batch_has_one_leader_epoch(tmp_path: Path, *, sealed: bool) -> None:
+    async def scenario() -> None:
+        for start in range(3):
+            async with running_broker(tmp_path) as broker:
+                topic = broker.topic(INTERNAL, "t") if start else await new_topic(broker)
+                await produce_rows(broker, topic, [Row(7, None, b"v", None)] * 4)
+        async with running_broker(tmp_path) as broker:
+            topic = broker.topic(INTERNAL, "t")
+            log = topic.partition(0)
+            if sealed:
+                await broker.roll(INTERNAL, topic)
+            assert log.sealed_offset == (12 if sealed else log.sealed_offset)
+            for offset in range(12):
+                batches = await consume(broker, topic, offset)
+                assert len(batches) == 3 - offset // 4
+                for batch in batches:
+                    epochs = {log.state.leader_epochs.epoch_of(at) for at in batch.rows}
+                    assert epochs == {batch.header.leader_epoch}
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("offsets_max", [2**31, 5])
+def test_a_gap_of_any_width_is_crossed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offsets_max: int) -> None:
+    monkeypatch.setattr(kafka_records, "_OFFSETS_MAX", offsets_max)
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker)
+            for _ in range(3):
+                await produce_rows(broker, topic, [Row(7, None, b"v", None)] * 10)
+                await broker.roll(INTERNAL, topic)
+            others.delete(path_of(topic.table), '"offset" > 3 AND "offset" != 17')
+            await broker.refresh(INTERNAL, topic)
+            batches = await consume(broker, topic, 0)
+            assert [*rows_from(batches, 0)] == [0, 1, 2, 3, 17]
+            assert max(header.last_offset_delta for header, _ in batches) < offsets_max
+            (batch, *_) = await consume(broker, topic, 20)
+            assert (batch.header.record_count, batch.header.base_offset) == (0, 20)
+            if offsets_max > 30:
+                assert [header.last_offset for header, _ in batches] == [29]
+                assert batch.header.last_offset == 29
+                # Nobody waits for what is there.
+                assert (await fetch_one(broker, topic, 20, max_wait_ms=100)).next_offset == 30
+
+    run(scenario())
+
+
+def test_errors_and_room_are_those_of_every_fetch(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker)
+            await produce_rows(broker, topic, [Row(7, None, b"v" * 1_000, None)] * 10)
+            limits = FetchLimits(MIB, MIB, 1, 0)
+            wanted = [FetchPartition("t", 0, 0), FetchPartition("t", 0, 11), FetchPartition("u", 0, 0)]
+            fetched = await broker.fetch_batches(INTERNAL, wanted, limits)
+            found = fetched.answers[0]
+            assert not isinstance(found, LogStoreError)
+            assert isinstance(fetched.answers[1], OffsetOutOfRangeError)
+            assert isinstance(fetched.answers[2], UnknownTopicError)
+            assert fetched.reservation.size == sum(map(len, found.records)) == found.num_bytes > 10_000
+            assert broker.admission.answers.reserved == found.num_bytes
+            fetched.reservation.release()
+            assert broker.admission.answers.reserved == 0
+
+    run(scenario())
