@@ -6,6 +6,7 @@ journal.synced kill`` is. Invariant: a point changes nothing by itself.
 
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -83,6 +84,9 @@ def install(controls: "Controls") -> None:
     from logstore.replication import replica_fetcher
     from logstore.replication.replica_fetcher import ReplicaFetcher
 
+    brokers = controls.filesystem.root / "brokers"
+    own = brokers / os.environ["LOGSTORE_BROKER_ID"]
+    controls.filesystem.of_others = lambda path: path.parent == brokers and path != own
     reached = controls.filesystem.reached
     begin = ZooKeeper.__init__
 
