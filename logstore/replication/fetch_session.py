@@ -33,9 +33,9 @@ from logstore.replication.protocol import Body, Fetch, FetchedRow, FetchRow, Mes
 FindLog = Callable[[UUID, int], PartitionLog | None]
 _NOT_TOLD: Final = (-1, -1, -1)
 # Up to so many bytes an answer waits for company, since the bytes of a larger one cost more than its round; and for so
-# long, since a round costs no more: a slow disk holds up nothing that is stored.
+# long, about what a round takes on a slow disk: one that stands still holds up nothing that is stored.
 _SMALL_BYTES: Final = 256 * KIB
-_TOGETHER_S: Final = 0.002
+_TOGETHER_S: Final = 0.005
 
 
 class _Row:
