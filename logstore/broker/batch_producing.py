@@ -104,9 +104,9 @@ class _Wanted:
 
     def _check(self, inflated_bytes_max: int) -> None:
         view = bytes_of(self.data)
-        _require_producers(BatchHeader.read(view), len(view))
-        (valid,) = validate(view, inflated_bytes_max=inflated_bytes_max, log_append_time=self.log_append_time)
+        valid, *others = validate(view, inflated_bytes_max=inflated_bytes_max, log_append_time=self.log_append_time)
         header = valid.header
+        _require_producers(header, 1 + len(others))
         if header.max_timestamp != valid.max_timestamp and not self.log_append_time:
             view = memoryview(with_max_timestamp(view, valid.max_timestamp, log_append_time=False))
         self.data = _of_its_own(view)
@@ -127,12 +127,11 @@ def _of_its_own(batch: memoryview) -> Buffer:
     return bytes(batch) if 2 * len(batch) < memoryview(batch.obj).nbytes else batch
 
 
-def _require_producers(header: BatchHeader, num_bytes: int) -> None:
-    """Raise what is wrong with a batch that no producer may send."""
-    if header.size != num_bytes:
+def _require_producers(header: BatchHeader, count: int) -> None:
+    """Raise what is wrong with ``count`` batches for a partition, of which the first has ``header``."""
+    if count != 1:
         raise InvalidRecordBatchError(
-            f"The request has {num_bytes} bytes for a partition, of which the first record batch takes {header.size}: "
-            "send one record batch for each partition"
+            f"The request has {count} record batches for the partition: send one for each partition"
         )
     if header.is_control:
         raise InvalidRecordBatchError("The record batch is a control batch: only brokers write these")
@@ -209,7 +208,7 @@ class BatchProducing:
         self, context: RequestContext, requests: Sequence[TopicBatches], outcomes: list[list[BatchOutcome]]
     ) -> Iterator[_Wanted]:
         """The batches whose topics and partitions are there, each partition once."""
-        taken: set[tuple[UUID, int]] = set()
+        taken: set[tuple[Topic, int]] = set()
         for at, (topic_or_id, batches) in enumerate(requests):
             try:
                 topic = self._topic(context, topic_or_id)
@@ -221,7 +220,7 @@ class BatchProducing:
                     topic.partition(partition)
                     if not data:
                         raise InvalidRecordBatchError("The request has no record batch for the partition: send one")
-                    if (topic.topic_id, partition) in taken:
+                    if (topic, partition) in taken:
                         raise InvalidRequestError(
                             f"The request names partition {partition} of topic {topic.name!r} twice: send one record "
                             "batch for each partition"
@@ -229,7 +228,7 @@ class BatchProducing:
                 except LogStoreError as error:
                     outcomes[at][number] = BatchOutcome(partition, error=error)
                     continue
-                taken.add((topic.topic_id, partition))
+                taken.add((topic, partition))
                 yield _Wanted(topic, partition, data, (at, number))
 
     def _topic(self, context: RequestContext, topic_or_id: str | UUID) -> Topic:
@@ -249,14 +248,14 @@ class BatchProducing:
         """The batches that are right, by topic, and the places of their outcomes."""
         await self._check(wanted)
         await self._require_ids_issued(wanted)
-        by_topic: dict[UUID, list[_Wanted]] = {}
+        by_topic: dict[Topic, list[_Wanted]] = {}
         for one in wanted:
             if one.error is not None:
                 at, number = one.place
                 log_start_offset = one.topic.partitions[one.partition].log_start_offset
                 outcomes[at][number] = BatchOutcome(one.partition, log_start_offset=log_start_offset, error=one.error)
             else:
-                by_topic.setdefault(one.topic.topic_id, []).append(one)
+                by_topic.setdefault(one.topic, []).append(one)
         return [_request(group) for group in by_topic.values()], [
             [one.place for one in group] for group in by_topic.values()
         ]

@@ -13,7 +13,8 @@ from logstore.cluster import checked_file
 from logstore.errors import DataDirectoryError
 from logstore.filesystem import FileSystem
 
-_NAME: Final = "meta.json"
+#: The file with the identity.
+META: Final = "meta.json"
 _GIVE_UP: Final = "remove it: the broker then leaves its ISRs, and copies its partitions from their leaders"
 
 
@@ -27,7 +28,7 @@ class LogDirectory:
     @classmethod
     def read(cls, path: Path) -> "LogDirectory | None":
         """None for a new directory. DataDirectoryError for a damaged file."""
-        content = checked_file.read(path / _NAME, _GIVE_UP)
+        content = checked_file.read(path / META, _GIVE_UP)
         if not content:
             return None
         match content:
@@ -39,7 +40,7 @@ class LogDirectory:
             }:
                 return cls(cluster_id, broker_id, UUID(directory_id), incarnation)
             case _:
-                raise checked_file.damaged(path / _NAME, _GIVE_UP)
+                raise checked_file.damaged(path / META, _GIVE_UP)
 
     @classmethod
     def open(cls, path: Path, cluster_id: str, broker_id: int) -> "LogDirectory":
@@ -69,5 +70,5 @@ class LogDirectory:
             "incarnation": next_one.incarnation,
         }
         filesystem.make_directory(path)
-        checked_file.write(filesystem, path / _NAME, content)
+        checked_file.write(filesystem, path / META, content)
         return next_one

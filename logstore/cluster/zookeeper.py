@@ -161,6 +161,7 @@ class ZooKeeper:
         self.state = SessionState.SUSPENDED
         self._listeners: list[Callable[[SessionState], None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._restarting: asyncio.Task[object] | None = None
         self._note_granted_timeout()
 
     def _note_granted_timeout(self) -> None:
@@ -205,6 +206,8 @@ class ZooKeeper:
     async def stop(self) -> None:
         """End the session, and its ephemeral nodes with it."""
         self._client.remove_listener(self._state_changed)
+        if self._restarting is not None:
+            await asyncio.gather(self._restarting, return_exceptions=True)
         await asyncio.to_thread(self._client.stop)
         await asyncio.to_thread(self._client.close)
         self.state = SessionState.EXPIRED
@@ -221,6 +224,15 @@ class ZooKeeper:
             self._call(self._settle_state, SessionState.SUSPENDED, None, None)
         else:
             self._call(self._settle_state, SessionState.EXPIRED, 0, self._clock.monotonic())
+            if self._client._connection.connection_stopped.is_set():  # noqa: SLF001 - nothing else tells
+                self._call(self._restart)
+
+    def _restart(self) -> None:
+        """kazoo's thread has ended, after an answer that it did not expect for example (python-zk/kazoo#641): another
+        one begins a new session.
+        """
+        log.error("zookeeper.client_ended", servers=self.servers.hosts, then="a new session begins")
+        self._restarting = asyncio.create_task(asyncio.to_thread(self._client.start_async))
 
     def _settle_state(self, state: SessionState, session_id: int | None, session_began: float | None) -> None:
         if session_began is not None:

@@ -40,11 +40,14 @@ class Deadline:
     """
 
     def __init__(self, timeout_ms: int) -> None:
-        self._when = asyncio.get_running_loop().time() + timeout_ms / 1000 if timeout_ms > 0 else None
+        self._loop = asyncio.get_running_loop()
+        self._when = self._loop.time() + timeout_ms / 1000 if timeout_ms > 0 else None
 
     @asynccontextmanager
     async def wait(self, doing: str) -> AsyncIterator[None]:
-        """Wait for a change that goes on to its end by itself. RequestTimedOutError."""
+        """Wait for a change that goes on to its end by itself. RequestTimedOutError; none is begun too late."""
+        if self._when is not None and self._loop.time() >= self._when:
+            raise RequestTimedOutError(f"{doing} was not begun: the request has taken longer than it allows.")
         try:
             async with asyncio.timeout_at(self._when):
                 yield

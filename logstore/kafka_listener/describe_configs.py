@@ -1,6 +1,8 @@
 """DescribeConfigs (32), versions 1 to 4: the keys of topics, and the settings of this broker."""
 
+import asyncio
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from logstore.broker.authorizer import Operation
 from logstore.broker.configs import ConfigLayer, setting_layers, topic_layers
@@ -12,6 +14,9 @@ from logstore.kafka_protocol.error_numbers import number_of
 from logstore.kafka_protocol.messages import DescribeConfigsRequest, DescribeConfigsResponse
 from logstore.settings import plain_settings, setting_description, setting_kind
 from logstore.topic_config import CONFIG_KEYS
+
+#: Resources that are described before other tasks of the event loop have their turn.
+_STEP: Final = 20
 
 _Asked = DescribeConfigsRequest.DescribeConfigsResource
 _Result = DescribeConfigsResponse.DescribeConfigsResult
@@ -57,7 +62,14 @@ async def describe_configs(
                 error_message=error.message,
             )
 
-    return DescribeConfigsResponse(results=list(map(answer, request.resources)))
+    # Answers are much larger than requests: each resource has one.
+    resources = {(one.resource_type, one.resource_name): one for one in reversed(request.resources)}
+    results = []
+    for done, asked in enumerate(reversed(resources.values())):
+        if done % _STEP == 0:
+            await asyncio.sleep(0)
+        results.append(answer(asked))
+    return DescribeConfigsResponse(results=results)
 
 
 def _of_topic(

@@ -1,8 +1,14 @@
 """Topics and groups by other people's admin clients, and what HTTP tells of them afterwards."""
 
+import asyncio
 import time
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin import NewPartitions as AiokafkaPartitions
+from aiokafka.admin import NewTopic as AiokafkaTopic
+from aiokafka.admin.config_resource import ConfigResource as AiokafkaResource
+from aiokafka.admin.config_resource import ConfigResourceType as AiokafkaResourceType
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
@@ -15,6 +21,9 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 from kafka import KafkaAdminClient
+from kafka import TopicPartition as KafkaPythonPartition
+from kafka.admin import ConfigResource as KafkaPythonResource
+from kafka.admin import ConfigResourceType as KafkaPythonResourceType
 from kafka.admin import NewTopic as KafkaPythonTopic
 
 from logstore.client.admin import Admin
@@ -153,3 +162,51 @@ def test_kafka_python_administers(served: Served, admin: AdminClient):
         assert client.describe_cluster()["brokers"]
         client.delete_topics([name])
     eventually(lambda: name not in admin.list_topics(timeout=30).topics, "the topic is still listed")
+
+
+def test_kafka_python_configures_deletes_records_and_measures(served: Served, new_topic):
+    topic = new_topic("measured", 2)
+    CONFLUENT.produce(served, topic, alike_records(100), "none")
+    place = KafkaPythonPartition(topic, 0)
+    with closed(KafkaAdminClient(bootstrap_servers=served.bootstrap)) as client:
+        resource = KafkaPythonResource(KafkaPythonResourceType.TOPIC, topic, configs={"retention.ms": "60000"})
+        assert client.alter_configs([resource]) == {"topic": {topic: "OK"}}
+        asked = KafkaPythonResource(KafkaPythonResourceType.TOPIC, topic)
+        configs = client.describe_configs([asked], config_filter="all")["topic"][topic]
+        retention = configs["retention.ms"]
+        assert (retention["value"], retention["config_source"]) == ("60000", "DYNAMIC_TOPIC_CONFIG")
+        assert client.delete_records({place: 20})[place]["low_watermark"] == 20
+        pages = client.describe_topic_partitions([topic], response_partition_limit=1)
+        assert (len(pages["topics"][0]["partitions"]), pages["next_cursor"]["partition_index"]) == (1, 1)
+        (broker,) = client.describe_log_dirs()
+        (directory,) = broker["log_dirs"]
+        (measured,) = [one for one in directory["topics"] if one["name"] == topic]
+        assert all(one["partition_size"] > 0 and one["offset_lag"] == 0 for one in measured["partitions"])
+
+
+def test_aiokafka_administers(served: Served):
+    name = f"by-aiokafka-{time.monotonic_ns()}"
+
+    async def scenario() -> None:
+        client = AIOKafkaAdminClient(bootstrap_servers=served.bootstrap)
+        await client.start()
+        try:
+            made = await client.create_topics([AiokafkaTopic(name, 2, 1, topic_configs={"retention.ms": "60000"})])
+            assert [one[1] for one in made.topic_errors] == [0]
+            grown = await client.create_partitions({name: AiokafkaPartitions(3)})
+            assert [one[1] for one in grown.topic_errors] == [0]
+            (described,) = await client.describe_topics([name])
+            assert len(described["partitions"]) == 3
+            resource = AiokafkaResource(AiokafkaResourceType.TOPIC, name, configs={"segment.ms": "9"})
+            # The old request: keys that it does not name are reset.
+            (altered,) = await client.alter_configs([resource])
+            assert [one[0] for one in altered.resources] == [0]
+            (answer,) = await client.describe_configs([AiokafkaResource(AiokafkaResourceType.TOPIC, name)])
+            values = {entry[0]: entry[1] for entry in answer.resources[0][4]}
+            assert (values["segment.ms"], values["retention.ms"]) == ("9", "-1")
+            deleted = await client.delete_topics([name])
+            assert [one[1] for one in deleted.topic_error_codes] == [0]
+        finally:
+            await client.close()
+
+    asyncio.run(scenario())

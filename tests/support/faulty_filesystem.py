@@ -13,6 +13,7 @@ of these names.
 
 import contextlib
 import errno
+import itertools
 import os
 import random
 import shutil
@@ -91,7 +92,7 @@ class FaultyFileSystem(FileSystem):
     """A FileSystem with faults to order, and with a disk to lose power if it is given the ``root`` of a tree."""
 
     def __init__(self, root: Path | None = None) -> None:
-        self._root = root
+        self.root = root
         # Links to all files ever seen: their bytes stay, and their inode numbers are not given to others.
         self._attic = root.with_name(f"{root.name}.attic-{os.getpid()}") if root else None
         # Inode numbers of files that another process with such a disk has synced.
@@ -111,6 +112,10 @@ class FaultyFileSystem(FileSystem):
         self._ordered = False
         #: A descriptor to do without, for what only this disk needs one for: a process out of them must not notice.
         self.spare_fd: int | None = None
+        #: Directories below the root that are on the disks of other machines, if the rest of it is shared with them.
+        self.of_others: Callable[[Path], bool] | None = None
+        #: Inode numbers of directories that this process has made, and of files that it has unlinked.
+        self._touched: set[int] = set()
         self.crashed = False
         self.hits: Counter[str] = Counter()
         #: Every fault that happened: what was asked for, and where it struck.
@@ -367,7 +372,7 @@ class FaultyFileSystem(FileSystem):
         with self._lock:
             rule = self._called(call, path)
             inode = self._inode(fd)
-            if rule is None and self._root:
+            if rule is None and self.root:
                 self._make_durable(fd, inode)
             # As Linux does: after a failed sync the pages count as clean, and no later sync writes them.
             inode.dirty.clear()
@@ -396,9 +401,11 @@ class FaultyFileSystem(FileSystem):
 
     def make_directory(self, path: Path, *, parents: bool = True) -> None:
         with self._lock:
-            if not path.is_dir():
+            missing = list(itertools.takewhile(lambda one: not one.is_dir(), (path, *path.parents)))
+            if missing:
                 self._raise(self._called("make_directory", path))
             super().make_directory(path, parents=parents)
+            self._touched.update(one.stat().st_ino for one in missing)
 
     def rename(self, old: Path, new: Path) -> None:
         with self._lock:
@@ -424,7 +431,7 @@ class FaultyFileSystem(FileSystem):
         with self._lock:
             self._raise(self._called("unlink", path))
             if self._covers(path):
-                self._seen(path)
+                self._touched.add(self._seen(path))
             if self._quota is not None:
                 self._quota += path.stat().st_size
             super().unlink(path)
@@ -454,7 +461,7 @@ class FaultyFileSystem(FileSystem):
                 self._take_over(directory / name)
 
     def _covers(self, path: Path) -> bool:
-        return self._root is not None and (path == self._root or self._root in path.parents)
+        return self.root is not None and (path == self.root or self.root in path.parents)
 
     def _directory(self, path: Path) -> _Directory:
         inode = path.stat().st_ino
@@ -515,7 +522,7 @@ class FaultyFileSystem(FileSystem):
         Every name and every page that was changed since its last sync is, each on its own, the old or the new one;
         ``strict``: always the old one.
         """
-        assert self._root
+        assert self.root
         assert self._ledger
         with self._lock:
             self.crashed = True
@@ -532,15 +539,19 @@ class FaultyFileSystem(FileSystem):
                     rename.happen()
                     forced[rename.source, rename.old] = None
                     forced[rename.target, rename.new] = rename.entry
-            self._cut(self._root, self._directory(self._root), rng, strict=strict)
+            self._cut(self.root, self._directory(self.root), rng, strict=strict)
 
     def _cut(self, path: Path, directory: _Directory, rng: random.Random, *, strict: bool) -> None:
         now = self._listing(path) if path.is_dir() else {}
         path.mkdir(exist_ok=True)
         for name in sorted({*now, *directory.names}):
             old, new = directory.names.get(name), now.get(name)
+            if self.of_others is not None and self.of_others(path / name):
+                continue
             if old != new and isinstance(new, int) and self._is_durable_elsewhere(path / name, new):
                 old = new
+            if self.of_others is not None and not self._is_own(new if old is None else old):
+                old = new  # another machine has made or removed it
             chosen = old if strict else rng.choice([old, new])
             chosen = self._forced.get((directory, name), chosen)
             if chosen != new and new is not None:
@@ -549,6 +560,12 @@ class FaultyFileSystem(FileSystem):
                 self._cut(path / name, chosen, rng, strict=strict)
             elif chosen is not None:
                 self._restore(path / name, chosen, rng, strict=strict)
+
+    def _is_own(self, entry: "int | _Directory | None") -> bool:
+        """Whether this process has made the directory, or changed or unlinked the file."""
+        if isinstance(entry, _Directory):
+            return entry.inode in self._touched
+        return entry in self._inodes or entry in self._touched
 
     def _is_durable_elsewhere(self, path: Path, number: int) -> bool:
         """Written and synced by another process: seen in the ledger, or a Spark task's segment."""

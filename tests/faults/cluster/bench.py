@@ -25,7 +25,7 @@ from tests.faults.bench.neighbours import DeltaObserver, Neighbour
 from tests.faults.bench.workload import Client, TopicSpec, Workload
 from tests.faults.cluster.brokers import MIN_IN_SYNC, Brokers
 from tests.faults.cluster.cluster_checks import check_cluster
-from tests.faults.cluster.nemesis import HEALED_S, Nemesis, rounds
+from tests.faults.cluster.nemesis import HEALED_S, KINDS, Nemesis, rounds
 from tests.faults.cluster.probes import Probes
 from tests.faults.cluster.registrations import Registrations
 
@@ -44,6 +44,8 @@ _ZOMBIES = {
     "cut_from_zookeeper",
     "one_way_to_zookeeper",
     "half_open_to_zookeeper",
+    "flapping_to_zookeeper",
+    "session_expired",
     "pause",
     "blink",
     "fail_point",
@@ -180,7 +182,7 @@ def _run(brokers: Brokers, recorder: Recorder, directory: Path, report: Report, 
         groups.start()
         with Registrations(brokers.zookeeper.connect, recorder):
             with workload, Probes(brokers, recorder, written, PROBED):
-                for number, kind in enumerate(rounds(chance, load.kinds or tuple(nemesis.kinds))):
+                for number, kind in enumerate(rounds(chance, load.kinds or KINDS)):
                     if time.monotonic() > until or number >= load.faults:
                         break
                     began = time.monotonic()

@@ -37,7 +37,8 @@ _ENVIRONMENT = {
     "LOGSTORE_LOG_LEVEL": "info",
     **GROUP_ENVIRONMENT,
 }
-_POLL_S = 0.05
+#: Each look is six requests.
+_POLL_S = 0.2
 #: kazoo tells of every connection that breaks, and here they are to.
 QUIET = logging.getLogger("tests.kazoo")
 QUIET.setLevel(logging.CRITICAL)

@@ -6,6 +6,7 @@ journal.synced kill`` is. Invariant: a point changes nothing by itself.
 
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 #: What a broker does again and again, or at each change of a role.
 AT_WORK: Final = (
     "produce.parsed",
+    "produce.claimed",
     "journal.written",
     "journal.synced",
     "produce.durable",
@@ -24,12 +26,17 @@ AT_WORK: Final = (
     "ack.before_send",
     "follower.before_append",
     "follower.appended",
+    "segment.opened",
     "segment.half",
     "segment.finished",
+    "delta.opened",
     "delta.checked",
     "delta.committed",
     "delta.synced",
     "journal.file_freed",
+    "group.before_append",
+    "group.appended",
+    "group.before_answer",
 )
 #: Those that another broker's end or return leads to.
 AT_A_CHANGE: Final = (
@@ -51,11 +58,18 @@ AT_START: Final = (
     "follower.appended",
     "journal.file_created",
     "journal.snapshotted",
+    "pid.block_allocated",
 )
+#: Those of a topic's end.
+AT_ITS_END: Final = ("topic.marked_deleting", "topic.removed", "topic.purge_half")
+#: Those of its controller, which makes and deletes topics.
+AT_A_TOPIC: Final = ("delta.staged", "topic.created", "election.before_cas", "election.cas_done", *AT_ITS_END)
 
 
 def install(controls: "Controls") -> None:
     """Before the broker starts."""
+    from consumer_offsets.coordinator_shard import CoordinatorShard
+    from logstore.broker import producing
     from logstore.broker.replicas import Replicas
     from logstore.cluster.controller import Controller
     from logstore.cluster.log_directory import LogDirectory
@@ -70,6 +84,9 @@ def install(controls: "Controls") -> None:
     from logstore.replication import replica_fetcher
     from logstore.replication.replica_fetcher import ReplicaFetcher
 
+    brokers = controls.filesystem.root / "brokers"
+    own = brokers / os.environ["LOGSTORE_BROKER_ID"]
+    controls.filesystem.of_others = lambda path: path.parent == brokers and path != own
     reached = controls.filesystem.reached
     begin = ZooKeeper.__init__
 
@@ -91,6 +108,10 @@ def install(controls: "Controls") -> None:
     between(replica_fetcher, "truncate", before="truncate.before")
     between(Journal, "truncate", before="truncate.half")
     between(ReplicaFetcher, "_append", before="follower.before_append", after="follower.appended")
+    between(producing, "claim", after="produce.claimed")
+    between(CoordinatorShard, "_append", before="group.before_append", after="group.appended")
+    between(CoordinatorShard, "_deliver", before="group.before_answer")
+    between(Controller, "mark_deleting", after="topic.marked_deleting")
     between(LogDirectory, "begun", after="registration.incarnation_on_disk")
     between(Registration, "_write_record", after="registration.record_written")
     between(ProducerIdBlocks, "_take_block", after="pid.block_allocated")

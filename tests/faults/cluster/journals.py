@@ -51,9 +51,14 @@ def tell_replicas(
 def _partitions(
     directory: Path, topics: dict[UUID, str]
 ) -> dict[tuple[str, int], tuple[list[ReplicaFrame], list[ReplicaFrame]]]:
-    """LogStoreError for a damaged journal."""
+    """The frames of each log, and those that were truncated. LogStoreError for a damaged journal.
+
+    A log that begins anew at the end of the table has a truncation, and right behind it a snapshot from there: its
+    frames below are in the table, and count as none that was truncated.
+    """
     kept: dict[tuple[str, int], dict[int, _Found]] = {}
     removed: dict[tuple[str, int], list[_Found]] = {}
+    before: dict[tuple[str, int], FrameType] = {}
     journal = ObservedJournal(directory)
     for header, location, _ in journal.frames():
         name = topics.get(header.topic_id)
@@ -64,8 +69,11 @@ def _partitions(
         if header.type is FrameType.TRUNCATE:
             for base in [base for base, (other, _) in frames.items() if other.end_offset > header.base_offset]:
                 dropped.append(frames.pop(base))
+        elif header.type is FrameType.SNAPSHOT and before.get((name, header.partition)) is FrameType.TRUNCATE:
+            dropped[:] = [found for found in dropped if found[0].end_offset > header.base_offset]
         elif header.takes_offsets and (FrameFlags.RELOCATED not in header.flags or header.base_offset not in frames):
             frames[header.base_offset] = header, location
+        before[name, header.partition] = header.type
     reader = _Reader(journal.files)
     try:
         return {

@@ -89,6 +89,16 @@ def tell_the_end_at_once() -> None:
     Leadership.require_settled = lambda _: None  # type: ignore[method-assign]
 
 
+def roll_all_there_is() -> None:
+    """C10: a leader puts records into the table that are on no other replica yet."""
+    from logstore.log.partition_log import PartitionLog
+
+    def rollable_end(self: PartitionLog) -> int:
+        return self.log_end_offset if self.is_leader else self.sealed_offset
+
+    PartitionLog.rollable_end = property(rollable_end)  # type: ignore[assignment, method-assign]
+
+
 def stay_in_the_isr() -> None:
     """C12: a broker with another journal than the one registered last stays in its ISRs."""
     from logstore.cluster.registration import Registration
@@ -156,6 +166,29 @@ def count_producers_alone() -> None:
     ProducerIdBlocks._take_block = untaken  # type: ignore[method-assign]
 
 
+def forward_what_is_not_to_be() -> None:
+    """C18: a request goes on to another broker, whatever it says."""
+    from ingest_api import guard
+    from logstore.broker.context import Forwarding
+
+    guard._forwarding = lambda _: Forwarding.ALLOWED
+
+
+def start_on_any_disk() -> None:
+    """C19: a broker takes the log directory of another one, or of another cluster."""
+    from pathlib import Path
+
+    from logstore.cluster.log_directory import LogDirectory
+
+    open_checked = LogDirectory.open.__func__  # type: ignore[attr-defined]
+
+    def open_any(cls: type[LogDirectory], path: Path, cluster_id: str, broker_id: int) -> LogDirectory:
+        found = cls.read(path) or open_checked(cls, path, cluster_id, broker_id)
+        return LogDirectory(cluster_id, broker_id, found.directory_id, found.incarnation)
+
+    LogDirectory.open = classmethod(open_any)  # type: ignore[assignment, method-assign]
+
+
 EXPOSED_BY: Final[Mapping[Callable[[], None], Exposure]] = {
     elect_without_an_epoch: Exposure(("kill",), 2, "H1"),
     count_the_leader_alone: Exposure(("isolated_then_killed",), 3, _LOST),
@@ -164,6 +197,7 @@ EXPOSED_BY: Final[Mapping[Callable[[], None], Exposure]] = {
     compare_no_positions: Exposure(("isolated_then_killed",), 3, f"{_LOST}|the run broke off"),
     bring_back_what_was_truncated: Exposure(("isolated_then_killed", "kill_all"), 4, f"{_LOST}|the run broke off"),
     tell_the_end_at_once: Exposure(("kill", "isolated_then_killed"), 6, "(H4|B4)"),
+    roll_all_there_is: Exposure(("isolated_then_killed",), 4, f"{_LOST}|the run broke off|D2"),
     stay_in_the_isr: Exposure(("kill_all_and_lose_a_disk",), 2, _LOST),
     acknowledge_with_too_few: Exposure(("kill_two",), 2, "H5"),
     hold_the_lease_for_ever: Exposure(("cut_from_zookeeper", "half_open_to_zookeeper"), 4, "H8"),
@@ -172,4 +206,6 @@ EXPOSED_BY: Final[Mapping[Callable[[], None], Exposure]] = {
         ("kill", "isolated_then_killed"), 6, "(A2 record is stored twice|the run broke off)"
     ),
     count_producers_alone: Exposure(("blink",), 1, "(the run broke off|A1|A2|A3)"),
+    forward_what_is_not_to_be: Exposure(("blink",), 1, "H8"),
+    start_on_any_disk: Exposure(("foreign_disk",), 1, "C19"),
 }

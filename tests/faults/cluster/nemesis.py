@@ -2,8 +2,8 @@
 
 A budget: while nothing acknowledged may be lost, one broker at a time loses its disk or part of it, and only out of a
 whole cluster, because ``min.insync.replicas`` is one less than the replicas. All other faults may strike any number of
-brokers: what was acknowledged is durable on those that are down. Within a fault of a broker another one may strike the
-same broker, or ZooKeeper.
+brokers: what was acknowledged is durable on those that are down. Within a fault of a broker others may strike that
+broker, another one, or ZooKeeper.
 """
 
 import contextlib
@@ -14,24 +14,65 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 import httpx
+from kazoo.handlers.threading import KazooTimeoutError
 
+from logstore.cluster import checked_file
+from logstore.cluster.log_directory import META
+from logstore.filesystem import local_filesystem
 from tests.faults.bench.history import Recorder
 from tests.faults.bench.workload import TopicSpec
 from tests.faults.cluster.brokers import LAG_MS, SESSION_MS, BrokerProcess, Brokers
-from tests.faults.cluster.fail_points import AT_A_CHANGE, AT_START, AT_WORK
+from tests.faults.cluster.fail_points import AT_A_CHANGE, AT_A_TOPIC, AT_ITS_END, AT_START, AT_WORK
 from tests.faults.cluster.journals import tell_replicas, topic_facts
 from tests.support.server_process import NotStartedError
 from tests.support.tcp_relay import EVERYBODY, Direction
 
 HEALED_S: Final = 120.0
 HOUR_MS: Final = 3_600_000
-_INSIDE_ODDS: Final = 0.2
+#: How many faults strike within another one.
+_WITHIN: Final = (0, 1, 1, 2, 2, 3)
+#: How long each of them lasts, at most.
+_WITHIN_S: Final = 1.0
 _SESSION_S, _LAG_S = SESSION_MS / 1000, LAG_MS / 1000
-_POINT_S: Final = 8.0
+_POINT_S: Final = 6.0
+
+OF_PROCESSES: Final = (
+    *("kill", "terminate", "pause", "blink", "kill_again_and_again", "rolling_restart", "kill_all", "power_cut"),
+    *("power_cut_all", "kill_two", "isolated_then_killed", "kill_all_behind_a_slow_follower"),
+    *("fail_point_at_work", "fail_point_at_a_change", "fail_point_at_start", "fail_point_at_a_topic"),
+)
+OF_DISKS: Final = (
+    *("fsync_fails", "disk_full", "slow_disk", "slow_follower", "clock"),
+    *("old_image", "lost_disk", "kill_all_and_lose_a_disk", "foreign_disk"),
+)
+OF_ZOOKEEPER: Final = (
+    *("cut_from_zookeeper", "one_way_to_zookeeper", "half_open_to_zookeeper", "flapping_to_zookeeper"),
+    *("session_expired", "zookeeper_killed", "zookeeper_majority_lost", "zookeeper_restarted"),
+)
+OF_LINKS: Final = (
+    *("cut_from_brokers", "one_way_between_brokers", "half_open_between_brokers", "isolated", "bridge", "slow_link"),
+    *("late_messages", "repeated_messages"),
+)
+OF_ADMINISTRATION: Final = ("reassign", "elect_leaders")
+KINDS: Final = (*OF_PROCESSES, *OF_DISKS, *OF_ZOOKEEPER, *OF_LINKS, *OF_ADMINISTRATION)
+#: They may strike within another fault: the same broker, or any other one.
+_ONES_WITHIN: Final = (
+    *("kill", "kill", "power_cut", "blink", "blink", "clock", "slow_disk", "session_expired", "zookeeper_killed"),
+    *("flapping_to_zookeeper", "one_way_between_brokers", "slow_link", "late_messages", "repeated_messages"),
+)
+#: They lose a disk, or wait for the whole cluster: meanwhile no other broker is struck.
+_ALONE: Final = frozenset(
+    (
+        *("old_image", "lost_disk", "kill_all_and_lose_a_disk"),
+        *("reassign", "rolling_restart", "elect_leaders", "fail_point_at_a_topic"),
+    )
+)
+_WITHIN_THESE: Final = ("kill", "blink", "flapping_to_zookeeper", "zookeeper_killed", "session_expired", "clock")
 
 
 class Nemesis:
@@ -60,30 +101,14 @@ class Nemesis:
         self.broken: list[str] = []
         #: Looks whether acks=all goes on; set by the run.
         self.require_progress: Callable[[str], None] = lambda _: None
-        of_processes = (
-            *(self._kill, self._terminate, self._pause, self._blink, self._kill_again_and_again),
-            *(self._rolling_restart, self._kill_all, self._power_cut, self._power_cut_all),
-            *(self._kill_two, self._isolated_then_killed, self._kill_all_behind_a_slow_follower),
-            *(self._fail_point_at_work, self._fail_point_at_a_change, self._fail_point_at_start),
-        )
-        of_disks = (
-            *(self._fsync_fails, self._disk_full, self._slow_disk, self._slow_follower, self._clock),
-            *(self._old_image, self._lost_disk, self._kill_all_and_lose_a_disk),
-        )
-        of_zookeeper = (
-            *(self._cut_from_zookeeper, self._one_way_to_zookeeper, self._half_open_to_zookeeper),
-            *(self._flapping_to_zookeeper, self._session_expired),
-            *(self._zookeeper_killed, self._zookeeper_majority_lost, self._zookeeper_restarted),
-        )
-        of_brokers = (
-            *(self._cut_from_brokers, self._one_way_between_brokers, self._half_open_between_brokers),
-            *(self._isolated, self._bridge, self._slow_link, self._late_messages, self._repeated_messages),
-        )
-        of_administration = (self._reassign, self._elect_leaders)
-        methods = (*of_processes, *of_disks, *of_zookeeper, *of_brokers, *of_administration)
-        self.kinds: dict[str, Callable[[BrokerProcess], None]] = {m.__name__[1:]: m for m in methods}
-        #: These may strike in the middle of another fault of the same broker.
-        self._inside = ("kill", "blink", "flapping_to_zookeeper", "zookeeper_killed", "session_expired", "clock")
+        clusters = httpx.get(f"{brokers.urls[0]}/v3/clusters", timeout=60).raise_for_status().json()["data"]
+        self._cluster = f"/v3/clusters/{clusters[0]['cluster_id']}"
+        #: Kinds that are to strike within the fault that lasts now.
+        self._inside: list[str] = []
+        self._is_inside = False
+        self._is_alone = False
+        self._points = {points: rounds(chance, points) for points in (AT_WORK, AT_A_CHANGE, AT_START, AT_A_TOPIC)}
+        self.kinds: dict[str, Callable[[BrokerProcess], None]] = {kind: getattr(self, f"_{kind}") for kind in KINDS}
 
     def strike(self, kind: str, inside: bool = True) -> BrokerProcess:
         """One fault on a leader, a follower or the controller, and the way back. RuntimeError if it does not heal."""
@@ -105,7 +130,11 @@ class Nemesis:
     def _one(self, kind: str, victim: BrokerProcess, *, inside: bool) -> None:
         self.faults[kind] += 1
         self._tell(kind, victim)
-        self._middle = self._chance.choice(self._inside) if inside and self._chance.random() < _INSIDE_ODDS else None
+        self._inside, self._is_alone = [], kind in _ALONE
+        if inside and self._is_alone:
+            self._inside = self._chance.sample(_WITHIN_THESE, self._chance.randint(0, 1))
+        elif inside:
+            self._inside = self._chance.sample(_ONES_WITHIN, self._chance.choice(_WITHIN))
         self.kinds[kind](victim)
 
     def _tell(self, kind: str, victim: BrokerProcess, **more: object) -> None:
@@ -118,19 +147,47 @@ class Nemesis:
         self._brokers.start_zookeeper(self._brokers.zookeeper.servers)
         self._brokers.start()
         for broker in self._brokers.all:
-            broker.server.control("heal", seconds=HEALED_S)
+            self._heal_process(broker)
         self._brokers.wait_until_healed(HEALED_S)
 
+    def _heal_process(self, broker: BrokerProcess) -> None:
+        """It may come to a point and stand still at any time before. RuntimeError, OSError."""
+        deadline = time.monotonic() + HEALED_S
+        while True:
+            broker.resume()
+            self._start(broker)
+            try:
+                broker.server.control("heal", seconds=3)
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+            else:
+                broker.resume()
+                return
+
     def _last(self, victim: BrokerProcess, least: float, most: float) -> None:
-        """For some seconds; then in the middle another fault may strike."""
+        """For some seconds; in the middle others may strike, one after the other."""
         seconds = self._chance.uniform(least, most)
-        if self._middle is None:
-            time.sleep(seconds)
+        if self._is_inside:
+            time.sleep(min(seconds, _WITHIN_S))
             return
-        middle, self._middle = self._middle, None
-        time.sleep(seconds / 2)
-        self._one(middle, victim, inside=False)
-        time.sleep(seconds / 2)
+        inside, self._inside, alone = self._inside, [], self._is_alone
+        for kind in inside:
+            time.sleep(seconds / (len(inside) + 1))
+            if (struck := self._struck_too(kind, victim, alone=alone)) is not None:
+                self._is_inside = True
+                try:
+                    self._one(kind, struck, inside=False)
+                finally:
+                    self._is_inside = False
+        time.sleep(seconds / (len(inside) + 1))
+
+    def _struck_too(self, kind: str, victim: BrokerProcess, *, alone: bool) -> BrokerProcess | None:
+        """None if none is left that the fault could harm. One that stands still can be killed, but takes no orders."""
+        brokers = [victim] if alone else self._brokers.all
+        harmed = [one for one in brokers if one.is_running and (kind == "kill" or not _is_dead_or_stopped(one))]
+        return self._chance.choice(harmed) if harmed else None
 
     def _others(self, victim: BrokerProcess) -> list[BrokerProcess]:
         return [broker for broker in self._brokers.all if broker is not victim]
@@ -163,7 +220,6 @@ class Nemesis:
 
     def _stopped(self, victim: BrokerProcess, least: float, most: float) -> None:
         victim.pause()
-        self._middle = self._middle if self._middle in {"kill", "zookeeper_killed", "flapping_to_zookeeper"} else None
         try:
             self._last(victim, least, most)
         finally:
@@ -188,7 +244,7 @@ class Nemesis:
             victim.keep_image(image)
             self._start(victim)
             self._brokers.wait_until_healed(HEALED_S)
-            self._middle = None
+            self._inside = []
             self._last(victim, 0.5, 2)
         self._brokers.kill()
         victim.lose_disk()
@@ -212,7 +268,7 @@ class Nemesis:
         """Below min.insync.replicas nothing is acknowledged."""
         for broker in self._chance.sample(self._brokers.all, 2):
             broker.kill()
-        self._middle = None
+        self._inside = []
         self._last(victim, _SESSION_S, _SESSION_S + 3)
 
     def _isolated_then_killed(self, victim: BrokerProcess) -> None:
@@ -255,7 +311,7 @@ class Nemesis:
     # ---- fail points ------------------------------------------------------------------------------------------------
 
     def _fail_point_at_work(self, victim: BrokerProcess) -> None:
-        self._reach(victim, self._chance.choice(AT_WORK), lambda: None)
+        self._reach(victim, next(self._points[AT_WORK]), self._chance.choice([1, 1, 2, 3, 10]), lambda: None)
 
     def _fail_point_at_a_change(self, victim: BrokerProcess) -> None:
         other = self._chance.choice(self._others(victim))
@@ -266,13 +322,61 @@ class Nemesis:
             else:
                 self._stopped(other, _SESSION_S, _SESSION_S + 1)
 
-        self._reach(victim, self._chance.choice(AT_A_CHANGE), change)
+        self._reach(victim, next(self._points[AT_A_CHANGE]), self._chance.choice([1, 1, 2]), change)
 
-    def _reach(self, victim: BrokerProcess, point: str, change: Callable[[], None]) -> None:
-        """Let the victim die or stand still at a point of its work, which ``change`` leads to."""
+    def _fail_point_at_a_topic(self, victim: BrokerProcess) -> None:
+        """The controller dies while it makes or deletes a topic; whoever follows it does so, too."""
+        # The reader of tables, which would ask why one is gone, does not follow names with a dot.
+        topic = f"passing.{next(self._numbers)}"
+        point = next(self._points[AT_A_TOPIC])
+        change = self._delete if point in AT_ITS_END else self._make
+        if change == self._delete:
+            self._until(self._make, topic)
+            self._until(self._takes_a_record, topic)
+        with ThreadPoolExecutor(1) as pool:
+            url = self._chance.choice(self._brokers.urls)
+            self._reach(self._brokers.controller() or victim, point, 1, lambda: pool.submit(change, topic, url))
+        self._brokers.start()
+        if change == self._make:
+            self._until(self._make, topic)
+            self._until(self._takes_a_record, topic)
+        self._until(self._delete, topic)
+
+    def _until(self, done: Callable[[str, str], bool], topic: str) -> None:
+        deadline = time.monotonic() + HEALED_S
+        while not done(topic, self._chance.choice(self._brokers.urls)):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{done.__name__} {topic}: never done")
+            time.sleep(0.3)
+
+    def _make(self, topic: str, url: str) -> bool:
+        """Whether it is there now."""
+        with contextlib.suppress(httpx.HTTPError):
+            asked = {"topic_name": topic, "partitions_count": 2}
+            httpx.post(f"{url}{self._cluster}/topics", json=asked, timeout=10)
+            return httpx.get(f"{url}/topics/{topic}", timeout=10).is_success
+        return False
+
+    def _takes_a_record(self, topic: str, url: str) -> bool:
+        with contextlib.suppress(httpx.HTTPError):
+            asked = {"records": [{"value": "passing"}]}
+            answer = httpx.post(f"{url}/topics/{topic}/partitions/1", json=asked, params={"acks": "all"}, timeout=10)
+            return answer.is_success and answer.json()["offsets"][0].get("error_code") is None
+        return False
+
+    def _delete(self, topic: str, url: str) -> bool:
+        """Whether no broker has it any more."""
+        with contextlib.suppress(httpx.HTTPError):
+            httpx.delete(f"{url}{self._cluster}/topics/{topic}", timeout=10)
+            return all(httpx.get(f"{url}/topics/{topic}", timeout=10).status_code == 404 for url in self._brokers.urls)
+        return False
+
+    def _reach(self, victim: BrokerProcess, point: str, nth: int, change: Callable[[], object]) -> None:
+        """Let the victim die or stand still when it comes to a point the nth time, which ``change`` leads to."""
         how = self._chance.choice(["kill", "kill", "stop"])
+        inside, self._inside = self._inside, []
         self._tell("fail_point", victim, point=point, how=how)
-        victim.server.control(f"point {point} {how} nth={self._chance.choice([1, 1, 2, 3, 10])}")
+        victim.server.control(f"point {point} {how} nth={nth}")
         change()
         deadline = time.monotonic() + _POINT_S
         while time.monotonic() < deadline and not _is_dead_or_stopped(victim):
@@ -280,7 +384,7 @@ class Nemesis:
         if _is_dead_or_stopped(victim):
             self.points[point] += 1
             victim.blows["pause" if victim.is_running else "kill"] += 1
-        self._middle = None
+        self._inside = inside
         self._last(victim, 0, _SESSION_S + 1.5)
         victim.resume()
 
@@ -289,7 +393,7 @@ class Nemesis:
         victim.kill()
         self._last(victim, 0, _SESSION_S + 1)
         for _ in range(self._chance.randint(1, 2)):
-            point = self._chance.choice(AT_START)
+            point = next(self._points[AT_START])
             self._tell("fail_point", victim, point=point, how="kill")
             with contextlib.suppress(NotStartedError):
                 victim.server.start(f"point {point} kill nth={self._chance.choice([1, 1, 2])}")
@@ -352,6 +456,21 @@ class Nemesis:
         victim.lose_disk()
         self._start(victim)
 
+    def _foreign_disk(self, victim: BrokerProcess) -> None:
+        """The directory of another broker, or of a broker of another cluster, is refused."""
+        victim.kill()
+        self._last(victim, 0, _SESSION_S + 1)
+        victim.kill()
+        path = victim.log_directory / META
+        own = path.read_bytes()
+        changed = {"cluster_id": "another"} if self._chance.random() < 0.5 else {"broker_id": victim.number % 3 + 1}
+        checked_file.write(local_filesystem(), path, {**checked_file.read(path, ""), **changed})
+        with contextlib.suppress(NotStartedError):
+            victim.start()
+            self.broken.append(f"C19 broker {victim.number} has started on a directory with {changed}")
+            victim.kill()
+        path.write_bytes(own)
+
     # ---- ZooKeeper --------------------------------------------------------------------------------------------------
 
     def _cut_from_zookeeper(self, victim: BrokerProcess) -> None:
@@ -375,7 +494,7 @@ class Nemesis:
     def _session_expired(self, victim: BrokerProcess) -> None:
         if not victim.is_running:
             return
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, KazooTimeoutError):
             victim.end_session(self._brokers.zookeeper.connect)
         self._last(victim, 0, 2)
 
@@ -393,7 +512,7 @@ class Nemesis:
         lost = self._chance.sample(servers, len(servers) // 2 + 1)
         for server in lost:
             server.kill()
-        self._middle = None
+        self._inside = []
         for _ in range(3):
             self._last(victim, self._long_s / 6, self._long_s / 3)
             self.require_progress("without a majority of ZooKeeper")
@@ -402,7 +521,7 @@ class Nemesis:
     def _zookeeper_restarted(self, victim: BrokerProcess) -> None:
         for server in self._brokers.zookeeper.servers:
             server.kill()
-        self._middle = None
+        self._inside = []
         self._last(victim, 0, _SESSION_S + 2)
         self._brokers.start_zookeeper(self._brokers.zookeeper.servers)
 
@@ -483,8 +602,7 @@ class Nemesis:
     def _ask_to_move(self, topic: str, partition: int, target: Sequence[int]) -> None:
         url = self._chance.choice(self._brokers.urls)
         with contextlib.suppress(httpx.HTTPError):
-            cluster = httpx.get(f"{url}/v3/clusters", timeout=10).json()["data"][0]["cluster_id"]
-            path = f"{url}/v3/clusters/{cluster}/topics/{topic}/partitions/{partition}/reassignment"
+            path = f"{url}{self._cluster}/topics/{topic}/partitions/{partition}/reassignment"
             httpx.put(path, json={"replicas": list(target)}, timeout=10)
 
     def _replicas_of(self, topic: str, partition: int, *, moved: bool = False) -> list[int] | None:

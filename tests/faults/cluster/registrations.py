@@ -60,11 +60,13 @@ class Registrations(BackgroundLoad):
         begun = time.monotonic_ns()
         client.sync(znodes.TOPICS)
         for topic, data, mzxid in _documents(client):
+            document = znodes.decode(topic, data, TopicRegistration)
+            if "." in topic:  # it comes and goes, with another id each time
+                topic = f"{topic} {document.topic_id}"  # noqa: PLW2901
             known = self._known.get(topic)
             if known is not None and known[0] == mzxid:
                 self._known[topic] = (*known[:2], begun)
                 continue
-            document = znodes.decode(topic, data, TopicRegistration)
             partitions: list[RegisteredPartition] = [
                 (row.leader, row.leader_epoch, list(row.isr), list(row.replicas)) for row in document.partitions
             ]

@@ -1,9 +1,9 @@
 """``python -m tests.faults.cluster.torture --seed 7 --duration 3600``: rounds of the bench of a cluster, each on a new
 one; exit code 1 on any anomaly.
 
-Each round has a seed of its own, which follows from the first (``--rounds 1 --seed S`` is one of them again), and
-every second one has members of consumer groups. A line of JSON for each round goes to ``--record``. What a failed round
-has left is kept.
+Each round has a seed of its own, which follows from the first, and kinds of its own, those that have struck least so
+far; ``--rounds 1 --seed S --kinds ...`` is one of them again. Every second round has members of consumer groups. A line
+of JSON for each round goes to ``--record``. What a failed round has left is kept.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import json
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,10 +21,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.faults.cluster.bench import GROUPS, Load, Report, counts, run
+from tests.faults.cluster.brokers import SESSION_MS
+from tests.faults.cluster.nemesis import KINDS
 
 _ROUND_S = 240
 #: A round without groups whose ZooKeeper is gone for a minute, now and then.
 _LONG_EVERY, _LONG_S = 6, 60.0
+#: Kinds of a round: about as many as it has time for.
+_KINDS = 14
 
 
 def main() -> int:
@@ -43,6 +48,7 @@ def main() -> int:
     seed, seeds = given.seed, random.Random(given.seed)
     began = time.monotonic()
     reports: list[Report] = []
+    struck: Counter[str] = Counter()
     while True:
         left = given.duration - (time.monotonic() - began)
         number = len(reports)
@@ -50,16 +56,19 @@ def main() -> int:
             break
         seconds = given.round_seconds if given.rounds else max(1, min(left, given.round_seconds))
         grouped = given.groups == "always" or (given.groups == "in-turn" and number % 2 == 1)
+        least = sorted(KINDS, key=lambda kind: (struck[kind], seeds.random()))[:_KINDS]
         load = Load(
-            tuple(given.kinds),
+            tuple(given.kinds or least),
             groups=GROUPS if grouped else (),
             producers=2 if grouped else 4,
             long_s=_LONG_S if number % _LONG_EVERY == _LONG_EVERY - 2 else Load().long_s,
             zookeepers=given.zookeepers,
         )
+        print(f"--rounds 1 --seed {seed} --kinds {' '.join(load.kinds)}", flush=True)
         reports.append(run_round(seed, seconds, load))
+        struck.update(reports[-1].faults)
         if given.record:
-            _record(given.record, reports[-1], grouped=grouped)
+            _record(given.record, reports[-1], load)
         seed = seeds.randrange(1 << 31)
     print(_summary(reports), flush=True)
     return 1 if any(report.anomalies or not report.faults for report in reports) else 0
@@ -76,12 +85,16 @@ def run_round(seed: int, seconds: float, load: Load) -> Report:
     return report
 
 
-def _record(path: Path, report: Report, *, grouped: bool) -> None:
+def _record(path: Path, report: Report, load: Load) -> None:
     with path.open("a") as file:
         told = {
             "seed": report.seed,
             "seconds": round(report.seconds),
-            "groups": grouped,
+            "version": _version(),
+            "kinds": load.kinds,
+            "groups": bool(load.groups),
+            "session_ms": SESSION_MS,
+            "zookeepers": load.zookeepers,
             "acknowledged": report.acknowledged,
             "faults": dict(report.faults),
             "processes": dict(report.blows),
@@ -90,6 +103,12 @@ def _record(path: Path, report: Report, *, grouped: bool) -> None:
             "anomalies": report.anomalies,
         }
         file.write(json.dumps(told) + "\n")
+
+
+def _version() -> str:
+    """The commit that ran; "" outside of a repository."""
+    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _summary(reports: Sequence[Report]) -> str:

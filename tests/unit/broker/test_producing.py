@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from logstore.broker.batch_producing import TopicBatches
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
 from logstore.broker.produce_appends import AppendGroup, ProduceRequest
@@ -19,6 +20,8 @@ from logstore.journal.journal import Told
 from logstore.log.acknowledgements import Acknowledgement
 from tests.support.eventually import eventually_async
 from tests.support.faulty_filesystem import FaultyFileSystem
+from tests.support.kafka_batches import client_batch
+from tests.support.records import Row
 from tests.support.running_broker import produce, read_all, records, run, running_broker
 
 
@@ -120,8 +123,9 @@ def test_a_topic_that_is_compacted_by_the_time_of_the_claim_takes_no_record_with
     run(scenario())
 
 
+@pytest.mark.parametrize("of_kafka", [False, True])
 @pytest.mark.parametrize("acks", [0, 1, -1])
-def test_nothing_is_held_for_requests_that_ended_in_any_way(tmp_path: Path, acks: int) -> None:
+def test_nothing_is_held_for_requests_that_ended_in_any_way(tmp_path: Path, acks: int, of_kafka: bool) -> None:
     async def scenario() -> None:
         before = _appends()
         keys: list[bytes | None] = [str(number).encode() for number in range(20)]
@@ -130,10 +134,21 @@ def test_nothing_is_held_for_requests_that_ended_in_any_way(tmp_path: Path, acks
             topic = await new_topic(broker, "t")
             ended: list[str] = []
 
+            async def by_http(timeout_ms: int) -> None:
+                some = records([bytes(100)] * 20, keys=keys)
+                await broker.produce(INTERNAL, topic, some, acks=acks, timeout_ms=timeout_ms)
+
+            batch = client_batch([Row(1, b"k", bytes(100), None)] * 10)
+
+            async def by_kafka(timeout_ms: int) -> None:
+                sent = [TopicBatches("t", [(0, batch), (1, batch)])]
+                told = await broker.produce_batches(INTERNAL, sent, acks=acks, timeout_ms=timeout_ms)
+                for outcome in told.outcomes[0]:
+                    if outcome.error is not None:
+                        raise outcome.error
+
             async def send(timeout_ms: int, cancelled: bool) -> None:
-                sent = broker.produce(
-                    INTERNAL, topic, records([bytes(100)] * 20, keys=keys), acks=acks, timeout_ms=timeout_ms
-                )
+                sent = (by_kafka if of_kafka else by_http)(timeout_ms)
                 try:
                     async with asyncio.timeout(0) if cancelled else contextlib.nullcontext():
                         await sent

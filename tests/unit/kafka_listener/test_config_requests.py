@@ -121,6 +121,19 @@ def test_resources_that_cannot_be_described_have_an_error_of_their_own(tmp_path:
     run(scenario())
 
 
+def test_a_resource_is_described_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with kafka_handlers(tmp_path) as handlers:
+            for name in ("a", "b"):
+                await handlers.broker.create_topic(INTERNAL, name)
+            resource = DescribeConfigsRequest.DescribeConfigsResource
+            asked = [resource(resource_type=TOPIC, resource_name=name) for name in [*"ab" * 3000]]
+            answer = await handlers.ask(DESCRIBE, 4, DescribeConfigsRequest(resources=asked))
+            assert sorted(one.resource_name for one in answer.results) == ["a", "b"]
+
+    run(scenario())
+
+
 # ---- changes ---------------------------------------------------------------------------------------------------------
 
 

@@ -363,6 +363,9 @@ def test_requests_wait_for_room_among_the_bytes_in_flight(tmp_path: Path):
                 short.send(PRODUCE, 9, produce_request({0: batch_of(b"x" * 500)}))
                 await asyncio.sleep(0.2)
                 assert server.store.broker.topic(INTERNAL, "t").partition(0).high_watermark == 0
+                # Heartbeats and the like go on.
+                other = await server.connect()
+                assert (await other.ask(METADATA, 13, ALL_TOPICS)).error_code == 0
             for client in (long, short):
                 _, answer = await client.receive(PRODUCE, 9)
                 assert answer.responses[0].partition_responses[0].error_code == 0
@@ -371,10 +374,14 @@ def test_requests_wait_for_room_among_the_bytes_in_flight(tmp_path: Path):
     run(ask())
 
 
-def test_a_full_journal_makes_producers_wait_and_asks_them_for_a_pause(tmp_path: Path):
+def test_a_full_journal_makes_producers_wait_and_asks_them_for_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async def never(*_: Any, **__: Any) -> None:
+        """Roll when the test says so, and not because the journal is full."""
+
     async def ask() -> None:
         async with kafka_server(tmp_path, journal_topic_max_bytes=100_000) as server:
             topic = await server.topic()
+            monkeypatch.setattr(server.store.broker._schedule, "_roll", never)
             client = await server.connect()
             request = produce_request({0: batch_of(b"x" * 60_000)})
             assert (await client.ask(PRODUCE, 9, request)).throttle_time_ms == 0

@@ -189,6 +189,21 @@ def test_a_creation_that_takes_too_long_goes_on(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_what_a_request_has_no_time_for_is_not_begun(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with kafka_handlers(tmp_path) as handlers:
+            names = [f"t{number}" for number in range(40)]
+            async with handlers.broker._topics.lock:
+                answers = await create(handlers, *map(topic, names), timeout_ms=20)
+            assert codes(answers.values()) == [7] * 40
+            begun = [name for name, one in answers.items() if "goes on" in one.error_message]
+            assert 0 < len(begun) < 40
+            await handlers.broker.create_topic(INTERNAL, "last")  # changes take turns
+            assert {one.name for one in handlers.broker.topics(INTERNAL)} == {*begun, "last"}
+
+    run(scenario())
+
+
 # ---- deletion --------------------------------------------------------------------------------------------------------
 
 
