@@ -169,6 +169,8 @@ def _response(
                     index=one.partition,
                     error_code=_number_of(one.error),
                     base_offset=-1,
+                    # Without it Java's producer tries again for ever at UNKNOWN_PRODUCER_ID.
+                    log_start_offset=one.log_start_offset,
                     error_message=one.error.message,
                     current_leader=leader,
                 )
