@@ -46,7 +46,7 @@ class Controls:
         self.filesystem = filesystem
         self.clock_offset_ms = 0
         self.loop: asyncio.AbstractEventLoop | None = None
-        #: The client of ZooKeeper, of a broker of a cluster.
+        #: ``ZooKeeper``, of a broker of a cluster.
         self.zookeeper: Any = None
 
     def run(self, command: str) -> object:
@@ -104,7 +104,7 @@ class Controls:
         return self.filesystem.injected
 
     def _session(self) -> tuple[int, str]:
-        number, password = self.zookeeper.client_id
+        number, password = self.zookeeper._client.client_id
         return number, password.hex()
 
 

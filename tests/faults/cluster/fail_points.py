@@ -92,7 +92,7 @@ def install(controls: "Controls") -> None:
 
     def begin_known(self: ZooKeeper, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
-        controls.zookeeper = self._client
+        controls.zookeeper = self
 
     ZooKeeper.__init__ = begin_known  # type: ignore[method-assign]
 
