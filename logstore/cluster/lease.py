@@ -40,5 +40,9 @@ class Lease:
         self._sent = self._until = 0.0
 
     @property
+    def has_begun(self) -> bool:
+        return self._sent > 0
+
+    @property
     def is_held(self) -> bool:
         return self._clock.monotonic() < self._until

@@ -84,6 +84,8 @@ class Registration:
         self.lease = Lease(clock)
         #: The node of this session; None while there is none.
         self._node: Node | None = None
+        #: Reads what was decided while there was no node; a later session has no lease before.
+        self.read_view: Callable[[], Awaitable[None]] | None = None
         self._writing = asyncio.Lock()
         #: Held against the one node during a migration.
         self._data_lock: LockFile | None = None
@@ -299,6 +301,14 @@ class Registration:
         except NodeExistsError:
             node = await self._own_node(session_id)
         self._node = node
+        if self.read_view is not None:
+            try:
+                await self.read_view()
+            except BaseException:
+                self._node = None  # as if it were not there: the next try finds it
+                raise
+        if self._node is not node:
+            return  # the session has ended meanwhile
         self.lease.begin(began, self._zookeeper.session_timeout_s)
         log.info("cluster.registered", broker=self._broker_id, epoch=node.czxid)
 
@@ -346,7 +356,8 @@ class Registration:
             if self._node is not node and self.broker_epoch != node.czxid:
                 continue
             if found is not None and found.czxid == node.czxid:
-                self.lease.renewed(sent, self._zookeeper.session_timeout_s)
+                if self.lease.has_begun:
+                    self.lease.renewed(sent, self._zookeeper.session_timeout_s)
             else:
                 self.session_ended()
                 log.error("cluster.registration_removed", broker=self._broker_id)

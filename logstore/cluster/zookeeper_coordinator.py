@@ -163,6 +163,7 @@ class ZooKeeperCoordinator:
         except BaseException:
             self._release()
             raise
+        self.registration.read_view = self._read_topics
         self.zookeeper.listen(self._session_changed)
         self._tasks = [
             asyncio.create_task(self._keep_registered()),
@@ -314,6 +315,16 @@ class ZooKeeperCoordinator:
     async def refresh_topics(self, names: Collection[str]) -> None:
         await self.zookeeper.sync()
         await self._watched.refresh(znodes.topic_path(name) for name in names)
+
+    async def _read_topics(self) -> None:
+        """All documents, and who leads as they say now. ZooKeeperUnavailableError."""
+        await self.zookeeper.sync()
+        try:
+            await self._watched.refresh([znodes.TOPICS, *(znodes.topic_path(topic) for topic in self.view.topics)])
+        except LogStoreError:
+            raise
+        except Exception as error:
+            raise ZooKeeperUnavailableError("The view of the cluster cannot be read: see the log.") from error
 
     def is_gone(self, topic_id: UUID) -> bool:
         # A document that cannot be read may be the topic's.

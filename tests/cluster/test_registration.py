@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import shutil
+from collections.abc import Iterable
 
 import pytest
 
@@ -176,7 +177,7 @@ async def test_a_lost_session_is_followed_by_a_registration_with_a_new_epoch(bro
     node = await brokers.zookeeper.exists(brokers.path(f"/brokers/ids/{leader.broker_id}"))
     assert node.session_id == leader.zookeeper.session_id
     assert ("expired", False) in ended, "the lease ends with the session"
-    assert leader.has_lease
+    await eventually_async(lambda: leader.has_lease, "no lease")
     # The watches are set again: what others change is seen.
     await brokers.create_topic("u", 1, 2)
     await brokers.seen_by([leader, other], lambda it: it.brokers == [1, 2], "not both are there")
@@ -256,3 +257,23 @@ async def test_an_answer_that_the_client_does_not_expect_costs_a_session_and_no_
     await eventually_async(lambda: first.registration.broker_epoch > before, "not registered again")
     assert not thread.is_alive()
     await brokers.seen_by([first, second], lambda it: it.brokers == [1, 2], "not both are there")
+
+
+async def test_h8_a_new_session_has_no_lease_before_the_view_was_read_in_it(brokers: Brokers):
+    """Another broker may lead since the session before: the view of then says otherwise."""
+    former, _ = await brokers.start(1, 2)
+    may_read = asyncio.Event()
+    refresh = former._watched.refresh
+
+    async def refresh_later(paths: Iterable[str]) -> None:
+        await may_read.wait()
+        await refresh(paths)
+
+    former._watched.refresh = refresh_later  # type: ignore[method-assign]
+    before = former.registration.broker_epoch
+    await expire(former)
+    await eventually_async(lambda: former.registration.broker_epoch not in {-1, before}, "not registered")
+    await asyncio.sleep(former.zookeeper.session_timeout_s)  # renewals do not begin it either
+    assert not former.registration.lease.is_held
+    may_read.set()
+    await eventually_async(lambda: former.registration.lease.is_held, "no lease")
