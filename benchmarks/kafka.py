@@ -70,6 +70,15 @@ def find_spark_source() -> tuple[Path, ...] | str:
     return jars if isinstance(jars, str) else tuple(sorted(jars.glob("*.jar")))
 
 
+def find_connect() -> Kafka | str:
+    """Kafka Connect, MirrorMaker 2 and the file connectors, fetched if need be; or what is missing, as a sentence."""
+    java = find_java()
+    if not java:
+        return "Java is missing (sudo apt-get install default-jre-headless)"
+    libs = _fetch("connect-libs", "connect-pom.xml")
+    return libs if isinstance(libs, str) else Kafka(java, libs)
+
+
 def _fetch(name: str, pom: str) -> Path | str:
     """The directory of the jars of a ``pom``; or what is missing, as a sentence."""
     home = Path(os.environ.get("KAFKA_PEER_HOME") or ROOT / ".cache/kafka-peer").absolute()

@@ -12,7 +12,7 @@ from benchmarks.measure import METRICS, Finding, Sample, Target, find
 from benchmarks.server import ROOT, BenchmarkError, Storage, Store, Turn
 
 #: The measures of a turn that are told at once.
-_TOLD = ("records_s", "p99_ms", "ready_s", "joined_s", "outage_s", "longest_ms", "errors")
+_TOLD = ("records_s", "p99_ms", "ready_s", "joined_s", "outage_s", "longest_ms", "errors", "rest_percent")
 
 
 @dataclass(frozen=True, slots=True)

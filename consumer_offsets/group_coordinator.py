@@ -34,6 +34,7 @@ from consumer_offsets.instances.instance_home import InstanceHome
 from consumer_offsets.offset_cleanup import OffsetCleanup
 from consumer_offsets.offset_reset import OffsetReset, ResetTarget, ResetTo, reset_offset
 from consumer_offsets.offsets import CommittingMember, OffsetToCommit
+from consumer_offsets.steps import in_steps
 from logstore.broker.authorizer import Operation, ResourceType, refusal
 from logstore.broker.broker import Broker, PartitionLog
 from logstore.broker.context import INTERNAL, RequestContext
@@ -187,9 +188,9 @@ class GroupCoordinator(GroupQueries):
         by: CommittingMember,
         *,
         timeout_ms: int = _TIMEOUT_MS,
-    ) -> list[LogStoreError | None]:
+    ) -> dict[TopicPartition, LogStoreError | None]:
         """Commit as Kafka's OffsetCommit does: each offset that can be, also outside of the log, in a group of any
-        name. For each of ``offsets`` why it was not; of two for one partition the last counts.
+        name. By partition why it was not; of two for one the last counts.
 
         Raises as ``commit`` what is about the group, or about the append.
         """
@@ -197,27 +198,34 @@ class GroupCoordinator(GroupQueries):
         names = list(dict.fromkeys(asked.topic for asked in offsets))
         permitted = set(self._authorizer.authorize(context, Operation.READ, ResourceType.TOPIC, names))
         await self._broker.until_known(permitted)
-        shard = await self._shards.of(group, timeout_ms)
-        # From here to the append nothing awaits: no topic goes meanwhile.
-        now = self._clock.now_ms()
-        commits: dict[TopicPartition, OffsetCommit] = {}
-        outcomes: list[LogStoreError | None] = []
-        for asked in offsets:
-            outcome = None
+        outcomes: dict[TopicPartition, LogStoreError | None] = {}
+        accepted: dict[TopicPartition, OffsetToCommit] = {}
+        async for asked in in_steps(offsets):
+            place = TopicPartition(asked.topic, asked.partition)
+            outcomes[place] = None
+            accepted[place] = asked
             try:
                 if asked.topic not in permitted:
                     raise refusal(context, Operation.READ, ResourceType.TOPIC, asked.topic)
-                log, commit = self._commit_of(asked, by.generation, now)
+                log, _ = self._commit_of(asked, by.generation, 0)
                 if asked.offset < 0:
                     raise OffsetOutOfRangeError(
                         f"Cannot commit offset {asked.offset} of {asked.topic}-{asked.partition}: send 0 or more.",
                         log_start_offset=log.log_start_offset,
                         high_watermark=log.high_watermark,
                     )
-                commits[TopicPartition(asked.topic, asked.partition)] = commit
             except LogStoreError as error:
-                outcome = error
-            outcomes.append(outcome)
+                outcomes[place] = error
+                del accepted[place]
+        shard = await self._shards.of(group, timeout_ms)
+        # Once more: a topic may have gone meanwhile. From here to the append nothing awaits.
+        commits: dict[TopicPartition, OffsetCommit] = {}
+        now = self._clock.now_ms()
+        for place, asked in accepted.items():
+            try:
+                _, commits[place] = self._commit_of(asked, by.generation, now)
+            except LogStoreError as error:
+                outcomes[place] = error
         if commits:
             member = events.CommitOffsets(OWN_REQUEST, by.member_id, by.generation, by.instance_id)
             await answered(
@@ -363,7 +371,7 @@ class GroupCoordinator(GroupQueries):
 
     async def delete_offsets(
         self, context: RequestContext, group: str, places: Sequence[TopicPartition], *, timeout_ms: int = _TIMEOUT_MS
-    ) -> list[LogStoreError | None]:
+    ) -> dict[TopicPartition, LogStoreError | None]:
         """Delete committed offsets of topics that no member is subscribed to (KIP-496). For each of ``places`` why it
         was not: TopicAuthorizationError, UnknownTopicError, UnknownPartitionError, GroupSubscribedToTopicError.
 
@@ -375,25 +383,23 @@ class GroupCoordinator(GroupQueries):
         permitted = set(self._authorizer.authorize(context, Operation.READ, ResourceType.TOPIC, names))
         await self._broker.until_known(permitted)
         self._known(group)
-        shard = await self._shards.of(group, timeout_ms)
-        # From here to the append nothing awaits: nobody subscribes meanwhile.
-        subscribed = shard.machine.subscribed_topics(group)
-        outcomes: list[LogStoreError | None] = []
-        for place in places:
-            outcome = None
+        outcomes: dict[TopicPartition, LogStoreError | None] = {}
+        async for place in in_steps(places):
+            outcomes[place] = None
             try:
                 if place.topic not in permitted:
                     raise refusal(context, Operation.READ, ResourceType.TOPIC, place.topic)
                 self._broker.topic(INTERNAL, place.topic).partition(place.partition)
-                if subscribed is None or place.topic in subscribed:
-                    raise GroupSubscribedToTopicError(
-                        f"Members of group {group} are subscribed to topic {place.topic!r}: stop them first."
-                    )
             except LogStoreError as error:
-                outcome = error
-            outcomes.append(outcome)
-        there = set(shard.machine.keys(group))
-        gone = [place for place, outcome in zip(places, outcomes, strict=True) if outcome is None and place in there]
+                outcomes[place] = error
+        shard = await self._shards.of(group, timeout_ms)
+        # From here to the append nothing awaits: nobody subscribes meanwhile.
+        subscribed = shard.machine.subscribed_topics(group)
+        is_subscribed = GroupSubscribedToTopicError(f"Members of group {group} are subscribed to the topic: stop them.")
+        for place, outcome in outcomes.items():
+            if outcome is None and (subscribed is None or place.topic in subscribed):
+                outcomes[place] = is_subscribed
+        gone = [place for place in shard.machine.keys(group) if place in outcomes and outcomes[place] is None]
         await answered(group, shard.request(lambda request: DeleteOffsets(request, group, gone)), timeout_ms)
         return outcomes
 

@@ -196,7 +196,9 @@ class GroupShards:
         return shard
 
     def _of(self, group: str) -> GroupShard | None:
-        """The shard of the group; None as long as nothing was committed. QuarantinedError, NotCoordinatorError."""
+        """The shard of the group; None as long as nothing was committed. QuarantinedError, NotCoordinatorError; this is
+        also told while another broker may have taken commits by now.
+        """
         if self._topic is None:
             if self._quarantined is not None:
                 raise _unreadable(group, self._quarantined)
@@ -207,6 +209,12 @@ class GroupShards:
             raise NotCoordinatorError(f"This broker does not coordinate group {group!r}: ask for its coordinator.")
         if shard.failure is not None:
             raise _unreadable(group, shard.failure)
+        partition_log = self._topic.partitions[partition]
+        if partition_log.is_leader and partition_log.require_leader().is_cut_off:
+            raise NotCoordinatorError(
+                f"This broker reaches neither ZooKeeper nor all replicas of group {group!r}, so that another one may "
+                "coordinate it by now: ask for its coordinator, and try again."
+            )
         return shard
 
 

@@ -18,9 +18,11 @@ from consumer_offsets.groups import events
 from consumer_offsets.groups.description import GroupDescription
 from consumer_offsets.groups.group import Group
 from consumer_offsets.groups.group_record import decode_group_record
+from consumer_offsets.groups.responses import JoinGroupResponse
 from consumer_offsets.instances.instance_record import decode_instance
 from consumer_offsets.instances.instance_table import InstanceTable, PutInstance
-from logstore.errors import CorruptionError, LogStoreError, UnknownInstanceError
+from logstore.errors import CorruptionError, LogStoreError, ThrottledError, UnknownInstanceError
+from logstore.limits import GROUP_MEMBERS_PENDING_MAX
 from logstore.records.offset_record import (
     GroupKey,
     InstanceKey,
@@ -112,6 +114,10 @@ Event = (
 )
 
 
+def _no_room() -> ThrottledError:
+    return ThrottledError(f"{GROUP_MEMBERS_PENDING_MAX} members have an id and have not joined: try again soon.")
+
+
 class GroupsMachine:
     """``new_group`` makes the machine of one group, of that name; ``topics`` tells which topics there are now."""
 
@@ -123,6 +129,9 @@ class GroupsMachine:
         self._groups: dict[str, Group] = {}
         #: By group, how many records of a place are on their way.
         self._on_their_way: dict[str, Counter[TopicPartition]] = {}
+        #: By group, how many members are still to join with the ids that they were given; and of all groups.
+        self._pending: dict[str, int] = {}
+        self._pending_total = 0
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -206,6 +215,8 @@ class GroupsMachine:
 
     def apply(self, event: Event, now_ms: int) -> Iterator[Effect]:
         match event:
+            case MemberRequest(_, events.JoinGroup() as request) if self._has_no_room(request):
+                yield Answer(request.request, JoinGroupResponse(_no_room(), request.member_id))
             case MemberRequest(group, request):
                 yield from self._done(group, self._group(group).apply(request, now_ms))
             case CommitOffsets():
@@ -264,8 +275,18 @@ class GroupsMachine:
                     yield CancelTimer((name, key))
                 case _:
                     yield effect
-        if self._groups[name].is_vacant:
+        group = self._groups[name]
+        pending = group.pending_count
+        self._pending_total += pending - self._pending.pop(name, 0)
+        if pending:
+            self._pending[name] = pending
+        if group.is_vacant:
             del self._groups[name]
+
+    def _has_no_room(self, request: events.JoinGroup) -> bool:
+        """Whether the request would be given an id (KIP-394), and too many wait for members already."""
+        asks = request.requires_known_member_id and request.member_id == "" and request.instance_id is None
+        return asks and self._pending_total >= GROUP_MEMBERS_PENDING_MAX
 
     def _commit(self, event: CommitOffsets, now_ms: int) -> Iterator[Effect]:
         error: LogStoreError | None = None

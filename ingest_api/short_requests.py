@@ -1,10 +1,10 @@
 """Small produce requests without an application around them.
 
 The work around any request (a task, a scope, messages to and fro, a response) takes several times as long as to append
-one record together with others. A request is short if it is a POST of a few plain JSON records to a topic and was there
-as a whole when its head was read. Invariants: it is answered as the application would answer it, to the byte; a request
-that is not plain (by its head or body, or because a bound is reached) is left to the application, which then finds it
-untouched.
+one record together with others. A request is short if it is a POST of a few plain JSON records to a topic, or to a
+partition that this broker leads, and was there as a whole when its head was read. Invariants: it is answered as the
+application would answer it, to the byte; a request that is not plain (by its head or body, or because a bound is
+reached) is left to the application, which then finds it untouched.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from starlette.responses import Response
 from ingest_api.answers import BytesResponse, common_error, offsets_of
 from ingest_api.guard import CLIENT_ID, REQUEST_ID, Arrival, Guard, HeaderPairs, new_request_id, request_id_of, sane
 from ingest_api.identity_headers import IDENTITY_HEADERS
+from ingest_api.parameters import partition_number
 from ingest_api.request_log import error_answer, log_fields, record_answer
 from ingest_api.routers.produce import HEADERS_READ, decode_small, held_bytes, read_head
 from ingest_api.routes import FoundRoute
@@ -33,7 +34,7 @@ from logstore.errors import LogStoreError
 from logstore.observability import LOG_FIELDS
 from logstore.topic_config import TopicConfig
 
-_PRODUCE: Final = "/topics/{topic}"
+_PRODUCE: Final = ("/topics/{topic}", "/topics/{topic}/partitions/{partition}")
 _LENGTH: Final = b"content-length"
 # Headers that make a request one for the application, whatever their values.
 _NOT_PLAIN: Final = IDENTITY_HEADERS | {
@@ -56,6 +57,8 @@ class ShortHead:
 
     found: FoundRoute
     path: str
+    #: The one in the path.
+    partition: int | None
     timeout_ms: int
     answer_type: str
     client_id: str
@@ -101,9 +104,11 @@ class ShortRequests:
         parsed = httptools.parse_url(url)
         raw_path = parsed.path.decode("ascii")
         found = self._find_route("POST", urllib.parse.unquote(raw_path))
-        if found is None or found.route.path != _PRODUCE:
+        if found is None or found.route.path not in _PRODUCE:
             return None
+        number = found.path_parameters.get("partition")
         try:
+            partition = None if number is None else partition_number(number)
             head = read_head(parsed.query or b"", tuple(header for header in headers if header[0] in HEADERS_READ))
         except LogStoreError:
             return None
@@ -111,7 +116,9 @@ class ShortRequests:
             return None
         client_id = sane(headers, CLIENT_ID)
         has_request_id = _OWN_REQUEST_ID in headers
-        return ShortHead(found, raw_path, head.timeout_ms, head.answer_type, client_id, has_request_id, head.to_columns)
+        return ShortHead(
+            found, raw_path, partition, head.timeout_ms, head.answer_type, client_id, has_request_id, head.to_columns
+        )
 
     def begin(
         self, head: ShortHead, headers: HeaderPairs, body: bytes, peer: str, answer: Callable[[Response, bytes], None]
@@ -127,7 +134,7 @@ class ShortRequests:
         try:
             # INTERNAL, because the client learns nothing here: its permission is asked below.
             topic = state.broker.topic(INTERNAL, head.found.path_parameters["topic"])
-            records = decode_small(topic, body)
+            records = decode_small(topic, head.partition, body)
             if records is None:
                 return False
             reservation = state.requests.reserve(held_bytes(body, records))
@@ -144,6 +151,7 @@ class ShortRequests:
                 topic,
                 records,
                 head.to_columns(topic.config),
+                partition=head.partition,
                 num_bytes=len(body),
                 timeout_ms=head.timeout_ms,
                 told=request.told,
@@ -177,6 +185,6 @@ class _ShortRequest:
             self.answer(response, self.request_id.encode())
             seconds = time.perf_counter() - self.began
             size = len(response.body)
-            record_answer("POST", _PRODUCE, head.path, response.status_code, size, head.client_id, seconds)
+            record_answer("POST", head.found.route.path, head.path, response.status_code, size, head.client_id, seconds)
         finally:
             LOG_FIELDS.reset(token)

@@ -11,6 +11,9 @@ GROUP_NAME_LENGTH_MAX = 249
 OFFSET_METADATA_BYTES_MAX = 4096
 # A member's metadata for all protocols, and its assignment: the record of a group has those of all members.
 GROUP_MEMBER_BYTES_MAX = 256 * 1024
+# Ids that a partition of the topic of groups has given out to members that have not joined yet: they take memory until
+# a session ends, and a client can ask for one after the other.
+GROUP_MEMBERS_PENDING_MAX = 100_000
 HEADERS_PER_RECORD_MAX = 1_000
 # Idempotent producers that a partition remembers: about 2.5 MB. Beyond that it forgets the producer that has not
 # appended for longest.

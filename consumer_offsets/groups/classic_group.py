@@ -49,6 +49,8 @@ _CAN_REBALANCE = (ClassicState.EMPTY, ClassicState.COMPLETING_REBALANCE, Classic
 _JOIN = "join"
 _SYNC = "sync"
 _HEARTBEAT = "heartbeat/"
+# In the group's record, beside its name and metadata.
+_PROTOCOL_BYTES = 8
 
 
 class ClassicGroup:
@@ -75,6 +77,11 @@ class ClassicGroup:
         """Whether nobody is a member or about to be."""
         return not self._members and not self._members.pending_join
 
+    @property
+    def pending_count(self) -> int:
+        """How many ids were given to members that have not joined yet."""
+        return len(self._members.pending_join)
+
     def knows(self, member_id: str) -> bool:
         """Whether there is a member of this id, or one that was given it and has not joined yet."""
         return member_id in self._members.by_id or member_id in self._members.pending_join
@@ -96,7 +103,7 @@ class ClassicGroup:
         require_small(
             self.name,
             "metadata of a member",
-            sum(len(name) + len(metadata) for name, metadata in event.protocols)
+            sum(_PROTOCOL_BYTES + len(name) + len(metadata) for name, metadata in event.protocols)
             + sum(map(len, (event.member_id, event.client_id, event.client_host, event.instance_id or ""))),
         )
         require_common_protocol(self.name, self._protocol_type, self._members, event)

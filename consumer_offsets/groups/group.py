@@ -145,6 +145,11 @@ class Group:
         return self._kind is None or self._kind.is_empty
 
     @property
+    def pending_count(self) -> int:
+        """How many ids were given to members that have not joined yet."""
+        return self._kind.pending_count if isinstance(self._kind, ClassicGroup) and not self._is_dead else 0
+
+    @property
     def regexes(self) -> frozenset[str]:
         """The regexes of subscriptions, for ``TopicsChanged.matches``."""
         return self._kind.regexes if isinstance(self._kind, ConsumerGroup) else frozenset()

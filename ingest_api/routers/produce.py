@@ -139,12 +139,12 @@ def read_head(query_string: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> 
     )
 
 
-def decode_small(topic: Topic, body: bytes) -> PlainRecords | None:
+def decode_small(topic: Topic, partition: int | None, body: bytes) -> PlainRecords | None:
     """The records of a JSON body that may join others; None for a body that must be appended by itself (any mistake,
-    too).
+    too). ``partition``: the one in the path.
     """
     # Each record has a brace: a body with too many is not decoded in vain.
-    if not may_join(topic, len(body)) or body.count(b"{") > SMALL_REQUEST_RECORDS_MAX:
+    if not may_join(topic, len(body), partition) or body.count(b"{") > SMALL_REQUEST_RECORDS_MAX:
         return None
     return decode_plain(body)
 
@@ -193,12 +193,18 @@ async def _produce(request: Request, partition: int | None) -> Response:
     config = topic.config if topic else TopicConfig.parse({}, state.settings.topic_defaults)
     with state.requests.reserve() as reservation:
         body = await receive_body(request, reservation, max_bytes=state.settings.max_request_size)
-        may_be_small = head.may_join and partition is None and identify is None
+        may_be_small = head.may_join and identify is None
         string_keys = head.string_keys(config)
-        if may_be_small and topic is not None and (plain := decode_small(topic, body)) is not None:
+        if may_be_small and topic is not None and (plain := decode_small(topic, partition, body)) is not None:
             reservation.resize(held_bytes(body, plain))
             places = await state.broker.produce_small(
-                context, topic, plain, head.to_columns(config), num_bytes=len(body), timeout_ms=timeout_ms
+                context,
+                topic,
+                plain,
+                head.to_columns(config),
+                partition=partition,
+                num_bytes=len(body),
+                timeout_ms=timeout_ms,
             )
             if (error := common_error(places)) is not None:
                 raise error

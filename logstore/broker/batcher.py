@@ -61,7 +61,13 @@ Told = Callable[[RecordPlaces | None, BaseException | None], None]
 
 class Produce(Protocol):
     def __call__(
-        self, context: RequestContext, topic: Topic, records: DecodedRecords, *, timeout_ms: None
+        self,
+        context: RequestContext,
+        topic: Topic,
+        records: DecodedRecords,
+        *,
+        partition: int | None,
+        timeout_ms: None,
     ) -> Awaitable[ProduceResult]: ...
 
 
@@ -121,12 +127,15 @@ class _TimeOut:
 
 
 class _Queue:
-    """The requests that wait for a topic's next append, by arrival, and the number of appends under way."""
+    """The requests that wait for the next append of a topic, or of the partition that all of them name, by arrival, and
+    the number of appends under way.
+    """
 
-    __slots__ = ("appends", "begins", "last_size", "to_columns", "topic", "waiting")
+    __slots__ = ("appends", "begins", "last_size", "partition", "to_columns", "topic", "waiting")
 
-    def __init__(self, topic: Topic, to_columns: ToColumns) -> None:
+    def __init__(self, topic: Topic, partition: int | None, to_columns: ToColumns) -> None:
         self.topic = topic
+        self.partition = partition
         self.to_columns = to_columns
         self.waiting: dict[_Waiting, None] = {}
         self.appends = 0
@@ -141,6 +150,10 @@ class _Queue:
             return False
         return not self.appends or (self.appends == 1 and len(self.waiting) >= self.last_size)
 
+    @property
+    def key(self) -> tuple[Topic, int | None, ToColumns]:
+        return self.topic, self.partition, self.to_columns
+
 
 class Batcher:
     """On the broker's event loop."""
@@ -150,8 +163,8 @@ class Batcher:
         self._produce = produce
         self._authorizer = authorizer
         self._admission = admission
-        # By topic and by function that makes columns: one append has one such function.
-        self._queues: dict[tuple[Topic, ToColumns], _Queue] = {}
+        # By topic, partition and function that makes columns: one append has one of each.
+        self._queues: dict[tuple[Topic, int | None, ToColumns], _Queue] = {}
         self._appends: set[asyncio.Task[None]] = set()
         # By time-out in ms: the one that requests may join.
         self._time_outs: dict[int, _TimeOut] = {}
@@ -163,6 +176,7 @@ class Batcher:
         records: Sized,
         to_columns: ToColumns,
         *,
+        partition: int | None = None,
         num_bytes: int,
         timeout_ms: int,
         told: Told,
@@ -170,16 +184,17 @@ class Batcher:
         """Queue a request, as ``Broker.produce`` with acks=all; ``told`` is called on the event loop. A request whose
         time is up before its append has begun is not stored.
 
-        ``may_join(topic, num_bytes)`` holds. ``to_columns`` takes ``records``, whose length is their number, together
-        with those of other requests; give the same function each time. Raises TopicAuthorizationError,
+        ``may_join(topic, num_bytes, partition)`` holds. ``to_columns`` takes ``records``, whose length is their number,
+        together with those of other requests; give the same function each time. Raises TopicAuthorizationError,
         InvalidTopicError, ThrottledError (of a quota).
         """
         self._authorizer.require(context, Operation.WRITE, ResourceType.TOPIC, topic.name)
         topic.require_not_internal()
         self._admission.require_quota(context, QuotaKind.PRODUCED_BYTES)
-        queue = self._queues.get((topic, to_columns))
+        queue = self._queues.get((topic, partition, to_columns))
         if queue is None:
-            queue = self._queues[topic, to_columns] = _Queue(topic, to_columns)
+            queue = _Queue(topic, partition, to_columns)
+            self._queues[queue.key] = queue
         queue.waiting[_Waiting(records, num_bytes, told, self._time_out(timeout_ms), queue.waiting)] = None
         self._admission.charge(context, QuotaKind.PRODUCED_BYTES, num_bytes)
         self._begin_if_due(queue)
@@ -201,6 +216,7 @@ class Batcher:
         records: Sized,
         to_columns: ToColumns,
         *,
+        partition: int | None = None,
         num_bytes: int,
         timeout_ms: int,
     ) -> RecordPlaces:
@@ -216,7 +232,16 @@ class Batcher:
             else:
                 result.set_result(places)
 
-        self.begin(context, topic, records, to_columns, num_bytes=num_bytes, timeout_ms=timeout_ms, told=told)
+        self.begin(
+            context,
+            topic,
+            records,
+            to_columns,
+            partition=partition,
+            num_bytes=num_bytes,
+            timeout_ms=timeout_ms,
+            told=told,
+        )
         return await result
 
     def _begin_if_due(self, queue: _Queue) -> None:
@@ -240,13 +265,13 @@ class Batcher:
             queue.appends -= 1
             self._begin_if_due(queue)
             if not (queue.appends or queue.begins):
-                del self._queues[queue.topic, queue.to_columns]
+                del self._queues[queue.key]
 
     async def _append_all(self, queue: _Queue, batch: list[_Waiting]) -> None:
         try:
             records = queue.to_columns([waiting.records for waiting in batch])
             # Each request has a time-out of its own, so this has none. INTERNAL: each request was authorized before.
-            result = await self._produce(INTERNAL, queue.topic, records, timeout_ms=None)
+            result = await self._produce(INTERNAL, queue.topic, records, partition=queue.partition, timeout_ms=None)
         except InvalidRecordError as error:
             # The topic was altered since the requests were checked, and nothing is stored: append each alone, in order.
             if len(batch) == 1:
@@ -261,10 +286,14 @@ class Batcher:
         _tell_all(batch, result)
 
 
-def may_join(topic: Topic, num_bytes: int) -> bool:
-    """Whether a request of so many bytes gains from company, and cannot be refused for one of its records."""
+def may_join(topic: Topic, num_bytes: int, partition: int | None = None) -> bool:
+    """Whether a request of so many bytes gains from company, and cannot be refused for one of its records. One for a
+    ``partition`` that is not led here cannot gain: another broker answers it.
+    """
     config = topic.config
-    return num_bytes <= min(SMALL_REQUEST_BYTES_MAX, config.max_message_bytes) and not config.compacted
+    if num_bytes > min(SMALL_REQUEST_BYTES_MAX, config.max_message_bytes) or config.compacted:
+        return False
+    return partition is None or (partition < len(topic.partitions) and topic.partitions[partition].is_leader)
 
 
 def _tell_all(batch: Sequence[_Waiting], result: ProduceResult) -> None:

@@ -301,7 +301,8 @@ class TopicChanges:
         self._authorizer.require(context, Operation.ALTER, ResourceType.TOPIC, name)
         self._require_controller()
         topic = await self._change(self._add_partitions(name, total, assignments, validate_only))
-        await self._until_led(topic)
+        if not validate_only:
+            await self._until_led(topic)
         return topic
 
     async def _add_partitions(

@@ -100,11 +100,15 @@ def start(
 
 
 def _print_running(found: "ClusterEntry", home: Path) -> None:
+    from logstore.cluster_processes.kafka_addresses import kafka_addresses
+
     rows = [("ZooKeeper", found.zookeeper, "-")]
     rows += [(f"broker {broker.id}", broker.url, str(broker.pid)) for broker in found.brokers]
     print_table(["", "address", "pid"], rows)
     print(f"\nLogs are in {home}. Ctrl-C stops all of them. In another terminal:")
     print(f"  export LOGSTORE_URL={','.join(broker.url for broker in found.brokers)}", flush=True)
+    if kafka := kafka_addresses(home.parent, [broker.id for broker in found.brokers]):
+        print(f"Kafka's clients connect to {','.join(kafka)}", flush=True)
 
 
 @app.command(

@@ -108,7 +108,7 @@ def _with_kafka_port(settings: "Settings", port: int | None) -> "Settings":
 
 
 def _serve_brokers(count: int, config: Path | None, kafka_port: int | None, given: Mapping[str, object]) -> NoReturn:
-    from logstore.cluster_processes.kafka_addresses import kafka_environments
+    from logstore.cluster_processes.kafka_addresses import kafka_addresses, kafka_environments
     from logstore.cluster_processes.record import Directory
     from logstore.cluster_processes.running_cluster import ClusterEntry, Wanted, run
     from logstore.listening_sockets import url_on
@@ -150,5 +150,7 @@ def _serve_brokers(count: int, config: Path | None, kafka_port: int | None, give
         for broker in found.brokers:
             typer.echo(f"broker {broker.id} has {broker.url} and pid {broker.pid}", err=True)
         print(f"listening on {url_on(settings.host, shared_port)}", flush=True)
+        if kafka_found := kafka_addresses(settings.data, ids):
+            print(f"Kafka's clients connect to {','.join(kafka_found)}", flush=True)
 
     raise typer.Exit(run(wanted, announce))

@@ -30,9 +30,6 @@ SESSION_TIMEOUT_MS: Final = 18_000
 #: Between two tries to connect. With kazoo's own pauses, which double, a session is lost while ZooKeeper is back.
 _RECONNECT: Final = {"max_tries": -1, "delay": 0.05, "backoff": 1.5, "max_delay": 0.2, "max_jitter": 0.2}
 
-#: Before a client is started in the place of one whose thread has died.
-_REPLACE_S: Final = 0.2
-
 log = structlog.stdlib.get_logger(__name__)
 # Without a server kazoo warns five times a second.
 _kazoo_log = logging.getLogger("logstore.kazoo")
@@ -150,7 +147,12 @@ class ZooKeeper:
     ) -> None:
         self.servers = servers
         self._clock = clock or SystemClock()
-        self._wanted_timeout_s = session_timeout_ms / 1000
+        self._client: Any = KazooClient(
+            hosts=str(servers),
+            timeout=session_timeout_ms / 1000,
+            connection_retry=KazooRetry(**_RECONNECT),
+            logger=_kazoo_log,
+        )
         #: What ZooKeeper has granted; known from the first answer on.
         self.session_timeout_s = session_timeout_ms / 1000
         #: The session's first request was sent after this time of the monotonic clock.
@@ -159,60 +161,20 @@ class ZooKeeper:
         self.state = SessionState.SUSPENDED
         self._listeners: list[Callable[[SessionState], None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopping = False
-        #: Clients that are being replaced.
-        self._replacing: set[asyncio.Task[None]] = set()
-        self._client = self._new_client()
+        self._restarting: asyncio.Task[object] | None = None
+        self._note_granted_timeout()
 
-    def _new_client(self) -> Any:
-        """kazoo keeps to itself what timeout it was granted; it follows from that for reads, which is two thirds. And
-        it tells nobody that its thread has died of an error: no session would ever begin again.
-        """
-        client = KazooClient(
-            hosts=str(self.servers),
-            timeout=self._wanted_timeout_s,
-            connection_retry=KazooRetry(**_RECONNECT),
-            logger=_kazoo_log,
-        )
-        connection = client._connection  # noqa: SLF001 - kazoo is pinned, and tests hold it to this
-        connect, run = connection._connect, connection.zk_loop  # noqa: SLF001
+    def _note_granted_timeout(self) -> None:
+        """kazoo keeps to itself what timeout it was granted; it follows from that for reads, which is two thirds."""
+        connection = self._client._connection  # noqa: SLF001 - kazoo is pinned, and a test holds it to this
+        connect = connection._connect  # noqa: SLF001
 
         def connect_and_note(*args: Any) -> Any:
             read_timeout_ms, connect_timeout_ms = connect(*args)
             self.session_timeout_s = read_timeout_ms * 1.5 / 1000
             return read_timeout_ms, connect_timeout_ms
 
-        def run_and_tell() -> None:
-            why = ""
-            try:
-                run()
-            except Exception as error:  # noqa: BLE001 - told, and nothing else is left of the thread
-                why = repr(error)
-            self._call(self._thread_ended, client, why)
-
         connection._connect = connect_and_note  # noqa: SLF001
-        connection.zk_loop = run_and_tell
-        return client
-
-    def _thread_ended(self, client: Any, why: str) -> None:
-        if client is not self._client or self._stopping:
-            return
-        log.error("zookeeper.client_replaced", servers=self.servers.hosts, why=f"its thread has died of {why}")
-        client.remove_listener(self._state_changed)
-        self._settle_state(SessionState.EXPIRED, 0, self._clock.monotonic())
-        self._client = self._new_client()
-        task = asyncio.ensure_future(self._replace(client, self._client))
-        self._replacing.add(task)
-        task.add_done_callback(self._replacing.discard)
-
-    async def _replace(self, old: Any, new: Any) -> None:
-        await asyncio.sleep(_REPLACE_S)  # if it dies again and again
-        if self._stopping:
-            return
-        new.add_listener(self._state_changed)
-        await asyncio.to_thread(new.start_async)
-        await asyncio.to_thread(old.stop)
-        await asyncio.to_thread(old.close)
 
     # ---- session ----------------------------------------------------------------------------------------------------
 
@@ -243,10 +205,9 @@ class ZooKeeper:
 
     async def stop(self) -> None:
         """End the session, and its ephemeral nodes with it."""
-        self._stopping = True
-        if self._replacing:
-            await asyncio.wait(self._replacing)
         self._client.remove_listener(self._state_changed)
+        if self._restarting is not None:
+            await asyncio.gather(self._restarting, return_exceptions=True)
         await asyncio.to_thread(self._client.stop)
         await asyncio.to_thread(self._client.close)
         self.state = SessionState.EXPIRED
@@ -263,6 +224,15 @@ class ZooKeeper:
             self._call(self._settle_state, SessionState.SUSPENDED, None, None)
         else:
             self._call(self._settle_state, SessionState.EXPIRED, 0, self._clock.monotonic())
+            if self._client._connection.connection_stopped.is_set():  # noqa: SLF001 - nothing else tells
+                self._call(self._restart)
+
+    def _restart(self) -> None:
+        """kazoo's thread has ended, after an answer that it did not expect for example (python-zk/kazoo#641): another
+        one begins a new session.
+        """
+        log.error("zookeeper.client_ended", servers=self.servers.hosts, then="a new session begins")
+        self._restarting = asyncio.create_task(asyncio.to_thread(self._client.start_async))
 
     def _settle_state(self, state: SessionState, session_id: int | None, session_began: float | None) -> None:
         if session_began is not None:

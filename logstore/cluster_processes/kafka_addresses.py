@@ -2,7 +2,10 @@
 
 import socket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from logstore.settings import Settings, address_of, host_and_port
 
@@ -27,6 +30,19 @@ def kafka_environments(settings: Settings, broker_ids: Sequence[int]) -> dict[in
         if settings.kafka_advertised_listeners is not None:
             advertised_host, advertised_port = host_and_port(settings.kafka_advertised_listeners)
             found[broker_id] = {**found[broker_id], _ADVERTISED: address_of(advertised_host, advertised_port + at)}
+    return found
+
+
+def kafka_addresses(data: Path, broker_ids: Sequence[int]) -> list[str]:
+    """Where Kafka's clients find the brokers that run on ``data``, as they announce it."""
+    found = []
+    for broker_id in broker_ids:
+        try:
+            told = msgspec.json.decode((data / "brokers" / str(broker_id) / "endpoint.json").read_bytes())
+        except (OSError, msgspec.DecodeError):
+            continue
+        if isinstance(told, dict) and isinstance(told.get("kafka"), str):
+            found.append(told["kafka"])
     return found
 
 

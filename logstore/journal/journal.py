@@ -128,6 +128,7 @@ class Journal:
         #: Called once, when the journal has failed for good.
         self.on_failure: Callable[[], None] = lambda: None
         self._full = False
+        self._told: asyncio.Future[None] | None = None
         self._recent = RecentFrames(recent_bytes) if recent_bytes else None
 
     # ---- state --------------------------------------------------------------------------------------------------
@@ -247,6 +248,19 @@ class Journal:
         self._queue.append(_Append(frames, length, told))
         self._wake.set()
 
+    def group_told(self) -> "asyncio.Future[None] | None":
+        """Done when the appends that are on their way to the disk as one group have been told; None if there are none.
+        Shared: not to be cancelled.
+        """
+        if self._told is None and self.queued_bytes:
+            self._told = asyncio.get_running_loop().create_future()
+        return self._told
+
+    def _end_group(self) -> None:
+        if self._told is not None:
+            self._told.set_result(None)
+            self._told = None
+
     async def _commit_appends(self) -> None:
         """The group commit: one group at a time, until the journal closes."""
         group: list[_Append] = []
@@ -316,6 +330,7 @@ class Journal:
                     file.add(frame.header, self._sealed)
             self.queued_bytes -= append.length
             append.told(locations, None)
+        self._end_group()
         self._full = False
         JOURNAL_RETAINED_BYTES.set(self.retained_bytes)
 
@@ -348,6 +363,7 @@ class Journal:
             failure = type(error)(str(error))
             failure.__cause__ = error.__cause__
             append.told((), failure)
+        self._end_group()
 
     # ---- reads --------------------------------------------------------------------------------------------------
 

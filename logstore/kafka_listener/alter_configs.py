@@ -72,7 +72,10 @@ async def incremental_alter_configs(
 
     def changes(topic: Topic, asked: _Incremental) -> dict[str, str | None]:
         values = topic.config.as_strings()
-        return {one.name: _changed(one, values) for one in asked.configs}
+        # As in Kafka nothing is to be done for a key that is not there: MirrorMaker deletes what its source leaves at
+        # defaults, whether or not the target has such keys.
+        named = (one for one in asked.configs if one.config_operation != _Operation.DELETE or one.name in values)
+        return {one.name: _changed(one, values) for one in named}
 
     outcomes = await _alter(store, context, request.resources, changes, validate_only=request.validate_only)
     return IncrementalAlterConfigsResponse(

@@ -13,6 +13,7 @@ from logstore.broker.context import RequestContext
 from logstore.errors import (
     CoordinatorLoadInProgressError,
     InconsistentGroupProtocolError,
+    InvalidRequestError,
     LogStoreError,
     MemberIdRequiredError,
 )
@@ -40,6 +41,8 @@ _JOIN_SKIP_ASSIGNMENT: Final = 9
 _SYNC_PROTOCOL: Final = 5
 _LEAVE_MEMBERS: Final = 3
 _NO_GENERATION: Final = -1
+# All leave in one event of the group.
+_LEAVING_MAX: Final = 10_000
 
 
 async def join_group(
@@ -144,6 +147,8 @@ async def leave_group(
         leaving = [events.LeavingMember(request.member_id)]
     try:
         require_group_name(request.group_id)
+        if len(leaving) > _LEAVING_MAX:
+            raise InvalidRequestError(f"{len(leaving)} members of a group are to leave: send {_LEAVING_MAX} at most.")
         event = events.LeaveGroup(0, tuple(leaving))
         left = await store.groups.members.leave(context, request.group_id, event, timeout_ms=GROUP_TIMEOUT_MS)
     except LogStoreError as error:

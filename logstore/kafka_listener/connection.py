@@ -14,6 +14,7 @@ taken. Without room, over a quota, or while the client does not take its answers
 """
 
 import asyncio
+import functools
 import itertools
 import logging
 import random
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self, cast
 
 import structlog
+from prometheus_client import Counter, Histogram
 
 from logstore.broker.admission import InFlightBytes, Reservation
 from logstore.broker.context import ANONYMOUS, Forwarding, RequestContext
@@ -58,6 +60,7 @@ _LINGER_SECONDS: Final = 10.0
 # Two writes cost less than a copy of more bytes.
 _JOINED_BYTES_MAX: Final = 16 * KIB
 _CLIENT_ID_LENGTH_MAX: Final = 128
+_SHORT_BYTES_MAX: Final = 4 * KIB
 
 _PROCESS: Final = f"{random.getrandbits(64):016x}"
 _COUNTER: Final = itertools.count(1)
@@ -297,8 +300,8 @@ class Connection(asyncio.BufferedProtocol):
             self._answered(one)
         seconds = time.perf_counter() - began
         api = APIS[request.api_key].name
-        KAFKA_REQUESTS.labels(api, client_label(client_id)).inc()
-        KAFKA_REQUEST_SECONDS.labels(api).observe(seconds)
+        _requests(api, client_label(client_id)).inc()
+        _request_seconds(api).observe(seconds)
         if _logger.isEnabledFor(logging.DEBUG):
             log.debug("kafka.answered", api=api, version=request.api_version, milliseconds=round(seconds * 1000, 3))
 
@@ -360,7 +363,11 @@ class Connection(asyncio.BufferedProtocol):
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def _tell(self, reason: str, request: Request | None = None) -> None:
-        api = {} if request is None else {"api": APIS[request.api_key].name, "client_id": request.client_id}
+        api = (
+            {}
+            if request is None
+            else {"api": APIS[request.api_key].name, "client_id": _fit_for_a_log(request.client_id)}
+        )
         self._listener.ended.add(peer=self.peer, reason=reason, **api)
 
     def _end(self, reason: str) -> None:
@@ -446,9 +453,23 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _held_bytes(frame: Buffer) -> int:
-    """The memory of a request: records stay in its frame, and everything else is decoded."""
-    is_produce = len(frame) >= 2 and frame[0] == 0 and frame[1] == PRODUCE
-    return len(frame) if is_produce else len(frame) * _OBJECTS_A_BYTE
+    """The memory of a request: records stay in its frame, and everything else is decoded. Short requests that have no
+    records need no room: heartbeats of groups must not wait for producers.
+    """
+    size = len(frame)
+    if size >= 2 and frame[0] == 0 and frame[1] == PRODUCE:
+        return size
+    return size * _OBJECTS_A_BYTE if size > _SHORT_BYTES_MAX else 0
+
+
+@functools.lru_cache(4096)
+def _requests(api: str, client: str) -> Counter:
+    return KAFKA_REQUESTS.labels(api, client)
+
+
+@functools.cache
+def _request_seconds(api: str) -> Histogram:
+    return KAFKA_REQUEST_SECONDS.labels(api)
 
 
 def _fit_for_a_log(client_id: str | None) -> str:

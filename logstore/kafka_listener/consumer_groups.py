@@ -8,11 +8,12 @@ from typing import Final
 from consumer_offsets.groups import events
 from consumer_offsets.groups.description import GroupDescription, MemberDescription
 from consumer_offsets.groups.responses import AssignedTopic
+from consumer_offsets.steps import in_steps
 from logstore.broker.authorizer import ResourceType
 from logstore.broker.context import RequestContext
 from logstore.errors import LogStoreError, RecordTooLargeError, UnknownGroupError
 from logstore.kafka_listener.authorized_operations import NOT_ASKED, authorized_operations
-from logstore.kafka_listener.group_errors import GROUP_TIMEOUT_MS, group_error_number, require_group_name
+from logstore.kafka_listener.group_errors import GROUP_TIMEOUT_MS, group_error_number, require_first, require_group_name
 from logstore.kafka_listener.store import KafkaStore
 from logstore.kafka_protocol.messages import (
     ConsumerGroupDescribeRequest,
@@ -26,6 +27,8 @@ _HEARTBEAT_OWN_ID: Final = 1
 _CONSUMER_MEMBER: Final = 1
 # In characters: 10,000 topics with names of 100.
 _SUBSCRIPTION_MAX: Final = 1_000_000
+# Beside a name itself.
+_NAME_MORE: Final = 8
 
 Described = ConsumerGroupDescribeResponse.DescribedGroup
 
@@ -86,7 +89,8 @@ async def consumer_group_heartbeat(
 def _require_small(request: ConsumerGroupHeartbeatRequest) -> None:
     """What the group's record would hold of the member. RecordTooLargeError."""
     texts = (request.member_id, request.instance_id, request.rack_id, request.subscribed_topic_regex)
-    size = sum(map(len, request.subscribed_topic_names or ())) + sum(len(text or "") for text in texts)
+    names = request.subscribed_topic_names or ()
+    size = sum(map(len, names)) + _NAME_MORE * len(names) + sum(len(text or "") for text in texts)
     if size > _SUBSCRIPTION_MAX:
         raise RecordTooLargeError(
             f"The subscription of a member of group {request.group_id!r} has {size} characters: "
@@ -101,10 +105,12 @@ async def consumer_group_describe(
     version: int,  # noqa: ARG001
 ) -> ConsumerGroupDescribeResponse:
     """A classic group is GROUP_ID_NOT_FOUND: clients ask for it again with DescribeGroups."""
-    groups = []
-    for group in request.group_ids:
+    groups: list[Described] = []
+    seen: set[str] = set()
+    async for group in in_steps(request.group_ids):
         try:
             require_group_name(group)
+            require_first(group, seen)
             described = store.groups.describe(context, group)
             if described.kind != "consumer":
                 raise UnknownGroupError(f"Group {group!r} is not a consumer group.")

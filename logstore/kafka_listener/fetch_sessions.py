@@ -49,14 +49,14 @@ class _Partition:
         self.log_start_offset = log_start_offset
 
     def must_answer(self, answer: Answer) -> bool:
-        """Whether the client has to be told; then it counts as told. After an error it is told again in any case."""
+        """Whether the client has to be told; then it counts as told. An error has no ends, so that the ends are told
+        after it.
+        """
         told = self.high_watermark, self.log_start_offset
         self.high_watermark, self.log_start_offset = answer.high_watermark, answer.log_start_offset
-        if answer.error_code:
-            self.high_watermark = -1
-            return True
         return (
-            bool(answer.records)
+            bool(answer.error_code)
+            or bool(answer.records)
             or told != (answer.high_watermark, answer.log_start_offset)
             or answer.diverging_epoch.epoch >= 0
         )
@@ -95,9 +95,7 @@ class Fetching:
         session_id = _NO_SESSION
         if self._wants_session:
             cached = {
-                key: _Partition(
-                    self._asked[key], -1 if answer.error_code else answer.high_watermark, answer.log_start_offset
-                )
+                key: _Partition(self._asked[key], answer.high_watermark, answer.log_start_offset)
                 for key, answer in told
             }
             session_id = self._sessions.add(cached, by_id=self._by_id)

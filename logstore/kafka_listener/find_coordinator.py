@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from consumer_offsets.steps import in_steps
 from logstore.broker.context import RequestContext
 from logstore.errors import CoordinatorNotAvailableError, InvalidRequestError, LogStoreError
 from logstore.kafka_listener.group_errors import group_error_number
@@ -21,8 +22,9 @@ async def find_coordinator(
 ) -> FindCoordinatorResponse:
     """In a cluster the first request has the topic of groups made, as in Kafka; until it is there clients ask again."""
     if version >= _SEVERAL_KEYS:
-        keys = [await _coordinator(store, context, request.key_type, key) for key in request.coordinator_keys]
-        return FindCoordinatorResponse(coordinators=keys)
+        keys = in_steps(request.coordinator_keys)
+        coordinators = [await _coordinator(store, context, request.key_type, key) async for key in keys]
+        return FindCoordinatorResponse(coordinators=coordinators)
     found = await _coordinator(store, context, request.key_type, request.key)
     return FindCoordinatorResponse(
         error_code=found.error_code,

@@ -3,11 +3,12 @@
 from typing import Final
 
 from consumer_offsets.groups.description import GroupDescription
+from consumer_offsets.steps import in_steps
 from logstore.broker.authorizer import ResourceType
 from logstore.broker.context import RequestContext
 from logstore.errors import LogStoreError, UnknownGroupError
 from logstore.kafka_listener.authorized_operations import NOT_ASKED, authorized_operations
-from logstore.kafka_listener.group_errors import GROUP_TIMEOUT_MS, group_error_number
+from logstore.kafka_listener.group_errors import GROUP_TIMEOUT_MS, group_error_number, require_first
 from logstore.kafka_listener.store import KafkaStore
 from logstore.kafka_protocol.error_numbers import NONE
 from logstore.kafka_protocol.messages import (
@@ -33,9 +34,11 @@ async def describe_groups(
     store: KafkaStore, context: RequestContext, request: DescribeGroupsRequest, version: int
 ) -> DescribeGroupsResponse:
     """Classic groups, and groups that never had a member. One of KIP-848 is not found here, as in Kafka."""
-    groups = []
-    for group in request.groups:
+    groups: list[Described] = []
+    seen: set[str] = set()
+    async for group in in_steps(request.groups):
         try:
+            require_first(group, seen)
             described = store.groups.describe(context, group)
             if described.kind == "consumer":
                 raise UnknownGroupError(f"Group {group!r} is not a classic group.")

@@ -34,6 +34,13 @@ def group_error_number(error: LogStoreError) -> int:
     return number_of(error)
 
 
+def require_first(group: str, seen: set[str]) -> None:
+    """Raise InvalidRequestError for a group that was ``seen``: a short request must not ask for one thing for ever."""
+    if group in seen:
+        raise errors.InvalidRequestError(f"Group {group!r} is there twice: ask for it once.")
+    seen.add(group)
+
+
 def require_group_name(group: str) -> None:
     """Raise InvalidGroupError for the empty name: Kafka lets such a group commit and fetch offsets, and no more."""
     if not group:

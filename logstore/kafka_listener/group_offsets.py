@@ -11,6 +11,7 @@ from typing import Final
 from consumer_offsets.committed_offsets import TopicPartition
 from consumer_offsets.group_queries import CommittedOffset
 from consumer_offsets.offsets import CommittingMember, OffsetToCommit
+from consumer_offsets.steps import in_steps
 from logstore.broker.context import RequestContext
 from logstore.errors import (
     InvalidTopicError,
@@ -23,7 +24,7 @@ from logstore.errors import (
     UnstableOffsetCommitError,
     UnsupportedVersionError,
 )
-from logstore.kafka_listener.group_errors import GROUP_TIMEOUT_MS, group_error_number
+from logstore.kafka_listener.group_errors import GROUP_TIMEOUT_MS, group_error_number, require_first
 from logstore.kafka_listener.store import KafkaStore
 from logstore.kafka_protocol.error_numbers import NONE, number_of
 from logstore.kafka_protocol.messages import (
@@ -77,8 +78,7 @@ async def offset_commit(
             number = UnsupportedVersionError.kafka_code
         numbers.update((TopicPartition(asked.topic, asked.partition), number) for asked in offsets)
     else:
-        for asked, outcome in zip(offsets, outcomes, strict=True):
-            numbers[TopicPartition(asked.topic, asked.partition)] = _number_of_partition(outcome)
+        numbers.update((place, _number_of_partition(outcome)) for place, outcome in outcomes.items())
     return OffsetCommitResponse(
         topics=[
             OffsetCommitResponse.OffsetCommitResponseTopic(
@@ -127,12 +127,13 @@ async def offset_fetch(
     """A group without offsets, or that is not there, has none: that is no error."""
     if version >= _FETCH_GROUPS:
         stable = request.require_stable
-        groups = [_fetched_group(store, context, one, require_stable=stable) for one in request.groups]
+        seen: set[str] = set()
+        groups = [await _fetched_group(store, context, one, seen, require_stable=stable) for one in request.groups]
         return OffsetFetchResponse(groups=groups)
     topics = None if request.topics is None else [(one.name, one.partition_indexes) for one in request.topics]
     error_code, offsets = NONE, _Offsets()
     try:
-        offsets = _fetch(store, context, request.group_id, topics, require_stable=request.require_stable)
+        offsets = await _fetch(store, context, request.group_id, topics, require_stable=request.require_stable)
     except LogStoreError as error:
         error_code = group_error_number(error)
         if version < _FETCH_ERROR:
@@ -158,18 +159,20 @@ async def offset_fetch(
     )
 
 
-def _fetched_group(
+async def _fetched_group(
     store: KafkaStore,
     context: RequestContext,
     asked: OffsetFetchRequest.OffsetFetchRequestGroup,
+    seen: set[str],
     *,
     require_stable: bool,
 ) -> OffsetFetchResponse.OffsetFetchResponseGroup:
     topics = None if asked.topics is None else [(one.name, one.partition_indexes) for one in asked.topics]
     try:
+        require_first(asked.group_id, seen)
         if asked.member_id is not None or asked.member_epoch >= 0:
             store.groups.check_fetch(context, asked.group_id, asked.member_id or "", asked.member_epoch)
-        offsets = _fetch(store, context, asked.group_id, topics, require_stable=require_stable)
+        offsets = await _fetch(store, context, asked.group_id, topics, require_stable=require_stable)
     except LogStoreError as error:
         return OffsetFetchResponse.OffsetFetchResponseGroup(
             group_id=asked.group_id, error_code=group_error_number(error)
@@ -195,7 +198,7 @@ def _fetched_group(
     )
 
 
-def _fetch(
+async def _fetch(
     store: KafkaStore,
     context: RequestContext,
     group: str,
@@ -218,7 +221,7 @@ def _fetch(
         names = dict.fromkeys(name for name, _ in topics)
         refused = frozenset(names) - store.broker.authorizer.described(context, list(names))
     offsets = _Offsets() if topics is None else {name: [] for name, _ in topics}
-    for place in wanted:
+    async for place in in_steps(wanted):
         offsets.setdefault(place.topic, []).append(_offset(place, found.get(place), unstable, refused))
     return offsets
 
@@ -252,7 +255,7 @@ async def offset_delete(
         outcomes = await store.groups.delete_offsets(context, request.group_id, places, timeout_ms=GROUP_TIMEOUT_MS)
     except LogStoreError as error:
         return OffsetDeleteResponse(error_code=group_error_number(error))
-    numbers = {place: _number_of_partition(outcome) for place, outcome in zip(places, outcomes, strict=True)}
+    numbers = {place: _number_of_partition(outcome) for place, outcome in outcomes.items()}
     return OffsetDeleteResponse(
         topics=[
             OffsetDeleteResponse.OffsetDeleteResponseTopic(

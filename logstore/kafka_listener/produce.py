@@ -77,9 +77,10 @@ async def produce(
     timeout_ms = min(max(request.timeout_ms, 0), _TIMEOUT_MAX_MS)
     waited_ms = 0
     if turn is not None:
+        deadline = time.monotonic() + timeout_ms / 1000
         # Nothing awaits between the one lock and the other: the order stays.
         async with turn.room:
-            waited_ms = await _until_room(store, context, batches, timeout_ms)
+            waited_ms = await _until_room(store, context, batches, deadline)
     produced = await store.broker.produce_batches(
         context,
         batches,
@@ -101,9 +102,9 @@ class _InvalidRequiredAcksError(InvalidRequestError):
 
 
 async def _until_room(
-    store: KafkaStore, context: RequestContext, batches: Iterable[TopicBatches], timeout_ms: int
+    store: KafkaStore, context: RequestContext, batches: Iterable[TopicBatches], deadline: float
 ) -> int:
-    """Wait until the journal takes the batches, for ``timeout_ms`` at the most: how long that was, in ms."""
+    """Wait until the journal takes the batches, or for the time of ``deadline``: how long that was, in ms."""
     wanted = [
         (topic, sum(len(records) for _, records in one.batches if records))
         for one in batches
@@ -117,12 +118,11 @@ async def _until_room(
             for topic, num_bytes in wanted:
                 admission.require_room(topic, num_bytes)
         except ThrottledError:
-            waited_ms = int((time.monotonic() - began) * 1000)
-            if waited_ms >= timeout_ms or admission.not_ready_reason is not None:
-                return waited_ms
+            if time.monotonic() >= deadline or admission.not_ready_reason is not None:
+                return int((time.monotonic() - began) * 1000)
         else:
             return int((time.monotonic() - began) * 1000) if pause > _LOOK_MIN_S else 0
-        await asyncio.sleep(min(pause, timeout_ms / 1000))
+        await asyncio.sleep(min(pause, max(0.0, deadline - time.monotonic())))
         pause = min(2 * pause, _LOOK_MAX_S)
 
 
@@ -169,6 +169,8 @@ def _response(
                     index=one.partition,
                     error_code=_number_of(one.error),
                     base_offset=-1,
+                    # Without it Java's producer tries again for ever at UNKNOWN_PRODUCER_ID.
+                    log_start_offset=one.log_start_offset,
                     error_message=one.error.message,
                     current_leader=leader,
                 )

@@ -184,6 +184,13 @@ class FrameIndex:
     def __iter__(self) -> Iterator[IndexedFrame]:
         return map(self._frame, range(len(self)))
 
+    def bytes_from(self, offset: int) -> int:
+        """Bytes of the journal from the frame that holds ``offset`` to the last one. Frames of other partitions between
+        them count.
+        """
+        at = bisect_right(self._end, offset)
+        return self._position[-1] + self._length[-1] - self._position[at] if at < len(self) else 0
+
     def part(self, start: int, end: int) -> "FrameIndex":
         """A copy of the frames that hold any offset of [start, end), for another thread."""
         first, last = bisect_right(self._end, start), bisect_left(self._base, end)

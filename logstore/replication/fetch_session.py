@@ -3,8 +3,8 @@
 The connection is the session: a fetch names only partitions that are new or whose row has changed. A row is the
 follower's acknowledgement, because its fetch offset is durable there. Invariants: a position is believed only after it
 was compared with the leader's own history, in the leader's epoch (C7); only durable frames leave (C6), as they are
-stored. A fetch is answered when there is something to send, or when its time is over; then it tells high watermarks,
-too.
+stored. A fetch is answered when there is something to send, together with what is being fsynced at that moment; or when
+its time is over, and then it tells high watermarks, too.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from logstore.filesystem import Buffer
 from logstore.journal.errors import JournalRangeFreedError
 from logstore.journal.frame import FrameLocation
 from logstore.journal.journal import Journal
+from logstore.limits import KIB
 from logstore.log.following import diverged_at
 from logstore.log.partition_log import PartitionLog
 from logstore.replication.peer_listener import PeerSession
@@ -31,6 +32,10 @@ from logstore.replication.protocol import Body, Fetch, FetchedRow, FetchRow, Mes
 
 FindLog = Callable[[UUID, int], PartitionLog | None]
 _NOT_TOLD: Final = (-1, -1, -1)
+# Up to so many bytes an answer waits for company, since the bytes of a larger one cost more than its round; and for so
+# long, about what a round takes on a slow disk: one that stands still holds up nothing that is stored.
+_SMALL_BYTES: Final = 256 * KIB
+_TOGETHER_S: Final = 0.005
 
 
 class _Row:
@@ -94,7 +99,9 @@ class FetchSession:
         self._rows: dict[int, _Row] = {}
         #: Session indexes of rows that may have something new, in the order of their turns.
         self._dirty: dict[int, None] = {}
-        self._news = asyncio.Event()
+        #: Of the fetch that waits: done when there may be something new, or when its time is over.
+        self._news: asyncio.Future[None] | None = None
+        self._is_over = False
 
     def close(self) -> None:
         """The connection has ended."""
@@ -158,30 +165,56 @@ class FetchSession:
 
     def _woken(self, index: int) -> None:
         self._dirty[index] = None
-        self._news.set()
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    def _time_is_over(self) -> None:
+        self._is_over = True
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
     async def _wait(self, fetch: Fetch) -> None:
         """Until a row has frames or an error, or the time is over. Then rows count whose ends moved, too."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + fetch.max_wait_ms / 1000
-        while not any(self._has_news(index) for index in list(self._dirty)):
-            self._news.clear()
-            left = end - loop.time()
-            try:
-                async with asyncio.timeout(max(left, 0)):
-                    await self._news.wait()
-            except TimeoutError:
-                # Frames, too: another session of the follower, over a connection that was ending, may have been woken.
-                for index, row in self._rows.items():
-                    if row.told != row.ends or row.has_frames:
-                        self._dirty[index] = None
-                return
+        if not self._has_any_news() and not await self._news_within(fetch.max_wait_ms / 1000):
+            # Frames, too: another session of the follower, over a connection that was ending, may have been woken.
+            for index, row in self._rows.items():
+                if row.told != row.ends or row.has_frames:
+                    self._dirty[index] = None
+            return
+        # Frames that are on their way to the disk go with those that are there: an answer of their own would cost both
+        # brokers another round.
+        if self._is_small and (told := self._journal.group_told()) is not None:
+            await asyncio.wait((told,), timeout=_TOGETHER_S)
 
-    def _has_news(self, index: int) -> bool:
-        row = self._rows[index]
-        if row.has_frames or not row.log.is_leader or row.log.leader_epoch != row.asked.leader_epoch:
-            return True
-        del self._dirty[index]
+    @property
+    def _is_small(self) -> bool:
+        """Whether there is little to send."""
+        rows = [self._rows[index] for index in self._dirty]
+        return all(row.log.index.bytes_from(row.asked.fetch_offset) <= _SMALL_BYTES for row in rows)
+
+    async def _news_within(self, seconds: float) -> bool:
+        """Wait for news; False if there are none in time."""
+        loop = asyncio.get_running_loop()
+        self._is_over = False
+        timer = loop.call_later(seconds, self._time_is_over)
+        try:
+            while not self._is_over:
+                self._news = loop.create_future()
+                await self._news
+                if self._has_any_news():
+                    return True
+            return False
+        finally:
+            timer.cancel()
+            self._news = None
+
+    def _has_any_news(self) -> bool:
+        while self._dirty:
+            index = next(iter(self._dirty))
+            row = self._rows[index]
+            if row.has_frames or not row.log.is_leader or row.log.leader_epoch != row.asked.leader_epoch:
+                return True
+            del self._dirty[index]
         return False
 
     async def _take_frames(

@@ -72,6 +72,7 @@ class PeerConnection:
         self._writable = asyncio.Event()
         # Requests are sent in the order of their calls, also when they have to wait.
         self._turn = asyncio.Lock()
+        self._waiting = 0
         self._next_correlation = 0
         self._pending: dict[int, _Request] = {}
         self._sent_at = 0.0
@@ -128,18 +129,29 @@ class PeerConnection:
         if size > self._stream.message_bytes_max - MESSAGE_HEADER_BYTES:
             raise RequestTooLargeError(f"{message_type.name} has {size} bytes: more than a message between brokers may")
         timeout_s = self._options.timeout_s if timeout_s is None else timeout_s
-        answer: asyncio.Future[Buffer] | None = None
+        # Whatever waits for this connection fails when it ends.
+        timer = self._loop.call_later(timeout_s, self._late, message_type, timeout_s)
         try:
-            async with asyncio.timeout(timeout_s):
-                async with self._turn:
-                    while not (self._stream.can_write or self._reason):
-                        self._writable.clear()
-                        await self._writable.wait()
-                    answer = self._send(message_type, body)
-                return await answer
-        except TimeoutError:
-            self._end(f"{message_type.name} was not answered within {timeout_s:g} s")
-            raise self._unavailable(nothing_sent=answer is None) from None
+            if self._waiting or not self._stream.can_write:
+                return await (await self._send_in_turn(message_type, body))
+            return await self._send(message_type, body)
+        finally:
+            timer.cancel()
+
+    def _late(self, message_type: MessageType, timeout_s: float) -> None:
+        self._end(f"{message_type.name} was not answered within {timeout_s:g} s")
+
+    async def _send_in_turn(self, message_type: MessageType, body: Body) -> "asyncio.Future[Buffer]":
+        """``_send`` when the peer takes more, behind the requests that wait already."""
+        self._waiting += 1
+        try:
+            async with self._turn:
+                while not (self._stream.can_write or self._reason):
+                    self._writable.clear()
+                    await self._writable.wait()
+                return self._send(message_type, body)
+        finally:
+            self._waiting -= 1
 
     def _send(self, message_type: MessageType, body: Body) -> "asyncio.Future[Buffer]":
         if self._stream.has_successor:
@@ -233,11 +245,11 @@ class PeerConnection:
                     raise
 
     async def _shake(self) -> None:
-        """LogStoreError."""
+        """LogStoreError. ``connect`` bounds the time of all of it."""
         local, secret = self._local, self._options.secret
         hello = Hello(local.cluster_id, local.broker_id, self.peer_id, self.local_epoch, new_nonce(), __version__)
         sent = encode_hello(hello)
-        received = await self.request(MessageType.HELLO, sent)
+        received = await self._send(MessageType.HELLO, sent)
         answer = decode_hello(received)
         if answer.cluster_id != hello.cluster_id:
             raise InconsistentClusterIdError(
@@ -247,7 +259,7 @@ class PeerConnection:
             raise BrokerIdNotRegisteredError(
                 f"broker {answer.broker_id} answers there, to broker {answer.peer_id} instead of {hello.broker_id}"
             )
-        proof = await self.request(MessageType.AUTH, encode_auth(secret.proof_of_connecting(sent, received)))
+        proof = await self._send(MessageType.AUTH, encode_auth(secret.proof_of_connecting(sent, received)))
         if not is_same_proof(decode_auth(proof), secret.proof_of_asked(sent, received)):
             raise PeerAuthenticationError("it does not know the cluster's secret")
         self.peer_epoch, self.peer_release = answer.broker_epoch, answer.release

@@ -298,7 +298,8 @@ class ReplicaFetcher:
                 for followed, _, frames in appended:
                     for frame in frames:
                         followed.log.failed(frame, error)
-            told.set_result(error)
+            if not told.done():  # nobody waits any more: the fetcher was stopped
+                told.set_result(error)
 
         # Some may have another leader since their frames were checked, because a truncation was awaited.
         appended = [one for one in appended if one[0].is_wanted and one[0].asked == one[0].end and one[0].log.is_quiet]
@@ -307,7 +308,7 @@ class ReplicaFetcher:
         for followed, _, frames in appended:
             followed.log.track_replicated(frames)
         self._journal.store([frame for _, _, frames in appended for frame in frames], outcome)
-        error = await asyncio.shield(told)
+        error = await told
         for followed, row, _ in appended:
             if self._by_index.get(followed.index) is not followed:
                 continue

@@ -87,6 +87,8 @@ TAKEN = {
     "with a bad id": request(X_Request_Id="x" * 200, Logstore_Client_Id="\tm\te"),
     "escaped": request(path="/topics/a%2Eb"),
     "absolute": request(path="http://x/topics/t"),
+    "one partition": request(path="/topics/t/partitions/1"),
+    "several for one partition": request(SEVERAL, path="/topics/t/partitions/2?acks=all"),
 }
 LEFT = {
     "malformed": request(b'{"records":['),
@@ -102,7 +104,11 @@ LEFT = {
     "no such topic": request(path="/topics/unknown"),
     "no topic's name": request(path="/topics/%2F"),
     "another path": request(path="/topics/t/u/v"),
-    "one partition": request(path="/topics/t/partitions/1"),
+    "no partition of the topic": request(path="/topics/t/partitions/3"),
+    "no partition": request(path="/topics/t/partitions/01"),
+    "another partition than the path's": request(
+        b'{"records":[{"value":1,"partition":2}]}', path="/topics/t/partitions/1"
+    ),
     "of another type": request(Content_Type="text/plain"),
     "of no type": request(Content_Type=None),
     "no answer is good": request(Accept="image/png"),

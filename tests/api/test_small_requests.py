@@ -63,6 +63,24 @@ async def test_each_request_is_told_where_its_own_records_are(api, appends):
     assert len(appends) < len(requests) / 2, "they were not appended together"
 
 
+async def test_requests_for_one_partition_join(api, appends):
+    await api.create_topic("t", partitions=3)
+    content = [body((f"k{n}", n)) for n in range(20)]
+    answers = await asyncio.gather(
+        *(
+            api.post(f"/topics/t/partitions/{n % 2}", content=content[n], headers={"Content-Type": JSON_V2})
+            for n in range(20)
+        )
+    )
+    for partition in range(2):
+        places = [answer.json()["offsets"][0] for answer in answers[partition::2]]
+        assert {place["partition"] for place in places} == {partition}
+        stored = await api.values("t", partition)
+        assert [stored[place["offset"]] for place in places] == list(range(partition, 20, 2))
+    assert sum(appends) == 20
+    assert len(appends) < 10, "they were not appended together"
+
+
 async def test_only_plain_requests_share_a_frame(api, appends):
     """A frame has one sender."""
     await api.create_topic("t")

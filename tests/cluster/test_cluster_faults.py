@@ -1,7 +1,6 @@
 """Faults between brokers and ZooKeeper: processes stopped and killed, connections cut, ZooKeeper down."""
 
 import asyncio
-import contextlib
 import signal
 import time
 import uuid
@@ -192,26 +191,3 @@ async def test_c14_a_server_that_has_lost_its_leader_renews_no_lease(three: ZooK
             leader.signal(signal.SIGCONT)
             await reader.stop()
         await eventually_async(lambda: one.has_lease, "the lease does not come back")
-
-
-async def test_a_session_begins_anew_when_the_thread_of_its_client_has_died(brokers: Brokers):
-    """An answer that nobody has asked for ends kazoo's thread, and kazoo starts no other one."""
-    zookeeper = ZooKeeper(Servers.parse(brokers.servers + brokers.chroot), session_timeout_ms=SHORT_MS)
-    await zookeeper.start()
-    try:
-        states: list[SessionState] = []
-        zookeeper.listen(states.append)
-        former = zookeeper.session_id
-
-        def unasked(*_: object) -> None:
-            raise IndexError("pop from an empty deque")
-
-        zookeeper._client._connection._read_socket = unasked
-        with contextlib.suppress(LogStoreError):
-            await zookeeper.exists("/")
-        await eventually_async(lambda: SessionState.CONNECTED in states)
-        assert SessionState.EXPIRED in states[: states.index(SessionState.CONNECTED)]
-        assert zookeeper.session_id not in {0, former}
-        assert await zookeeper.exists("/") is not None
-    finally:
-        await zookeeper.stop()

@@ -1,6 +1,7 @@
 """A broker's registration on a real ZooKeeper: C12, C19, two brokers with one id."""
 
 import asyncio
+import contextlib
 import shutil
 from collections.abc import Iterable
 
@@ -233,6 +234,29 @@ async def test_what_a_broker_says_of_itself_outlives_a_session(brokers: Brokers)
     await expire(first)
     await eventually_async(lambda: 1 in second.view.brokers and second.view.brokers[1].epoch > former)
     assert second.view.brokers[1].registration.offline == {"t": (3,)}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_an_answer_that_the_client_does_not_expect_costs_a_session_and_no_more(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+):
+    """kazoo's thread ends with it (python-zk/kazoo#641)."""
+    first, second = await brokers.start(1, 2)
+    before = first.registration.broker_epoch
+    connection = first.zookeeper._client._connection
+    read_socket = connection._read_socket
+
+    def unexpected(_: float) -> object:
+        monkeypatch.setattr(connection, "_read_socket", read_socket)
+        raise IndexError("pop from an empty deque")
+
+    thread = connection._connection_routine
+    monkeypatch.setattr(connection, "_read_socket", unexpected)
+    with contextlib.suppress(ZooKeeperUnavailableError):
+        await first.zookeeper.sync()
+    await eventually_async(lambda: first.registration.broker_epoch > before, "not registered again")
+    assert not thread.is_alive()
+    await brokers.seen_by([first, second], lambda it: it.brokers == [1, 2], "not both are there")
 
 
 async def test_h8_a_new_session_has_no_lease_before_the_view_was_read_in_it(brokers: Brokers):

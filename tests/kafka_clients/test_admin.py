@@ -96,6 +96,22 @@ def test_refusals_have_kafkas_errors(admin: AdminClient, new_topic):
     assert _code(lambda: _result(admin.delete_consumer_groups(["no-such-group"]))) == "GROUP_ID_NOT_FOUND"
 
 
+def test_a_key_that_nobody_knows_is_deleted_and_not_set(admin: AdminClient, new_topic):
+    topic = new_topic("unknown-keys", 1, retention_ms="3600000")
+
+    def alter(name: str, value: str | None, operation: AlterConfigOpType) -> None:
+        entry = ConfigEntry(name, value, incremental_operation=operation)
+        _result(
+            admin.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])])
+        )
+
+    alter("no.such.key", None, AlterConfigOpType.DELETE)
+    assert _code(lambda: alter("no.such.key", "1", AlterConfigOpType.SET)) == "INVALID_CONFIG"
+    alter("retention.ms", None, AlterConfigOpType.DELETE)
+    configs = _result(admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic)]))
+    assert configs["retention.ms"].value != "3600000"
+
+
 def test_offsets_are_found_by_time_and_at_both_ends(served: Served, admin: AdminClient, new_topic):
     topic = new_topic("times", 2)
     records = alike_records(100)

@@ -22,7 +22,7 @@ from tests.support.kafka_batches import log_batch
 from tests.support.kafka_reading import MIB, consume, fetch_one, http_rows, read_batches, rows_from
 from tests.support.manual_clock import ManualClock
 from tests.support.mixed_sources import SOURCES
-from tests.support.records import Row, wire_batch
+from tests.support.records import Row, compressed_payload, wire_batch
 from tests.support.running_broker import run, running_broker
 from tests.support.table_paths import path_of
 
@@ -44,8 +44,9 @@ def test_from_every_offset_the_records_are_those_over_http(tmp_path: Path, sourc
             expected = await http_rows(broker, topic)
             assert expected
             log = topic.partition(0)
-            for offset in range(log.log_start_offset, log.high_watermark + 1):
-                for max_bytes in (1, 700, MIB):
+            # Small fetches are many.
+            for max_bytes, step in ((1, 11), (700, 5), (MIB, 1)):
+                for offset in range(log.log_start_offset, log.high_watermark + 1, step):
                     batches = await consume(broker, topic, offset, max_bytes=max_bytes)
                     wanted = {at: row for at, row in expected.items() if at >= offset}
                     assert rows_from(batches, offset) == wanted, (offset, max_bytes)
@@ -124,8 +125,8 @@ def test_append_times_are_told_as_such_in_the_tail(tmp_path: Path) -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("sealed", [True, False])
-def test_a_batch_has_one_leader_epoch(tmp_path: Path, *, sealed: bool) -> None:
+@pytest.mark.parametrize("in_one_file", [True, False])
+def test_a_batch_has_one_leader_epoch(tmp_path: Path, *, in_one_file: bool) -> None:
     async def scenario() -> None:
         for start in range(3):
             async with running_broker(tmp_path) as broker:
@@ -134,9 +135,11 @@ def test_a_batch_has_one_leader_epoch(tmp_path: Path, *, sealed: bool) -> None:
         async with running_broker(tmp_path) as broker:
             topic = broker.topic(INTERNAL, "t")
             log = topic.partition(0)
-            if sealed:
+            if in_one_file:
                 await broker.roll(INTERNAL, topic)
-            assert log.sealed_offset == (12 if sealed else log.sealed_offset)
+                others.optimize(path_of(topic.table))
+                await broker.refresh(INTERNAL, topic)
+                assert len(log.segments.files) == 1
             for offset in range(12):
                 batches = await consume(broker, topic, offset)
                 assert len(batches) == 3 - offset // 4
@@ -189,5 +192,23 @@ def test_errors_and_room_are_those_of_every_fetch(tmp_path: Path) -> None:
             assert broker.admission.answers.reserved == found.num_bytes
             fetched.reservation.release()
             assert broker.admission.answers.reserved == 0
+
+    run(scenario())
+
+
+def test_frames_that_inflate_to_more_than_is_wanted_wait_for_the_next_fetch(tmp_path: Path) -> None:
+    batch = wire_batch([Row(7, None, b"v" * 10_000, None)] * 10)
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker)
+            for _ in range(5):
+                decoded = DecodedRecords(batch, None, verbatim=compressed_payload(batch, "zstd"))
+                (await broker.produce(INTERNAL, topic, decoded, partition=0)).require_stored()
+            assert topic.partition(0).unsealed_bytes < 50_000
+            answer = await fetch_one(broker, topic, 0, max_bytes=250_000)
+            assert (answer.next_offset, answer.count) == (20, 20)
+            assert 200_000 < answer.num_bytes < 250_000
+            assert (await fetch_one(broker, topic, 0, max_bytes=10)).next_offset == 10
 
     run(scenario())

@@ -5,12 +5,14 @@ import contextlib
 import shutil
 from pathlib import Path
 
+import pytest
+
 from consumer_offsets.group_coordinator import GroupCoordinator
 from consumer_offsets.group_shards import OFFSETS_TOPIC_CONFIGS
 from consumer_offsets.offsets import OffsetToCommit
 from logstore.broker.context import INTERNAL
 from logstore.broker.topic_catalog import TopicCatalog
-from logstore.errors import CoordinatorLoadInProgressError
+from logstore.errors import CoordinatorLoadInProgressError, NotCoordinatorError
 from logstore.filesystem import FileSystem
 from logstore.records.offset_record import OFFSETS_TOPIC
 from logstore.table_root import TableRoot
@@ -48,6 +50,24 @@ def test_a_start_does_not_wait_for_groups_whose_replicas_wait_for_the_start(tmp_
         finally:
             for one in list(killed.brokers):
                 await killed.stop(one)
+
+    run(scenario())
+
+
+def test_a_coordinator_that_is_cut_off_tells_no_old_offsets(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        catalog = TopicCatalog(TableRoot(tmp_path, FileSystem()))
+        catalog.create(OFFSETS_TOPIC, num_partitions=1, config_overrides=OFFSETS_TOPIC_CONFIGS)
+        async with running_cluster(tmp_path, 1, 2) as cluster, GroupCoordinator.running(cluster.brokers[1]) as groups:
+            await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 0)])
+            leader = cluster.brokers[1].topic(INTERNAL, OFFSETS_TOPIC).partition(0).require_leader()
+            leader._has_lease = lambda: False
+            assert is_committed(groups), "while its follower follows"
+            leader._is_followed = lambda _: False
+            with pytest.raises(NotCoordinatorError, match="neither ZooKeeper nor all replicas"):
+                groups.committed(INTERNAL, "g")
+            leader._has_lease = lambda: True
+            assert is_committed(groups)
 
     run(scenario())
 

@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import threading
 from uuid import UUID
 
@@ -80,6 +81,34 @@ def test_appends_made_together_share_one_fdatasync_and_keep_their_order(tmp_path
     assert asyncio.run(scenario()) == list(range(100))
     assert filesystem.syncs == 1
     assert offsets(recovered_frames(tmp_path)) == list(range(100))
+
+
+def test_the_end_of_a_group_is_told_when_all_of_it_was(tmp_path):
+    async def scenario():
+        async with running(tmp_path) as (journal, _):
+            assert journal.group_told() is None, "nothing is on its way"
+            appends = [journal.append([data_frame(i)]) for i in range(3)]
+            told = journal.group_told()
+            assert told is journal.group_told()
+            await told
+            assert all(append.done() for append in appends)
+            assert journal.group_told() is None
+
+    asyncio.run(scenario())
+
+
+def test_the_end_of_a_group_that_failed_is_told(tmp_path):
+    class Broken(FileSystem):
+        def fdatasync(self, fd):
+            raise OSError(errno.EIO, "broken")
+
+    async def scenario():
+        async with running(tmp_path, Broken()) as (journal, _):
+            append = journal.append([data_frame(0)])
+            await journal.group_told()
+            assert isinstance(append.exception(), StorageError)
+
+    asyncio.run(scenario())
 
 
 def test_a_group_is_bounded_and_an_append_larger_than_it_goes_alone(tmp_path):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from consumer_offsets import groups_machine
 from logstore.errors import (
     CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
@@ -13,6 +14,7 @@ from logstore.errors import (
     IllegalGenerationError,
     InconsistentGroupProtocolError,
     InvalidGroupError,
+    InvalidRequestError,
     InvalidSessionTimeoutError,
     MemberIdRequiredError,
     NotCoordinatorError,
@@ -224,6 +226,27 @@ def test_a_group_of_any_name_has_members_and_their_clients_are_told(tmp_path: Pa
             (one,) = group.members
             assert (one.client_id, one.client_host) == ("test", "127.0.0.1")
             assert (one.member_metadata, one.member_assignment) == (b"mine", b"all")
+
+    run(scenario())
+
+
+def test_ids_that_nobody_joins_with_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups_machine, "GROUP_MEMBERS_PENDING_MAX", 3)
+    again = CoordinatorNotAvailableError.kafka_code
+
+    async def scenario() -> None:
+        async with kafka_handlers(tmp_path, offsets_topic_num_partitions=1, **OPTIONS) as handlers:
+            given = [await join(handlers, group_id=f"g{number}") for number in range(4)]
+            assert [one.error_code for one in given] == [*[MemberIdRequiredError.kafka_code] * 3, again]
+            assert (await join(handlers, 3, group_id="old")).error_code == 0, "it is a member at once"
+            assert (await join(handlers, group_id="g0", member_id=given[0].member_id)).error_code == 0
+            assert (await join(handlers, group_id="g3")).error_code == MemberIdRequiredError.kafka_code
+            assert (await join(handlers, group_id="g3")).error_code == again
+            one = LeaveGroupRequest.MemberIdentity(member_id=given[1].member_id)
+            await handlers.ask(LEAVE, 5, LeaveGroupRequest(group_id="g1", members=[one]))
+            assert (await join(handlers, group_id="g3")).error_code == MemberIdRequiredError.kafka_code
+            many = LeaveGroupRequest(group_id="g3", members=[one] * 10_001)
+            assert (await handlers.ask(LEAVE, 5, many)).error_code == InvalidRequestError.kafka_code
 
     run(scenario())
 

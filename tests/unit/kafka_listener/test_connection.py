@@ -363,6 +363,9 @@ def test_requests_wait_for_room_among_the_bytes_in_flight(tmp_path: Path):
                 short.send(PRODUCE, 9, produce_request({0: batch_of(b"x" * 500)}))
                 await asyncio.sleep(0.2)
                 assert server.store.broker.topic(INTERNAL, "t").partition(0).high_watermark == 0
+                # Heartbeats and the like go on.
+                other = await server.connect()
+                assert (await other.ask(METADATA, 13, ALL_TOPICS)).error_code == 0
             for client in (long, short):
                 _, answer = await client.receive(PRODUCE, 9)
                 assert answer.responses[0].partition_responses[0].error_code == 0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
 
 from logstore.errors import FetchSessionNotFoundError, FetchSessionTopicIdError, InvalidFetchSessionEpochError
 from logstore.kafka_listener.fetch_sessions import EVICTION_S, Answer, Fetching, FetchSessions, Key, next_epoch
@@ -83,6 +83,7 @@ class Sessions(RuleBasedStateMachine):
 
     begun = Bundle("begun")
     keys = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3)), max_size=5, unique=True)
+    some_keys = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3)), min_size=1, max_size=5, unique=True)
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +103,7 @@ class Sessions(RuleBasedStateMachine):
         chosen=keys,
         by_id=st.booleans(),
         old=st.integers(0, SESSIONS_MAX),
-        ends=st.booleans(),
+        ends=st.sampled_from([False, False, True]),
         offset=st.integers(0, 9),
     )
     def full(self, chosen: list[tuple[int, int]], by_id: bool, old: int, ends: bool, offset: int) -> Begun:
@@ -167,6 +168,16 @@ class Sessions(RuleBasedStateMachine):
         assert [key for key, _ in found] == list(session.told)
         assert [one.fetch_offset for _, one in found] == [session.offsets[key] for key in session.told]
         return Begun(fetching, list(session.told), session_id, session.epoch, by_id, False, offset)
+
+    @rule(chosen=some_keys, by_id=st.booleans(), data=st.data())
+    def opened(self, chosen: list[tuple[int, int]], by_id: bool, data: st.DataObject) -> None:
+        self.answer(self.full(chosen, by_id, 0, False, 0), data)
+
+    @precondition(lambda self: self.model)
+    @rule(at=st.integers(0, SESSIONS_MAX - 1), chosen=keys, data=st.data())
+    def answered(self, at: int, chosen: list[tuple[int, int]], data: st.DataObject) -> None:
+        """As most clients do: one request after the other."""
+        self.answer(self.incremental(at, chosen, [], True, 0, 0), data)
 
     @rule(one=consumes(begun), data=st.data())
     def answer(self, one: Begun, data: st.DataObject) -> None:
@@ -279,6 +290,46 @@ def test_partitions_of_all_sessions_are_bounded() -> None:
     whole = sessions.begin(request([("u", n) for n in range(10)]), by_id=False)
     assert whole.answer(answers(whole)).session_id
     assert (len(sessions), sessions.num_partitions) == (1, 10)
+
+
+def opened(sessions: FetchSessions, name: str, size: int) -> int:
+    """The id of a new session of so many partitions."""
+    fetching = sessions.begin(request([(name, n) for n in range(size)]), by_id=False)
+    return fetching.answer(answers(fetching)).session_id
+
+
+def used(sessions: FetchSessions, session_id: int, epoch: int, **fields: Any) -> list[Key]:
+    """The partitions of the next fetch of a session, in their order; ``fields`` are those of all answers."""
+    fetching = sessions.begin(request(session_id=session_id, epoch=epoch), by_id=False)
+    keys = [key for key, _ in fetching.partitions]
+    fetching.answer(answers(fetching, **fields))
+    return keys
+
+
+def test_a_new_session_takes_the_place_of_a_smaller_old_one() -> None:
+    clock = ManualClock()
+    sessions = FetchSessions(clock, sessions_max=2)
+    small, large = opened(sessions, "a", 2), opened(sessions, "b", 3)
+    assert opened(sessions, "c", 9) == 0, "both are new"
+    clock.advance(EVICTION_S * 1000 - 500)
+    used(sessions, small, 1)
+    used(sessions, large, 1)
+    clock.advance(1000)
+    assert opened(sessions, "c", 2) == 0
+    assert opened(sessions, "c", 3)
+    with pytest.raises(FetchSessionNotFoundError):
+        used(sessions, small, 2)
+    used(sessions, large, 2)
+
+
+def test_partitions_with_records_come_last_the_next_time() -> None:
+    sessions = FetchSessions(ManualClock())
+    session_id = opened(sessions, "a", 3)
+    fetching = sessions.begin(request(session_id=session_id, epoch=1), by_id=False)
+    first, *others = answers(fetching)
+    records = (first[0], Answer(partition_index=0, records=b"batch"))
+    assert told(fetching.answer([records, *others])) == [("a", 0)]
+    assert used(sessions, session_id, 2) == [("a", 1), ("a", 2), ("a", 0)]
 
 
 def test_neighbours_of_a_topic_are_told_together() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from consumer_offsets.committed_offsets import TopicPartition
 from consumer_offsets.groups.events import ConsumerGroupHeartbeat, JoinGroup, JoinProtocol
 from consumer_offsets.offsets import CommittingMember, OffsetToCommit
 from logstore.broker.authorizer import Authorizer
@@ -49,7 +50,9 @@ async def make_groups(handlers: Handlers) -> None:
         ),
     )
     for group in ("simple", ""):
-        assert await groups.commit_each(INTERNAL, group, [OffsetToCommit("t", 0, 9)], CommittingMember()) == [None]
+        assert await groups.commit_each(INTERNAL, group, [OffsetToCommit("t", 0, 9)], CommittingMember()) == {
+            TopicPartition("t", 0): None
+        }
 
 
 @pytest.mark.parametrize("version", range(APIS[DESCRIBE].version_min, APIS[DESCRIBE].version_max + 1))
@@ -79,6 +82,8 @@ def test_groups_are_described(tmp_path: Path, version: int) -> None:
                 assert found[group].error_code == (UnknownGroupError.kafka_code if version >= 6 else 0)
                 assert (found[group].error_message is not None) == (version >= 6)
             assert found["secret"].error_code == GroupAuthorizationError.kafka_code
+            twice = await handlers.ask(DESCRIBE, version, DescribeGroupsRequest(groups=["classic", "classic"]))
+            assert [group.error_code for group in twice.groups] == [0, InvalidRequestError.kafka_code]
 
     run(scenario())
 

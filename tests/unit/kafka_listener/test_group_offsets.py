@@ -13,6 +13,7 @@ from logstore.errors import (
     GroupAuthorizationError,
     GroupSubscribedToTopicError,
     IllegalGenerationError,
+    InvalidRequestError,
     NonEmptyGroupError,
     OffsetMetadataTooLargeError,
     OffsetOutOfRangeError,
@@ -261,6 +262,19 @@ def test_offsets_of_topics_that_nobody_subscribes_to_are_deleted(tmp_path: Path)
             await commit(handlers, {"v": [(0, 1, -1, "")]})
             await classic_member(handlers, b"", "connect")
             assert await delete(handlers, {"v": [0]}) == (NonEmptyGroupError.kafka_code, {})
+
+    run(scenario())
+
+
+def test_a_group_is_fetched_once_in_a_request(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with kafka_handlers(tmp_path) as handlers:
+            await new_topics(handlers, "t")
+            await commit(handlers, {"t": [(0, 1, -1, "")]})
+            one = OffsetFetchRequest.OffsetFetchRequestGroup(group_id="g", topics=None)
+            answer = await handlers.ask(FETCH, 9, OffsetFetchRequest(groups=[one, one]))
+            assert [group.error_code for group in answer.groups] == [0, InvalidRequestError.kafka_code]
+            assert [len(group.topics) for group in answer.groups] == [1, 0]
 
     run(scenario())
 

@@ -154,6 +154,10 @@ def test_a_batch_that_comes_twice_is_stored_once(tmp_path: Path):
             for first, outcome in ((0, (0, 0, 0)), (0, (0, 0, 0)), (4, (0, 45, -1)), (2, (0, 0, 2))):
                 assert outcomes(await client.ask(PRODUCE, 9, request(first))) == [outcome]
             assert topic.partition(0).high_watermark == 4
+            # Java's producer begins anew at UNKNOWN_PRODUCER_ID if it learns where the log starts.
+            stranger = batch_of(b"a", identity=BatchIdentity(made.producer_id + 10_000_000, 0, 0))
+            answer = await client.ask(PRODUCE, 9, produce_request({0: stranger}))
+            assert (outcomes(answer), answer.responses[0].partition_responses[0].log_start_offset) == ([(0, 59, -1)], 0)
             # The next epoch fences this one.
             answer = await client.ask(INIT_PRODUCER_ID, 4, producer(made.producer_id, made.producer_epoch))
             assert (answer.error_code, answer.producer_id, answer.producer_epoch) == (0, made.producer_id, 1)

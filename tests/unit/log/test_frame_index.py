@@ -94,6 +94,13 @@ def test_a_fetch_takes_at_least_one_frame_and_stops_at_its_bytes_when_inflated()
     assert index.frames_by_bytes(15, 15, 1000) == []
 
 
+def test_bytes_from_an_offset_count_what_lies_between_the_frames() -> None:
+    index = FrameIndex()
+    for base, position in ((0, 100), (10, 200), (20, 1_000)):
+        index.add(header(base, 10), FrameLocation(position, 50))
+    assert [index.bytes_from(offset) for offset in (0, 9, 10, 29, 30)] == [950, 950, 850, 50, 0]
+
+
 def test_recovered_frames_come_into_order_and_the_later_copy_stays() -> None:
     index = FrameIndex()
     for base, position in ((10, 0), (20, 100), (0, 200), (10, 300)):

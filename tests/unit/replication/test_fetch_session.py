@@ -20,6 +20,7 @@ from logstore.journal.writer import FrameBuffers
 from logstore.log.in_sync_replicas import InSyncReplicas
 from logstore.log.partition_log import PartitionLog
 from logstore.records.schema import WIRE_SCHEMA
+from logstore.replication import fetch_session
 from logstore.replication.fetch_session import FetchSession
 from logstore.replication.protocol import Fetch, FetchedRow, FetchRow, decode_fetched, split_frames
 from tests.support.manual_clock import ManualClock
@@ -38,6 +39,8 @@ class Bytes:
         self.freed: set[FrameLocation] = set()
         self.in_memory = True
         self.end = 0
+        #: Of the group on its way to the disk.
+        self.told: asyncio.Future[None] | None = None
 
     def add(self, frame: Frame) -> FrameLocation:
         buffers = FrameBuffers(self.end, self.end, 7)
@@ -45,6 +48,9 @@ class Bytes:
         self.frames[location] = memoryview(b"".join(buffers.buffers()))
         self.end = buffers.end
         return location
+
+    def group_told(self) -> asyncio.Future[None] | None:
+        return self.told
 
     def recent_frame(self, location: FrameLocation) -> list[memoryview] | None:
         return [self.frames[location]] if self.in_memory else None
@@ -241,6 +247,52 @@ def test_a_fetch_waits_for_frames_and_tells_moved_ends_when_its_time_is_over() -
         assert (await waiting)[0][1] == [0]
         await ask(session, row(0, 1, 1))
         assert await ask(session, wait_ms=1) == {}, "the high watermark was told"
+
+    in_loop(scenario)
+
+
+def test_a_wake_without_news_in_the_moment_when_the_time_is_over_does_not_prolong_the_wait() -> None:
+    async def scenario() -> None:
+        leader = Leader()
+        session = leader.session()
+        await ask(session, row(0, 0))
+        waiting = asyncio.create_task(ask(session, wait_ms=60_000))
+        await asyncio.sleep(0)
+        session._woken(0)
+        session._time_is_over()
+        assert await asyncio.wait_for(waiting, 5) == {}
+
+    in_loop(scenario)
+
+
+def test_frames_on_their_way_to_the_disk_go_with_those_that_are_there() -> None:
+    async def scenario() -> None:
+        leader = Leader()
+        session = leader.session()
+        await ask(session, row(0, 0))
+        leader.append()
+        told = leader.journal.told = asyncio.get_running_loop().create_future()
+        waiting = asyncio.create_task(ask(session, wait_ms=10_000))
+        await asyncio.sleep(0)
+        leader.append()
+        told.set_result(None)
+        assert (await waiting)[0][1] == [0, 1], "one round for both"
+
+    in_loop(scenario)
+
+
+def test_a_slow_disk_holds_up_nothing_that_is_stored_nor_does_any_a_large_answer() -> None:
+    async def scenario() -> None:
+        leader = Leader()
+        session = leader.session()
+        leader.append()
+        leader.journal.told = asyncio.get_running_loop().create_future()
+        assert (await asyncio.wait_for(ask(session, row(0, 0), wait_ms=10_000), 5))[0][1] == [0]
+        leader.append(count=2 * fetch_session._SMALL_BYTES // FRAME_BYTES)
+        large = asyncio.create_task(ask(session, row(0, 1, 1), wait_ms=10_000))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert large.done(), "it costs more than a round"
 
     in_loop(scenario)
 

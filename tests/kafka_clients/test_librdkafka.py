@@ -1,0 +1,95 @@
+"""librdkafka's own suite of tests, compiled out of the source in the crate rdkafka-sys, against the listener.
+
+Tests that need no broker are left to librdkafka. ``LEFT_OUT`` has the reasons for those of the others that do not run.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.support.kafka_clients.store_process import KafkaStoreProcess
+from tests.support.server_process import ROOT
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
+
+CRATE = ROOT / "tests/kafka_clients/librdkafka"
+HOME = ROOT / ".cache/librdkafka"
+
+LEFT_OUT: Final[Mapping[str, Sequence[str]]] = {
+    "transactions, which the store has not yet": ("0055", "0061", "0098", "0103", "0129"),
+    "SASL and TLS, which the listener has not yet": ("0097", "0126", "0135", "0142"),
+    "ACLs, which the store has not yet": ("0081", "0115", "0119"),
+    "errors of single records of a batch (KIP-467), which the store does not tell": ("0011",),
+    "Kafka's scripts, which the suite calls": ("0052", "0077", "0092", "0109"),
+    "three brokers in racks": ("0101",),
+    "topics that are not made by themselves, on a broker of its own": ("0107", "0111"),
+    "a lot of time: it measures the performance": ("0038",),
+    "times that a busy machine does not keep; both pass alone": ("0084", "0088"),
+}
+#: What is started is more than this: the suite's own list has not shrunk.
+RUN_MIN: Final = 70
+
+
+@pytest.fixture(scope="module")
+def suite() -> Path:
+    """The directory of the tests, compiled."""
+    missing = [tool for tool in ("cargo", "make", "g++") if shutil.which(tool) is None]
+    if missing:
+        pytest.skip(f"{' and '.join(missing)} is missing (sudo apt-get install cargo make g++)")
+    vendor = HOME / "vendor"
+    if not (found := list(vendor.glob("rdkafka-sys-*/librdkafka/tests"))):
+        _run(["cargo", "vendor", "--quiet", "--locked", "--versioned-dirs", str(vendor)], CRATE)
+        found = list(vendor.glob("rdkafka-sys-*/librdkafka/tests"))
+    (tests,) = found
+    if not (tests / "test-runner").exists():
+        jobs = f"-j{os.cpu_count()}"
+        without = ["--disable-ssl", "--disable-gssapi", "--disable-curl", "--disable-lz4-ext", "--disable-zstd"]
+        _run(["./configure", *without, "--disable-debug-symbols"], tests.parent)
+        _run(["make", jobs, "libs"], tests.parent)
+        _run(["make", jobs, "test-runner"], tests)
+    return tests
+
+
+def _run(command: list[str], directory: Path) -> None:
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+
+
+def test_the_suite_passes(suite: Path, tmp_path: Path):
+    settings = {"LOGSTORE_AUTO_CREATE_TOPICS_ENABLE": "true", "LOGSTORE_NUM_PARTITIONS": "4"}
+    with KafkaStoreProcess(tmp_path / "data", environment=settings) as store:
+        config = tmp_path / "test.conf"
+        config.write_text(f"bootstrap.servers={store.bootstrap}\nbroker.address.family=v4\ntest.timeout.multiplier=3\n")
+        output = tmp_path / "output"
+        with output.open("wb") as file:
+            done = subprocess.run(
+                ["./test-runner", "-L", "-Q", "-p4"],
+                cwd=suite,
+                env={
+                    **os.environ,
+                    "LD_LIBRARY_PATH": "../src:../src-cpp",
+                    "RDKAFKA_TEST_CONF": str(config),
+                    "TEST_KAFKA_VERSION": "4.1.1",
+                    "TESTS_SKIP": ",".join(number for numbers in LEFT_OUT.values() for number in numbers),
+                },
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                timeout=560,
+                check=False,
+            )
+    told = re.sub(r"\x1b\[[0-9;]*m", "", output.read_text(errors="replace"))
+    failures = re.findall(r'^### Test "[^\n]*\n[^\n]*', told, re.MULTILINE)
+    assert not failures, "\n".join(failures)
+    assert done.returncode == 0, told[-2000:]
+    started = set(re.findall(r"=+ Running test (\w+) =+", told))
+    passed = set(re.findall(r"=+ Test (\w+) PASSED =+", told))
+    # A test may find that something is missing that it needs.
+    left_out = set(re.findall(r"=+ Test (\w+) SKIPPED =+", told))
+    assert started == passed | left_out
+    assert len(passed) > RUN_MIN
