@@ -14,6 +14,7 @@ from logstore.broker.context import INTERNAL
 from logstore.clock import Clock
 from logstore.errors import (
     BrokerNotReadyError,
+    CoordinatorNotAvailableError,
     InvalidGroupError,
     LogStoreError,
     NotCoordinatorError,
@@ -182,14 +183,17 @@ class GroupShards:
     async def of(self, group: str, timeout_ms: int) -> GroupShard:
         """The shard of the group, once it is loaded. Its topic is made when it is first needed.
 
-        Raises as ``machine``; BrokerNotReadyError.
+        Raises as ``machine``; BrokerNotReadyError, CoordinatorNotAvailableError.
         """
         if self._is_closed:
             raise BrokerNotReadyError("The store is stopping. Try again in a few seconds.")
         self._of(group)
         await self.make_topic()
         shard = self._of(group)
-        assert shard is not None
+        if shard is None:  # the topic was made, and ZooKeeper has not heard of it
+            raise CoordinatorNotAvailableError(
+                f"{OFFSETS_TOPIC} was made a moment ago, and nobody coordinates group {group!r} yet: try again."
+            )
         await shard.until_settled(timeout_ms)
         self._of(group)  # which tells if its log could not be read
         shard.require_active()
