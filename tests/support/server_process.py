@@ -49,6 +49,9 @@ class ServerProcess:
         """Returns when the server says that it listens; NotStartedError if it does not within minutes."""
         command = [sys.executable, "-m", self._module, "serve", "--data", str(self.data), "--port", str(self._port)]
         began = time.monotonic()
+        former = getattr(self, "process", None)
+        if former is not None and former.stdout is not None:  # it ended by itself
+            former.stdout.close()
         with self._log.open("ab") as log:
             logged = log.tell()
             self.process = subprocess.Popen(

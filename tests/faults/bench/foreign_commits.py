@@ -218,6 +218,8 @@ def _stats(add: Action) -> Action:
 
 
 def _overlap(file: Action, add: Action) -> bool:
+    if file["min.offset"] is None:  # it has no rows
+        return False
     stats = _stats(add)
     return (
         file["partition.partition"] == int(add["partitionValues"]["partition"])
