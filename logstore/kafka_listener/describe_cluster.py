@@ -35,9 +35,8 @@ async def describe_cluster(
         cluster_id=broker.cluster_id,
         controller_id=-1 if broker.controller_id is None else broker.controller_id,
         brokers=[
-            _Broker(broker_id=one.id, host=address[0], port=address[1], rack=one.rack)
-            for one in broker.brokers_by_id.values()
-            if (address := store.endpoint(one.id)) is not None
+            _Broker(broker_id=one.id, host=host, port=port, rack=one.rack)
+            for one, (host, port) in store.reachable_brokers()
         ],
         cluster_authorized_operations=(
             authorized_operations(broker.authorizer, context, ResourceType.CLUSTER)

@@ -89,9 +89,7 @@ def _described(
                 error_code=LeaderNotAvailableError.kafka_code if state.leader < 0 else NONE,
                 partition_index=partition,
                 leader_id=state.leader,
-                leader_epoch=topic.partitions[partition].leader_epoch
-                if state.leader == store.node_id
-                else state.leader_epoch,
+                leader_epoch=state.leader_epoch,
                 replica_nodes=state.replicas,
                 isr_nodes=state.in_sync_replicas,
                 eligible_leader_replicas=(),

@@ -6,6 +6,7 @@ allows it and ``auto.create.topics.enable`` is set. An error is that of its topi
 is this broker's view.
 """
 
+from collections.abc import Sequence
 from typing import Final
 from uuid import UUID
 
@@ -37,20 +38,22 @@ async def metadata(
     operations = request.include_topic_authorized_operations
     asked = request.topics
     if asked is None or (version == 0 and not asked):
-        found = broker.topics(context, include_internal=True)
-        topics = [_topic(store, context, topic, version, operations=operations) for topic in found]
+        found: Sequence[Topic | _Topic] = broker.topics(context, include_internal=True)
     else:
         await broker.until_known([one.name for one in asked if one.name is not None])
-        topics = [
-            await _asked_topic(store, context, one, version, operations, may_make=request.allow_auto_topic_creation)
-            for one in asked
-        ]
-    brokers = (_broker(store, one.id, one.rack) for one in broker.brokers_by_id.values())
+        may_make = request.allow_auto_topic_creation
+        found = [await _asked_topic(store, context, one, version, may_make=may_make) for one in asked]
+    # Read at once with the leaders: nothing is awaited from here on.
+    reachable = store.reachable_brokers()
+    there = {one.id for one, _ in reachable}
     return MetadataResponse(
-        brokers=[one for one in brokers if one is not None],
+        brokers=[_Broker(node_id=one.id, host=host, port=port, rack=one.rack) for one, (host, port) in reachable],
         cluster_id=broker.cluster_id,
         controller_id=-1 if broker.controller_id is None else broker.controller_id,
-        topics=topics,
+        topics=[
+            _topic(store, context, one, there, version, operations=operations) if isinstance(one, Topic) else one
+            for one in found
+        ],
         cluster_authorized_operations=(
             authorized_operations(broker.authorizer, context, ResourceType.CLUSTER)
             if request.include_cluster_authorized_operations
@@ -59,29 +62,22 @@ async def metadata(
     )
 
 
-def _broker(store: KafkaStore, broker_id: int, rack: str | None) -> _Broker | None:
-    address = store.endpoint(broker_id)
-    return None if address is None else _Broker(node_id=broker_id, host=address[0], port=address[1], rack=rack)
-
-
 async def _asked_topic(
     store: KafkaStore,
     context: RequestContext,
     asked: MetadataRequest.MetadataRequestTopic,
     version: int,
-    operations: bool,
     *,
     may_make: bool,
-) -> _Topic:
+) -> Topic | _Topic:
+    """The topic, or the answer for one that is not to be had."""
     broker = store.broker
     try:
         if asked.topic_id != ZERO_UUID:
-            topic = broker.topic_by_id(context, UUID(bytes=asked.topic_id))
-        elif asked.name is None:
+            return broker.topic_by_id(context, UUID(bytes=asked.topic_id))
+        if asked.name is None:
             raise InvalidRequestError("A topic of the request has neither a name nor an id.")
-        else:
-            topic = await _topic_by_name(store, context, asked.name, may_make=may_make)
-        return _topic(store, context, topic, version, operations=operations)
+        return await _topic_by_name(store, context, asked.name, may_make=may_make)
     except LogStoreError as error:
         # Before version 12 a name is not null.
         name = asked.name if version >= 12 else asked.name or ""
@@ -99,10 +95,12 @@ async def _topic_by_name(store: KafkaStore, context: RequestContext, name: str, 
         return await store.broker.topic_for_produce(context, name)
 
 
-def _topic(store: KafkaStore, context: RequestContext, topic: Topic, version: int, *, operations: bool) -> _Topic:
+def _topic(
+    store: KafkaStore, context: RequestContext, topic: Topic, there: set[int], version: int, *, operations: bool
+) -> _Topic:
+    """``there``: the brokers that Kafka's clients can reach."""
     broker = store.broker
     states = broker.partition_states(context, topic)
-    there = {one for one in broker.brokers_by_id if store.endpoint(one) is not None}
     return _Topic(
         name=topic.name,
         topic_id=topic.topic_id.bytes,
@@ -117,7 +115,7 @@ def _topic(store: KafkaStore, context: RequestContext, topic: Topic, version: in
 
 
 def _partition(number: int, state: PartitionState, there: set[int], version: int) -> _Partition:
-    """``there``: the brokers that Kafka's clients can reach. Version 0 names no others, and says so."""
+    """Version 0 names no brokers but those that are ``there``, and says so."""
     error_code = 0
     leader = state.leader
     replicas, isr = state.replicas, state.in_sync_replicas

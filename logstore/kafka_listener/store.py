@@ -2,7 +2,7 @@
 
 from consumer_offsets.group_coordinator import GroupCoordinator
 from logstore.broker.broker import Broker
-from logstore.cluster.coordinator import Coordinator
+from logstore.cluster.coordinator import BrokerEndpoint, Coordinator
 from logstore.kafka_listener.fetch_sessions import FetchSessions
 from logstore.settings import Settings, host_and_port
 
@@ -34,3 +34,8 @@ class KafkaStore:
         if broker is None or broker.kafka is None:
             return None
         return host_and_port(broker.kafka)
+
+    def reachable_brokers(self) -> list[tuple[BrokerEndpoint, tuple[str, int]]]:
+        """The brokers that Kafka's clients reach, with host and port."""
+        endpoints = ((one, self.endpoint(one.id)) for one in self.broker.brokers_by_id.values())
+        return [(one, endpoint) for one, endpoint in endpoints if endpoint is not None]
