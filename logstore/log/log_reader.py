@@ -75,14 +75,12 @@ class LogReader:
         outside [log start, high watermark].
         """
 
-        async def decoded(at: int, max_bytes: int, *, may_be_empty: bool) -> Slice[pa.RecordBatch]:
-            wanted = Wanted(at, _read_end(log, at, isolation), max_bytes, may_be_empty, log.log_start_offset)
-            if not log.sealed_offset <= at < wanted.end:
-                return await self._history_slice(topic, log, wanted, self._slices.read_segment)
-            frames = log.index.frames_by_bytes(at, wanted.end, max_bytes)
+        async def of_tail(wanted: Wanted) -> Slice[pa.RecordBatch]:
+            frames = log.index.frames_by_bytes(wanted.start, wanted.end, wanted.max_bytes)
             return await self._in_thread(lambda: self._slices.read_frames(frames, wanted))
 
-        result = await self._read(topic, log, offset, decoded, max_bytes, min_bytes, isolation)
+        of_segment = self._slices.read_segment
+        result = await self._read(topic, log, offset, of_segment, of_tail, max_bytes, min_bytes, isolation)
         return dataclasses.replace(result, records=pa.Table.from_batches(result.records, LOG_SCHEMA))
 
     async def read_stored(
@@ -99,13 +97,11 @@ class LogReader:
         one if there is any.
         """
 
-        async def stored(at: int, max_bytes: int, *, may_be_empty: bool) -> Slice[RecordBatch]:
-            wanted = Wanted(at, _read_end(log, at, isolation), max_bytes, may_be_empty, log.log_start_offset)
-            if not log.sealed_offset <= at < wanted.end:
-                return await self._history_slice(topic, log, wanted, self._slices.read_stored_segment)
-            frames = log.index.frames_by_bytes(at, wanted.end, max_bytes)
+        async def of_tail(wanted: Wanted) -> Slice[RecordBatch]:
+            at = wanted.start
+            frames = log.index.frames_by_bytes(at, wanted.end, wanted.max_bytes)
             num_bytes = sum(frame.inflated_bytes for frame in frames)
-            if num_bytes > max_bytes and (may_be_empty or len(frames) > 1):
+            if num_bytes > wanted.max_bytes and (wanted.may_be_empty or len(frames) > 1):
                 num_bytes -= frames.pop().inflated_bytes
             if not frames:
                 return Slice([], 0, 0, at)
@@ -113,7 +109,8 @@ class LogReader:
             count = sum(frame.end_offset - max(at, frame.base_offset) for frame in frames if frame.has_records)
             return Slice(batches, count, num_bytes, frames[-1].end_offset)
 
-        return await self._read(topic, log, offset, stored, max_bytes, min_bytes, isolation)
+        of_segment = self._slices.read_stored_segment
+        return await self._read(topic, log, offset, of_segment, of_tail, max_bytes, min_bytes, isolation)
 
     async def read_batches(
         self,
@@ -132,17 +129,14 @@ class LogReader:
         """
         epochs = log.state.leader_epochs.entries
 
-        async def batches(at: int, max_bytes: int, *, may_be_empty: bool) -> Slice[Buffer]:
-            wanted = Wanted(at, _read_end(log, at, isolation), max_bytes, may_be_empty, log.log_start_offset)
-            if not log.sealed_offset <= at < wanted.end:
-                read = functools.partial(self._slices.read_segment_batches, epochs=epochs)
-                return await self._history_slice(topic, log, wanted, read)
-            locations = log.index.locations_by_length(at, wanted.end, max_bytes)
-            if may_be_empty and locations[0].length - HEADER_BYTES > max_bytes:
-                return Slice([], 0, 0, at)
+        async def of_tail(wanted: Wanted) -> Slice[Buffer]:
+            locations = log.index.locations_by_length(wanted.start, wanted.end, wanted.max_bytes)
+            if wanted.may_be_empty and locations[0].length - HEADER_BYTES > wanted.max_bytes:
+                return Slice([], 0, 0, wanted.start)
             return await self._in_thread(lambda: self._slices.read_frame_batches(locations, wanted))
 
-        result = await self._read(topic, log, offset, batches, max_bytes, min_bytes, isolation)
+        of_segment = functools.partial(self._slices.read_segment_batches, epochs=epochs)
+        result = await self._read(topic, log, offset, of_segment, of_tail, max_bytes, min_bytes, isolation)
         if not result.records and result.next_offset > offset:
             records = [gap_batch(offset, result.next_offset, epochs)]
             return dataclasses.replace(result, records=records, num_bytes=len(records[0]))
@@ -153,12 +147,21 @@ class LogReader:
         topic: Topic,
         log: PartitionLog,
         offset: int,
-        next_slice: Callable[..., Awaitable[Slice[C]]],
+        of_segment: SegmentRead[C],
+        of_tail: Callable[[Wanted], Awaitable[Slice[C]]],
         max_bytes: int,
         min_bytes: int,
         isolation: Isolation,
     ) -> FetchResult[list[C]]:
+        """Slices from ``offset`` on: ``of_segment`` and ``of_tail`` give them in the form that is asked for."""
         require_in_range(log, offset)
+
+        async def next_slice(at: int, max_bytes: int, *, may_be_empty: bool) -> Slice[C]:
+            wanted = Wanted(at, _read_end(log, at, isolation), max_bytes, may_be_empty, log.log_start_offset)
+            if log.sealed_offset <= at < wanted.end:
+                return await of_tail(wanted)
+            return await self._history_slice(topic, log, wanted, of_segment)
+
         taken: list[C] = []
         count = num_bytes = 0
         at = offset
