@@ -44,9 +44,11 @@ class Story:
         asked = {"broker": broker, "topic": "t", "partition": 0, "record_id": record_id}
         self.call("probe", asked, {"offset": offset})
 
-    def replica(self, broker: int, frames: list[list[Any]], removed: list[list[Any]] | None = None) -> None:
+    def replica(
+        self, broker: int, frames: list[list[Any]], removed: list[list[Any]] | None = None, *, sealed: int = 0
+    ) -> None:
         where = {"broker": broker, "topic": "t", "partition": 0}
-        self.tell("replica", **where, sealed=0, frames=frames, removed=removed or [])
+        self.tell("replica", **where, sealed=sealed, frames=frames, removed=removed or [])
 
     def final(self) -> None:
         self.tell("final", topic="t", partition=0, log_start=0, high_watermark=len(ROWS), rows=ROWS)
@@ -153,6 +155,38 @@ def test_a_frame_that_was_truncated_and_is_there() -> None:
     story.events.pop()
     story.replica(3, frames(), removed=frames()[3:])
     assert story.found() == ["H7 truncated below what is committed"]
+
+
+def left_over() -> list[list[Any]]:
+    """The last two records are of epoch 0, which has committed others."""
+    return [*frames(2), [2, 2, 0, "never committed", rows_digest([[2, 1, "x", None, "x"], [3, 1, "y", None, "y"]])]]
+
+
+@pytest.mark.parametrize(("sealed", "named"), [(4, []), (3, ["H6 replica differs from the log"])])
+def test_a_frame_of_an_older_epoch_below_the_sealed_offset(sealed: int, named: list[str]) -> None:
+    story = told()
+    del story.events[-3:]
+    for broker, count in ((1, frames()), (2, frames()), (3, left_over())):
+        story.replica(broker, count, sealed=sealed)
+    assert sorted(story.found()) == named
+
+
+def test_frames_of_one_epoch_are_equal_below_the_sealed_offset_too() -> None:
+    story = told()
+    del story.events[-3:]
+    other = frames()
+    other[1] = [1, 1, 1, "another header", other[1][4]]
+    for broker, has in ((1, left_over()), (2, frames()), (3, other)):
+        story.replica(broker, has, sealed=4)
+    assert story.found() == ["H6 replicas differ"]
+
+
+def test_a_left_over_frame_that_another_replica_has_truncated() -> None:
+    story = told()
+    del story.events[-3:]
+    for broker, has, removed in ((1, frames(), []), (2, frames(), left_over()[2:]), (3, left_over(), [])):
+        story.replica(broker, has, removed, sealed=4)
+    assert story.found() == []
 
 
 def test_a_replica_out_of_sync_may_be_behind_while_all_are_down() -> None:
