@@ -8,6 +8,7 @@ import pytest
 
 from tests.faults.bench.evidence import Evidence
 from tests.faults.bench.history import typed
+from tests.faults.cluster.brokers import SESSION_MS
 from tests.faults.cluster.cluster_checks import check_cluster
 from tests.faults.cluster.journals import rows_digest
 
@@ -21,6 +22,9 @@ class Story:
         self._t = itertools.count(100, 100)
         self._ids = itertools.count()
         self.events: list[dict[str, Any]] = []
+
+    def later(self, by_ns: int) -> None:
+        self._t = itertools.count(next(self._t) + by_ns, 100)
 
     def tell(self, op: str, *, t: int = 0, **fields: Any) -> None:
         event = {"t": t or next(self._t), "process": "p", "op": op, "phase": "ok", "id": f"i{next(self._ids)}"}
@@ -123,6 +127,21 @@ def test_a_former_leader_acknowledges() -> None:
         story.registered(3, 2, 2, [2, 3, 1], seen_until=story.events[-1]["t"])
 
     assert told(change).found() == ["H8 acknowledged by a former leader"]
+
+
+def test_a_leader_in_sync_is_relieved_and_hears_of_it_within_its_session() -> None:
+    def relieved(after_ns: int) -> Callable[[Story], None]:
+        def change(story: Story) -> None:
+            story.registered(2, 2, 2, [1, 2, 3])
+            if after_ns:
+                story.later(after_ns)
+            story.probed(1, 4, "late")
+            story.registered(3, 2, 2, [2, 3], seen_until=story.events[-1]["t"])
+
+        return change
+
+    assert told(relieved(0)).found() == []
+    assert told(relieved(SESSION_MS * 1_000_000)).found() == ["H8 acknowledged by a former leader"]
 
 
 def test_an_end_that_falls() -> None:

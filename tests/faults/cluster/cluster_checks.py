@@ -126,7 +126,12 @@ def _check_probes(evidence: Evidence, states: dict[LogName, list[Certain]]) -> I
         state = _state_during(states.get((asked.topic, asked.partition), []), call)
         where = f"{asked.topic}-{asked.partition} by broker {asked.broker}"
         if asked.record_id:
-            if state is not None and state.leader != asked.broker and not _is_expired(evidence, call):
+            if (
+                state is not None
+                and state.leader != asked.broker
+                and not _is_hearing(state, call)
+                and not _is_expired(evidence, call)
+            ):
                 message = (
                     f"{where}: {asked.record_id} was acknowledged, while {state.leader} led in epoch {state.epoch}"
                 )
@@ -136,6 +141,13 @@ def _check_probes(evidence: Evidence, states: dict[LogName, list[Certain]]) -> I
             if told.offset < floor:
                 message = f"{where}: {told.offset} in epoch {state.epoch}, {floor} was told before"
                 yield Anomaly("H4", "high watermark fell", message, (asked, told, state.told))
+
+
+def _is_hearing(state: Certain, call: Call[Probe]) -> bool:
+    """Whether the broker's session holds, and it is about to hear that it was to lead no longer: an election of a
+    preferred leader takes the partition from a broker that stays in the ISR. The lease is for those that do not hear.
+    """
+    return call.asked.broker in state.in_sync and call.begin < state.begin + SESSION_MS * 1_000_000
 
 
 def _is_expired(evidence: Evidence, call: Call[Probe]) -> bool:
