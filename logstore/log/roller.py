@@ -305,7 +305,7 @@ class Roller:
             append_time_ms = 0
             for frames in _in_chunks(piece.frames):
                 stored = self._journal.read_many([f.location for f in frames])
-                for batch in frame_records(stored):
+                for batch in frame_records(stored, kafkas_bytes=2 * _READ_BYTES):
                     writer.write(batch)
                 append_time_ms = max((append_time_ms, *(frame.header.append_time_ms for frame in stored)))
                 if len(frames) == _READ_FRAMES:
