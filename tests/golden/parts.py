@@ -177,7 +177,7 @@ def write_record_batches(directory: Path) -> None:
     log = PartitionFrames(TOPIC, 0, ManualClock(TIMESTAMP_MS))
 
     def frame(number: int, payload: bytes, identity: BatchIdentity, log_append_time: bool) -> Frame:
-        batch = KafkaBatch(len(rows), 700, 1, TIMESTAMP_MS, 1, log_append_time=False)
+        batch = KafkaBatch(len(rows), 700, 1, TIMESTAMP_MS, (1,), log_append_time=False)
         made = log.kafka_batch(batch, payload, base_offset=3 * number, leader_epoch=number // 4, identity=identity)
         return made._replace(header=made.header._replace(flags=FrameFlags(log_append_time)))
 
