@@ -28,8 +28,8 @@ from logstore.errors import (
 )
 from logstore.filesystem import Buffer
 from logstore.kafka_batches.header import NO_TIMESTAMP, BatchHeader, bytes_of, with_max_timestamp
-from logstore.kafka_batches.validation import validate
-from logstore.limits import MIB
+from logstore.kafka_batches.validation import find_null_keys, validate
+from logstore.limits import MIB, RECORD_ERRORS_MAX
 from logstore.log.topic import Topic
 from logstore.records.batch import KafkaBatch, PartitionBatch
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity
@@ -107,6 +107,9 @@ class _Wanted:
         valid, *others = validate(view, inflated_bytes_max=inflated_bytes_max, log_append_time=self.log_append_time)
         header = valid.header
         _require_producers(header, 1 + len(others))
+        null_keys = [valid.first_null_key][: valid.null_key_count]
+        if valid.null_key_count > 1 and self.topic.config.compacted:
+            null_keys = find_null_keys(view, valid, RECORD_ERRORS_MAX)
         if header.max_timestamp != valid.max_timestamp and not self.log_append_time:
             view = memoryview(with_max_timestamp(view, valid.max_timestamp, log_append_time=False))
         self.data = _of_its_own(view)
@@ -115,7 +118,7 @@ class _Wanted:
             nbytes=MESSAGE_BYTES + valid.inflated_bytes,
             untimed_count=valid.untimed_count,
             max_timestamp_ms=valid.max_timestamp,
-            first_null_key=valid.first_null_key,
+            null_keys=null_keys,
             log_append_time=self.log_append_time,
         )
         if header.producer_id >= 0:

@@ -4,6 +4,7 @@ by Kafka's clients.
 
 from typing import Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from logstore.errors import InvalidRecordBatchError, InvalidTimestampError
@@ -65,6 +66,17 @@ def validate(
         found.append(_valid(start, header, batch))
         start += header.size
     return found
+
+
+def find_null_keys(
+    data: Buffer | pa.Buffer, batch: ValidBatch, count_max: int, codec: RecordCodec = CODEC
+) -> list[int]:
+    """The numbers of the first ``count_max`` records without a key, of a batch that ``validate`` found in ``data``."""
+    records = bytes_of(data)[batch.start + HEADER_BYTES : batch.end]
+    inflated = inflate(batch.header.compression, records, COLUMN_BYTES_MAX)
+    keys = codec.decode([batch_records(batch.header, inflated, ignore_timestamps=True)]).records["key"]
+    numbers: list[int] = np.flatnonzero(keys.is_null())[:count_max].tolist()
+    return numbers
 
 
 def batch_records(header: BatchHeader, inflated: Buffer, *, ignore_timestamps: bool = False) -> BatchRecords:

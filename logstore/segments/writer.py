@@ -26,6 +26,7 @@ from logstore.segments import checksums
 from logstore.segments.footer import ROLL, SegmentFooter, encode_footer
 from logstore.segments.layout import PLAIN_LAYOUT, TableLayout
 from logstore.segments.names import new_unique, segment_name
+from logstore.segments.offset_ranges import OffsetRanges
 from logstore.table_files import TableFiles, Upload
 
 #: Names of ``compression.type`` that Parquet spells differently.
@@ -204,6 +205,7 @@ class SegmentWriter:
         open_transactions: Sequence[OpenTransaction] = (),
         markers: Sequence[Marker] = (),
         producers_forgotten_up_to: int | None = None,
+        log_append_times: OffsetRanges = (),
     ) -> Segment:
         """Write the footer and make the file durable. Without a record it has no row group: its range was sealed, and
         its footer has the state at its end.
@@ -224,6 +226,7 @@ class SegmentWriter:
             tuple(open_transactions),
             tuple(markers),
             producers_forgotten_up_to,
+            log_append_times,
         )
         self._flush()
         self._files.reached("segment.half")

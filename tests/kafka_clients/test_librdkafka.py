@@ -26,7 +26,6 @@ LEFT_OUT: Final[Mapping[str, Sequence[str]]] = {
     "transactions, which the store has not yet": ("0055", "0061", "0098", "0103", "0129"),
     "SASL and TLS, which the listener has not yet": ("0097", "0126", "0135", "0142"),
     "ACLs, which the store has not yet": ("0081", "0115", "0119"),
-    "errors of single records of a batch (KIP-467), which the store does not tell": ("0011",),
     "Kafka's scripts, which the suite calls": ("0052", "0077", "0092", "0109"),
     "three brokers in racks": ("0101",),
     "topics that are not made by themselves, on a broker of its own": ("0107", "0111"),

@@ -10,8 +10,11 @@ from logstore.broker.context import INTERNAL
 from logstore.crc32c import crc32c
 from logstore.kafka_batches.header import Compression
 from logstore.kafka_protocol.messages import InitProducerIdRequest, ProduceRequest
+from logstore.limits import RECORD_ERRORS_MAX
 from logstore.records.batch_identity import BatchIdentity
+from tests.support.kafka_batches import client_batch, raw_batch, raw_records, varint
 from tests.support.kafka_client import INIT_PRODUCER_ID, PRODUCE, batch_of, kafka_server, produce_request
+from tests.support.records import Row
 from tests.support.running_broker import read_all, run
 
 
@@ -102,6 +105,64 @@ def test_a_bad_batch_is_refused_with_its_reason_and_the_others_are_stored(tmp_pa
             assert bad[1] == error_code
             assert answer.responses[0].partition_responses[1].error_message
             assert [p.high_watermark for p in topic.partitions] == [1, 0, 1]
+
+    run(ask())
+
+
+def refused_records(answer: Any) -> list[list[tuple[int, str]]]:
+    """Of each partition of the first topic: the numbers of the refused records, and what is said of them."""
+    return [
+        [(record.batch_index, record.batch_index_error_message) for record in one.record_errors]
+        for one in answer.responses[0].partition_responses
+    ]
+
+
+@pytest.mark.parametrize("version", range(3, 14))
+@pytest.mark.parametrize("timestamp_type", ["CreateTime", "LogAppendTime"])
+def test_the_records_that_are_the_reason_are_named(tmp_path: Path, version: int, timestamp_type: str):
+    keyless = client_batch([Row(1, None if at % 10 == 3 else b"k", b"v", None) for at in range(40)])
+    one_keyless = client_batch([Row(1, None if at == 2 else b"k", b"v", None) for at in range(4)])
+
+    async def ask() -> None:
+        async with kafka_server(tmp_path) as server:
+            topic = await server.topic(partitions=4, cleanup_policy="compact", message_timestamp_type=timestamp_type)
+            client = await server.connect()
+            named = topic.topic_id.bytes if version >= 13 else "t"
+            request = produce_request({0: keyless, 1: GOOD, 2: GOOD[:-1], 3: one_keyless}, topic=named)
+            answer = await client.ask(PRODUCE, version, request)
+            assert outcomes(answer) == [(0, 87, -1), (1, 0, 0), (2, 2, -1), (3, 87, -1)]
+            message = "The record has no key, and topic 't' is compacted (cleanup.policy=compact): send a key."
+            named_records = [[(number, message) for number in (3, 13, 23, 33)], [], [], [(2, message)]]
+            assert refused_records(answer) == (named_records if version >= 8 else [[], [], [], []])
+            assert [p.high_watermark for p in topic.partitions] == [0, 1, 0, 0]
+
+    run(ask())
+
+
+def test_as_many_records_as_are_bounded_are_named(tmp_path: Path):
+    keyless = client_batch([Row(1, None, b"", None)] * (RECORD_ERRORS_MAX + 1))
+
+    async def ask() -> None:
+        async with kafka_server(tmp_path) as server:
+            await server.topic(cleanup_policy="compact")
+            client = await server.connect()
+            (found,) = refused_records(await client.ask(PRODUCE, 9, produce_request({0: keyless})))
+            assert [number for number, _ in found] == list(range(RECORD_ERRORS_MAX))
+
+    run(ask())
+
+
+def test_a_timestamp_that_no_table_has_is_told_of_its_record(tmp_path: Path):
+    async def ask() -> None:
+        async with kafka_server(tmp_path) as server:
+            await server.topic()
+            client = await server.connect()
+            late = raw_batch(raw_records(3, timestamp_delta=varint(2**60)), 3)
+            answer = await client.ask(PRODUCE, 9, produce_request({0: late}))
+            assert outcomes(answer) == [(0, 32, -1)]
+            (((number, message),),) = refused_records(answer)
+            assert number == 2
+            assert message.startswith("The record has a timestamp outside")
 
     run(ask())
 
