@@ -191,7 +191,7 @@ class Bench:
         streams = StreamingReader(self._data, self.history, server.url, load.streamed) if load.streamed else None
         neighbours: list[Killed] = [neighbour for neighbour in (jobs, observer, streams) if neighbour]
         shared = {topic.name: topic.partitions for topic in load.topics if topic.shared}
-        groups = Groups(server.url, recorder, load.groups, shared, self._directory)
+        groups = Groups(server.url, recorder, load.groups, shared, self._directory, server.bootstrap)
         neighbours.append(groups)
         workload = Workload(
             server.url,

@@ -29,11 +29,12 @@ _IN_HAND_MAX: Final = 100
 _COMPRESSIONS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 #: Of a producer, before another one with another compression takes its place.
 _BURSTS: Final = (20, 60)
-_MESSAGE_TIMEOUT_S: Final = 20.0
-#: Reports come late on a busy machine.
-_REPORTED_S: Final = 30.0
+#: Of plain producers. A message of an idempotent one must not time out: librdkafka then goes on with the next epoch, in
+#: which it sends again what it knows no answer of, and the store cannot tell that it has it.
+_MESSAGE_TIMEOUT_MS: Final = 20_000
 #: At the end of a run the store is well.
 _FLUSH_S: Final = 10.0
+_GIVEN_UP_S: Final = 30.0
 _POLL_S: Final = 0.05
 _READ_S: Final = (0.1, 0.6)
 #: A partition that gives nothing for so long counts as not answered.
@@ -61,7 +62,9 @@ class ProducerKind:
     idempotent: bool = False
 
     def config(self, compression: str, linger_ms: int) -> Mapping[str, Any]:
-        again = {"enable.idempotence": True} if self.idempotent else {"message.send.max.retries": 0}
+        again: Mapping[str, Any] = {"message.send.max.retries": 0, "message.timeout.ms": _MESSAGE_TIMEOUT_MS}
+        if self.idempotent:
+            again = {"enable.idempotence": True, "message.timeout.ms": 0}
         return {
             **_COMMON,
             **again,
@@ -71,7 +74,6 @@ class ProducerKind:
             # Small batches: several requests are under way.
             "batch.num.messages": 5,
             "max.in.flight.requests.per.connection": 5,
-            "message.timeout.ms": int(_MESSAGE_TIMEOUT_S * 1000),
             "request.timeout.ms": 5_000,
             "retry.backoff.ms": 50,
             "retry.backoff.max.ms": 500,
@@ -86,17 +88,21 @@ LEADER_ALONE: Final = ProducerKind("leader-alone", acks="1")
 
 @dataclass(slots=True)
 class _Read:
-    """What a reader was given of a partition by one assignment; ``end`` if it was told that there is no more."""
+    """What a reader was given of a partition by one assignment; ``end`` if it was told that there is no more. The
+    start and the high watermark are the last ones that it was told; an answer with an error has none.
+    """
 
     number: str
     offset: int
     rows: list[list[object]] = field(default_factory=list)
     end: int | None = None
+    log_start: int = -1
+    high_watermark: int = -1
     error: KafkaError | None = None
 
     @property
     def is_answered(self) -> bool:
-        return bool(self.rows) or self.end is not None
+        return self.high_watermark >= 0 and (bool(self.rows) or self.end is not None)
 
     @property
     def is_over(self) -> bool:
@@ -252,7 +258,7 @@ class _ProducerClient:
             self._recorder.complete(call, self._process, "produce", "fail", reason=str(error))
             return
         self._calls[number] = call, topic.name
-        while self._producer.in_hand >= _IN_HAND_MAX:
+        while self._producer.in_hand >= _IN_HAND_MAX and not self._load.is_stopping:
             self._take(self._producer.poll(_POLL_S))
 
     def rest(self, seconds: float) -> None:
@@ -261,15 +267,17 @@ class _ProducerClient:
             self._take(self._producer.poll(min(left, _POLL_S)))
 
     def finish(self) -> None:
-        """Until all records are reported; at the end of a run those that are not soon fail."""
-        until = time.monotonic() + _MESSAGE_TIMEOUT_S + _REPORTED_S
-        while self._producer.in_hand:
-            if self._load.is_stopping and until - time.monotonic() > _FLUSH_S:
-                until = time.monotonic() + _FLUSH_S
-            if time.monotonic() > until:
-                assert self._load.is_stopping, f"librdkafka reports nothing of {self._producer.in_hand} records"
-                self._producer.give_up()
-                until = time.monotonic() + _REPORTED_S
+        """Until all records are reported; at the end of a run those that are not soon are given up."""
+        while self._producer.in_hand and not self._load.is_stopping:
+            self._take(self._producer.poll(_POLL_S))
+        self._take_all(_FLUSH_S)
+        if self._producer.in_hand:
+            self._producer.give_up()
+            self._take_all(_GIVEN_UP_S)
+
+    def _take_all(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while self._producer.in_hand and time.monotonic() < until:
             self._take(self._producer.poll(_POLL_S))
 
     def close(self) -> None:
@@ -331,28 +339,49 @@ class _Reader:
             for message in self._consumer.consume(most, _POLL_S):
                 count += 1
                 if message.topic() == topic and message.partition() in reads:
-                    _take(message, reads[message.partition()])
+                    self._take(message, reads[message.partition()])
             if (count >= most or time.monotonic() > began + seconds) and all(one.is_over for one in reads.values()):
                 break
         answers = 0
         for partition, one in reads.items():
-            answers += self._tell(TopicPartition(topic, partition), one)
+            answers += one.is_answered
+            self._tell(one)
             if one.error is not None and one.error.code() == KafkaError._AUTO_OFFSET_RESET:
-                one.offset = self._reset(TopicPartition(topic, partition), one.next_offset)
-            positions[partition] = one.next_offset
+                positions[partition] = self._reset(TopicPartition(topic, partition), one.next_offset)
+            elif one.is_answered:
+                positions[partition] = one.next_offset
         self._consumer.unassign()
         return answers
 
-    def _tell(self, at: TopicPartition, one: _Read) -> bool:
-        """Whether there was an answer. The start and the end are those of the last one."""
+    def _take(self, message: Message, one: _Read) -> None:
+        error = message.error()
+        if error is not None and error.code() != KafkaError._PARTITION_EOF:
+            one.error = error
+            return
+        log_start, high_watermark = self._consumer.get_watermark_offsets(
+            TopicPartition(message.topic(), message.partition()), cached=True
+        )
+        if high_watermark >= 0:
+            one.log_start, one.high_watermark = log_start, high_watermark
+        if error is not None:
+            one.end = message.offset()
+            return
+        _, timestamp_ms = message.timestamp()
+        record_id, key, value = id_of(message.headers() or ()), text_of(message.key()), text_of(message.value())
+        one.rows.append([message.offset(), timestamp_ms, record_id, key, shown(value)])
+
+    def _tell(self, one: _Read) -> None:
         if not one.is_answered:
             reason = "no answer" if one.error is None else str(one.error)
             self._recorder.complete(one.number, self._name, "fetch", "info", reason=reason)
-            return False
-        log_start, end = self._consumer.get_watermark_offsets(at, cached=True)
-        told = {"next_offset": one.next_offset, "high_watermark": end, "log_start": log_start}
-        self._recorder.complete(one.number, self._name, "fetch", "ok", records=one.rows, **told)
-        return True
+            return
+        told = {
+            "records": one.rows,
+            "next_offset": one.next_offset,
+            "high_watermark": one.high_watermark,
+            "log_start": one.log_start,
+        }
+        self._recorder.complete(one.number, self._name, "fetch", "ok", **told)
 
     def _reset(self, at: TopicPartition, offset: int) -> int:
         """Retention was faster; an end below what was read is found in the history."""
@@ -391,25 +420,6 @@ class _Reader:
         shown_offsets = {str(partition): offset for partition, offset in offsets.items()}
         self._recorder.complete(call, self._name, "committed", "ok", offsets=shown_offsets)
         return offsets
-
-
-def _take(message: Message, one: _Read) -> None:
-    error = message.error()
-    if error is None:
-        _, timestamp_ms = message.timestamp()
-        one.rows.append(
-            [
-                message.offset(),
-                timestamp_ms,
-                id_of(message.headers() or ()),
-                text_of(message.key()),
-                shown(text_of(message.value())),
-            ]
-        )
-    elif error.code() == KafkaError._PARTITION_EOF:
-        one.end = message.offset()
-    else:
-        one.error = error
 
 
 def _bound(work: Callable[[str, Any], None], name: str, what: Any) -> Callable[[], None]:

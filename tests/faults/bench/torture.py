@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.bench.bench import BOTH, SHARED, TOPICS, Bench, Load, Report
-from tests.faults.bench.groups import CONSUMER, COOPERATIVE, RANGE
+from tests.faults.bench.groups import CONSUMER, COOPERATIVE, KAFKA_CONSUMER, KAFKA_COOPERATIVE, RANGE
 from tests.faults.bench.kafka_load import IDEMPOTENT, LEADER_ALONE, PLAIN
 from tests.faults.bench.mutants import EXPOSED_BY, Exposure
 from tests.faults.bench.nemesis import READY_S
@@ -71,6 +71,7 @@ _WITH_KAFKA: dict[str, Any] = {
     "kafka_readers": 1,
 }
 _KAFKA_EVERY = 2
+_KAFKA_GROUPS = (CONSUMER, KAFKA_COOPERATIVE, KAFKA_CONSUMER)
 
 
 def main() -> int:
@@ -194,7 +195,7 @@ def run_round(
     schedule = islice(faults(seed, kinds), most)
     load = _STREAMED_LOAD if streamed else _GROUPED_LOAD if grouped else _LOAD
     if kafka:
-        load = replace(load, **_WITH_KAFKA)
+        load = replace(load, **_WITH_KAFKA, groups=_KAFKA_GROUPS if grouped else ())
     return _run(seed, again, lambda bench: bench.run(schedule, seconds=seconds), load)
 
 
