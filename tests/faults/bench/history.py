@@ -58,6 +58,8 @@ class Produce(Event, tag="produce", frozen=True, kw_only=True):
     partition: int | None = None
     acks: int | str = 1
     format: str = ""
+    #: Calls with the same one keep their order in each log, also while several are under way.
+    pipeline: str = ""
     records: list[SentRecord] = []
     #: None for a record that was refused, or of which nobody knows: then its position is among ``unknown``.
     places: list[Place | None] | None = None
