@@ -41,12 +41,13 @@ class Directory:
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``zookeeper``: that of the user (``zookeeper.connect``), or None; ``zookeeper_port``: that of their own one.
-    ``ports``: of each broker that has ever run here.
+    ``ports``: of each broker that has ever run here; ``kafka_ports``: those for Kafka's clients that were chosen.
     """
 
     zookeeper: str | None = None
     zookeeper_port: int | None = None
     ports: dict[int, int] = {}
+    kafka_ports: dict[int, int] = {}
 
     @classmethod
     def read(cls, directory: Directory) -> "Record | None":

@@ -22,7 +22,7 @@ def write_cluster_file(directory: Directory, **more: str) -> None:
 
 def test_a_record_is_read_as_it_was_written(directory: Directory) -> None:
     assert Record.read(directory) is None
-    written = Record(None, 2181, {1: 8082, 2: 8083})
+    written = Record(None, 2181, {1: 8082, 2: 8083}, {1: 9092})
     written.write(directory)
     assert Record.read(directory) == written
     directory.record.write_text('{"ports": {"one": 1}}')
