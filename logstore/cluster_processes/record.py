@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from logstore.cluster import checked_file
+from logstore.cluster.embedded_coordinator import brokers_of
 from logstore.errors import LogStoreError
 from logstore.filesystem import local_filesystem
 
@@ -91,8 +92,7 @@ def one_node(directory: Directory) -> int | None:
         content = checked_file.read(directory.data / "cluster.json", _GIVE_UP)
     if not content or "coordinator" in content:
         return None
-    brokers = (home.name for home in (directory.data / "brokers").glob("*/"))
-    return min((int(name) for name in brokers if name.isdecimal()), default=None)
+    return min((int(name) for name in brokers_of(directory.data) if name.isdecimal()), default=None)
 
 
 def check_directory(
