@@ -115,10 +115,9 @@ class ProducerStates(RecentBatches):
         """A durable marker. Markers and batches come by rising offset."""
         producer_id = marker.producer_id
         packed = self._durable.get(producer_id, b"")
-        if packed:
-            if last_epoch(packed) < marker.producer_epoch:
-                self.num_batches -= len(packed) // PACKED_BYTES
-                packed = b""
+        if packed and last_epoch(packed) < marker.producer_epoch:
+            self.num_batches -= len(packed) // PACKED_BYTES
+            packed = b""
         self._markers[producer_id] = marker
         self._durable[producer_id] = packed
         self._durable.move_to_end(producer_id)
