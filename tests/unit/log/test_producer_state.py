@@ -51,6 +51,15 @@ def test_a_marker_fences_the_batches_of_the_epoch_before() -> None:
         assert each.num_batches == 0
 
 
+def test_a_marker_fences_what_follows_a_batch_that_is_being_fsynced() -> None:
+    found = states()
+    found.begin(batch(5, 1, 0, 10))
+    assert found.check(5, 1, 1, 1, 0) is None
+    found.remember_marker(marker(5, 2, 11))
+    with pytest.raises(InvalidProducerEpochError, match="the epoch is 2 by now"):
+        found.check(5, 1, 1, 1, 0)
+
+
 def test_a_marker_is_known_of_a_producer_without_a_batch() -> None:
     found = states()
     found.remember_marker(marker(5, 2, 11))
