@@ -66,14 +66,14 @@ PACKED_BYTES = _ROW.size
 _TIME_BYTES = 8
 
 
-def unpack_batches(packed: bytes) -> Iterator[RememberedBatch]:
+def unpack_batches(packed: bytes | bytearray) -> Iterator[RememberedBatch]:
     """The batches whose ``pack`` were joined. ValueError if these bytes are no such thing."""
     if len(packed) % PACKED_BYTES:
         raise ValueError(f"{len(packed)} bytes are not a whole number of remembered batches")
     return map(RememberedBatch._make, _ROW.iter_unpack(packed))
 
 
-def last_append_ms(packed: bytes) -> int:
+def last_append_ms(packed: bytes | bytearray) -> int:
     """The append time of the last of packed batches, at least one."""
     return int.from_bytes(packed[-_TIME_BYTES:], "little", signed=True)
 
