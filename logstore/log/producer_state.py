@@ -21,7 +21,7 @@ import structlog
 
 from logstore.errors import DuplicateSequenceError, InvalidProducerEpochError, OutOfOrderSequenceError
 from logstore.limits import PRODUCERS_PER_PARTITION_MAX
-from logstore.log.recent_batches import RecentBatches, rows_below
+from logstore.log.recent_batches import RecentBatches
 from logstore.observability import PRODUCERS_FORGOTTEN
 from logstore.records.batch_identity import (
     PACKED_BYTES,
@@ -29,6 +29,7 @@ from logstore.records.batch_identity import (
     RememberedBatch,
     last_append_ms,
     next_sequence,
+    packed_below,
     unpack_batches,
 )
 from logstore.records.transactions import Marker
@@ -38,8 +39,8 @@ log = structlog.stdlib.get_logger(__name__)
 #: As many as in Kafka: a producer has at most five requests under way.
 BATCHES_REMEMBERED = 5
 _REMEMBERED_BYTES = BATCHES_REMEMBERED * PACKED_BYTES
-#: Not with each batch: most would take one away.
-_TRIMMED_ABOVE_BYTES = 2 * _REMEMBERED_BYTES
+#: Not with each batch, which would take one away.
+_TRIMMED_ABOVE_BYTES = 3 * _REMEMBERED_BYTES
 
 
 class ProducerStates(RecentBatches):
@@ -124,10 +125,10 @@ class ProducerStates(RecentBatches):
 
     def _trim(self, packed: bytearray) -> None:
         committed_end = self._committed_end()
-        rows = rows_below(packed, committed_end) - BATCHES_REMEMBERED
-        if rows > 0:
-            del packed[: rows * PACKED_BYTES]
-            self.num_batches -= rows
+        surplus = packed_below(packed, committed_end) - _REMEMBERED_BYTES
+        if surplus > 0:
+            del packed[:surplus]
+            self.num_batches -= surplus // PACKED_BYTES
             self.whole_from = max(self.whole_from, committed_end)
 
     def pack(self) -> bytes:

@@ -1,15 +1,14 @@
 """The batches that a partition remembers by their owner: a producer, or an idempotency key.
 
-Durable batches are packed, about 250 bytes an owner, in the order in which the owners last appended. Batches being
+Durable batches are packed, some hundred bytes an owner, in the order in which the owners last appended. Batches being
 fsynced are kept beside them, and vanish without a trace if the journal fails. An owner is forgotten ``remembered_ms``
 after its last append. All calls come from the event loop that owns the partition.
 """
 
-from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 
-from logstore.records.batch_identity import PACKED_BYTES, RememberedBatch, last_append_ms, unpack_batches
+from logstore.records.batch_identity import PACKED_BYTES, RememberedBatch, last_append_ms, packed_below, unpack_batches
 
 
 class RecentBatches:
@@ -90,7 +89,7 @@ class RecentBatches:
         """Forget the batches from ``offset`` on: their records were truncated. Returns the owners left without one."""
         lost = []
         for owner, packed in list(self._durable.items()):
-            kept = rows_below(packed, offset) * PACKED_BYTES
+            kept = packed_below(packed, offset)
             self.num_batches -= (len(packed) - kept) // PACKED_BYTES
             del packed[kept:]
             if not kept:
@@ -105,9 +104,3 @@ class RecentBatches:
 
     def _last_offset(self, owner: int) -> int:
         return max((batch.base_offset for batch in unpack_batches(self._durable[owner][-PACKED_BYTES:])), default=-1)
-
-
-def rows_below(packed: bytearray, offset: int) -> int:
-    """How many of the packed batches of an owner begin below ``offset``."""
-    rows = range(0, len(packed), PACKED_BYTES)
-    return bisect_left(rows, offset, key=lambda at: next(unpack_batches(packed[at : at + PACKED_BYTES])).base_offset)

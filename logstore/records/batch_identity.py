@@ -6,6 +6,7 @@ Owns the identities of requests (``ProducerIdentity``, ``IdempotencyKey``), the 
 """
 
 import struct
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -62,8 +63,10 @@ class RememberedBatch(NamedTuple):
 
 
 PACKED_BYTES = _ROW.size
-# The append time comes last.
+# The append time comes last, the base offset before it.
 _TIME_BYTES = 8
+_BASE_OFFSET = struct.Struct("<q")
+_BASE_OFFSET_AT = PACKED_BYTES - 2 * _TIME_BYTES
 
 
 def unpack_batches(packed: bytes | bytearray) -> Iterator[RememberedBatch]:
@@ -76,6 +79,12 @@ def unpack_batches(packed: bytes | bytearray) -> Iterator[RememberedBatch]:
 def last_append_ms(packed: bytes | bytearray) -> int:
     """The append time of the last of packed batches, at least one."""
     return int.from_bytes(packed[-_TIME_BYTES:], "little", signed=True)
+
+
+def packed_below(packed: bytes | bytearray, offset: int) -> int:
+    """The bytes of those packed batches, which rise by offset, that begin below ``offset``."""
+    rows = range(_BASE_OFFSET_AT, len(packed), PACKED_BYTES)
+    return bisect_left(rows, offset, key=lambda at: _BASE_OFFSET.unpack_from(packed, at)[0]) * PACKED_BYTES
 
 
 def batches_from_rows(rows: Iterable[Iterable[int]]) -> tuple[RememberedBatch, ...]:
