@@ -42,6 +42,7 @@ from logstore.limits import DELTA_CHECKPOINT_INTERVAL, MIB
 from logstore.log.frame_index import FrameIndex, IndexedFrame
 from logstore.log.frame_records import frame_records
 from logstore.log.partition_log import PartitionLog
+from logstore.log.producer_state import counted_at
 from logstore.log.table_follower import TableFollower
 from logstore.log.topic import Topic
 from logstore.observability import ROLL_SECONDS, ROLLS
@@ -325,7 +326,7 @@ class Roller:
             base, end = piece.base_offset, piece.end_offset
             return writer.finish(
                 leader_epochs=tuple(entry for entry in span.leader_epochs if entry[1] < end),
-                producers=[b for b in unpack_batches(span.producers) if b.base_offset < end],
+                producers=counted_at(unpack_batches(span.producers), end),
                 idempotency_keys=[b for b in unpack_batches(span.idempotency_keys) if base <= b.base_offset < end],
                 append_time_ms=append_time_ms,
                 markers=[marker for marker in span.markers if marker.offset < end],
