@@ -225,15 +225,17 @@ class Roller:
 
     async def _commit(self, topic: Topic, parts: list[RollPart]) -> dict[int, LogStoreError]:
         """Seal ``parts``; by partition, the reason why some were left out; another broker may lead one by now."""
-        logs = topic.partitions
-        led = [p for p in parts if logs[p.partition].is_leader and logs[p.partition].leader_epoch == p.leader_epoch]
-        refused: dict[int, LogStoreError] = {
-            part.partition: NotLeaderOrFollowerError(f"{topic.name}-{part.partition} has another leader: not sealed.")
-            for part in parts
-            if part not in led
-        }
-        parts = led
-        if not parts:
+        refused: dict[int, LogStoreError] = {}
+        led = []
+        for part in parts:
+            partition_log = topic.partitions[part.partition]
+            if partition_log.is_leader and partition_log.leader_epoch == part.leader_epoch:
+                led.append(part)
+            else:
+                refused[part.partition] = NotLeaderOrFollowerError(
+                    f"{topic.name}-{part.partition} has another leader: not sealed."
+                )
+        if not (parts := led):
             return refused
         began = time.perf_counter()
         uncommitted = self._uncommitted.setdefault(topic, {})
