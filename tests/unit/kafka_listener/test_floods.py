@@ -16,9 +16,10 @@ from logstore.kafka_protocol.messages import (
     FetchRequest,
     FindCoordinatorRequest,
     JoinGroupRequest,
+    MetadataRequest,
     OffsetFetchRequest,
 )
-from tests.support.kafka_client import FETCH, PRODUCE, KafkaServer, batch_of, kafka_server, produce_request
+from tests.support.kafka_client import FETCH, METADATA, PRODUCE, KafkaServer, batch_of, kafka_server, produce_request
 from tests.support.running_broker import run
 
 JOIN, OFFSET_FETCH, FIND_COORDINATOR, DESCRIBE_GROUPS, DELETE_GROUPS, HEARTBEAT = 11, 9, 10, 15, 42, 68
@@ -100,14 +101,16 @@ def test_a_flood_of_groups_is_refused_when_their_members_bring_too_much(tmp_path
     run(scenario())
 
 
-def test_requests_that_name_very_many_groups_let_others_go_on(tmp_path: Path):
+def test_requests_that_name_very_many_things_let_others_go_on(tmp_path: Path):
     names = [f"group-{number}" for number in range(20_000)]
     groups = [OffsetFetchRequest.OffsetFetchRequestGroup(group_id=name, topics=None) for name in names]
+    topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
     asked = (
         (DESCRIBE_GROUPS, 6, DescribeGroupsRequest(groups=names)),
         (OFFSET_FETCH, 9, OffsetFetchRequest(groups=groups)),
         (FIND_COORDINATOR, 6, FindCoordinatorRequest(key_type=0, coordinator_keys=names)),
         (DELETE_GROUPS, 2, DeleteGroupsRequest(groups_names=names)),
+        (METADATA, 12, MetadataRequest(topics=topics, allow_auto_topic_creation=False)),
     )
 
     async def scenario() -> None:
