@@ -112,7 +112,7 @@ class _Wanted:
             null_keys = find_null_keys(view, valid, RECORD_ERRORS_MAX)
         if header.max_timestamp != valid.max_timestamp and not self.log_append_time:
             view = memoryview(with_max_timestamp(view, valid.max_timestamp, log_append_time=False))
-        self.data = _of_its_own(view)
+        self.data = view
         self.batch = KafkaBatch(
             num_rows=header.record_count,
             nbytes=MESSAGE_BYTES + valid.inflated_bytes,
@@ -125,9 +125,18 @@ class _Wanted:
             self.identity = BatchIdentity(header.producer_id, header.producer_epoch, header.base_sequence)
 
 
-def _of_its_own(batch: memoryview) -> Buffer:
-    """The bytes of a batch without a request that is much larger: the journal may hold them for long."""
-    return bytes(batch) if 2 * len(batch) < memoryview(batch.obj).nbytes else batch
+def _hold_little_else(taken: Sequence[_Wanted]) -> None:
+    """Copy the batches that are taken if the buffer that they arrived in is much larger: the journal may hold it for
+    long. Mostly they are nearly all of it.
+    """
+    sizes: dict[int, int] = {}
+    for one in taken:
+        buffer = id(memoryview(one.data).obj)
+        sizes[buffer] = sizes.get(buffer, 0) + len(one.data)
+    for one in taken:
+        buffer = memoryview(one.data).obj
+        if 2 * sizes[id(buffer)] < memoryview(buffer).nbytes:
+            one.data = bytes(one.data)
 
 
 def _require_producers(header: BatchHeader, count: int) -> None:
@@ -252,6 +261,7 @@ class BatchProducing:
         await self._check(wanted)
         await self._require_ids_issued(wanted)
         by_topic: dict[Topic, list[_Wanted]] = {}
+        taken = []
         for one in wanted:
             if one.error is not None:
                 at, number = one.place
@@ -259,6 +269,8 @@ class BatchProducing:
                 outcomes[at][number] = BatchOutcome(one.partition, log_start_offset=log_start_offset, error=one.error)
             else:
                 by_topic.setdefault(one.topic, []).append(one)
+                taken.append(one)
+        _hold_little_else(taken)
         return [_request(group) for group in by_topic.values()], [
             [one.place for one in group] for group in by_topic.values()
         ]

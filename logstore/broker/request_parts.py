@@ -57,6 +57,9 @@ def sticky_partition(topic: Topic, turn: int) -> int:
 
     Not for requests with an idempotency key: a retry of them must go where the first try went.
     """
+    partition = turn % len(topic.partitions)
+    if topic.partitions[partition].quarantined is None:
+        return partition
     served = [p.partition for p in topic.partitions if p.quarantined is None] or [0]
     return served[turn % len(served)]
 

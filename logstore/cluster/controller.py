@@ -2,7 +2,9 @@
 
 Any registered broker may become it: ``/controller`` (ephemeral) names it, and ``/controller_epoch`` rises with each
 election, in one multi with it. Invariant: each of its writes is in a multi that checks the version of
-``/controller_epoch`` (C2), so that a controller that was replaced, and does not know it yet, writes nothing.
+``/controller_epoch`` (C2), so that a controller that was replaced, and does not know it yet, writes nothing. What it
+decides over a view also checks that no broker has registered since: one that it believes dead has no lease then, as a
+lease begins with a read of the documents behind the registration (C14).
 
 It decides by ``reconcile`` whenever the view changes. There is no message to other brokers: they watch the documents.
 """
@@ -228,12 +230,13 @@ class Controller:
     async def _reconcile(self, policy: Policy, changed: set[str] | None) -> None:
         """Write until nothing is left to write, or the view has to be read again."""
         # Its own writes come back as changes of the view; another pass looks at what they lead to.
-        decisions = reconcile(self._watched.view, self._tables, policy, changed)
+        view = self._watched.view
+        decisions = reconcile(view, self._tables, policy, changed)
         refused = dict(decisions.refused)
         if changed is not None:
             refused = {**{k: v for k, v in self.refused.items() if k not in changed}, **refused}
         for batch in _batches(decisions.writes, refused):
-            await self._write(batch)
+            await self._write(view, batch)
             for write in batch:
                 _log(self._watched.view, write)
         for topic, why in refused.items():
@@ -243,9 +246,12 @@ class Controller:
         if decisions.writes:
             await self._watched.refresh(znodes.topic_path(write.topic) for write in decisions.writes)
 
-    async def _write(self, writes: Sequence[TopicWrite]) -> None:
-        """All of them or none. NotControllerError if another broker was elected, or if a document has changed."""
-        operations = [self._check(), *(_operation(write) for write in writes)]
+    async def _write(self, view: ClusterView, writes: Sequence[TopicWrite]) -> None:
+        """All of them or none. NotControllerError if another broker was elected, if one has registered since ``view``,
+        or if a document has changed.
+        """
+        nobody_came = Check(znodes.BROKER_IDS, view.registrations)
+        operations = [self._check(), nobody_came, *(_operation(write) for write in writes)]
         try:
             await self._zookeeper.multi(operations)
         except MultiRefusedError as refused:

@@ -307,4 +307,4 @@ def apply(view: ClusterView, writes: Iterable[TopicWrite]) -> ClusterView:
             del topics[write.topic]
         else:
             topics[write.topic] = TopicNode(write.document, write.version + 1)
-    return ClusterView(view.controller, view.brokers, topics, view.damaged)
+    return ClusterView(view.controller, view.brokers, topics, view.damaged, view.registrations)

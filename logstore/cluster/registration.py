@@ -11,7 +11,9 @@
    as each such write checks the version of the record.
 5. The incarnation is durable on disk, and then in ZooKeeper.
 
-``register`` runs for each session, and makes the ephemeral node, whose czxid is the broker epoch.
+``register`` runs for each session, and makes the ephemeral node, whose czxid is the broker epoch. In one multi with it
+the version of ``/brokers/ids`` rises. Who leads is read behind it, and the lease begins then: a controller that has
+found the broker dead before has written by then, or its write is refused by that version.
 """
 
 import asyncio
@@ -26,7 +28,7 @@ from msgspec.structs import replace
 
 from logstore.clock import Clock
 from logstore.cluster import checked_file, znodes
-from logstore.cluster.embedded_coordinator import FORMAT_VERSION, last_epoch
+from logstore.cluster.embedded_coordinator import FORMAT_VERSION, brokers_of, last_epoch
 from logstore.cluster.lease import RENEWAL, Lease
 from logstore.cluster.log_directory import LogDirectory
 from logstore.cluster.znodes import (
@@ -37,7 +39,16 @@ from logstore.cluster.znodes import (
     PartitionRegistration,
     TopicRegistration,
 )
-from logstore.cluster.zookeeper import Node, NodeExistsError, NoNodeError, VersionConflictError, ZooKeeper
+from logstore.cluster.zookeeper import (
+    Create,
+    MultiRefusedError,
+    Node,
+    NodeExistsError,
+    NoNodeError,
+    VersionConflictError,
+    Write,
+    ZooKeeper,
+)
 from logstore.errors import ClusterStateError, DataDirectoryError, ZooKeeperUnavailableError
 from logstore.filesystem import FileSystem
 from logstore.lock_file import LockFile
@@ -190,7 +201,7 @@ class Registration:
         lock = LockFile.acquire(self._data)
         home = self._data / "brokers" / str(self._broker_id)
         try:
-            others = sorted(path.name for path in home.parent.glob("*/") if path.name != home.name)
+            others = [name for name in brokers_of(self._data) if name != home.name]
             if others:
                 raise DataDirectoryError(
                     f"{self._data} belongs to a store of one node, broker {others[0]}: start the cluster with the "
@@ -294,13 +305,7 @@ class Registration:
     async def _register(self) -> None:
         self._node = None
         began = self._zookeeper.session_began
-        session_id = self._zookeeper.session_id
-        data = znodes.encode(self._path, self._wanted)
-        try:
-            node = await self._zookeeper.create(self._path, data, ephemeral=True)
-        except NodeExistsError:
-            node = await self._own_node(session_id)
-        self._node = node
+        self._node = node = await self._own_node()
         if self.read_view is not None:
             try:
                 await self.read_view()
@@ -312,13 +317,17 @@ class Registration:
         self.lease.begin(began, self._zookeeper.session_timeout_s)
         log.info("cluster.registered", broker=self._broker_id, epoch=node.czxid)
 
-    async def _own_node(self, session_id: int) -> Node:
-        """A node that is there already: made by a try whose answer was lost, or by a session that is ending."""
-        found = await self._zookeeper.get(self._path)
-        if found is not None and found.session_id == session_id:
-            return found
-        await self._await_former_registration()
-        return await self._zookeeper.create(self._path, znodes.encode(self._path, self._wanted), ephemeral=True)
+    async def _own_node(self) -> Node:
+        """The node of this session, made by this or by a former try, once that of another session is gone."""
+        own = Create(self._path, znodes.encode(self._path, self._wanted), ephemeral=True)
+        while True:
+            # It may be there: the answer of a former try was lost, or a session is ending.
+            with contextlib.suppress(MultiRefusedError):
+                await self._zookeeper.multi([own, Write(znodes.BROKER_IDS, b"", -1)])
+            found = await self._zookeeper.get(self._path)
+            if found is not None and found.session_id == self._zookeeper.session_id:
+                return found
+            await self._await_former_registration()
 
     async def update(self, changes: Callable[[BrokerRegistration], BrokerRegistration]) -> None:
         """Change what the broker says of itself, now and in later sessions. ZooKeeperUnavailableError."""

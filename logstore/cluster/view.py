@@ -54,6 +54,9 @@ class ClusterView:
     topics: Mapping[str, TopicNode] = dataclasses.field(default_factory=dict)
     #: By path, why a document was not believed. What it said before stays in force.
     damaged: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    #: The version of ``/brokers/ids``, which each registration raises: a broker that is not in ``brokers`` is not there
+    #: as long as it stands.
+    registrations: int = -1
 
     def is_replica_live(self, broker_id: int, topic: str, partition: int) -> bool:
         """Whether the broker is registered, and its disk serves the partition."""
@@ -182,9 +185,11 @@ class WatchedView:
     async def _read_children(self, parent: str, read: "_Changes") -> set[str]:
         """The paths of the new ones."""
         try:
-            names = await self._zookeeper.children(parent, self._changed)
+            names, version = await self._zookeeper.children_and_version(parent, self._changed)
         except NoNodeError:
             raise ClusterStateError(f"ZooKeeper has no node {parent}: it was removed by hand.") from None
+        if parent == znodes.BROKER_IDS:
+            read.registrations = version
         known = {str(name) for name in (read.brokers if parent == znodes.BROKER_IDS else read.topics)}
         return {f"{parent}/{name}" for name in names if name not in known}
 
@@ -238,9 +243,10 @@ class _Changes:
         self.brokers = dict(before.brokers)
         self.topics = dict(before.topics)
         self.damaged = dict(before.damaged)
+        self.registrations = before.registrations
 
     def view(self) -> ClusterView:
-        return ClusterView(self.controller, self.brokers, self.topics, self.damaged)
+        return ClusterView(self.controller, self.brokers, self.topics, self.damaged, self.registrations)
 
 
 def _broker_id(path: str, name: str) -> int:

@@ -7,6 +7,7 @@ because a broker that does not know them would drop them when it writes.
     /cluster/id               persistent   ClusterIdentity
     /controller               ephemeral    ControllerRegistration
     /controller_epoch         persistent   ControllerEpoch
+    /brokers/ids              persistent   empty; each registration raises its version
     /brokers/ids/<id>         ephemeral    BrokerRegistration; its czxid is the broker epoch
     /brokers/registry/<id>    persistent   BrokerRecord
     /brokers/topics/<topic>   persistent   TopicRegistration

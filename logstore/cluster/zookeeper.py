@@ -97,6 +97,8 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Write:
+    """``version`` -1 is any."""
+
     path: str
     data: bytes
     version: int
@@ -267,7 +269,14 @@ class ZooKeeper:
 
     async def children(self, path: str, watch: Watch | None = None) -> list[str]:
         """The names below ``path``, in no order. NoNodeError."""
-        return list(await self._ask(self._client.get_children_async, path, self._watcher(path, watch)))
+        return (await self.children_and_version(path, watch))[0]
+
+    async def children_and_version(self, path: str, watch: Watch | None = None) -> tuple[list[str], int]:
+        """The names below ``path``, in no order, and the version of its own data, of one moment. NoNodeError."""
+        children, stat = await self._ask(
+            self._client.get_children_async, path, self._watcher(path, watch), include_data=True
+        )
+        return list(children), stat.version
 
     async def sync(self, path: str = "/") -> None:
         """Later reads show at least what the leader of the ensemble had when it answered this."""

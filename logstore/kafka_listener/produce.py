@@ -26,6 +26,7 @@ from logstore.errors import (
     LogStoreError,
     NotLeaderOrFollowerError,
     RequestTimedOutError,
+    StorageError,
     ThrottledError,
 )
 from logstore.kafka_listener.store import KafkaStore
@@ -202,8 +203,10 @@ def _record_errors(error: LogStoreError) -> list[_RecordError]:
 
 
 def _number_of(error: LogStoreError) -> int:
-    """librdkafka gives records up at THROTTLING_QUOTA_EXCEEDED, which a broker of Kafka's sends for admin requests."""
-    return RequestTimedOutError.kafka_code if isinstance(error, ThrottledError) else number_of(error)
+    """librdkafka gives records up at THROTTLING_QUOTA_EXCEEDED, which a broker of Kafka's sends for admin requests. At
+    KAFKA_STORAGE_ERROR it takes them for not stored; after a failed write or fsync they may be.
+    """
+    return RequestTimedOutError.kafka_code if isinstance(error, ThrottledError | StorageError) else number_of(error)
 
 
 def _leader(store: KafkaStore, context: RequestContext, topic_or_id: str | UUID, partition: int) -> _Leader:

@@ -23,6 +23,7 @@ from logstore.records.batch_identity import (
     SEQUENCE_MAX,
     RememberedBatch,
     last_append_ms,
+    last_epoch,
     next_sequence,
     unpack_batches,
 )
@@ -54,9 +55,18 @@ class ProducerStates(RecentBatches):
         Raises InvalidProducerEpochError, OutOfOrderSequenceError, DuplicateSequenceError.
         """
         self.expire(now_ms)
+        marker = self._markers.get(producer_id)
+        last = self.last(producer_id)
+        # Nearly all batches follow the last one of their producer.
+        if (
+            last is not None
+            and marker is None
+            and producer_epoch == last.epoch
+            and base_sequence == next_sequence(last.sequence, last.record_count)
+        ):
+            return None
         recent = self.known(producer_id)[-BATCHES_REMEMBERED:]
         who = f"Producer {producer_id} (epoch {producer_epoch}) in {self._partition}"
-        marker = self._markers.get(producer_id)
         if not recent and marker is None:
             if base_sequence and producer_id > self.evicted_up_to:
                 raise OutOfOrderSequenceError(
@@ -93,10 +103,8 @@ class ProducerStates(RecentBatches):
         )
 
     def _joined(self, before: bytes, batch: RememberedBatch) -> bytes:
-        if before:
-            (last,) = unpack_batches(before[-PACKED_BYTES:])
-            if last.epoch != batch.epoch:
-                return batch.pack()
+        if before and last_epoch(before) != batch.epoch:
+            return batch.pack()
         return before[-(BATCHES_REMEMBERED - 1) * PACKED_BYTES :] + batch.pack()
 
     def remember(self, batch: RememberedBatch) -> None:
@@ -108,8 +116,7 @@ class ProducerStates(RecentBatches):
         producer_id = marker.producer_id
         packed = self._durable.get(producer_id, b"")
         if packed:
-            (last,) = unpack_batches(packed[-PACKED_BYTES:])
-            if last.epoch < marker.producer_epoch:
+            if last_epoch(packed) < marker.producer_epoch:
                 self.num_batches -= len(packed) // PACKED_BYTES
                 packed = b""
         self._markers[producer_id] = marker

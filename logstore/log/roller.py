@@ -309,7 +309,7 @@ class Roller:
             log_append_times: OffsetRanges = ()
             for frames in _in_chunks(piece.frames):
                 stored = self._journal.read_many([f.location for f in frames])
-                for batch in frame_records(stored):
+                for batch in frame_records(stored, kafkas_bytes=2 * _READ_BYTES):
                     writer.write(batch)
                 append_time_ms = max((append_time_ms, *(frame.header.append_time_ms for frame in stored)))
                 ranges = list(log_append_times)

@@ -62,8 +62,10 @@ class RememberedBatch(NamedTuple):
 
 
 PACKED_BYTES = _ROW.size
-# The append time comes last.
+# The append time comes last, the epoch behind the owner.
 _TIME_BYTES = 8
+_EPOCH = struct.Struct("<h")
+_EPOCH_AT = 8
 
 
 def unpack_batches(packed: bytes) -> Iterator[RememberedBatch]:
@@ -76,6 +78,12 @@ def unpack_batches(packed: bytes) -> Iterator[RememberedBatch]:
 def last_append_ms(packed: bytes) -> int:
     """The append time of the last of packed batches, at least one."""
     return int.from_bytes(packed[-_TIME_BYTES:], "little", signed=True)
+
+
+def last_epoch(packed: bytes) -> int:
+    """The epoch of the last of packed batches, at least one."""
+    epoch: int = _EPOCH.unpack_from(packed, len(packed) - PACKED_BYTES + _EPOCH_AT)[0]
+    return epoch
 
 
 def batches_from_rows(rows: Iterable[Iterable[int]]) -> tuple[RememberedBatch, ...]:

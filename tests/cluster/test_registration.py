@@ -11,7 +11,13 @@ from logstore.cluster import checked_file, znodes
 from logstore.cluster.coordinator import BrokerEndpoint
 from logstore.cluster.registration import BrokerIdInUseError
 from logstore.cluster.znodes import NO_LEADER
-from logstore.errors import ClusterStateError, DataDirectoryError, InvalidConfigError, ZooKeeperUnavailableError
+from logstore.errors import (
+    ClusterStateError,
+    DataDirectoryError,
+    InvalidConfigError,
+    NotControllerError,
+    ZooKeeperUnavailableError,
+)
 from tests.support.coordinators import Brokers, expire
 from tests.support.eventually import eventually_async
 from tests.support.server_process import free_port
@@ -277,3 +283,40 @@ async def test_h8_a_new_session_has_no_lease_before_the_view_was_read_in_it(brok
     assert not former.registration.lease.is_held
     may_read.set()
     await eventually_async(lambda: former.registration.lease.is_held, "no lease")
+
+
+async def test_h8_a_broker_that_is_back_is_not_taken_for_dead_by_a_controller_with_an_older_view(brokers: Brokers):
+    """Its lease begins with a read of the documents: what the controller writes behind that read is refused."""
+    other, former = await brokers.start(1, 2)
+    topic_id = await brokers.create_topic("t", 2, 2)
+    seen = next(state for state in (former.partition_state(topic_id, at) for at in (0, 1)) if state.leader == 2)
+    controller = other.controller
+    assert controller.is_active
+    may_write = asyncio.Event()
+    written: list[BaseException | None] = []
+    write = controller._write
+
+    async def write_later(*args) -> None:
+        await may_write.wait()
+        try:
+            await write(*args)
+        except BaseException as error:
+            written.append(error)
+            raise
+        written.append(None)
+
+    controller._write = write_later  # type: ignore[method-assign]
+    before = former.registration.broker_epoch
+    await expire(former)
+    await eventually_async(lambda: former.registration.broker_epoch not in {-1, before}, "not registered")
+    await eventually_async(lambda: former.has_lease, "no lease")
+    may_write.set()
+    await eventually_async(lambda: written, "the controller does not write")
+    await eventually_async(lambda: other.view.brokers[2].epoch == former.registration.broker_epoch, "not seen")
+    row = next(row for row in (await brokers.document("t")).partitions if row.leader == 2)
+    assert row.state == seen, "it leads on, in its epoch"
+    assert isinstance(written[0], NotControllerError)
+    # What is decided over the new view is written.
+    await brokers.stop(2)
+    await eventually_async(lambda: other.partition_state(topic_id, 1).leader == 1, "no other leader")
+    await eventually_async(lambda: other.partition_state(topic_id, 0).leader == 1, "no other leader")

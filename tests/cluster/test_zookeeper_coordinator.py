@@ -276,7 +276,8 @@ async def test_c2_a_controller_that_was_replaced_writes_nothing(brokers: Brokers
     before = await brokers.document("t")
     zombie = controller.controller
     with pytest.raises(NotControllerError):
-        await zombie._write([TopicWrite("t", replace(before, version=99), controller.view.topics["t"].version)])
+        write = TopicWrite("t", replace(before, version=99), controller.view.topics["t"].version)
+        await zombie._write(controller.view, [write])
     assert await brokers.document("t") == before
     assert not zombie.is_active
     zombie._epoch_version = node.version

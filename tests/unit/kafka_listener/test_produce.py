@@ -1,5 +1,7 @@
 """Produce at the socket: an outcome for each partition, and batches that no producer should send."""
 
+import errno
+import random
 import struct
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,10 @@ from logstore.kafka_batches.header import Compression
 from logstore.kafka_protocol.messages import InitProducerIdRequest, ProduceRequest
 from logstore.limits import RECORD_ERRORS_MAX
 from logstore.records.batch_identity import BatchIdentity
+from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.kafka_batches import client_batch, raw_batch, raw_records, varint
 from tests.support.kafka_client import INIT_PRODUCER_ID, PRODUCE, batch_of, kafka_server, produce_request
+from tests.support.kafka_handlers import kafka_handlers
 from tests.support.records import Row
 from tests.support.running_broker import read_all, run
 
@@ -246,5 +250,23 @@ def test_append_times_are_told(tmp_path: Path):
             (partition,) = answer.responses[0].partition_responses
             fetched = await server.store.broker.fetch(INTERNAL, topic, 0, 0, max_bytes=1000, min_bytes=1, max_wait_ms=0)
             assert fetched.records["timestamp"].cast("int64").to_pylist() == [partition.log_append_time_ms]
+
+    run(ask())
+
+
+def test_after_a_failed_fsync_the_outcome_is_open_and_a_full_disk_has_stored_nothing(tmp_path: Path):
+    """As librdkafka understands the numbers: it gives up or tries again for certain only what is not stored."""
+    timed_out, storage_error = 7, 56
+
+    async def ask() -> None:
+        disk = FaultyFileSystem()
+        async with kafka_handlers(tmp_path, filesystem=disk) as handlers:
+            await handlers.broker.create_topic(INTERNAL, "t", partitions=20)
+            disk.fill()
+            large = produce_request(dict.fromkeys(range(20), batch_of(random.randbytes(900_000))))
+            assert outcomes(await handlers.ask(PRODUCE, 9, large)) == [(at, storage_error, -1) for at in range(20)]
+            disk.heal()
+            disk.fail("fdatasync", errno.EIO)
+            assert outcomes(await handlers.ask(PRODUCE, 9, produce_request({0: GOOD}))) == [(0, timed_out, -1)]
 
     run(ask())
