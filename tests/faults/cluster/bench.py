@@ -21,7 +21,8 @@ from tests.faults.bench.delta_observer import READERS, read_version
 from tests.faults.bench.evidence import Anomaly, Evidence
 from tests.faults.bench.groups import CONSUMER, COOPERATIVE, KAFKA_CONSUMER, KAFKA_COOPERATIVE, RANGE, Groups, GroupSpec
 from tests.faults.bench.history import AnyEvent, Assigned, Fault, Heal, Probe, Recorder, read_history
-from tests.faults.bench.kafka_load import IDEMPOTENT, PLAIN, KafkaLoad, ProducerKind
+from tests.faults.bench.kafka_load import KafkaLoad
+from tests.faults.bench.kafka_producer import IDEMPOTENT, PLAIN, ProducerKind
 from tests.faults.bench.neighbours import DeltaObserver, Neighbour
 from tests.faults.bench.workload import Client, TopicSpec, Workload
 from tests.faults.cluster.brokers import MIN_IN_SYNC, Brokers
