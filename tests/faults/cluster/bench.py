@@ -40,7 +40,7 @@ TOPICS = (
 SHARED = TopicSpec("shared", 3, {"segment.ms": "3000"}, shared=True)
 #: Written with acks=1, by one broker after the other; it promises nothing.
 PROBED = TopicSpec("probed", 3, {"segment.ms": "60000"})
-#: Others double records: librdkafka sends again, retries or not, what is under way to a broker that leaves the metadata.
+#: Others double: librdkafka sends again, retries or not, what is under way to a broker that leaves the metadata.
 KAFKA = (IDEMPOTENT,) * 3
 GROUPS = (RANGE, COOPERATIVE, CONSUMER)
 KAFKA_GROUPS = (CONSUMER, KAFKA_COOPERATIVE, KAFKA_CONSUMER)
