@@ -106,11 +106,11 @@ class Cluster(Storage):
     @property
     def cpu_s_by_measure(self) -> Mapping[str, float]:
         """``server_cpu_us`` has all brokers and ZooKeeper; of ``roles`` each has the mean of its brokers."""
-        own = {
-            measure: sum(cpu_s_of(self._pids[broker]) for broker in brokers) / len(brokers)
-            for measure, brokers in self.roles.items()
-        }
+        own = {measure: sum(map(self.cpu_s_of, brokers)) / len(brokers) for measure, brokers in self.roles.items()}
         return {**super().cpu_s_by_measure, **own}
+
+    def cpu_s_of(self, broker: int) -> float:
+        return cpu_s_of(self._pids[broker])
 
     def kill(self) -> None:
         pids = [*self._pids.values()]

@@ -16,8 +16,8 @@ class Sample:
     ``mb_s`` counts keys and values alone. ``server_cpu_us`` and ``client_cpu_us`` are CPU time per record.
     ``peak_mb`` is the most that the server process has had resident since its start (VmHWM), ``resident_mb`` what it
     has at the end of the turn. ``ready_s``: from the start of the process until it is ready, ``live_s``: until it says
-    that it lives, ``stop_s``: from SIGTERM to its end. ``joined_s``: from its start until its replicas are in sync.
-    ``outage_s``: from the end of a leader until each partition has acknowledged a record. ``longest_ms``: the longest
+    that it lives, ``stop_s``: from SIGTERM to its end. ``joined_s``: from its start until its replicas are in sync,
+    which took ``joined_cpu_s`` of CPU time. ``outage_s``: from the end of a leader until each partition has acknowledged a record. ``longest_ms``: the longest
     wait of a request. ``rest_percent``: of a core, without requests. CPU time a record of a cluster's parts:
     ``leader_cpu_us``, ``follower_cpu_us`` (of one), ``forwarder_cpu_us`` (of a broker that sends records on).
     ``throttled``: answers 429. ``errors``: those that a client's program saw.
@@ -32,6 +32,7 @@ class Sample:
     live_s: float | None = None
     stop_s: float | None = None
     joined_s: float | None = None
+    joined_cpu_s: float | None = None
     outage_s: float | None = None
     longest_ms: float | None = None
     rest_percent: float | None = None
@@ -65,6 +66,7 @@ METRICS: dict[str, Metric] = {
     "live_s": Metric("live s", 2),
     "stop_s": Metric("stop s", 2),
     "joined_s": Metric("in sync s", 2),
+    "joined_cpu_s": Metric("CPU s", 2),
     "outage_s": Metric("all acknowledge s", 2),
     "longest_ms": Metric("longest ms", 0),
     "rest_percent": Metric("% of a core at rest", 2),

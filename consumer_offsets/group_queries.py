@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from consumer_offsets.committed_offsets import TopicPartition
+from consumer_offsets.group_listings import GroupListing, GroupListings
 from consumer_offsets.group_shards import GroupShards
 from consumer_offsets.groups.description import GroupDescription, MemberDescription
 from logstore.broker.authorizer import Operation, ResourceType
@@ -60,30 +61,6 @@ class PartitionLag:
     high_watermark: int
     lag: int
     member: MemberDescription | None
-
-
-@dataclass(frozen=True, slots=True)
-class GroupListing:
-    """As GroupDescription, in numbers. ``partitions`` are those that the lags count, see ``GroupCoordinator.lag``."""
-
-    group: str
-    kind: str
-    state: str
-    protocol_type: str | None
-    protocol: str | None
-    generation: int
-    members: int
-    partitions: int
-    total_lag: int
-    max_lag: int
-
-
-@dataclass(frozen=True, slots=True)
-class GroupListings:
-    """A page. ``next`` is the name that the next page comes ``after``; None: there are no more."""
-
-    groups: list[GroupListing]
-    next: str | None
 
 
 class GroupQueries:

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from consumer_offsets.group_queries import GroupListings
+from consumer_offsets.group_listings import GroupListings
 from logstore.broker.context import RequestContext
 from logstore.broker.other_brokers import OtherBrokers
 from logstore.errors import CoordinatorNotAvailableError, LogStoreError, PeerUnavailableError

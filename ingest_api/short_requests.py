@@ -59,6 +59,7 @@ class ShortHead:
     path: str
     #: The one in the path.
     partition: int | None
+    acks: int
     timeout_ms: int
     answer_type: str
     client_id: str
@@ -117,7 +118,15 @@ class ShortRequests:
         client_id = sane(headers, CLIENT_ID)
         has_request_id = _OWN_REQUEST_ID in headers
         return ShortHead(
-            found, raw_path, partition, head.timeout_ms, head.answer_type, client_id, has_request_id, head.to_columns
+            found,
+            raw_path,
+            partition,
+            head.acks,
+            head.timeout_ms,
+            head.answer_type,
+            client_id,
+            has_request_id,
+            head.to_columns,
         )
 
     def begin(
@@ -152,6 +161,7 @@ class ShortRequests:
                 records,
                 head.to_columns(topic.config),
                 partition=head.partition,
+                acks=head.acks,
                 num_bytes=len(body),
                 timeout_ms=head.timeout_ms,
                 told=request.told,

@@ -7,7 +7,8 @@ none) and whether the same request may succeed later unchanged. The error codes 
 
 import errno
 import re
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
 
 
 class LogStoreError(Exception):
@@ -44,10 +45,21 @@ class NoRecordsError(InvalidRequestError):
     """A produce request without a record."""
 
 
+class RefusedRecords(NamedTuple):
+    """``numbers`` count from 0 in the record batch, and rise; ``message`` is of each of them."""
+
+    numbers: Sequence[int]
+    message: str
+
+
 class InvalidRecordError(InvalidRequestError):
-    """A record is not acceptable: bad base64, null key in a compacted topic, timestamp out of range."""
+    """A record is not acceptable: bad base64, null key in a compacted topic, timestamp out of range.
+
+    ``refused``: the records of a Kafka record batch that are the reason, where the others of the batch are acceptable.
+    """
 
     kafka_name, kafka_code = "INVALID_RECORD", 87
+    refused: RefusedRecords | None = None
 
 
 class InvalidRecordBatchError(InvalidRecordError):

@@ -15,6 +15,8 @@ GROUP_MEMBER_BYTES_MAX = 256 * 1024
 # a session ends, and a client can ask for one after the other.
 GROUP_MEMBERS_PENDING_MAX = 100_000
 HEADERS_PER_RECORD_MAX = 1_000
+# Records of a refused record batch that the answer names one by one.
+RECORD_ERRORS_MAX = 1_000
 # Idempotent producers that a partition remembers: about 2.5 MB. Beyond that it forgets the producer that has not
 # appended for longest.
 PRODUCERS_PER_PARTITION_MAX = 10_000

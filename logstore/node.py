@@ -148,7 +148,7 @@ def serve(settings: Settings, shared_port: int | None = None) -> int:
         listening.close()
         return _fail(
             f"cannot listen on {settings.kafka_listeners} for Kafka's clients: {error.strerror or error}; choose "
-            "another port (logstore serve --kafka-port 9093; 0 takes a free one), or set kafka.listeners to nothing"
+            "another port (kafka.listeners, or serve --kafka-port; 0: a free one), or set kafka.listeners to nothing"
         )
     try:
         with (
@@ -178,7 +178,8 @@ def _kafka_socket(settings: Settings) -> socket.socket | None:
         log.warning(
             "node.no_kafka",
             address=settings.kafka_listeners,
-            reason=f"{error.strerror or error}: Kafka's clients cannot connect. Choose a port with kafka.listeners",
+            reason=f"{error.strerror or error}: Kafka's clients cannot connect. Choose a port with kafka.listeners, or "
+            "serve --kafka-port",
         )
         return None
 

@@ -224,7 +224,7 @@ CONFIG_KEYS: tuple[ConfigKey, ...] = (
         1,
         1,
         INT_MAX,
-        "An append with `acks=all` needs as many replicas in sync, or it is refused.",
+        "An append with `acks=all` needs as many replicas in sync, at most those that there are, or it is refused.",
     ),
     _flag(
         "unclean.leader.election.enable",

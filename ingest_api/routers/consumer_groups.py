@@ -6,7 +6,8 @@ from typing import Annotated, Final
 from fastapi import Depends, Path, Query
 from starlette.requests import Request
 
-from consumer_offsets.group_queries import GroupListing, PartitionLag
+from consumer_offsets.group_listings import GroupListing
+from consumer_offsets.group_queries import PartitionLag
 from consumer_offsets.groups.description import GroupDescription, MemberDescription
 from ingest_api.dependencies import ClusterBroker, Context, GroupInPath, GroupName, PartitionNumber, State, TopicName
 from ingest_api.errors import NoSuchResourceError

@@ -203,6 +203,7 @@ async def _produce(request: Request, partition: int | None) -> Response:
                 plain,
                 head.to_columns(config),
                 partition=partition,
+                acks=acks,
                 num_bytes=len(body),
                 timeout_ms=timeout_ms,
             )

@@ -28,8 +28,8 @@ from logstore.errors import (
 )
 from logstore.filesystem import Buffer
 from logstore.kafka_batches.header import NO_TIMESTAMP, BatchHeader, bytes_of, with_max_timestamp
-from logstore.kafka_batches.validation import validate
-from logstore.limits import MIB
+from logstore.kafka_batches.validation import find_null_keys, validate
+from logstore.limits import MIB, RECORD_ERRORS_MAX
 from logstore.log.topic import Topic
 from logstore.records.batch import KafkaBatch, PartitionBatch
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity
@@ -107,24 +107,36 @@ class _Wanted:
         valid, *others = validate(view, inflated_bytes_max=inflated_bytes_max, log_append_time=self.log_append_time)
         header = valid.header
         _require_producers(header, 1 + len(others))
+        null_keys = [valid.first_null_key][: valid.null_key_count]
+        if valid.null_key_count > 1 and self.topic.config.compacted:
+            null_keys = find_null_keys(view, valid, RECORD_ERRORS_MAX)
         if header.max_timestamp != valid.max_timestamp and not self.log_append_time:
             view = memoryview(with_max_timestamp(view, valid.max_timestamp, log_append_time=False))
-        self.data = _of_its_own(view)
+        self.data = view
         self.batch = KafkaBatch(
             num_rows=header.record_count,
             nbytes=MESSAGE_BYTES + valid.inflated_bytes,
             untimed_count=valid.untimed_count,
             max_timestamp_ms=valid.max_timestamp,
-            first_null_key=valid.first_null_key,
+            null_keys=null_keys,
             log_append_time=self.log_append_time,
         )
         if header.producer_id >= 0:
             self.identity = BatchIdentity(header.producer_id, header.producer_epoch, header.base_sequence)
 
 
-def _of_its_own(batch: memoryview) -> Buffer:
-    """The bytes of a batch without a request that is much larger: the journal may hold them for long."""
-    return bytes(batch) if 2 * len(batch) < memoryview(batch.obj).nbytes else batch
+def _hold_little_else(taken: Sequence[_Wanted]) -> None:
+    """Copy the batches that are taken if the buffer that they arrived in is much larger: the journal may hold it for
+    long. Mostly they are nearly all of it.
+    """
+    sizes: dict[int, int] = {}
+    for one in taken:
+        buffer = id(memoryview(one.data).obj)
+        sizes[buffer] = sizes.get(buffer, 0) + len(one.data)
+    for one in taken:
+        buffer = memoryview(one.data).obj
+        if 2 * sizes[id(buffer)] < memoryview(buffer).nbytes:
+            one.data = bytes(one.data)
 
 
 def _require_producers(header: BatchHeader, count: int) -> None:
@@ -249,6 +261,7 @@ class BatchProducing:
         await self._check(wanted)
         await self._require_ids_issued(wanted)
         by_topic: dict[Topic, list[_Wanted]] = {}
+        taken = []
         for one in wanted:
             if one.error is not None:
                 at, number = one.place
@@ -256,6 +269,8 @@ class BatchProducing:
                 outcomes[at][number] = BatchOutcome(one.partition, log_start_offset=log_start_offset, error=one.error)
             else:
                 by_topic.setdefault(one.topic, []).append(one)
+                taken.append(one)
+        _hold_little_else(taken)
         return [_request(group) for group in by_topic.values()], [
             [one.place for one in group] for group in by_topic.values()
         ]

@@ -67,6 +67,7 @@ class Produce(Protocol):
         records: DecodedRecords,
         *,
         partition: int | None,
+        acks: int,
         timeout_ms: None,
     ) -> Awaitable[ProduceResult]: ...
 
@@ -127,15 +128,16 @@ class _TimeOut:
 
 
 class _Queue:
-    """The requests that wait for the next append of a topic, or of the partition that all of them name, by arrival, and
-    the number of appends under way.
+    """The requests that wait for the next append with the same ``acks`` of a topic, or of the partition that all of
+    them name, by arrival, and the number of appends under way.
     """
 
-    __slots__ = ("appends", "begins", "last_size", "partition", "to_columns", "topic", "waiting")
+    __slots__ = ("acks", "appends", "begins", "last_size", "partition", "to_columns", "topic", "waiting")
 
-    def __init__(self, topic: Topic, partition: int | None, to_columns: ToColumns) -> None:
+    def __init__(self, topic: Topic, partition: int | None, acks: int, to_columns: ToColumns) -> None:
         self.topic = topic
         self.partition = partition
+        self.acks = acks
         self.to_columns = to_columns
         self.waiting: dict[_Waiting, None] = {}
         self.appends = 0
@@ -151,8 +153,8 @@ class _Queue:
         return not self.appends or (self.appends == 1 and len(self.waiting) >= self.last_size)
 
     @property
-    def key(self) -> tuple[Topic, int | None, ToColumns]:
-        return self.topic, self.partition, self.to_columns
+    def key(self) -> tuple[Topic, int | None, int, ToColumns]:
+        return self.topic, self.partition, self.acks, self.to_columns
 
 
 class Batcher:
@@ -163,8 +165,8 @@ class Batcher:
         self._produce = produce
         self._authorizer = authorizer
         self._admission = admission
-        # By topic, partition and function that makes columns: one append has one of each.
-        self._queues: dict[tuple[Topic, int | None, ToColumns], _Queue] = {}
+        # By topic, partition, acks and function that makes columns: one append has one of each.
+        self._queues: dict[tuple[Topic, int | None, int, ToColumns], _Queue] = {}
         self._appends: set[asyncio.Task[None]] = set()
         # By time-out in ms: the one that requests may join.
         self._time_outs: dict[int, _TimeOut] = {}
@@ -177,12 +179,13 @@ class Batcher:
         to_columns: ToColumns,
         *,
         partition: int | None = None,
+        acks: int = -1,
         num_bytes: int,
         timeout_ms: int,
         told: Told,
     ) -> None:
-        """Queue a request, as ``Broker.produce`` with acks=all; ``told`` is called on the event loop. A request whose
-        time is up before its append has begun is not stored.
+        """Queue a request, as ``Broker.produce``, with acks -1 or 1; ``told`` is called on the event loop. A request
+        whose time is up before its append has begun is not stored.
 
         ``may_join(topic, num_bytes, partition)`` holds. ``to_columns`` takes ``records``, whose length is their number,
         together with those of other requests; give the same function each time. Raises TopicAuthorizationError,
@@ -191,9 +194,9 @@ class Batcher:
         self._authorizer.require(context, Operation.WRITE, ResourceType.TOPIC, topic.name)
         topic.require_not_internal()
         self._admission.require_quota(context, QuotaKind.PRODUCED_BYTES)
-        queue = self._queues.get((topic, partition, to_columns))
+        queue = self._queues.get((topic, partition, acks, to_columns))
         if queue is None:
-            queue = _Queue(topic, partition, to_columns)
+            queue = _Queue(topic, partition, acks, to_columns)
             self._queues[queue.key] = queue
         queue.waiting[_Waiting(records, num_bytes, told, self._time_out(timeout_ms), queue.waiting)] = None
         self._admission.charge(context, QuotaKind.PRODUCED_BYTES, num_bytes)
@@ -217,6 +220,7 @@ class Batcher:
         to_columns: ToColumns,
         *,
         partition: int | None = None,
+        acks: int = -1,
         num_bytes: int,
         timeout_ms: int,
     ) -> RecordPlaces:
@@ -238,6 +242,7 @@ class Batcher:
             records,
             to_columns,
             partition=partition,
+            acks=acks,
             num_bytes=num_bytes,
             timeout_ms=timeout_ms,
             told=told,
@@ -271,7 +276,9 @@ class Batcher:
         try:
             records = queue.to_columns([waiting.records for waiting in batch])
             # Each request has a time-out of its own, so this has none. INTERNAL: each request was authorized before.
-            result = await self._produce(INTERNAL, queue.topic, records, partition=queue.partition, timeout_ms=None)
+            result = await self._produce(
+                INTERNAL, queue.topic, records, partition=queue.partition, acks=queue.acks, timeout_ms=None
+            )
         except InvalidRecordError as error:
             # The topic was altered since the requests were checked, and nothing is stored: append each alone, in order.
             if len(batch) == 1:

@@ -142,7 +142,9 @@ class Broker:
         )
         self._cluster = Cluster(coordinator, authorizer)
         self._tables = TopicTables(roller, self.admission, authorizer, self._schedule.rolled)
-        self._producing = Producing(journal, self.admission, authorizer, coordinator, filesystem, self._schedule.touch)
+        self._producing = Producing(
+            journal, self.admission, authorizer, coordinator, filesystem, self._schedule.appended
+        )
         self._batch_producing = BatchProducing(
             self._producing, self._topics, self.admission, authorizer, settings.max_request_size
         )

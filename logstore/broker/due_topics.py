@@ -1,13 +1,14 @@
-"""Topics that are due to roll, found without a walk over idle ones.
+"""Topics that are due to roll, found without a walk over idle ones, or over the idle partitions of a busy one.
 
-Invariant: every topic with un-sealed records is either among the ``touched``, which the next ``take`` looks at, or has
-a time to be looked at again, at the latest when its oldest record reaches ``segment.ms``, all its records have expired
-(``retention.ms``) or a minute has passed.
+Invariant: every partition with un-sealed records is either among those that the next ``take`` looks at, alone or with
+its topic, or its topic has a time to be looked at again, at the latest when its oldest record reaches ``segment.ms``,
+all its records have expired (``retention.ms``) or a minute has passed.
 """
 
 import heapq
 import itertools
 import math
+from collections.abc import Iterable
 
 from logstore.clock import Clock
 from logstore.log.partition_log import PartitionLog
@@ -31,13 +32,19 @@ class DueTopics:
         self._journal_bytes_max = journal_bytes_max
         self._check_interval_ms = check_interval_ms
         self._touched: set[Topic] = set()
+        #: By topic, partitions with new records.
+        self._appended: dict[Topic, set[PartitionLog]] = {}
         self._wakes: list[tuple[float, int, Topic]] = []
         self._next_wake: dict[Topic, float] = {}
         self._tie = itertools.count()
 
     def touch(self, topic: Topic) -> None:
-        """Records were appended to the topic, or its configuration may have changed."""
+        """The topic's configuration may have changed, or what is un-sealed, or is led here."""
         self._touched.add(topic)
+
+    def appended(self, topic: Topic, partitions: Iterable[int]) -> None:
+        """Records were appended to the partitions."""
+        self._appended.setdefault(topic, set()).update([topic.partitions[number] for number in partitions])
 
     def is_pressed(self, topic: Topic) -> bool:
         """Whether the journal holds so much of the topic that all of it is to roll."""
@@ -55,19 +62,22 @@ class DueTopics:
             if self._next_wake.get(topic) == when:
                 del self._next_wake[topic]
             self._touched.add(topic)
-        looked_at, self._touched = self._touched, set()
+        looked_at: dict[Topic, Iterable[PartitionLog]] = dict(self._appended)
+        looked_at.update({topic: topic.partitions for topic in self._touched})
+        self._touched, self._appended = set(), {}
         due = []
-        for topic in looked_at:
+        for topic, logs in looked_at.items():
             if topic.deleted:
                 continue
-            wait_s = 0.0 if self.is_pressed(topic) and topic.has_unsealed else self._seconds_until_due(topic)
+            wait_s = 0.0 if self.is_pressed(topic) and topic.has_unsealed else self._seconds_until_due(topic, logs)
             if wait_s <= 0:
                 due.append(topic)
                 continue
             if wait_s < math.inf:
                 self.wake_at(topic, now + min(wait_s, _LOOK_AGAIN_S))
-            if any(p.next_offset > p.log_end_offset for p in topic.partitions):
-                self._touched.add(topic)  # records that are being fsynced have no age yet
+            # Records have no age yet while they are being fsynced, or followers do not have them.
+            if growing := {log for log in logs if log.is_leader and log.high_watermark < log.next_offset}:
+                self._appended[topic] = growing
         return due
 
     def ms_until_due(self, partition_log: PartitionLog, config: TopicConfig, segment_ms: float) -> float:
@@ -96,7 +106,7 @@ class DueTopics:
             return math.inf if last is None else last + since_ms
         return (index.largest_timestamp_ms or 0) + since_ms
 
-    def _seconds_until_due(self, topic: Topic) -> float:
+    def _seconds_until_due(self, topic: Topic, logs: Iterable[PartitionLog]) -> float:
         """As ``ms_until_due`` of the partition that is due first, in seconds."""
         config = topic.config
-        return min((self.ms_until_due(p, config, config.segment_ms) for p in topic.partitions), default=math.inf) / 1000
+        return min([self.ms_until_due(log, config, config.segment_ms) for log in logs], default=math.inf) / 1000

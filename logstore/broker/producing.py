@@ -7,7 +7,7 @@ offsets is the order of frames; a request with an identity is claimed and append
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -72,7 +72,7 @@ BeforeClaim = Callable[
 
 
 class Producing:
-    """``appended`` is called with the topic of each append."""
+    """``appended`` is called with the topic and the partitions of each append."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Producing:
         authorizer: Authorizer,
         coordinator: Coordinator,
         filesystem: FileSystem,
-        appended: Callable[[Topic], None],
+        appended: Callable[[Topic, Iterable[int]], None],
     ) -> None:
         self._journal = journal
         self._admission = admission
@@ -243,6 +243,8 @@ class Producing:
         self, topic: Topic, records: Records, partition: int | None, identity: ProducerIdentity | IdempotencyKey | None
     ) -> int:
         """The partition for records whose producer leaves it open. A retry goes where the first try went."""
+        if partition is not None:
+            return partition
         if identity is None:
             return sticky_partition(topic, next(self._sticky.setdefault(topic, itertools.count())))
         if isinstance(identity, IdempotencyKey):
@@ -339,7 +341,7 @@ class Producing:
             self._journal.store(append.frames, append.told)
         for one, request in zip(prepared, requests, strict=True):
             if request.new:
-                self._appended(one.topic)
+                self._appended(one.topic, [one.parts[at].partition for at in request.new])
             if acks != 0:
                 request.wait_for_repeated(acks)
             # Charge clients that do not wait for durability, too.

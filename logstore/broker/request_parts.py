@@ -8,6 +8,7 @@ from logstore.errors import (
     InvalidRequestError,
     LogStoreError,
     RecordTooLargeError,
+    RefusedRecords,
     UnknownPartitionError,
 )
 from logstore.log.topic import Topic
@@ -30,7 +31,7 @@ def check_batch_keys(topic: Topic, batch: pa.RecordBatch, rows: np.ndarray | ran
     keys = batch.column("key")
     if topic.config.compacted and keys.null_count:
         first = rows[int(np.flatnonzero(keys.is_null().to_numpy(zero_copy_only=False))[0])]
-        raise _no_key(topic, first)
+        raise InvalidRecordError(f"Record {first} {_no_key(topic)}.")
 
 
 def batch_refusal(topic: Topic, batch: KafkaBatch, num_bytes: int) -> LogStoreError | None:
@@ -40,15 +41,15 @@ def batch_refusal(topic: Topic, batch: KafkaBatch, num_bytes: int) -> LogStoreEr
             f"The record batch has {num_bytes} bytes, max.message.bytes allows {topic.config.max_message_bytes}: send "
             "smaller batches or raise the topic's max.message.bytes"
         )
-    if topic.config.compacted and batch.first_null_key >= 0:
-        return _no_key(topic, batch.first_null_key)
+    if topic.config.compacted and batch.null_keys:
+        error = InvalidRecordError(f"Record {batch.null_keys[0]} {_no_key(topic)}.")
+        error.refused = RefusedRecords(batch.null_keys, f"The record {_no_key(topic)}.")
+        return error
     return None
 
 
-def _no_key(topic: Topic, record: int) -> InvalidRecordError:
-    return InvalidRecordError(
-        f"Record {record} has no key, and topic '{topic.name}' is compacted (cleanup.policy=compact): send a key."
-    )
+def _no_key(topic: Topic) -> str:
+    return f"has no key, and topic '{topic.name}' is compacted (cleanup.policy=compact): send a key"
 
 
 def sticky_partition(topic: Topic, turn: int) -> int:
@@ -56,6 +57,9 @@ def sticky_partition(topic: Topic, turn: int) -> int:
 
     Not for requests with an idempotency key: a retry of them must go where the first try went.
     """
+    partition = turn % len(topic.partitions)
+    if topic.partitions[partition].quarantined is None:
+        return partition
     served = [p.partition for p in topic.partitions if p.quarantined is None] or [0]
     return served[turn % len(served)]
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 
@@ -121,8 +121,12 @@ class RollSchedule:
         self._pressed.set()
 
     def touch(self, topic: Topic) -> None:
-        """Records were appended to the topic, or its configuration has changed: see when it is to roll."""
+        """Something of the topic has changed: see when it is to roll."""
         self._due.touch(topic)
+
+    def appended(self, topic: Topic, partitions: Iterable[int]) -> None:
+        """Records were appended to the partitions: see when they are to roll."""
+        self._due.appended(topic, partitions)
 
     async def _roll_loop(self) -> None:
         while not self._stopping:  # wait_for may swallow a cancellation that comes together with the event

@@ -75,7 +75,7 @@ def start(
     On the directory of a store of one node, which must be stopped, it becomes a cluster: its broker leads everything
     with one replica, and the others join. There is no way back.
     """
-    from logstore.cluster_processes.kafka_addresses import kafka_environments
+    from logstore.cluster_processes.kafka_addresses import wanted_kafka_addresses
     from logstore.cluster_processes.record import broker_ids
     from logstore.cluster_processes.running_cluster import ClusterEntry, Wanted, run
     from logstore.settings import load_settings
@@ -86,8 +86,8 @@ def start(
         directory,
         ids,
         zookeeper=zookeeper,
+        kafka=wanted_kafka_addresses(load_settings(), ids),
         environment={"LOGSTORE_INTER_BROKER_PORT": "0"},
-        environments=kafka_environments(load_settings(), ids),
     )
 
     def announce(found: ClusterEntry, _: int | None) -> None:
@@ -124,15 +124,19 @@ def start_broker(
 ) -> None:
     """Start a broker again that has ended.
 
-    It has the same id, directory and port. The cluster start that runs on DIR keeps it.
+    It has the same id, directory and ports. The cluster start that runs on DIR keeps it.
     """
     from logstore.cluster_processes.control import ask_to_start
+    from logstore.cluster_processes.kafka_addresses import kafka_addresses
 
-    broker = ask_to_start(_directory(data), broker_id)
+    directory = _directory(data)
+    broker = ask_to_start(directory, broker_id)
     if json:
         print_json_line(broker)
     else:
         print(f"Broker {broker.id} is at {broker.url}, with pid {broker.pid}")
+        for address in kafka_addresses(directory.data, [broker_id]):
+            print(f"Kafka's clients connect to {address}")
 
 
 @app.command(

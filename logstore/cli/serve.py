@@ -108,7 +108,7 @@ def _with_kafka_port(settings: "Settings", port: int | None) -> "Settings":
 
 
 def _serve_brokers(count: int, config: Path | None, kafka_port: int | None, given: Mapping[str, object]) -> NoReturn:
-    from logstore.cluster_processes.kafka_addresses import kafka_addresses, kafka_environments
+    from logstore.cluster_processes.kafka_addresses import kafka_addresses, wanted_kafka_addresses
     from logstore.cluster_processes.record import Directory
     from logstore.cluster_processes.running_cluster import ClusterEntry, Wanted, run
     from logstore.listening_sockets import url_on
@@ -123,7 +123,6 @@ def _serve_brokers(count: int, config: Path | None, kafka_port: int | None, give
         )
     ids = range(settings.broker_id, settings.broker_id + count)
     peer_port = settings.inter_broker_port
-    kafka = kafka_environments(settings, ids)
     wanted = Wanted(
         Directory(settings.data),
         ids,
@@ -131,11 +130,11 @@ def _serve_brokers(count: int, config: Path | None, kafka_port: int | None, give
         log_dirs=settings.log_dirs,
         host=settings.host,
         ports={broker_id: settings.port + 1 + at for at, broker_id in enumerate(ids)} if settings.port else {},
+        kafka=wanted_kafka_addresses(settings, ids),
         shared_port=settings.port,
         environment={"LOGSTORE_LOG_LEVEL": settings.log_level},
         environments={
             broker_id: {
-                **kafka[broker_id],
                 "LOGSTORE_INTER_BROKER_PORT": str(peer_port + at if peer_port else 0),
                 # One process of jobs looks after all topics.
                 "LOGSTORE_JOBS_ENABLE": str(settings.jobs_enable and at == 0).lower(),

@@ -84,9 +84,8 @@ def _warn_of_too_few_replicas(topic: "TopicDescription") -> None:
     wanted, replicas = int(topic.configs["min.insync.replicas"]), len(topic.partitions[0].replicas)
     if wanted > replicas:
         typer.echo(
-            f"Appends with acks=all will be refused: min.insync.replicas is {wanted}, and each partition has "
-            f"{counted(replicas, 'replica')}. Lower it with: logstore topic alter {topic.name} -c "
-            f"min.insync.replicas={replicas}",
+            f"min.insync.replicas is {wanted}, and each partition has {counted(replicas, 'replica')}: it counts as "
+            f"{replicas}. To add replicas: logstore topic reassign",
             err=True,
         )
 

@@ -32,7 +32,6 @@ from logstore.backoff import backoffs
 from logstore.client.addresses import Bootstrap, parse_bootstrap
 from logstore.client.connections import Answer, Body, Connections, HostNotFoundError, NotConnectedError, Read
 from logstore.errors import LogStoreError
-from logstore.limits import GROUP_NAME_LENGTH_MAX
 from logstore.protocol import error_codes
 
 T = TypeVar("T")
@@ -293,7 +292,8 @@ def group_path(group: str, rest: str = "") -> str:
     """``/groups/<group>`` with ``rest`` after it; InvalidGroupError for a name that cannot stand in a path."""
     if group in ("", ".", "..") or "/" in group:
         raise errors.InvalidGroupError(
-            f"{group!r} cannot be a group's name: 1 to {GROUP_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ -, not . or .."
+            f"Group {group!r} cannot be named over HTTP, which takes no slash, and neither '.' nor '..': "
+            "kafka-consumer-groups describes and deletes it"
         )
     return f"/groups/{quote(group, safe='')}{rest}"
 

@@ -27,7 +27,7 @@ from logstore.errors import (
     NoReassignmentInProgressError,
 )
 from logstore.filesystem import FileSystem
-from logstore.lock_file import LockFile
+from logstore.lock_file import NAME, LockFile
 from logstore.records.batch_identity import first_producer_id
 
 #: Layout of the data directory; raised when an older release could not read it.
@@ -125,7 +125,7 @@ class EmbeddedCoordinator:
             raise DataDirectoryError(f"{self._data} has format version {version}; this release reads {FORMAT_VERSION}.")
         if cluster.keys() != {"cluster_id", "format_version"}:
             raise checked_file.damaged(cluster_file, _GIVE_UP_CLUSTER)
-        others = sorted(p.name for p in (self._data / "brokers").glob("*/") if p.name != str(self._broker_id))
+        others = [name for name in brokers_of(self._data) if name != str(self._broker_id)]
         if others:
             raise DataDirectoryError(
                 f"{self._data} belongs to broker {others[0]}, not to {self._broker_id}: set broker.id to {others[0]}."
@@ -277,6 +277,12 @@ class EmbeddedCoordinator:
 
     async def refresh_producer_ids(self) -> None:
         """No other broker gives any."""
+
+
+def brokers_of(data: Path) -> list[str]:
+    """The ids of the brokers that have used ``data``: one with a lock file alone is of a start that was refused."""
+    homes = sorted((data / "brokers").glob("*/"))
+    return [home.name for home in homes if any(path.name != NAME for path in home.iterdir())]
 
 
 def last_epoch(data: Path, broker_id: int) -> int:

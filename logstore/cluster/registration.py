@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from logstore.clock import Clock
 from logstore.cluster import checked_file, znodes
-from logstore.cluster.embedded_coordinator import FORMAT_VERSION, last_epoch
+from logstore.cluster.embedded_coordinator import FORMAT_VERSION, brokers_of, last_epoch
 from logstore.cluster.lease import RENEWAL, Lease
 from logstore.cluster.log_directory import LogDirectory
 from logstore.cluster.znodes import (
@@ -201,7 +201,7 @@ class Registration:
         lock = LockFile.acquire(self._data)
         home = self._data / "brokers" / str(self._broker_id)
         try:
-            others = sorted(path.name for path in home.parent.glob("*/") if path.name != home.name)
+            others = [name for name in brokers_of(self._data) if name != home.name]
             if others:
                 raise DataDirectoryError(
                     f"{self._data} belongs to a store of one node, broker {others[0]}: start the cluster with the "

@@ -57,17 +57,21 @@ class BrokerProcess:
             log = None if self.log is None else opened.enter_context(self.log.open("ab"))
             begin = 0 if log is None else log.tell()
             command = [sys.executable, "-m", "logstore.cli", "serve", "--data", str(self._data), *arguments]
-            stdin, self._lifeline = os.pipe()
+            stdin, lifeline = os.pipe()
             opened.callback(os.close, stdin)
-            self._process = process = await asyncio.create_subprocess_exec(
-                *watched(command, str(self._data)),
-                stdin=stdin,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                env=self._environment,
-                # Ctrl-C in the terminal is for the process that started it, which stops all of them in order.
-                start_new_session=True,
-            )
+            with contextlib.ExitStack() as failed:
+                failed.callback(os.close, lifeline)
+                process = await asyncio.create_subprocess_exec(
+                    *watched(command, str(self._data)),
+                    stdin=stdin,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=log,
+                    env=self._environment,
+                    # Ctrl-C in the terminal is for the process that started it, which stops all of them in order.
+                    start_new_session=True,
+                )
+                failed.pop_all()
+            self._process, self._lifeline = process, lifeline
         assert process.stdout is not None
         try:
             async with asyncio.timeout(START_S):
@@ -100,12 +104,15 @@ class BrokerProcess:
 
     async def ended(self) -> int:
         """Wait for its end; its exit code, negative for a signal."""
-        assert self._process is not None
-        code = await self._process.wait()
-        if self._lifeline is not None:
-            os.close(self._lifeline)
-            self._lifeline = None
-        self.entry = None
+        process = self._process
+        assert process is not None
+        code = await process.wait()
+        # Of those that wait, one may hear of it so late that the next process runs already.
+        if process is self._process:
+            if self._lifeline is not None:
+                os.close(self._lifeline)
+                self._lifeline = None
+            self.entry = None
         return code
 
     async def stop(self) -> bool:

@@ -1,7 +1,8 @@
 """Addresses for Kafka's clients of the brokers of one machine: each has a port of its own."""
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -13,23 +14,41 @@ _LISTENERS: Final = "LOGSTORE_KAFKA_LISTENERS"
 _ADVERTISED: Final = "LOGSTORE_KAFKA_ADVERTISED_LISTENERS"
 
 
-def kafka_environments(settings: Settings, broker_ids: Sequence[int]) -> dict[int, Mapping[str, str]]:
-    """By broker, the variables of ``kafka.listeners``: ports one after the other, from that of ``settings`` on.
+@dataclass(frozen=True, slots=True)
+class KafkaAddress:
+    """Where a broker listens for Kafka's clients (port 0: on one that is chosen), and what they are told."""
 
-    If nobody has set the port, a broker whose port is taken gets a free one: clients learn it from the others.
+    host: str
+    port: int
+    advertised: str | None = None
+
+    def environment(self, port: int) -> dict[str, str]:
+        told = {} if self.advertised is None else {_ADVERTISED: self.advertised}
+        return {_LISTENERS: address_of(self.host, port), **told}
+
+
+#: The settings of a broker that listens for none of Kafka's clients.
+NO_KAFKA: Final = {_LISTENERS: ""}
+
+
+def wanted_kafka_addresses(settings: Settings, broker_ids: Sequence[int]) -> dict[int, KafkaAddress]:
+    """By broker: ports one after the other, from that of ``settings`` on; empty if there are to be none.
+
+    If nobody has set the port, one is chosen for a broker whose port is taken: clients learn it from the others.
     """
     if settings.kafka_address is None:
-        return {broker_id: {_LISTENERS: ""} for broker_id in broker_ids}
+        return {}
     host, port = settings.kafka_address
-    found: dict[int, Mapping[str, str]] = {}
+    found = {}
     for at, broker_id in enumerate(broker_ids):
         wanted = port + at if port else 0
-        if not settings.is_kafka_wanted and not _is_free(host, wanted):
+        if not settings.is_kafka_wanted and not is_free(host, wanted):
             wanted = 0
-        found[broker_id] = {_LISTENERS: address_of(host, wanted)}
+        advertised = None
         if settings.kafka_advertised_listeners is not None:
             advertised_host, advertised_port = host_and_port(settings.kafka_advertised_listeners)
-            found[broker_id] = {**found[broker_id], _ADVERTISED: address_of(advertised_host, advertised_port + at)}
+            advertised = address_of(advertised_host, advertised_port + at)
+        found[broker_id] = KafkaAddress(host, wanted, advertised)
     return found
 
 
@@ -46,7 +65,7 @@ def kafka_addresses(data: Path, broker_ids: Sequence[int]) -> list[str]:
     return found
 
 
-def _is_free(host: str, port: int) -> bool:
+def is_free(host: str, port: int) -> bool:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from logstore.cluster import checked_file
+from logstore.cluster.embedded_coordinator import brokers_of
 from logstore.errors import LogStoreError
 from logstore.filesystem import local_filesystem
 
@@ -41,12 +42,13 @@ class Directory:
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``zookeeper``: that of the user (``zookeeper.connect``), or None; ``zookeeper_port``: that of their own one.
-    ``ports``: of each broker that has ever run here.
+    ``ports``: of each broker that has ever run here; ``kafka_ports``: those for Kafka's clients that were chosen.
     """
 
     zookeeper: str | None = None
     zookeeper_port: int | None = None
     ports: dict[int, int] = {}
+    kafka_ports: dict[int, int] = {}
 
     @classmethod
     def read(cls, directory: Directory) -> "Record | None":
@@ -90,8 +92,7 @@ def one_node(directory: Directory) -> int | None:
         content = checked_file.read(directory.data / "cluster.json", _GIVE_UP)
     if not content or "coordinator" in content:
         return None
-    brokers = (home.name for home in (directory.data / "brokers").glob("*/"))
-    return min((int(name) for name in brokers if name.isdecimal()), default=None)
+    return min((int(name) for name in brokers_of(directory.data) if name.isdecimal()), default=None)
 
 
 def check_directory(

@@ -23,6 +23,7 @@ from logstore.client.admin import Admin
 from logstore.cluster.zookeeper_server import Ports, ZooKeeperServer, ZooKeeperServerError
 from logstore.cluster_processes.broker_process import BrokerEntry, BrokerProcess
 from logstore.cluster_processes.control import controlled
+from logstore.cluster_processes.kafka_addresses import NO_KAFKA, KafkaAddress, is_free
 from logstore.cluster_processes.ports import ReservedPorts
 from logstore.cluster_processes.record import ClusterProcessesError, Directory, Record, check_directory, one_node
 from logstore.errors import DataDirectoryError, LogStoreError
@@ -52,7 +53,8 @@ class Wanted:
     """``zookeeper``: that of the user; None: the former one, else one of their own.
 
     ``log_dirs`` has a directory for each broker; None: ``brokers`` in the data directory. ``ports``: fixed ones, by
-    broker; others are chosen, and kept. ``shared_port``: one more, on which all brokers listen (0 chooses).
+    broker; others are chosen, and kept, also of ``kafka``. ``shared_port``: one more, on which all brokers listen (0
+    chooses).
     ``environment``: settings of all brokers, ``environments`` of single ones. ``is_service``: brokers write to our
     stderr, and not to files, and those that die are started again.
     """
@@ -63,6 +65,7 @@ class Wanted:
     log_dirs: Path | None = None
     host: str = _LOOPBACK
     ports: Mapping[int, int] = field(default_factory=dict)
+    kafka: Mapping[int, KafkaAddress] = field(default_factory=dict)
     shared_port: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     environments: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
@@ -120,7 +123,15 @@ def _reserve(wanted: Wanted, record: Record, reserved: ReservedPorts) -> tuple[R
         ports[broker_id] = reserve(
             f"broker {broker_id}", ports.get(broker_id, 0) if fixed is None else fixed, fixed=fixed is not None
         )
-    found = Record(zookeeper, zookeeper_port, ports)
+    kafka_ports = dict(record.kafka_ports)
+    for broker_id, address in wanted.kafka.items():
+        clients = f"broker {broker_id} for Kafka's clients"
+        if address.port:
+            reserve(clients, address.port, fixed=True, host=address.host)
+            continue
+        former = kafka_ports.get(broker_id, 0)
+        kafka_ports[broker_id] = reserve(clients, former if is_free(address.host, former) else 0, host=address.host)
+    found = Record(zookeeper, zookeeper_port, ports, kafka_ports)
     found.write(wanted.directory)
     return found, shared_port
 
@@ -205,6 +216,7 @@ class _Cluster:
                     "LOGSTORE_LOG_DIRS": str(logs / str(broker_id)),
                     "LOGSTORE_PORT": str(self._record.ports[broker_id]),
                     "LOGSTORE_ZOOKEEPER_CONNECT": self._connect,
+                    **self._kafka_environment(broker_id),
                     **self._wanted.environments.get(broker_id, {}),
                 },
                 self._wanted.directory.data,
@@ -229,6 +241,12 @@ class _Cluster:
             raise ClusterProcessesError(f"The brokers do not agree after {_AGREE_S:.0f} seconds: {missing}.")
         if (missing := await self._until_seen(_lacks_leaders)) is not None:
             _say(f"after {_AGREE_S:.0f} seconds {missing}: see the brokers' logs")
+
+    def _kafka_environment(self, broker_id: int) -> Mapping[str, str]:
+        address = self._wanted.kafka.get(broker_id)
+        if address is None:
+            return NO_KAFKA
+        return address.environment(address.port or self._record.kafka_ports[broker_id])
 
     async def _start_zookeeper(self, port: int) -> None:
         self._progress(f"starting ZooKeeper on {_LOOPBACK}:{port}")

@@ -188,30 +188,45 @@ def decode_file_header(data: bytes, start: int) -> FileHeader | None:
 
 def encode_frame_header(frame: Frame, *, position: int, durable_end: int, file_id: int) -> bytes:
     """The bytes before the payload. Raises ValueError if the payload is over ``PAYLOAD_BYTES_MAX``."""
-    header, payload = frame
+    (
+        (
+            frame_type,
+            flags,
+            topic_id,
+            partition,
+            base_offset,
+            record_count,
+            leader_epoch,
+            append_time_ms,
+            max_timestamp_ms,
+            inflated_bytes,
+            (owner, epoch, sequence),
+        ),
+        payload,
+    ) = frame
     length = len(payload)
     if length > PAYLOAD_BYTES_MAX:
         raise ValueError(f"a journal frame's payload may have {PAYLOAD_BYTES_MAX} bytes, not {length}")
     body = _FRAME.pack(
         FORMAT_VERSION,
-        header.type,
-        header.flags,
+        frame_type,
+        flags,
         length,
         frame.payload_crc,
-        header.partition,
+        partition,
         position,
         durable_end,
         file_id,
-        header.topic_id.bytes,
-        header.base_offset,
-        header.record_count,
-        header.leader_epoch,
-        header.append_time_ms,
-        header.max_timestamp_ms,
-        header.identity.owner,
-        header.identity.sequence,
-        header.inflated_bytes,
-        header.identity.epoch,
+        topic_id.bytes,
+        base_offset,
+        record_count,
+        leader_epoch,
+        append_time_ms,
+        max_timestamp_ms,
+        owner,
+        sequence,
+        inflated_bytes,
+        epoch,
     )
     return _PREFIX.pack(FRAME_MAGIC, crc32c(body)) + body
 

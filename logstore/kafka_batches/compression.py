@@ -19,6 +19,8 @@ from logstore.filesystem import Buffer
 from logstore.kafka_batches.header import Compression
 from logstore.limits import KIB
 
+# Looked up once: an enumeration's members are slow to find.
+_NONE: Final = Compression.NONE
 _STEP_BYTES: Final = 64 * KIB
 # Most batches inflate to less than this many times their size.
 _USUAL_RATIO: Final = 4
@@ -48,7 +50,7 @@ def inflate(compression: Compression, data: memoryview, max_bytes: int) -> Buffe
     """The records of a batch. RecordBatchTooLargeError if they have more than ``max_bytes``, InvalidRecordBatchError if
     they are not what ``compression`` makes.
     """
-    if compression is Compression.NONE:
+    if compression is _NONE:
         if len(data) > max_bytes:
             raise _too_large(max_bytes)
         return data

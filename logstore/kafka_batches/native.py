@@ -33,6 +33,7 @@ LIBRARY: Final = Path(__file__).with_name("_record_codec.so")
 
 _TIMESTAMP_TYPE: Final = WIRE_SCHEMA.field("timestamp").type
 _BATCH_FIELDS: Final = 6
+_BATCH: Final = struct.Struct(f"{_BATCH_FIELDS}q")
 #: struct found: fault, record, and the fields of ``Found``.
 _FOUND: Final = struct.Struct(f"{2 + len(Found._fields)}q")
 _COLUMNS: Final = struct.Struct("23q")
@@ -78,13 +79,13 @@ class NativeCodec:
         return self._found(batches, _packed(batches), _CONTIGUOUS if contiguous else _RISING, first_batch)
 
     def _found(self, batches: Sequence[BatchRecords], packed: bytes, rules: bytes, first_batch: int) -> list[Found]:
-        found = _allocate(len(batches) * _FOUND.size)
-        good = self._scan(packed, len(batches), rules, found.address)
-        rows = list(_FOUND.iter_unpack(found))
-        if good < len(batches):
-            fault, record, *_ = rows[good]
+        count = len(batches)
+        found = _allocate(count * _FOUND.size)
+        good = self._scan(packed, count, rules, found.address)
+        if good < count:
+            fault, record, *_ = _FOUND.unpack_from(found, good * _FOUND.size)
             raise fault_error(Fault(fault), first_batch + good, record)
-        return [Found._make(row[2:]) for row in rows]
+        return [Found._make(row[2:]) for row in _FOUND.iter_unpack(found)]
 
     def decode(self, batches: Sequence[BatchRecords]) -> DecodedBatches:
         packed = _packed(batches)
@@ -144,7 +145,7 @@ def _packed(batches: Sequence[BatchRecords]) -> bytes:
     fields: list[int] = []
     for data, count, base_timestamp, append_time in batches:
         fields += (data.address, data.size, count, base_timestamp, append_time is not None, append_time or 0)
-    return struct.pack(f"{_BATCH_FIELDS * len(batches)}q", *fields)
+    return _BATCH.pack(*fields) if len(batches) == 1 else struct.pack(f"{_BATCH_FIELDS * len(batches)}q", *fields)
 
 
 def _bits(rows: int, null_count: int) -> pa.Buffer | None:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from logstore.errors import InvalidRecordBatchError, InvalidTimestampError
+from logstore.errors import InvalidRecordBatchError, InvalidTimestampError, RefusedRecords
 from logstore.limits import HEADERS_PER_RECORD_MAX, TIMESTAMP_MS_MAX
 
 #: Columns have 32-bit offsets.
@@ -120,7 +120,14 @@ _WORDS: Final = {
 }
 
 
+#: The record can be read, and so can those behind it.
+_OF_THE_RECORD_ALONE: Final = {Fault.HEADER_KEY_TEXT, Fault.TIMESTAMP_VALUE, Fault.TOO_MANY_HEADERS}
+
+
 def fault_error(fault: Fault, batch: int, record: int) -> InvalidRecordBatchError:
     """``record`` is a number in the batch, ``batch`` one in its request; both count from 0."""
-    error = InvalidTimestampError if fault is Fault.TIMESTAMP_VALUE else InvalidRecordBatchError
-    return error(f"Record {record} of record batch {batch} {_WORDS[fault]}")
+    kind = InvalidTimestampError if fault is Fault.TIMESTAMP_VALUE else InvalidRecordBatchError
+    error = kind(f"Record {record} of record batch {batch} {_WORDS[fault]}")
+    if fault in _OF_THE_RECORD_ALONE:
+        error.refused = RefusedRecords((record,), f"The record {_WORDS[fault]}")
+    return error

@@ -4,6 +4,7 @@ by Kafka's clients.
 
 from typing import Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from logstore.errors import InvalidRecordBatchError, InvalidTimestampError
@@ -53,18 +54,30 @@ def validate(
     view = bytes_of(data)
     found: list[ValidBatch] = []
     left = min(inflated_bytes_max, COLUMN_BYTES_MAX)
-    start = 0
-    while start < len(view):
+    start, size = 0, len(view)
+    while start < size:
         header = BatchHeader.read(view, start)
+        end = start + header.size
         check_crc(view, header, start)
         _check_header(header, start)
-        inflated = inflate(header.compression, view[start + HEADER_BYTES : start + header.size], left)
+        inflated = inflate(header.compression, view[start + HEADER_BYTES : end], left)
         left -= len(inflated)
         records = batch_records(header, inflated, ignore_timestamps=log_append_time)
         (batch,) = codec.scan([records], contiguous=True, first_batch=len(found))
-        found.append(_valid(start, header, batch))
-        start += header.size
+        found.append(_valid(start, end, header, batch))
+        start = end
     return found
+
+
+def find_null_keys(
+    data: Buffer | pa.Buffer, batch: ValidBatch, count_max: int, codec: RecordCodec = CODEC
+) -> list[int]:
+    """The numbers of the first ``count_max`` records without a key, of a batch that ``validate`` found in ``data``."""
+    records = bytes_of(data)[batch.start + HEADER_BYTES : batch.end]
+    inflated = inflate(batch.header.compression, records, COLUMN_BYTES_MAX)
+    keys = codec.decode([batch_records(batch.header, inflated, ignore_timestamps=True)]).records["key"]
+    numbers: list[int] = np.flatnonzero(keys.is_null())[:count_max].tolist()
+    return numbers
 
 
 def batch_records(header: BatchHeader, inflated: Buffer, *, ignore_timestamps: bool = False) -> BatchRecords:
@@ -97,18 +110,18 @@ def _check_header(header: BatchHeader, start: int) -> None:
         )
 
 
-def _valid(start: int, header: BatchHeader, found: Found) -> ValidBatch:
+def _valid(start: int, end: int, header: BatchHeader, found: Found) -> ValidBatch:
     inflated_bytes = header.record_count * _ROW_BYTES + found.key_bytes + found.value_bytes
     if found.header_count:
         inflated_bytes += header.record_count * _LIST_BYTES + found.header_count * _HEADER_ROW_BYTES
         inflated_bytes += found.header_key_bytes + found.header_value_bytes
     return ValidBatch(
-        start=start,
-        end=start + header.size,
-        header=header,
-        max_timestamp=found.max_timestamp,
-        untimed_count=found.untimed,
-        null_key_count=found.null_keys,
-        first_null_key=found.first_null_key,
-        inflated_bytes=inflated_bytes,
+        start,
+        end,
+        header,
+        found.max_timestamp,
+        found.untimed,
+        found.null_keys,
+        found.first_null_key,
+        inflated_bytes,
     )

@@ -32,6 +32,7 @@ from logstore.broker.context import ANONYMOUS, Forwarding, RequestContext
 from logstore.errors import LogStoreError, MalformedMessageError, ThrottledError, UnsupportedVersionError
 from logstore.filesystem import Buffer
 from logstore.kafka_listener.dispatch import FETCH, PRODUCE, WAITING, Answer, answer_to
+from logstore.kafka_listener.http_refusal import HTTP_REFUSAL
 from logstore.kafka_listener.produce import Turn
 from logstore.kafka_protocol.apis import APIS
 from logstore.kafka_protocol.frame_reader import FrameReader
@@ -196,6 +197,9 @@ class Connection(asyncio.BufferedProtocol):
                 try:
                     frame = self._reader.next_frame()
                 except MalformedMessageError as error:
+                    if self._reader.other_protocol == "HTTP" and not self._frames:
+                        assert self._transport is not None
+                        self._transport.write(HTTP_REFUSAL)
                     self._end(error.message)
                     break
                 if frame is None:

@@ -177,6 +177,8 @@ class FetchSessions:
         return self._next_of(session, request, asked)
 
     def _next_of(self, session: _Session, request: FetchRequest, asked: dict[Key, Asked]) -> Fetching:
+        # An earlier fetch that is still to be answered has lost its turn, also if the session ends here.
+        session.epoch = next_epoch(session.epoch)
         partitions = session.partitions
         for key, one in asked.items():
             if (cached := partitions.get(key)) is None:
@@ -199,7 +201,6 @@ class FetchSessions:
             raise FetchSessionNotFoundError(
                 f"Fetch sessions have {self._partitions_max} partitions together at the most: fetch all partitions."
             )
-        session.epoch = next_epoch(session.epoch)
         return _IncrementalFetching(self, session)
 
     def add(self, partitions: dict[Key, _Partition], *, by_id: bool) -> int:

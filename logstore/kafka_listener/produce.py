@@ -1,6 +1,7 @@
 """Produce (0), versions 3 to 13: one record batch for each partition, all of them by one append.
 
-Each partition has an outcome of its own, with the message of its error (version 8 and later). Topics have ids instead
+Each partition has an outcome of its own, with the message of its error and, where single records are the reason, their
+numbers in the batch (version 8 and later). Topics have ids instead
 of names from version 13 on. With acks=0 there is no answer; as in Kafka an error ends the connection then, which makes
 the client look for leaders again.
 
@@ -20,10 +21,12 @@ from logstore.broker.authorizer import Operation
 from logstore.broker.batch_producing import BatchOutcome, TopicBatches
 from logstore.broker.context import RequestContext
 from logstore.errors import (
+    InvalidRecordError,
     InvalidRequestError,
     LogStoreError,
     NotLeaderOrFollowerError,
     RequestTimedOutError,
+    StorageError,
     ThrottledError,
 )
 from logstore.kafka_listener.store import KafkaStore
@@ -33,6 +36,7 @@ from logstore.log.topic import Topic
 
 _Partition = ProduceResponse.PartitionProduceResponse
 _Topic = ProduceResponse.TopicProduceResponse
+_RecordError = ProduceResponse.BatchIndexAndErrorMessage
 _Leader = ProduceResponse.LeaderIdAndEpoch
 
 #: The version from which topics have ids instead of names.
@@ -171,6 +175,7 @@ def _response(
                     base_offset=-1,
                     # Without it Java's producer tries again for ever at UNKNOWN_PRODUCER_ID.
                     log_start_offset=one.log_start_offset,
+                    record_errors=_record_errors(one.error),
                     error_message=one.error.message,
                     current_leader=leader,
                 )
@@ -187,9 +192,21 @@ def _response(
     )
 
 
+def _record_errors(error: LogStoreError) -> list[_RecordError]:
+    """The records that are the reason (KIP-467). Clients tell the others that they came in a batch with such ones."""
+    if not isinstance(error, InvalidRecordError) or error.refused is None:
+        return []
+    return [
+        _RecordError(batch_index=number, batch_index_error_message=error.refused.message)
+        for number in error.refused.numbers
+    ]
+
+
 def _number_of(error: LogStoreError) -> int:
-    """librdkafka gives records up at THROTTLING_QUOTA_EXCEEDED, which a broker of Kafka's sends for admin requests."""
-    return RequestTimedOutError.kafka_code if isinstance(error, ThrottledError) else number_of(error)
+    """librdkafka gives records up at THROTTLING_QUOTA_EXCEEDED, which a broker of Kafka's sends for admin requests. At
+    KAFKA_STORAGE_ERROR it takes them for not stored; after a failed write or fsync they may be.
+    """
+    return RequestTimedOutError.kafka_code if isinstance(error, ThrottledError | StorageError) else number_of(error)
 
 
 def _leader(store: KafkaStore, context: RequestContext, topic_or_id: str | UUID, partition: int) -> _Leader:

@@ -41,6 +41,8 @@ class FrameReader:
 
     def __init__(self, size_max: int) -> None:
         self.size_max = size_max
+        #: The protocol that refused bytes are of, if it is a known one.
+        self.other_protocol: str | None = None
         # The shared buffer, and in it what no frame has taken yet.
         self._shared = memoryview(b"")
         self._start = 0
@@ -114,9 +116,11 @@ class FrameReader:
 
     def _refused(self, size: int) -> MalformedMessageError:
         first = bytes(self._shared[self._start : self._start + _LENGTH.size])
-        other = _OTHER_PROTOCOLS.get(first) or _OTHER_PROTOCOLS.get(first[:2])
+        self.other_protocol = other = _OTHER_PROTOCOLS.get(first) or _OTHER_PROTOCOLS.get(first[:2])
         if other is not None:
             return MalformedMessageError(f"The first bytes are those of {other}; this port speaks Kafka's protocol")
         if size < 0:
             return MalformedMessageError(f"A frame says that it has {size} bytes")
-        return MalformedMessageError(f"A frame of {size} bytes is too long; {self.size_max} are allowed")
+        return MalformedMessageError(
+            f"A frame of {size} bytes is too long; {self.size_max} are allowed (max.request.size)"
+        )

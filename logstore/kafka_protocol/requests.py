@@ -41,6 +41,10 @@ class Request(msgspec.Struct, frozen=True, gc=False):
         return 0 if self.message is None else self.api_version
 
 
+# SaslHandshake and SaslAuthenticate.
+_SASL: Final = (17, 36)
+
+
 class _Codec(NamedTuple):
     is_flexible: bool
     decode: Decoder | None
@@ -50,7 +54,8 @@ class _Codec(NamedTuple):
 def _codec(api_key: int, version: int) -> _Codec:
     api = APIS.get(api_key)
     if api is None:
-        raise UnsupportedVersionError(f"The store does not serve Kafka's API {api_key}")
+        why = ": there is no SASL, clients need security.protocol=PLAINTEXT" if api_key in _SASL else ""
+        raise UnsupportedVersionError(f"The store does not serve Kafka's API {api_key}{why}")
     if not api.version_min <= version <= api.version_max:
         raise UnsupportedVersionError(
             f"The store serves {api.name} in versions {api.version_min} to {api.version_max}, not in {version}"

@@ -21,9 +21,12 @@ _DATA: Final = FrameType.DATA
 _KAFKA_BATCH: Final = FrameType.KAFKA_BATCH
 
 
-def frame_records(frames: Iterable[Frame]) -> Iterator[pa.RecordBatch]:
+def frame_records(frames: Iterable[Frame], kafkas_bytes: int = GATHERED_BYTES) -> Iterator[pa.RecordBatch]:
     """Batches of LOG_SCHEMA, small frames together: offsets from the headers, timestamps filled in as the topic's
     timestamp type was at append time. Frames that hold no record are passed over.
+
+    ``kafkas_bytes``: record batches of Kafka's clients are joined up to this size. Their records are copied in any
+    case, so that joining them costs nothing.
     """
     gathered: list[Frame] = []
     gathered_bytes = 0
@@ -31,11 +34,13 @@ def frame_records(frames: Iterable[Frame]) -> Iterator[pa.RecordBatch]:
     for frame in frames:
         header, payload = frame
         if header.type is _KAFKA_BATCH:
-            has_kafkas = True
-        elif header.type is not _DATA:
+            has_kafkas, limit = True, kafkas_bytes
+        elif header.type is _DATA:
+            limit = GATHERED_BYTES
+        else:
             continue
         num_bytes = max(header.inflated_bytes, len(payload))
-        if gathered and gathered_bytes + num_bytes > GATHERED_BYTES:
+        if gathered and gathered_bytes + num_bytes > limit:
             yield _records(gathered, has_kafkas=has_kafkas)
             gathered, gathered_bytes = [], 0
         gathered.append(frame)

@@ -22,6 +22,7 @@ from logstore.log.frame_records import frame_records
 from logstore.records.batch_identity import NO_IDENTITY
 from logstore.records.log_batches import int64_values
 from logstore.records.schema import LOG_SCHEMA
+from logstore.segments.offset_ranges import OffsetRanges, look_up
 
 #: (leader epoch, first offset), both rising: ``LeaderEpochs.entries``.
 Epochs = Sequence[tuple[int, int]]
@@ -32,6 +33,7 @@ _NO_EPOCH: Final = -1
 _OFFSETS_MAX: Final = 2**31
 # Batches below this are copied into one buffer: a buffer more to send costs more than that.
 _COPIED_MAX: Final = 4 * KIB
+_NO_CHANGES: Final = np.empty(0, np.int64)
 _NO_RECORDS: Final = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in LOG_SCHEMA], schema=LOG_SCHEMA)
 
 
@@ -94,23 +96,29 @@ def _encoded_frames(frames: Sequence[Frame]) -> Iterator[memoryview]:
         )
 
 
-def encode_history(batches: Sequence[pa.RecordBatch], next_offset: int, epochs: Epochs) -> list[Buffer]:
+def encode_history(
+    batches: Sequence[pa.RecordBatch], next_offset: int, epochs: Epochs, append_times: OffsetRanges
+) -> list[Buffer]:
     """Rising batches of LOG_SCHEMA, all with rows, as Kafka's. The last one stands for the offsets up to
-    ``next_offset``, too.
+    ``next_offset``, too. ``append_times``: where timestamps are append times.
     """
     last = len(batches) - 1
     return [
         batch
         for at, records in enumerate(batches)
-        for batch in _encoded(records, next_offset if at == last else None, epochs)
+        for batch in _encoded(records, next_offset if at == last else None, epochs, append_times)
     ]
 
 
-def _encoded(records: pa.RecordBatch, end_offset: int | None, epochs: Epochs) -> Iterator[memoryview]:
+def _encoded(
+    records: pa.RecordBatch, end_offset: int | None, epochs: Epochs, append_times: OffsetRanges
+) -> Iterator[memoryview]:
     """A batch for each leader epoch: consumers remember the epoch of the batch that they read last, and look for its
-    end at the leader (KIP-320).
+    end at the leader (KIP-320). And one for each append time: a batch has one for all of its records.
     """
     offsets = int64_values(records.column("offset"))
+    times = int64_values(records.column("timestamp"))
+    changes = np.flatnonzero(times[1:] != times[:-1]) + 1 if append_times else _NO_CHANGES
     row = 0
     while row < len(offsets):
         base_offset = int(offsets[row])
@@ -119,8 +127,15 @@ def _encoded(records: pa.RecordBatch, end_offset: int | None, epochs: Epochs) ->
         if epoch_end is not None:
             limit = min(limit, epoch_end)
         stop = int(np.searchsorted(offsets, limit))
+        is_append_time, other_type = look_up(base_offset, append_times)
+        if other_type is not None:
+            stop = min(stop, int(np.searchsorted(offsets, other_type)))
+        if is_append_time and (at := int(np.searchsorted(changes, row, side="right"))) < len(changes):
+            stop = min(stop, int(changes[at]))
         end = None if end_offset is None or stop < len(offsets) else min(limit, end_offset)
-        yield encode_batch(records.slice(row, stop - row), leader_epoch=epoch, end_offset=end)
+        yield encode_batch(
+            records.slice(row, stop - row), leader_epoch=epoch, end_offset=end, log_append_time=is_append_time
+        )
         row = stop
 
 

@@ -79,18 +79,19 @@ class PartitionFrames:
         append_time = self.next_append_time_ms()
         if batch.log_append_time:
             payload = with_max_timestamp(payload, append_time, log_append_time=True)
+        # By position: a header with named fields takes twice as long to make.
         header = FrameHeader(
-            type=_KAFKA_BATCH,
-            flags=FrameFlags.LOG_APPEND_TIME if batch.log_append_time else _NO_FLAGS,
-            topic_id=self.topic_id,
-            partition=self.partition,
-            base_offset=base_offset,
-            record_count=batch.num_rows,
-            leader_epoch=leader_epoch,
-            append_time_ms=append_time,
-            max_timestamp_ms=batch.newest_timestamp_ms(append_time),
-            inflated_bytes=batch.nbytes,
-            identity=identity,
+            _KAFKA_BATCH,
+            FrameFlags.LOG_APPEND_TIME if batch.log_append_time else _NO_FLAGS,
+            self.topic_id,
+            self.partition,
+            base_offset,
+            batch.num_rows,
+            leader_epoch,
+            append_time,
+            batch.newest_timestamp_ms(append_time),
+            batch.nbytes,
+            identity,
         )
         return Frame(header, payload)
 

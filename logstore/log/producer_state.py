@@ -28,6 +28,7 @@ from logstore.records.batch_identity import (
     SEQUENCE_MAX,
     RememberedBatch,
     last_append_ms,
+    last_epoch,
     next_sequence,
     packed_below,
     unpack_batches,
@@ -79,9 +80,18 @@ class ProducerStates(RecentBatches):
         Raises InvalidProducerEpochError, OutOfOrderSequenceError, DuplicateSequenceError.
         """
         self.expire(now_ms)
+        marker = self._markers.get(producer_id)
+        last = self.last(producer_id)
+        # Nearly all batches follow the last one of their producer.
+        if (
+            last is not None
+            and marker is None
+            and producer_epoch == last.epoch
+            and base_sequence == next_sequence(last.sequence, last.record_count)
+        ):
+            return None
         recent = self.known(producer_id)
         who = f"Producer {producer_id} (epoch {producer_epoch}) in {self._partition}"
-        marker = self._markers.get(producer_id)
         if not recent and marker is None:
             if base_sequence and producer_id > self.evicted_up_to:
                 raise OutOfOrderSequenceError(
@@ -141,11 +151,9 @@ class ProducerStates(RecentBatches):
         """A durable marker. Markers and batches come by rising offset."""
         producer_id = marker.producer_id
         packed = self._durable.setdefault(producer_id, bytearray())
-        if packed:
-            (last,) = unpack_batches(packed[-PACKED_BYTES:])
-            if last.epoch < marker.producer_epoch:
-                self.num_batches -= len(packed) // PACKED_BYTES
-                packed.clear()
+        if packed and last_epoch(packed) < marker.producer_epoch:
+            self.num_batches -= len(packed) // PACKED_BYTES
+            packed.clear()
         self._markers[producer_id] = marker
         self._durable.move_to_end(producer_id)
         self._evict()

@@ -25,6 +25,14 @@ class RecentBatches:
         """
         return [*unpack_batches(self._durable.get(owner, b"")), *self._pending.get(owner, ())]
 
+    def last(self, owner: int) -> RememberedBatch | None:
+        """The last of ``known``."""
+        if pending := self._pending.get(owner):
+            return pending[-1]
+        if packed := self._durable.get(owner):
+            return next(unpack_batches(packed[-PACKED_BYTES:]))
+        return None
+
     def __contains__(self, owner: int) -> bool:
         return owner in self._durable or owner in self._pending
 

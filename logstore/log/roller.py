@@ -36,6 +36,7 @@ from logstore.errors import (
     storage_error,
 )
 from logstore.journal.errors import JournalRangeFreedError
+from logstore.journal.frame import FrameFlags
 from logstore.journal.journal import Journal
 from logstore.limits import DELTA_CHECKPOINT_INTERVAL, MIB
 from logstore.log.frame_index import FrameIndex, IndexedFrame
@@ -48,6 +49,7 @@ from logstore.observability import ROLL_SECONDS, ROLLS
 from logstore.records.batch_identity import unpack_batches
 from logstore.records.transactions import Marker
 from logstore.segments.layout import layout_of
+from logstore.segments.offset_ranges import OffsetRanges, join_ranges
 from logstore.segments.reader import verify_segment
 from logstore.segments.writer import Segment, SegmentWriter
 from logstore.table_files import TableFiles
@@ -304,11 +306,21 @@ class Roller:
             layout=layout_of(topic.name),
         ) as writer:
             append_time_ms = 0
+            is_append_time = False
+            log_append_times: OffsetRanges = ()
             for frames in _in_chunks(piece.frames):
                 stored = self._journal.read_many([f.location for f in frames])
-                for batch in frame_records(stored):
+                for batch in frame_records(stored, kafkas_bytes=2 * _READ_BYTES):
                     writer.write(batch)
                 append_time_ms = max((append_time_ms, *(frame.header.append_time_ms for frame in stored)))
+                ranges = list(log_append_times)
+                for header, _ in stored:
+                    # What holds no record goes with what is in front of it.
+                    if header.has_records:
+                        is_append_time = FrameFlags.LOG_APPEND_TIME in header.flags
+                    if is_append_time:
+                        ranges.append((header.base_offset, header.end_offset))
+                log_append_times = join_ranges(ranges)
                 if len(frames) == _READ_FRAMES:
                     time.sleep(_PAUSE_S)
             base, end = piece.base_offset, piece.end_offset
@@ -319,6 +331,7 @@ class Roller:
                 append_time_ms=append_time_ms,
                 markers=[marker for marker in span.markers if marker.offset < end],
                 producers_forgotten_up_to=span.producers_forgotten_up_to,
+                log_append_times=log_append_times,
             )
 
     # ---- following the table ----------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from logstore.protocol.record_batch import PARQUET, RecordBatch
 from logstore.records.batch import record_sizes
 from logstore.records.log_batches import int64_values
 from logstore.segments.foreign_names import is_joined
-from logstore.segments.reader import read_row_group, row_group_batches, row_groups
+from logstore.segments.reader import SegmentIndex, read_index, read_row_group, row_group_batches
 from logstore.segments.row_group import RowGroup
 from logstore.segments.row_group_files import (
     RowGroupFile,
@@ -125,7 +125,7 @@ class SliceReader:
         self._journal = journal
         #: The reading that was used last comes last.
         self._begun: list[_Reading] = []
-        self._row_groups: LRUCache[str, tuple[RowGroup, ...]] = LRUCache(_FOOTERS_CACHED)
+        self._indices: LRUCache[str, SegmentIndex] = LRUCache(_FOOTERS_CACHED)
         self._row_group_files: LRUCache[str, tuple[RowGroupFile, ...]] = LRUCache(_ROW_GROUP_FILES_CACHED)
         self._lock = threading.Lock()
 
@@ -170,7 +170,8 @@ class SliceReader:
     ) -> Slice[Buffer]:
         """As ``read_segment``; the rows as Kafka's record batches, which begin at ``wanted.start``."""
         rows = self.read_segment(files, segment, following, wanted)
-        batches = encode_history(rows.batches, rows.next_offset, epochs)
+        append_times = self._index(files, segment).log_append_times
+        batches = encode_history(rows.batches, rows.next_offset, epochs, append_times)
         return Slice(batches, rows.count, sum(map(len, batches)), rows.next_offset)
 
     def read_segment(
@@ -319,13 +320,16 @@ class SliceReader:
         return max(found, default=None)
 
     def _groups(self, files: TableFiles, segment: SegmentFile) -> tuple[RowGroup, ...]:
-        def checked(files: TableFiles, name: str) -> tuple[RowGroup, ...]:
-            groups = row_groups(files, name)
-            if not is_joined(name):
-                _check_against_log(files.where(name), groups, segment)
-            return groups
+        return self._index(files, segment).groups
 
-        return self._cached(self._row_groups, files, segment.path, checked)
+    def _index(self, files: TableFiles, segment: SegmentFile) -> SegmentIndex:
+        def checked(files: TableFiles, name: str) -> SegmentIndex:
+            index = read_index(files, name)
+            if not is_joined(name):
+                _check_against_log(files.where(name), index.groups, segment)
+            return index
+
+        return self._cached(self._indices, files, segment.path, checked)
 
     def _cached(self, cache: LRUCache[str, T], files: TableFiles, name: str, read: Callable[[TableFiles, str], T]) -> T:
         place = files.where(name)

@@ -4,6 +4,7 @@ Sizes, limits and the split by partition are computed over whole columns: nothin
 Column arrays may be slices, so positions are always read through ``ListArray.offsets``, never from raw buffers.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -72,15 +73,16 @@ class KafkaBatch(NamedTuple):
     """What is known of a Kafka record batch that was checked, in place of its columns.
 
     The first four fields are those of ``EncodedBatch``; ``nbytes`` is the size of the data frame that it would be.
-    ``first_null_key`` is the number of its first record without a key, -1 if all have one. With ``log_append_time`` its
-    timestamps were not looked at: the append time is written over them.
+    ``null_keys`` are the numbers of records without a key: of a compacted topic the first RECORD_ERRORS_MAX of them, of
+    others the first one. With ``log_append_time`` its timestamps were not looked at: the append time is written over
+    them.
     """
 
     num_rows: int
     nbytes: int
     untimed_count: int
     max_timestamp_ms: int
-    first_null_key: int
+    null_keys: Sequence[int]
     log_append_time: bool
 
     def newest_timestamp_ms(self, append_time_ms: int) -> int:

@@ -63,10 +63,12 @@ class RememberedBatch(NamedTuple):
 
 
 PACKED_BYTES = _ROW.size
-# The append time comes last, the base offset before it.
+# The append time comes last, the base offset before it, the epoch behind the owner.
 _TIME_BYTES = 8
 _BASE_OFFSET = struct.Struct("<q")
 _BASE_OFFSET_AT = PACKED_BYTES - 2 * _TIME_BYTES
+_EPOCH = struct.Struct("<h")
+_EPOCH_AT = 8
 
 
 def unpack_batches(packed: bytes | bytearray) -> Iterator[RememberedBatch]:
@@ -85,6 +87,12 @@ def packed_below(packed: bytes | bytearray, offset: int) -> int:
     """The bytes of those packed batches, which rise by offset, that begin below ``offset``."""
     rows = range(_BASE_OFFSET_AT, len(packed), PACKED_BYTES)
     return bisect_left(rows, offset, key=lambda at: _BASE_OFFSET.unpack_from(packed, at)[0]) * PACKED_BYTES
+
+
+def last_epoch(packed: bytes | bytearray) -> int:
+    """The epoch of the last of packed batches, at least one."""
+    epoch: int = _EPOCH.unpack_from(packed, len(packed) - PACKED_BYTES + _EPOCH_AT)[0]
+    return epoch
 
 
 def batches_from_rows(rows: Iterable[Iterable[int]]) -> tuple[RememberedBatch, ...]:

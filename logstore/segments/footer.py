@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from logstore.errors import CorruptionError, NewerFormatError
 from logstore.records.batch_identity import RememberedBatch, batches_from_rows
 from logstore.records.transactions import Marker, OpenTransaction, markers_from_rows, open_transactions_from_rows
+from logstore.segments.offset_ranges import OffsetRanges, join_ranges
 
 #: The format of a footer without transactions, which earlier releases read, and of one with open transactions or
 #: markers.
@@ -18,9 +19,13 @@ FORMAT_VERSION, FORMAT_WITH_TRANSACTIONS = 2, 3
 _FORMATS = (FORMAT_VERSION, FORMAT_WITH_TRANSACTIONS)
 _PREFIX = "logstore."
 _FORGOTTEN = "producers_forgotten_up_to"
+_LOG_APPEND_TIMES = "log_append_times"
 
 #: ``operation`` of a segment that a roll writes from the journal; jobs have names of their own.
 ROLL = "roll"
+
+# Infinity is a number in JSON as Python reads it, and deep nesting is no ValueError.
+_MALFORMED = (KeyError, ValueError, TypeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,8 @@ class SegmentFooter:
     ``operation`` wrote the file. ``cleanings`` say when offsets were first compacted: rising (end offset, time in ms).
     ``append_time_ms`` is the time of the last append in this file or an earlier one; 0 if it is not known.
     ``open_transactions`` and ``markers``, one of a producer at most, are those at ``end_offset``.
+    ``log_append_times`` has the offsets of records whose timestamps are append times (message.timestamp.type was
+    LogAppendTime); those of the others are their producers'.
     ``producers_forgotten_up_to`` is the highest id of a producer that was forgotten by then (-1: none was); None if the
     file does not tell.
     """
@@ -49,6 +56,7 @@ class SegmentFooter:
     open_transactions: tuple[OpenTransaction, ...] = ()
     markers: tuple[Marker, ...] = ()
     producers_forgotten_up_to: int | None = None
+    log_append_times: OffsetRanges = ()
 
 
 def encode_footer(footer: SegmentFooter) -> dict[str, str]:
@@ -71,6 +79,7 @@ def encode_footer(footer: SegmentFooter) -> dict[str, str]:
         f"{_PREFIX}cleanings": json.dumps(footer.cleanings),
         f"{_PREFIX}append_time_ms": str(footer.append_time_ms),
         **(transactions if has_transactions else {}),
+        **({f"{_PREFIX}{_LOG_APPEND_TIMES}": json.dumps(times)} if (times := footer.log_append_times) else {}),
         **({} if forgotten is None else {f"{_PREFIX}{_FORGOTTEN}": str(forgotten)}),
     }
 
@@ -115,8 +124,21 @@ def decode_footer(metadata: Mapping[bytes, bytes], path: str) -> SegmentFooter:
             append_time_ms=int(text["append_time_ms"]),
             open_transactions=open_transactions_from_rows(json.loads(rows[0])),
             markers=markers_from_rows(json.loads(rows[1])),
+            log_append_times=_offset_ranges(text.get(_LOG_APPEND_TIMES)),
             producers_forgotten_up_to=int(forgotten) if (forgotten := text.get(_FORGOTTEN)) is not None else None,
         )
-    # Infinity is a number in JSON as Python reads it, and deep nesting is no ValueError.
-    except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
+    except _MALFORMED as error:
         raise CorruptionError(f"{path} has no valid segment footer ({error!r})") from error
+
+
+def log_append_times(metadata: Mapping[bytes, bytes], path: str) -> OffsetRanges:
+    """``SegmentFooter.log_append_times`` alone. CorruptionError, naming ``path``, if it is malformed."""
+    text = metadata.get(f"{_PREFIX}{_LOG_APPEND_TIMES}".encode())
+    try:
+        return _offset_ranges(text)
+    except _MALFORMED as error:
+        raise CorruptionError(f"{path} has no valid segment footer ({error!r})") from error
+
+
+def _offset_ranges(text: str | bytes | None) -> OffsetRanges:
+    return () if text is None else join_ranges((int(start), int(end)) for start, end in json.loads(text))

@@ -3,6 +3,7 @@ the store itself.
 
 Invariants: the sources are read whole, as the plan saw them, or the work fails; a record keeps its offset, timestamp,
 key, value and headers; the footer has the state at the end of the last source, as if the range had been rolled at once;
+of a file of another writer it is not known whose times its records have, and they count as the producers';
 work that fails or is given up leaves at worst a file that no commit names.
 """
 
@@ -20,6 +21,7 @@ from logstore.segments.footer import SegmentFooter
 from logstore.segments.inherited_state import FOREIGN
 from logstore.segments.layout import layout_of
 from logstore.segments.null_counts import null_values
+from logstore.segments.offset_ranges import join_ranges
 from logstore.segments.reader import read_footer, read_row_group, row_groups
 from logstore.segments.value_sizes import are_incompressible
 from logstore.segments.writer import Segment, SegmentWriter
@@ -162,6 +164,7 @@ def write_segment(
             open_transactions=last.open_transactions,
             markers=last.markers,
             producers_forgotten_up_to=last.producers_forgotten_up_to,
+            log_append_times=join_ranges(times for footer in footers for times in footer.log_append_times),
         )
     return Written(number, expired, segment)
 

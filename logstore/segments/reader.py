@@ -8,6 +8,7 @@ file's name. Memory is bounded by one row group; in parts, by its compressed byt
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -15,11 +16,12 @@ from logstore.errors import CorruptionError
 from logstore.limits import MIB
 from logstore.records.log_batches import int64_values
 from logstore.records.schema import LOG_SCHEMA, SEGMENT_SCHEMA
-from logstore.segments.footer import SegmentFooter, is_segment
+from logstore.segments.footer import SegmentFooter, is_segment, log_append_times
 from logstore.segments.foreign_file import ForeignFile, open_foreign
 from logstore.segments.foreign_names import foreign_records, is_joined
 from logstore.segments.inherited_state import inherited_footer
 from logstore.segments.names import known_segment_name, parse_segment_name, partition_directory
+from logstore.segments.offset_ranges import OffsetRanges
 from logstore.segments.parquet_file import ParquetFile, damaged, open_parquet
 from logstore.segments.row_group import RowGroup
 from logstore.segments.writer import Segment
@@ -96,10 +98,24 @@ def find_segments(files: TableFiles, partition: int, start: int, end: int) -> Fo
     return FoundSegments(tuple(found), tuple(sorted(unreadable)))
 
 
+class SegmentIndex(NamedTuple):
+    """The row groups of a segment, and ``SegmentFooter.log_append_times``."""
+
+    groups: tuple[RowGroup, ...]
+    log_append_times: OffsetRanges
+
+
+def read_index(files: TableFiles, name: str) -> SegmentIndex:
+    """As ``row_groups``."""
+    if (foreign := _foreign(files, name)) is not None:
+        return SegmentIndex(foreign.groups, ())
+    file = open_parquet(files, name)
+    return SegmentIndex(_row_groups(file), log_append_times(file.metadata.metadata or {}, file.place))
+
+
 def row_groups(files: TableFiles, name: str) -> tuple[RowGroup, ...]:
     """The index of a segment: rising and disjoint. FileNotFoundError; CorruptionError if it is not."""
-    foreign = _foreign(files, name)
-    return _row_groups(open_parquet(files, name)) if foreign is None else foreign.groups
+    return read_index(files, name).groups
 
 
 def read_row_group(

@@ -14,18 +14,19 @@ from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from logstore.crc32c import crc32c
 from logstore.limits import ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS_MAX
 from logstore.records.batch_identity import RememberedBatch
+from logstore.records.log_batches import int64_values
 from logstore.records.schema import LOG_SCHEMA
 from logstore.records.transactions import Marker, OpenTransaction
 from logstore.segments import checksums
 from logstore.segments.footer import ROLL, SegmentFooter, encode_footer
 from logstore.segments.layout import PLAIN_LAYOUT, TableLayout
 from logstore.segments.names import new_unique, segment_name
+from logstore.segments.offset_ranges import OffsetRanges
 from logstore.table_files import TableFiles, Upload
 
 #: Names of ``compression.type`` that Parquet spells differently.
@@ -173,20 +174,18 @@ class SegmentWriter:
             return
         if not batch.schema.equals(LOG_SCHEMA):
             raise ValueError(f"a segment takes LOG_SCHEMA batches, not {batch.schema}")
-        offsets = batch.column("offset")
-        timestamps = batch.column("timestamp")
+        offsets, timestamps = batch.column("offset"), batch.column("timestamp")
         if offsets.null_count or timestamps.null_count:
             raise ValueError("a record of a segment has an offset and a timestamp")
-        first, last = offsets[0].as_py(), offsets[-1].as_py()
-        values = offsets.to_numpy(zero_copy_only=True)
-        if first < self._base_offset or first <= self._max_offset or not (values[1:] > values[:-1]).all():
+        numbers, times = int64_values(offsets), int64_values(timestamps)
+        first, last = int(numbers[0]), int(numbers[-1])
+        if first < self._base_offset or first <= self._max_offset or not (numbers[1:] > numbers[:-1]).all():
             raise ValueError(
                 f"offsets of {self.path} must rise from {self._base_offset}: [{first}, {last}] after {self._max_offset}"
             )
         if last >= self._end_offset:
             raise ValueError(f"{self.path} ends at {self._end_offset}, and offset {last} is beyond it")
-        bounds = pc.min_max(timestamps.cast(pa.int64()))
-        low, high = bounds["min"].as_py(), bounds["max"].as_py()
+        low, high = int(times.min()), int(times.max())
         if self._num_records == 0:
             self._min_offset, self._min_timestamp, self._max_timestamp = first, low, high
         self._min_timestamp, self._max_timestamp = min(self._min_timestamp, low), max(self._max_timestamp, high)
@@ -206,6 +205,7 @@ class SegmentWriter:
         open_transactions: Sequence[OpenTransaction] = (),
         markers: Sequence[Marker] = (),
         producers_forgotten_up_to: int | None = None,
+        log_append_times: OffsetRanges = (),
     ) -> Segment:
         """Write the footer and make the file durable. Without a record it has no row group: its range was sealed, and
         its footer has the state at its end.
@@ -226,6 +226,7 @@ class SegmentWriter:
             tuple(open_transactions),
             tuple(markers),
             producers_forgotten_up_to,
+            log_append_times,
         )
         self._flush()
         self._files.reached("segment.half")
@@ -272,16 +273,15 @@ class SegmentWriter:
 
     def _buffer(self, batch: pa.RecordBatch) -> None:
         while batch.num_rows:
-            rows = _rows_that_fit(
+            rows, num_bytes = _rows_that_fit(
                 batch, ROW_GROUP_ROWS_MAX - self._pending_rows, ROW_GROUP_BYTES_MAX - self._pending_bytes
             )
             if rows == 0 and self._pending_rows == 0:
-                rows = 1
+                rows, num_bytes = 1, batch.slice(0, 1).nbytes
             if rows:
-                head = batch.slice(0, rows)
-                self._pending.append(head)
+                self._pending.append(batch.slice(0, rows))
                 self._pending_rows += rows
-                self._pending_bytes += head.nbytes
+                self._pending_bytes += num_bytes
                 batch = batch.slice(rows)
             if batch.num_rows:
                 self._flush()
@@ -307,16 +307,18 @@ def _leaves_of(path: str, kind: pa.DataType) -> list[str]:
     return [path]
 
 
-def _rows_that_fit(batch: pa.RecordBatch, rows_max: int, bytes_max: int) -> int:
-    """The length of the longest prefix of ``batch`` within both bounds (nbytes grows with the prefix)."""
+def _rows_that_fit(batch: pa.RecordBatch, rows_max: int, bytes_max: int) -> tuple[int, int]:
+    """The length of the longest prefix of ``batch`` within both bounds, and its size: nbytes grows with the prefix."""
     high = min(int(batch.num_rows), rows_max)
-    if high <= 0 or batch.slice(0, high).nbytes <= bytes_max:
-        return max(high, 0)
-    low = 0
+    if high <= 0:
+        return 0, 0
+    if (num_bytes := batch.slice(0, high).nbytes) <= bytes_max:
+        return high, num_bytes
+    low, size = 0, 0
     while low < high:
         middle = (low + high + 1) // 2
-        if batch.slice(0, middle).nbytes <= bytes_max:
-            low = middle
+        if (num_bytes := batch.slice(0, middle).nbytes) <= bytes_max:
+            low, size = middle, num_bytes
         else:
             high = middle - 1
-    return low
+    return low, size

@@ -14,6 +14,8 @@ import httpx
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from logstore.client.admin import Admin
+from logstore.errors import InvalidRequestError
 from tests.support.eventually import eventually
 from tests.support.server_process import ROOT, ServerProcess
 
@@ -105,11 +107,14 @@ def test_a_store_goes_on_without_the_default_port_if_that_is_taken(tmp_path: Pat
 
 def test_each_port_refuses_the_others_protocol(tmp_path: Path):
     with ServerProcess(tmp_path / "data", environment={"LOGSTORE_KAFKA_LISTENERS": "127.0.0.1:0"}) as server:
-        with pytest.raises(httpx.HTTPError):
-            httpx.get(f"http://{kafka_address(server.data)}/topics")
+        kafka = kafka_address(server.data)
+        refused = httpx.get(f"http://{kafka}/topics")
+        assert refused.status_code == refused.json()["error_code"] == 400
+        with Admin(kafka) as admin, pytest.raises(InvalidRequestError, match="This port speaks Kafka's protocol"):
+            admin.topics()
         eventually(lambda: "kafka.connection_ended" in server.log)
-        (line,) = [line for line in server.log.splitlines() if "kafka.connection_ended" in line]
-        assert "The first bytes are those of HTTP; this port speaks Kafka's protocol" in line
+        lines = [line for line in server.log.splitlines() if "kafka.connection_ended" in line]
+        assert all("The first bytes are those of HTTP; this port speaks Kafka's protocol" in line for line in lines)
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=20) as raw:
             raw.sendall(b"\0\0\0\x0a\0\x12\0\0\0\0\0\1\xff\xff")

@@ -1,6 +1,7 @@
 """Producing at brokers that do not lead: identities, acks, formats and refusals are as at the leader."""
 
 import asyncio
+import dataclasses
 import io
 from pathlib import Path
 
@@ -187,3 +188,42 @@ async def test_an_answer_that_does_not_come_leaves_the_outcome_open(tmp_path: Pa
         answer = await sent
         assert (answer.status_code, answer.json()["error_code"]) == (504, 50401), answer.text
         journal.store, log.next_offset = store, log.log_end_offset  # so that the broker can stop
+
+
+async def test_min_insync_replicas_is_for_acks_all_alone(tmp_path: Path):
+    """Whichever way a request goes: with others, by itself, or from broker to broker."""
+    configs = {"min.insync.replicas": "2"}
+    async with relaying_cluster(tmp_path, 1, 2, partitions=2, replicated=True, configs=configs) as cluster:
+        topic_id, one = cluster.topic("t").topic_id, cluster.running[1].http
+        cluster.cut |= {(1, 2), (2, 1)}
+        for partition in (0, 1):
+            state = cluster.states[topic_id, partition]
+            cluster.set(topic_id, partition, dataclasses.replace(state, in_sync_replicas=(state.leader,)))
+        ways = {
+            "/topics/t/partitions/0": {"records": [{"value": 1}]},
+            "/topics/t/partitions/1": {"records": [{"value": 1}]},
+            "/topics/t": records(0, 1),
+        }
+        for path, body in ways.items():
+            for acks in ("all", "-1"):
+                answer = await one.post(f"{path}?acks={acks}", json=body)
+                assert (answer.status_code, answer.json()["error_code"]) == (503, 50310), answer.text
+            assert {code for *_, code in places(await one.post(f"{path}?acks=1", json=body))} == {None}
+            assert (await one.post(f"{path}?acks=0", json=body)).status_code == 202
+        for partition in (0, 1):
+            log = cluster.topic("t", partition + 1).partition(partition)
+            await eventually_async(lambda log=log: log.log_end_offset == 4, "what was asked with acks 1 and 0")
+
+
+async def test_replicas_lost_after_an_append_leave_its_outcome_open(tmp_path: Path):
+    configs = {"min.insync.replicas": "2"}
+    async with relaying_cluster(tmp_path, 1, 2, replicated=True, configs=configs) as cluster:
+        topic = cluster.topic("t", 1)
+        state = cluster.states[topic.topic_id, 0]
+        await eventually_async(lambda: topic.partition(0).high_watermark == 0)
+        cluster.cut.add((2, 1))
+        sent = asyncio.create_task(cluster.running[1].http.post("/topics/t/partitions/0", json=records(0)))
+        await eventually_async(lambda: topic.partition(0).log_end_offset == 1, "the append did not come")
+        cluster.set(topic.topic_id, 0, dataclasses.replace(state, in_sync_replicas=(1,)))
+        answer = await sent
+        assert (answer.status_code, answer.json()["error_code"]) == (504, 50402), answer.text

@@ -12,6 +12,7 @@ import pytest
 
 from logstore.client.admin import Admin
 from logstore.cluster_processes import ports
+from logstore.cluster_processes.kafka_addresses import KafkaAddress, kafka_addresses
 from logstore.cluster_processes.record import Directory, Record
 from logstore.cluster_processes.running_cluster import Wanted
 from logstore.cluster_processes.running_cluster import run as run_cluster
@@ -37,13 +38,16 @@ def gone(pids: set[int]) -> bool:
     return not any(is_alive(pid) for pid in pids)
 
 
-def test_a_cluster_from_its_start_to_its_end(tmp_path: Path):
+def test_a_cluster_from_its_start_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LOGSTORE_KAFKA_LISTENERS", "127.0.0.1:0")
     data = tmp_path / "data"
     start = ("cluster", "start", "--brokers", 2, "--data", data, "--json")
     with ClusterProcess(tmp_path, *start) as cluster:
         one, two = cluster.entry["brokers"]
         assert [one["id"], two["id"]] == [1, 2]
         zookeeper = cluster.entry["zookeeper"]
+        kafka = kafka_addresses(data, [1, 2])
+        assert len(set(kafka)) == 2
         with Admin(two["url"]) as admin:
             seen = admin.describe_cluster()
             assert [(found.broker_id, found.url) for found in seen.brokers] == [(1, one["url"]), (2, two["url"])]
@@ -75,6 +79,7 @@ def test_a_cluster_from_its_start_to_its_end(tmp_path: Path):
         assert not is_alive(two["pid"])
         started = json.loads(run("cluster", "start-broker", 2, "--data", data, "--json").stdout)
         assert (started["id"], started["url"]) == (2, two["url"])
+        assert kafka_addresses(data, [1, 2]) == kafka
         assert httpx.get(f"{started['url']}/health/ready", timeout=30).status_code == 200
 
         pids = descendants(cluster.process.pid)
@@ -88,6 +93,7 @@ def test_a_cluster_from_its_start_to_its_end(tmp_path: Path):
     with ClusterProcess(tmp_path, *start) as cluster:
         assert cluster.entry["zookeeper"] == zookeeper
         assert [broker["url"] for broker in cluster.entry["brokers"]] == [one["url"], two["url"]]
+        assert kafka_addresses(data, [1, 2]) == kafka
         pids = descendants(cluster.process.pid)
         assert len([pid for pid in pids if is_alive(pid)]) >= 3
         cluster.kill()
@@ -194,6 +200,23 @@ def test_a_kept_port_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         message = refused(tmp_path)
     assert f"Port {port} of broker 1 on 127.0.0.1 cannot be had" in message
     assert f"remove the port from {directory.record}" in message
+
+
+def test_a_port_for_kafkas_clients_that_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One that was asked for is refused; one that was chosen is chosen anew."""
+    monkeypatch.setattr(ports, "_WAIT_S", 0.1)
+    directory = Directory(tmp_path / "data")
+    directory.home.mkdir(parents=True)
+    with listening_socket("127.0.0.1", 0, {}) as taken:
+        port = taken.getsockname()[1]
+        message = refused(tmp_path, kafka={1: KafkaAddress("127.0.0.1", port)})
+        assert f"Port {port} of broker 1 for Kafka's clients on 127.0.0.1 cannot be had" in message
+        Record(None, None, {}, {1: port}).write(directory)
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path))  # the start ends behind the choice
+        refused(tmp_path, kafka={1: KafkaAddress("127.0.0.1", 0)})
+    record = Record.read(directory)
+    assert record is not None
+    assert record.kafka_ports[1] not in {0, port}
 
 
 def test_zookeeper_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -2,12 +2,14 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from tests.faults.bench.bench import TOPICS, Bench, Load, Report
+from tests.faults.bench.kafka_load import IDEMPOTENT, LEADER_ALONE, PLAIN
 from tests.faults.bench.schedule import ABRUPT, KINDS, LASTING, faults
 
 pytestmark = pytest.mark.system
@@ -15,6 +17,8 @@ pytestmark = pytest.mark.system
 
 #: Small enough for a run with each kind of fault in half a minute.
 LITTLE = Load(TOPICS, producers=2, readers=1, pause_s=0.1, job_pause_s=1.0, observed=False)
+#: Clients of each kind with Kafka's protocol, and few others.
+KAFKAS = replace(LITTLE, producers=1, kafka_producers=(IDEMPOTENT, PLAIN, LEADER_ALONE), kafka_readers=1)
 
 
 def test_every_kind_of_fault_under_a_little_load(tmp_path: Path) -> None:
@@ -23,6 +27,21 @@ def test_every_kind_of_fault_under_a_little_load(tmp_path: Path) -> None:
     report = run(tmp_path, kinds, LITTLE, pace=0.1)
     assert set(kinds) <= report.faults.keys()
     assert report.acknowledged >= len(kinds), "one before each fault, at least"
+
+
+def test_kafkas_clients_under_a_few_faults(tmp_path: Path) -> None:
+    kinds = ("kill", "pause", "disk_full", "fsync_error", "call_error")
+    report = run(tmp_path, kinds, KAFKAS, pace=0.1)
+    assert set(kinds) <= report.faults.keys()
+    assert report.of_kafkas >= len(kinds)
+
+
+@pytest.mark.long
+def test_kafkas_clients_under_every_kind_of_fault(tmp_path: Path) -> None:
+    load = Load(producers=2, kafka_producers=(IDEMPOTENT, PLAIN, IDEMPOTENT, LEADER_ALONE), kafka_readers=2)
+    report = run(tmp_path, KINDS, load, pace=0.3)
+    assert set(KINDS) <= report.faults.keys()
+    assert report.of_kafkas >= len(KINDS)
 
 
 @pytest.mark.long

@@ -346,8 +346,28 @@ def producer_order() -> list[Event]:
     return _overtake("one", "one")
 
 
+@anomaly("C1: producer order broken")
+def order_of_requests_under_way() -> list[Event]:
+    events = _overtake_under_way("one", "one")
+    for nth in (-3, -2):
+        the(events, "produce", "invoke", topic=APPENDED, nth=nth)["pipeline"] = "one"
+    return events
+
+
+def test_requests_under_way_have_no_order_unless_their_producer_promises_one() -> None:
+    assert check(_overtake_under_way("one", "one")) == []
+
+
 def _overtake(first: str, second: str) -> list[Event]:
     """The second request is stored before the first one, and was sent after that had been answered."""
+    events = _overtake_under_way(first, second)
+    acknowledged = the(events, "produce", topic=APPENDED, nth=-3)
+    the(events, "produce", "invoke", topic=APPENDED, nth=-2)["t"] = acknowledged["t"] + 1
+    return events
+
+
+def _overtake_under_way(first: str, second: str) -> list[Event]:
+    """The second request is stored before the first one, which was sent before it and not answered yet."""
 
     def overtake(store: ModelStore) -> None:
         calls = store.produce(APPENDED, 2, process=first), store.produce(APPENDED, 2, process=second)
@@ -356,10 +376,7 @@ def _overtake(first: str, second: str) -> list[Event]:
         for call in calls:
             store.end(call)
 
-    events = story(overtake)
-    acknowledged = the(events, "produce", topic=APPENDED, nth=-3)
-    the(events, "produce", "invoke", topic=APPENDED, nth=-2)["t"] = acknowledged["t"] + 1
-    return events
+    return story(overtake)
 
 
 @anomaly("B4: log start fell")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.cluster import mutants
-from tests.faults.cluster.bench import CONSUMER, COOPERATIVE, Load, run
+from tests.faults.cluster.bench import CONSUMER, COOPERATIVE, KAFKA, KAFKA_GROUPS, Load, run
 from tests.faults.cluster.mutants import EXPOSED_BY
 from tests.support.torture import TORTURE
 
@@ -39,6 +39,16 @@ def test_members_of_groups_across_failovers(tmp_path: Path) -> None:
     print(report)
     assert not report.anomalies, report
     assert report.faults.total() >= 2, report
+    assert report.moves, report
+
+
+def test_kafkas_clients_and_groups_across_failovers(tmp_path: Path) -> None:
+    kinds = ("kill", "terminate", "pause", "cut_from_zookeeper", "kill_all")
+    report = run(tmp_path, SEED, 60, Load(kinds, groups=KAFKA_GROUPS, kafka=KAFKA, producers=1))
+    print(report)
+    assert not report.anomalies, report
+    assert report.faults.total() >= 2, report
+    assert report.of_kafkas > 50, report
     assert report.moves, report
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.faults.bench.evidence import Evidence
 from tests.faults.bench.history import typed
+from tests.faults.cluster.brokers import SESSION_MS
 from tests.faults.cluster.cluster_checks import check_cluster
 from tests.faults.cluster.journals import rows_digest
 
@@ -21,6 +22,9 @@ class Story:
         self._t = itertools.count(100, 100)
         self._ids = itertools.count()
         self.events: list[dict[str, Any]] = []
+
+    def later(self, by_ns: int) -> None:
+        self._t = itertools.count(next(self._t) + by_ns, 100)
 
     def tell(self, op: str, *, t: int = 0, **fields: Any) -> None:
         event = {"t": t or next(self._t), "process": "p", "op": op, "phase": "ok", "id": f"i{next(self._ids)}"}
@@ -44,9 +48,11 @@ class Story:
         asked = {"broker": broker, "topic": "t", "partition": 0, "record_id": record_id}
         self.call("probe", asked, {"offset": offset})
 
-    def replica(self, broker: int, frames: list[list[Any]], removed: list[list[Any]] | None = None) -> None:
+    def replica(
+        self, broker: int, frames: list[list[Any]], removed: list[list[Any]] | None = None, *, sealed: int = 0
+    ) -> None:
         where = {"broker": broker, "topic": "t", "partition": 0}
-        self.tell("replica", **where, sealed=0, frames=frames, removed=removed or [])
+        self.tell("replica", **where, sealed=sealed, frames=frames, removed=removed or [])
 
     def final(self) -> None:
         self.tell("final", topic="t", partition=0, log_start=0, high_watermark=len(ROWS), rows=ROWS)
@@ -123,6 +129,21 @@ def test_a_former_leader_acknowledges() -> None:
     assert told(change).found() == ["H8 acknowledged by a former leader"]
 
 
+def test_a_leader_in_sync_is_relieved_and_hears_of_it_within_its_session() -> None:
+    def relieved(after_ns: int) -> Callable[[Story], None]:
+        def change(story: Story) -> None:
+            story.registered(2, 2, 2, [1, 2, 3])
+            if after_ns:
+                story.later(after_ns)
+            story.probed(1, 4, "late")
+            story.registered(3, 2, 2, [2, 3], seen_until=story.events[-1]["t"])
+
+        return change
+
+    assert told(relieved(0)).found() == []
+    assert told(relieved(SESSION_MS * 1_000_000)).found() == ["H8 acknowledged by a former leader"]
+
+
 def test_an_end_that_falls() -> None:
     def change(story: Story) -> None:
         story.registered(2, 2, 2, [2, 3])
@@ -153,6 +174,38 @@ def test_a_frame_that_was_truncated_and_is_there() -> None:
     story.events.pop()
     story.replica(3, frames(), removed=frames()[3:])
     assert story.found() == ["H7 truncated below what is committed"]
+
+
+def left_over() -> list[list[Any]]:
+    """The last two records are of epoch 0, which has committed others."""
+    return [*frames(2), [2, 2, 0, "never committed", rows_digest([[2, 1, "x", None, "x"], [3, 1, "y", None, "y"]])]]
+
+
+@pytest.mark.parametrize(("sealed", "named"), [(4, []), (3, ["H6 replica differs from the log"])])
+def test_a_frame_of_an_older_epoch_below_the_sealed_offset(sealed: int, named: list[str]) -> None:
+    story = told()
+    del story.events[-3:]
+    for broker, count in ((1, frames()), (2, frames()), (3, left_over())):
+        story.replica(broker, count, sealed=sealed)
+    assert sorted(story.found()) == named
+
+
+def test_frames_of_one_epoch_are_equal_below_the_sealed_offset_too() -> None:
+    story = told()
+    del story.events[-3:]
+    other = frames()
+    other[1] = [1, 1, 1, "another header", other[1][4]]
+    for broker, has in ((1, left_over()), (2, frames()), (3, other)):
+        story.replica(broker, has, sealed=4)
+    assert story.found() == ["H6 replicas differ"]
+
+
+def test_a_left_over_frame_that_another_replica_has_truncated() -> None:
+    story = told()
+    del story.events[-3:]
+    for broker, has, removed in ((1, frames(), []), (2, frames(), left_over()[2:]), (3, left_over(), [])):
+        story.replica(broker, has, removed, sealed=4)
+    assert story.found() == []
 
 
 def test_a_replica_out_of_sync_may_be_behind_while_all_are_down() -> None:

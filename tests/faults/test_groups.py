@@ -2,13 +2,14 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from tests.faults.bench.bench import SHARED, TOPICS, Bench, Load, Report
-from tests.faults.bench.groups import CONSUMER, COOPERATIVE, RANGE
+from tests.faults.bench.groups import CONSUMER, COOPERATIVE, KAFKA_CONSUMER, KAFKA_COOPERATIVE, RANGE
 from tests.faults.bench.schedule import GROUPED, faults
 
 pytestmark = pytest.mark.system
@@ -23,6 +24,14 @@ def test_a_group_whose_members_come_and_go(tmp_path: Path) -> None:
     """The restart of the store is left out."""
     report = run(tmp_path, ("member_kill", "member_fence", "member_add", "grow"), 1, LITTLE, pace=0.1)
     assert report.moves["consumer"] >= 6
+
+
+@pytest.mark.long
+def test_groups_with_kafkas_protocol(tmp_path: Path) -> None:
+    kinds = (*(kind for kind in GROUPED if kind != "kill_when_settled"), "kill", "pause")
+    load = replace(LITTLE, producers=2, groups=(KAFKA_COOPERATIVE, KAFKA_CONSUMER, CONSUMER))
+    report = run(tmp_path, kinds, 1, load, pace=0.3)
+    assert all(report.moves[group.name] >= 6 for group in load.groups)
 
 
 @pytest.mark.long

@@ -20,8 +20,8 @@ from tests.support.torture import TORTURE
 pytestmark = pytest.mark.system
 
 QUICK_TO_CATCH = (mutants.ack_before_fsync,)
-#: One for each way to lose acknowledged or read records, two for groups; the others are like one of them,
-#: or have their own tests.
+#: One for each way to lose acknowledged or read records, two for groups, three for Kafka's protocol; the others are
+#: like one of them, or have their own tests.
 SLOW_TO_CATCH = (
     mutants.skip_seal_check,
     mutants.no_entry_sync,
@@ -29,6 +29,9 @@ SLOW_TO_CATCH = (
     mutants.free_journal_before_commit,
     mutants.accept_commits_of_former_members,
     mutants.answer_before_the_group_is_recorded,
+    mutants.acknowledge_batches_unsynced,
+    mutants.store_repeated_batches,
+    mutants.serve_batches_without_their_place,
 )
 MUTANTS = tuple(EXPOSED_BY) if TORTURE else (*QUICK_TO_CATCH, *SLOW_TO_CATCH)
 
@@ -59,7 +62,9 @@ def test_the_same_faults_do_no_harm_to_the_server_itself(tmp_path: Path) -> None
         # Nothing but the mutant itself leads to a point of the mutant's own.
         faults += [] if first in faults or first is mutants.POWER_CUT_WHEN_SHOWN else [first]
     grouped = any(EXPOSED_BY[mutant].grouped for mutant in MUTANTS)
-    report = Bench(tmp_path, 1, load_of(Exposure(tuple(faults), "", observed=True, grouped=grouped))).run(faults)
+    kafka = any(EXPOSED_BY[mutant].kafka for mutant in MUTANTS)
+    exposed = Exposure(tuple(faults), "", observed=True, grouped=grouped, kafka=kafka)
+    report = Bench(tmp_path, 1, load_of(exposed)).run(faults)
     print(report)
     assert not report.anomalies
     assert all(report.faults[fault.kind] for fault in faults)

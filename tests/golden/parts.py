@@ -177,7 +177,7 @@ def write_record_batches(directory: Path) -> None:
     log = PartitionFrames(TOPIC, 0, ManualClock(TIMESTAMP_MS))
 
     def frame(number: int, payload: bytes, identity: BatchIdentity, log_append_time: bool) -> Frame:
-        batch = KafkaBatch(len(rows), 700, 1, TIMESTAMP_MS, 1, log_append_time=False)
+        batch = KafkaBatch(len(rows), 700, 1, TIMESTAMP_MS, (1,), log_append_time=False)
         made = log.kafka_batch(batch, payload, base_offset=3 * number, leader_epoch=number // 4, identity=identity)
         return made._replace(header=made.header._replace(flags=FrameFlags(log_append_time)))
 
@@ -201,7 +201,7 @@ def frame_rows(rows: Iterator[DumpRow]) -> list[dict[str, Any]]:
 
 def write_segments(directory: Path) -> None:
     """One of each codec with gaps between offsets, one of two row groups, one without a record, one that a job made of
-    others, and one of which the footer has transactions.
+    others, with append times, and one of which the footer has transactions.
     """
     directory.mkdir()
     with mock.patch.object(segment_writer, "new_unique", return_value="0" * 32):
@@ -221,7 +221,8 @@ def write_segments(directory: Path) -> None:
         with SegmentWriter(open_table(directory), 5, 30, 400, 1) as writer:
             writer.write(log_batch([35, 201]))
             cleanings = ((90, TIMESTAMP_MS), (400, TIMESTAMP_MS + 1))
-            writer.finish(((1, 0),), operation="key-compaction", cleanings=cleanings)
+            append_times = ((30, 90), (201, 400))
+            writer.finish(((1, 0),), operation="key-compaction", cleanings=cleanings, log_append_times=append_times)
         with SegmentWriter(open_table(directory), 5, 400, 410, 2) as writer:
             writer.write(log_batch(range(401, 404)))
             writer.finish(((1, 0), (2, 400)), open_transactions=_OPEN, markers=_MARKERS)

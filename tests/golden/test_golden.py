@@ -244,7 +244,7 @@ def test_a_journal_is_read_frame_by_frame(golden: Path, tmp_path: Path) -> None:
 
 
 #: In a footer that was written before it was told.
-_UNTOLD: dict[str, Any] = {"producers_forgotten_up_to": None}
+_UNTOLD: dict[str, Any] = {"producers_forgotten_up_to": None, "log_append_times": []}
 #: In a snapshot, and in a footer, that was written before there were any.
 _WITHOUT_TRANSACTIONS: dict[str, Any] = {"open_transactions": [], "markers": []}
 
@@ -264,6 +264,8 @@ def test_segments_are_read_row_by_row(golden: Path) -> None:
         assert any(not segment["row_groups"] for segment in segments.values()), "one without a record"
         assert any(footer["markers"] and footer["open_transactions"] for footer in footers)
         assert {footer["operation"] for footer in footers} == {"roll", "key-compaction"}
+    if golden.name == "append-times":
+        assert any(segment["footer"]["log_append_times"] for segment in segments.values())
 
 
 def _with_later_fields(row: dict[str, Any]) -> dict[str, Any]:

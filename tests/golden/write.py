@@ -4,7 +4,7 @@ Every later version must open them. Run it when a format on disk got something n
 name: a golden file is never written again. With parts named it writes only these, as
 ``python -m tests.golden.write journal-3 journal refused bytes`` did for version 3 of the journal, and
 ``segments-3 data segments`` for names that tell a range and version 3 of footers, ``record-batches record_batches`` for
-those of Kafka's clients.
+those of Kafka's clients, ``append-times segments`` for footers that tell which times are append times.
 
 - ``data.tar.gz``: a data directory, sealed and un-sealed records; ``data.json``: the answers of a store on it. The jobs
   need a Spark

@@ -41,9 +41,9 @@ class SentTopic:
     began_ms: int
     ended_ms: int
 
-    def check(self, read: list[ReadRecord], *, sealed: bool = False) -> None:
-        """Records and offsets are those that were sent and acknowledged, each once, in order. A table has the time of
-        a record, but not whose clock it was: of ``sealed`` ones clients are told CreateTime.
+    def check(self, read: list[ReadRecord]) -> None:
+        """Records and offsets are those that were sent and acknowledged, each once, in order, with the kind of time
+        that the topic has.
         """
         found = by_partition(read)
         expected = sent_by_partition(self.records)
@@ -62,7 +62,7 @@ class SentTopic:
             else:
                 assert [record.sent for record in records] == expected[partition]
             kinds = {record.timestamp_type for record in records} - {None}
-            assert kinds <= {CREATE_TIME if sealed else TIMES[self.timestamp_type], TIMES[self.timestamp_type]}
+            assert kinds <= {TIMES[self.timestamp_type]}
 
 
 def _without_time(record: SentRecord) -> SentRecord:
@@ -101,11 +101,11 @@ def reader(request: pytest.FixtureRequest, served: Served) -> Client:
     return request.param
 
 
-def _check_all(served: Served, reader: Client, sent: list[SentTopic], *, sealed: bool = False) -> None:
+def _check_all(served: Served, reader: Client, sent: list[SentTopic]) -> None:
     found = reader.read(served, {topic.name: PARTITIONS for topic in sent})
     for topic in sent:
         try:
-            topic.check(found[topic.name], sealed=sealed)
+            topic.check(found[topic.name])
         except AssertionError as error:
             raise AssertionError(f"{reader.name} read {topic.name} ({topic.timestamp_type}): {error}") from error
 
@@ -126,7 +126,7 @@ def rolled(served: Served, sent: list[SentTopic]) -> Iterator[list[SentTopic]]:
 
 
 def test_every_client_reads_history(served: Served, rolled: list[SentTopic], reader: Client):
-    _check_all(served, reader, rolled, sealed=True)
+    _check_all(served, reader, rolled)
 
 
 def test_the_tables_have_the_same_records(served: Served, rolled: list[SentTopic]):
@@ -152,4 +152,4 @@ def half_rolled(served: Served, rolled: list[SentTopic]) -> list[SentTopic]:
 def test_every_client_reads_history_and_the_tail_behind_it(
     served: Served, half_rolled: list[SentTopic], reader: Client
 ):
-    _check_all(served, reader, half_rolled, sealed=True)
+    _check_all(served, reader, half_rolled)

@@ -3,6 +3,7 @@
 Tests that need no broker are left to librdkafka. ``LEFT_OUT`` has the reasons for those of the others that do not run.
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -16,7 +17,7 @@ import pytest
 from tests.support.kafka_clients.store_process import KafkaStoreProcess
 from tests.support.server_process import ROOT
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(2400)]
 
 CRATE = ROOT / "tests/kafka_clients/librdkafka"
 HOME = ROOT / ".cache/librdkafka"
@@ -25,7 +26,6 @@ LEFT_OUT: Final[Mapping[str, Sequence[str]]] = {
     "transactions, which the store has not yet": ("0055", "0061", "0098", "0103", "0129"),
     "SASL and TLS, which the listener has not yet": ("0097", "0126", "0135", "0142"),
     "ACLs, which the store has not yet": ("0081", "0115", "0119"),
-    "errors of single records of a batch (KIP-467), which the store does not tell": ("0011",),
     "Kafka's scripts, which the suite calls": ("0052", "0077", "0092", "0109"),
     "three brokers in racks": ("0101",),
     "topics that are not made by themselves, on a broker of its own": ("0107", "0111"),
@@ -34,6 +34,8 @@ LEFT_OUT: Final[Mapping[str, Sequence[str]]] = {
 }
 #: What is started is more than this: the suite's own list has not shrunk.
 RUN_MIN: Final = 70
+#: Of the whole suite, beside other tests on two cores; alone it takes a third of it.
+SUITE_S: Final = 1200
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +69,9 @@ def test_the_suite_passes(suite: Path, tmp_path: Path):
         config = tmp_path / "test.conf"
         config.write_text(f"bootstrap.servers={store.bootstrap}\nbroker.address.family=v4\ntest.timeout.multiplier=3\n")
         output = tmp_path / "output"
-        with output.open("wb") as file:
-            done = subprocess.run(
+        returncode = None
+        with output.open("wb") as file, contextlib.suppress(subprocess.TimeoutExpired):
+            returncode = subprocess.run(
                 ["./test-runner", "-L", "-Q", "-p4"],
                 cwd=suite,
                 env={
@@ -80,16 +83,16 @@ def test_the_suite_passes(suite: Path, tmp_path: Path):
                 },
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                timeout=560,
+                timeout=SUITE_S,
                 check=False,
-            )
+            ).returncode
     told = re.sub(r"\x1b\[[0-9;]*m", "", output.read_text(errors="replace"))
     failures = re.findall(r'^### Test "[^\n]*\n[^\n]*', told, re.MULTILINE)
     assert not failures, "\n".join(failures)
-    assert done.returncode == 0, told[-2000:]
     started = set(re.findall(r"=+ Running test (\w+) =+", told))
     passed = set(re.findall(r"=+ Test (\w+) PASSED =+", told))
     # A test may find that something is missing that it needs.
     left_out = set(re.findall(r"=+ Test (\w+) SKIPPED =+", told))
-    assert started == passed | left_out
+    assert started == passed | left_out, f"not ended: {sorted(started - passed - left_out)}"
+    assert returncode == 0, told[-2000:]
     assert len(passed) > RUN_MIN

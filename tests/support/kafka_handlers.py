@@ -9,7 +9,7 @@ from consumer_offsets.group_coordinator import GroupCoordinator
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.broker import Broker
 from logstore.broker.context import ANONYMOUS, Forwarding, RequestContext
-from logstore.filesystem import Buffer
+from logstore.filesystem import Buffer, FileSystem
 from logstore.kafka_listener.dispatch import HANDLERS
 from logstore.kafka_listener.store import KafkaStore
 from logstore.kafka_protocol.requests import read_request, write_request
@@ -37,9 +37,9 @@ class Handlers:
 
 @contextlib.asynccontextmanager
 async def kafka_handlers(
-    data: Path, *, authorizer: Authorizer | None = None, **settings: Any
+    data: Path, *, authorizer: Authorizer | None = None, filesystem: FileSystem | None = None, **settings: Any
 ) -> AsyncIterator[Handlers]:
-    broker = await start_broker(Settings(data=data, **settings), authorizer=authorizer)
+    broker = await start_broker(Settings(data=data, **settings), authorizer=authorizer, filesystem=filesystem)
     try:
         async with GroupCoordinator.running(broker) as groups:
             yield Handlers(broker, groups)

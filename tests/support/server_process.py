@@ -141,8 +141,8 @@ class FaultyServerProcess(ServerProcess):
         super().start()
 
     def beside(self) -> "FaultyServerProcess":
-        """A second server on the same directory, at another address. NotStartedError."""
-        return FaultyServerProcess(self.data, environment=self._own)
+        """A second server on the same directory, at other addresses. NotStartedError."""
+        return FaultyServerProcess(self.data, environment={**self._own, "LOGSTORE_KAFKA_LISTENERS": "127.0.0.1:0"})
 
     def __exit__(self, *_: object) -> None:
         try:

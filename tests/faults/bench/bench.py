@@ -35,6 +35,7 @@ from tests.faults.bench.history import (
     Stream,
     read_history,
 )
+from tests.faults.bench.kafka_load import KafkaLoad, ProducerKind
 from tests.faults.bench.neighbours import DeltaObserver, JobLoop, Neighbour, StreamingReader
 from tests.faults.bench.nemesis import READY_S, StoreBrokenError
 from tests.faults.bench.nemesis import Neighbour as Killed
@@ -88,6 +89,9 @@ class Load:
     streamed: Sequence[str] = ()
     #: Their members are processes that read all shared topics.
     groups: Sequence[GroupSpec] = ()
+    #: Producers with Kafka's protocol, beside those with HTTP, and readers.
+    kafka_producers: Sequence[ProducerKind] = ()
+    kafka_readers: int = 0
     #: Whether most producers send a request again while its outcome is open.
     sent_again: bool = True
     #: How long a healed store may take until every log takes and gives records.
@@ -100,6 +104,8 @@ class Report:
     seconds: float = 0.0
     calls: Counter[str] = field(default_factory=Counter)
     acknowledged: int = 0
+    #: Of these, by producers with Kafka's protocol.
+    of_kafkas: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     injected: Counter[str] = field(default_factory=Counter)
     job_commits: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -116,7 +122,7 @@ class Report:
 
         lines = [
             f"seed {self.seed}, {self.seconds:.0f} s",
-            f"records acknowledged: {self.acknowledged:,}",
+            f"records acknowledged: {self.acknowledged:,}, of these with Kafka's protocol {self.of_kafkas:,}",
             f"calls: {counts(self.calls)}",
             f"commits of jobs: {counts(self.job_commits)}",
             f"records streamed: {counts(self.streamed)}",
@@ -127,6 +133,15 @@ class Report:
             *self.anomalies,
         ]
         return "\n".join(lines)
+
+
+class BenchedServer(FaultyServerProcess):
+    """It comes back at the same addresses, also that for Kafka's clients."""
+
+    def __init__(self, data: Path, *, mutant: str = "") -> None:
+        self.bootstrap = f"127.0.0.1:{free_port()}"
+        environment = {**_ENVIRONMENT, "LOGSTORE_KAFKA_LISTENERS": self.bootstrap}
+        super().__init__(data, port=free_port(), environment=environment, mutant=mutant)
 
 
 class Bench:
@@ -152,7 +167,7 @@ class Bench:
         report = self.report
         with (
             Recorder(self.history) as recorder,
-            FaultyServerProcess(self._data, port=free_port(), environment=_ENVIRONMENT, mutant=self._mutant) as server,
+            BenchedServer(self._data, mutant=self._mutant) as server,
         ):
             try:
                 self._run(server, recorder, schedule, began + seconds)
@@ -166,7 +181,7 @@ class Bench:
         report.seconds = time.monotonic() - began
         return report
 
-    def _run(self, server: FaultyServerProcess, recorder: Recorder, schedule: Iterable[Fault], until: float) -> None:
+    def _run(self, server: "BenchedServer", recorder: Recorder, schedule: Iterable[Fault], until: float) -> None:
         load = self._load
         recorder.tell("nemesis", "start")
         for topic in load.topics:
@@ -176,7 +191,7 @@ class Bench:
         streams = StreamingReader(self._data, self.history, server.url, load.streamed) if load.streamed else None
         neighbours: list[Killed] = [neighbour for neighbour in (jobs, observer, streams) if neighbour]
         shared = {topic.name: topic.partitions for topic in load.topics if topic.shared}
-        groups = Groups(server.url, recorder, load.groups, shared, self._directory)
+        groups = Groups(server.url, recorder, load.groups, shared, self._directory, server.bootstrap)
         neighbours.append(groups)
         workload = Workload(
             server.url,
@@ -189,6 +204,16 @@ class Bench:
             large=load.large,
             deletes=load.deletes,
             sent_again=load.sent_again,
+        )
+        kafka = KafkaLoad(
+            server.bootstrap,
+            recorder,
+            [topic for topic in load.topics if not topic.by_hand],
+            seed=self._seed,
+            producers=load.kafka_producers,
+            readers=load.kafka_readers,
+            pause_s=load.pause_s,
+            large=load.large,
         )
         nemesis = Rebalancer(
             server,
@@ -204,7 +229,7 @@ class Bench:
         try:
             for neighbour in neighbours:
                 neighbour.start()
-            with workload:
+            with workload, kafka:
                 for fault in schedule:
                     if time.monotonic() > until:
                         break
@@ -216,6 +241,8 @@ class Bench:
                 nemesis.write_by_hand()
                 if stuck := workload.wait_for_progress(seconds=load.patience_s):
                     raise StoreBrokenError(f"healed, the store takes or gives nothing: {stuck}")
+                if waiting := kafka.wait_for_progress(seconds=load.patience_s):
+                    raise StoreBrokenError(f"healed, the store takes from or gives Kafka's clients nothing: {waiting}")
             self._topics = [*(topic for topic in load.topics if not topic.shared), *nemesis.shared]
             self._drain(server, groups, nemesis.shared)
             self._roll_all(server)
@@ -227,7 +254,7 @@ class Bench:
                 observer.end()
             if streams:
                 streams.end()
-            names = [*workload.groups, *(spec.name for spec in load.groups)]
+            names = [*workload.groups, *kafka.groups, *(spec.name for spec in load.groups)]
             self._read_over_http(server, recorder, names)
             if code := server.stop():
                 self.report.anomalies.append(f"SIGTERM ended the healed server with {code}")
@@ -238,7 +265,8 @@ class Bench:
                 if neighbour:
                     Neighbour.kill(neighbour)
             nemesis.close()
-            self.report.acknowledged = workload.acknowledged.total()
+            self.report.of_kafkas = kafka.acknowledged.total()
+            self.report.acknowledged = workload.acknowledged.total() + self.report.of_kafkas
             self.report.faults, self.report.injected = nemesis.faults, nemesis.injected
             self.report.anomalies += [*nemesis.broken, *groups.failures]
             self.report.job_commits = jobs.commits if jobs else Counter()

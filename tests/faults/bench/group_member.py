@@ -7,65 +7,45 @@ closes the consumer. Invariants: ``processed`` is told before the commit is begu
 counts as open, whatever the reason.
 """
 
+import contextlib
+import functools
 import json
 import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from logstore import Consumer, ConsumerRebalanceListener, TopicPartition
 from logstore.errors import LogStoreError, WakeupError
 from tests.faults.bench.history import Recorder
 
-_POLL_S = 0.2
-_TICK_S, _STALLED_S = 0.05, 0.4
+POLL_S = 0.2
 #: After an error, which an answer may be soon again.
-_REST_S = 0.1
+REST_S = 0.1
+_TICK_S, _STALLED_S = 0.05, 0.4
 
 
-class Member(ConsumerRebalanceListener):
-    def __init__(self, recorder: Recorder, name: str, group: str, seconds_a_batch: float) -> None:
+class Teller:
+    """What a member does, into the history."""
+
+    def __init__(self, recorder: Recorder, name: str, group: str) -> None:
         self._recorder = recorder
-        self._seconds_a_batch = seconds_a_batch
         self._name = name
         self._group = group
 
-    def on_partitions_assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        self._tell("assigned", partitions=list(partitions))
-
-    def on_partitions_revoked(self, partitions: Sequence[TopicPartition]) -> None:
-        self._tell("revoked", partitions=list(partitions))
-
-    def on_partitions_lost(self, partitions: Sequence[TopicPartition]) -> None:
-        self._tell("lost", partitions=list(partitions))
-
-    def _tell(self, op: str, **fields: Any) -> None:
+    def tell(self, op: str, **fields: Any) -> None:
         self._recorder.tell(self._name, op, group=self._group, **fields)
 
-    def work(self, consumer: Consumer) -> None:
-        """Poll once, process and commit. WakeupError."""
-        done: dict[TopicPartition, list[tuple[int, str | None]]] = {}
-        for record in consumer.poll(timeout_s=_POLL_S):
-            record_id = next((value.decode() for name, value in record.headers if name == "id" and value), None)
-            done.setdefault(TopicPartition(record.topic, record.partition), []).append((record.offset, record_id))
-        if not done:
-            return
-        time.sleep(self._seconds_a_batch)
-        for (topic, partition), rows in done.items():
-            self._tell("processed", topic=topic, partition=partition, rows=rows)
-        for topic in sorted({topic for topic, _ in done}):
-            self._commit(consumer, topic, {p: rows[-1][0] + 1 for (name, p), rows in done.items() if name == topic})
-
-    def _commit(self, consumer: Consumer, topic: str, offsets: dict[int, int]) -> None:
-        asked = {"group": self._group, "topic": topic, "offsets": offsets}
-        number = self._recorder.invoke(self._name, "commit", **asked)
+    def commit(
+        self, topic: str, offsets: dict[int, int], commit: Callable[[], object], failure: type[Exception]
+    ) -> None:
+        number = self._recorder.invoke(self._name, "commit", group=self._group, topic=topic, offsets=offsets)
         try:
-            consumer.commit({TopicPartition(topic, partition): offset for partition, offset in offsets.items()})
-        except LogStoreError as error:
+            commit()
+        except failure as error:
             # The first of several tries may have been stored.
             self._recorder.complete(number, self._name, "commit", "info", reason=repr(error))
         else:
@@ -81,35 +61,75 @@ class Member(ConsumerRebalanceListener):
             last = now
 
 
+@contextlib.contextmanager
+def running_member(
+    history: str, name: str, group: str, on_stop: Callable[[], object] = lambda: None
+) -> Iterator[tuple[Teller, threading.Event]]:
+    """Gives what is set, and calls ``on_stop``, at SIGTERM."""
+    stopping = threading.Event()
+
+    def stop(*_: object) -> None:
+        stopping.set()
+        on_stop()
+
+    with Recorder(Path(history)) as recorder:
+        teller = Teller(recorder, name, group)
+        watching = threading.Thread(target=teller.watch, args=(stopping,), daemon=True)
+        signal.signal(signal.SIGTERM, stop)
+        watching.start()
+        yield teller, stopping
+        watching.join()
+
+
+class Member(ConsumerRebalanceListener):
+    def __init__(self, teller: Teller, seconds_a_batch: float) -> None:
+        self._teller = teller
+        self._seconds_a_batch = seconds_a_batch
+
+    def on_partitions_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        self._teller.tell("assigned", partitions=list(partitions))
+
+    def on_partitions_revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        self._teller.tell("revoked", partitions=list(partitions))
+
+    def on_partitions_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        self._teller.tell("lost", partitions=list(partitions))
+
+    def work(self, consumer: Consumer) -> None:
+        """Poll once, process and commit. WakeupError."""
+        done: dict[TopicPartition, list[tuple[int, str | None]]] = {}
+        for record in consumer.poll(timeout_s=POLL_S):
+            record_id = next((value.decode() for name, value in record.headers if name == "id" and value), None)
+            done.setdefault(TopicPartition(record.topic, record.partition), []).append((record.offset, record_id))
+        if not done:
+            return
+        time.sleep(self._seconds_a_batch)
+        for (topic, partition), rows in done.items():
+            self._teller.tell("processed", topic=topic, partition=partition, rows=rows)
+        for topic in sorted({topic for topic, _ in done}):
+            offsets = {p: rows[-1][0] + 1 for (name, p), rows in done.items() if name == topic}
+            committed = {TopicPartition(topic, partition): offset for partition, offset in offsets.items()}
+            self._teller.commit(topic, offsets, functools.partial(consumer.commit, committed), LogStoreError)
+
+
 def main(
     url: str, history: str, name: str, group: str, topics: list[str], seconds_a_batch: float, options: dict[str, Any]
 ) -> None:
-    stopping = threading.Event()
-    with Recorder(Path(history)) as recorder:
-        member = Member(recorder, name, group, seconds_a_batch)
-        watching = threading.Thread(target=member.watch, args=(stopping,), daemon=True)
-        consumer = Consumer(
-            url, group_id=group, client_id=name, auto_offset_reset="earliest", enable_auto_commit=False, **options
-        )
-
-        def stop(_: int, __: FrameType | None) -> None:
-            stopping.set()
-            consumer.wakeup()
-
-        signal.signal(signal.SIGTERM, stop)
-        watching.start()
-        with consumer:
-            consumer.subscribe(topics, member)
-            while not stopping.is_set():
-                try:
-                    member.work(consumer)
-                except WakeupError:
-                    break
-                except LogStoreError as error:
-                    # The store is away, or answers for a topic only after it is mended.
-                    print(repr(error), file=sys.stderr, flush=True)
-                    stopping.wait(_REST_S)
-        watching.join()
+    consumer = Consumer(
+        url, group_id=group, client_id=name, auto_offset_reset="earliest", enable_auto_commit=False, **options
+    )
+    with running_member(history, name, group, consumer.wakeup) as (teller, stopping), consumer:
+        member = Member(teller, seconds_a_batch)
+        consumer.subscribe(topics, member)
+        while not stopping.is_set():
+            try:
+                member.work(consumer)
+            except WakeupError:
+                break
+            except LogStoreError as error:
+                # The store is away, or answers for a topic only after it is mended.
+                print(repr(error), file=sys.stderr, flush=True)
+                stopping.wait(REST_S)
 
 
 if __name__ == "__main__":

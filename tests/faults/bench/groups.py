@@ -44,7 +44,7 @@ _ENDS = {0, -signal.SIGTERM}
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
     """``members`` at the beginning, at most ``members_max``; every other one is static. Each takes ``seconds_a_batch``
-    to process what a poll has given it.
+    to process what a poll has given it. ``options`` are those of ``logstore.Consumer``, or of librdkafka.
     """
 
     name: str
@@ -52,11 +52,19 @@ class GroupSpec:
     members: int = 2
     members_max: int = 3
     seconds_a_batch: float = 0.03
+    #: Whether members have Kafka's protocol.
+    kafka: bool = False
 
 
 RANGE = GroupSpec("range", _CLASSIC)
 COOPERATIVE = GroupSpec("cooperative", {**_CLASSIC, "partition_assignment_strategy": "cooperative-sticky"})
 CONSUMER = GroupSpec("consumer", {**_COMMON, "group_protocol": "consumer"})
+_KAFKAS = {"max.poll.interval.ms": 10_000, "topic.metadata.refresh.interval.ms": 1_000}
+_KAFKAS_CLASSIC = {**_KAFKAS, "session.timeout.ms": SESSION_MS, "heartbeat.interval.ms": 200}
+KAFKA_COOPERATIVE = GroupSpec(
+    "kafka-cooperative", {**_KAFKAS_CLASSIC, "partition.assignment.strategy": "cooperative-sticky"}, kafka=True
+)
+KAFKA_CONSUMER = GroupSpec("kafka-consumer", {**_KAFKAS, "group.protocol": "consumer"}, kafka=True)
 
 
 @dataclass(slots=True)
@@ -92,6 +100,7 @@ class Groups:
         specs: Sequence[GroupSpec],
         topics: Mapping[str, int],
         directory: Path,
+        bootstrap: str,
     ) -> None:
         self.specs = specs
         self.topics = dict(topics)
@@ -100,6 +109,7 @@ class Groups:
         self._urls = [url] if isinstance(url, str) else list(url)
         self._recorder = recorder
         self._directory = directory
+        self._bootstrap = bootstrap
         self._client = Client(self._urls, "groups", recorder)
         self._numbers = itertools.count()
         self._counts = {spec.name: spec.members for spec in specs}
@@ -132,12 +142,15 @@ class Groups:
 
     def add(self, spec: GroupSpec, instance_id: str | None = None) -> Member:
         name = f"{spec.name}-m{next(self._numbers)}"
-        options = {**spec.options, **({"group_instance_id": instance_id} if instance_id else {})}
+        instance = "group.instance.id" if spec.kafka else "group_instance_id"
+        options = {**spec.options, **({instance: instance_id} if instance_id else {})}
+        module = "kafka_group_member" if spec.kafka else "group_member"
+        address = self._bootstrap if spec.kafka else ",".join(self._urls)
         topics, seconds = json.dumps(sorted(self.topics)), str(spec.seconds_a_batch)
-        given = [",".join(self._urls), str(self._recorder.path), name, spec.name, topics, seconds]
+        given = [address, str(self._recorder.path), name, spec.name, topics, seconds]
         with (self._directory / f"{name}.err").open("wb") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.bench.group_member", *given, json.dumps(options)],
+                [sys.executable, "-m", f"tests.faults.bench.{module}", *given, json.dumps(options)],
                 cwd=ROOT,
                 stderr=stderr,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -58,6 +58,8 @@ class Produce(Event, tag="produce", frozen=True, kw_only=True):
     partition: int | None = None
     acks: int | str = 1
     format: str = ""
+    #: Calls with the same one keep their order in each log, also while several are under way.
+    pipeline: str = ""
     records: list[SentRecord] = []
     #: None for a record that was refused, or of which nobody knows: then its position is among ``unknown``.
     places: list[Place | None] | None = None
@@ -343,7 +345,8 @@ class Recorder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # Not a bare descriptor: a thread that outlives its run must not write into the file that gets the number next.
+        self._file = path.open("ab", buffering=0)
         # Unique over all processes of a run, also those that have the id of one that died.
         self._prefix = f"{os.getpid()}-{time.monotonic_ns():x}"
         self._numbers = itertools.count()
@@ -365,12 +368,12 @@ class Recorder:
         event = {"t": time.monotonic_ns(), "process": process, "op": op, "phase": phase, "id": number, **fields}
         line = msgspec.json.encode(event) + b"\n"
         msgspec.json.decode(line, type=AnyEvent)
-        written = os.write(self._file, line)
+        written = self._file.write(line)
         if written != len(line):
             raise OSError(f"{written} of {len(line)} bytes of a history line were written")
 
     def close(self) -> None:
-        os.close(self._file)
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self

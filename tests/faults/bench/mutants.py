@@ -40,6 +40,8 @@ KILL: Final = Fault("kill", 0, 0, _UNDER_LOAD)
 KILL_WHEN_FREED: Final = Fault("kill_at", 0, 0, {"point": "journal.file_freed"})
 #: Records that were made durable just then are not acknowledged.
 KILL_WHEN_SYNCED: Final = Fault("kill_at", 0.5, 0, {"point": "journal.synced"})
+#: Records that are written wait for their fsync, and then are lost.
+POWER_CUT_BEFORE_THE_SYNC: Final = Fault("slow_fsync", 4, 0, {"seconds": 3.0, **_UNDER_LOAD}, inside=STRICT_POWER_CUT)
 CLOCK_SET_BACK: Final = Fault("clock", 0.5, 0, {"offset_ms": -HOUR_MS, "for": (("journal.synced", 30),), **_UNDER_LOAD})
 OVERWRITE: Final = Fault("overwrite_quietly", 0, 0)
 POWER_CUT_AFTER_DELETE: Final = Fault("power_cut_after_delete", 0, 0, {"seed": 1, "strict": True})
@@ -71,6 +73,7 @@ class Exposure:
 
     ``readers``: how many are needed or in the way; ``rolled``: whether the load reaches Delta meanwhile; ``observed``:
     whether a Delta reader has to look at every version; ``streamed``: whether streaming queries of Spark are needed;
+    ``kafka``: whether clients with Kafka's protocol are needed;
     ``stuck``: a log may give nothing any more, which exposes it; ``sent_again``: whether producers may bring back what
     was lost; ``grouped``: whether members of groups are needed.
     """
@@ -84,6 +87,7 @@ class Exposure:
     stuck: bool = False
     sent_again: bool = True
     grouped: bool = False
+    kafka: bool = False
 
 
 # ---- durability -----------------------------------------------------------------------------------------------------
@@ -253,6 +257,42 @@ def forget_commits_at_start() -> None:
         pass
 
     GroupsMachine.replay = nothing  # type: ignore[method-assign]
+
+
+# ---- Kafka's protocol ------------------------------------------------------------------------------------------------
+
+
+def acknowledge_batches_unsynced() -> None:
+    """Kafka's clients are answered with acks=1 and acks=all as with acks=0: when their batches are queued."""
+    from logstore.broker.batch_producing import BatchProducing
+
+    produce_batches = BatchProducing.produce_batches
+
+    def at_once(self: BatchProducing, context: Any, requests: Any, *, acks: int = -1, **others: Any) -> Any:
+        return produce_batches(self, context, requests, acks=0, **others)
+
+    BatchProducing.produce_batches = at_once  # type: ignore[method-assign]
+
+
+def store_repeated_batches() -> None:
+    """The producer id and the sequence number of a record batch are not looked at."""
+    from logstore.broker import batch_producing
+    from logstore.records.batch_identity import NO_IDENTITY
+
+    batch_producing.BatchIdentity = lambda *_: NO_IDENTITY  # type: ignore[assignment,misc,attr-defined]
+
+
+def serve_batches_without_their_place() -> None:
+    """A record batch is given out with the base offset that its producer wrote."""
+    from logstore.kafka_batches.header import BatchHeader, bytes_of
+    from logstore.log import kafka_records
+
+    placed = kafka_records.placed
+
+    def as_produced(batch: Any, _: int, leader_epoch: int) -> Any:
+        return placed(batch, BatchHeader.read(bytes_of(batch)).base_offset, leader_epoch)
+
+    kafka_records.placed = as_produced  # type: ignore[attr-defined]
 
 
 # ---- groups ---------------------------------------------------------------------------------------------------------
@@ -481,6 +521,11 @@ EXPOSED_BY: Final[Mapping[Callable[[], None], Exposure]] = {
     reuse_offsets_after_restart: Exposure((KILL,), _LOST, rolled=False),
     forget_sequences: Exposure((KILL_WHEN_SYNCED,) * 3, "A2 record is stored twice", rolled=False),
     forget_commits_at_start: Exposure((KILL,) * 2, "G3 commit is lost"),
+    acknowledge_batches_unsynced: Exposure((POWER_CUT_BEFORE_THE_SYNC,), _LOST, rolled=False, kafka=True),
+    store_repeated_batches: Exposure((KILL_WHEN_SYNCED,) * 3, "A2 record is stored twice", rolled=False, kafka=True),
+    serve_batches_without_their_place: Exposure(
+        (KILL,), "(A4 two readers|C2 rows out of order)", rolled=False, kafka=True
+    ),
     accept_commits_of_former_members: Exposure(
         (MEMBER_FENCE,), "G2 commit of a former owner is accepted", grouped=True
     ),

@@ -1,5 +1,8 @@
-"""The order of batches in each log against real time: B3 between requests, C1 between those of one producer."""
+"""The order of batches in each log: B3 between requests, C1 between those of one producer, by real time; C1 of a
+producer that promises more, with several requests under way, by the order of its requests.
+"""
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 from tests.faults.bench.evidence import Anomaly, Batch, Evidence, Log
@@ -8,6 +11,7 @@ from tests.faults.bench.evidence import Anomaly, Batch, Evidence, Log
 def check_order(evidence: Evidence) -> Iterator[Anomaly]:
     for log in evidence.logs.values():
         yield from _check_log(log)
+        yield from _check_pipelines(log)
 
 
 def _check_log(log: Log) -> Iterator[Anomaly]:
@@ -28,6 +32,21 @@ def _check_log(log: Log) -> Iterator[Anomaly]:
             yield _anomaly(log, "C1", "producer order broken", own, batch)
         elif last is not None and last.base > batch.base:
             yield _anomaly(log, "B3", "real-time order broken", last, batch)
+
+
+def _check_pipelines(log: Log) -> Iterator[Anomaly]:
+    pipelines: dict[str, list[Batch]] = defaultdict(list)
+    for batch in log.batches:
+        if batch.request.asked.pipeline:
+            pipelines[batch.request.asked.pipeline].append(batch)
+    for batches in pipelines.values():
+        last: Batch | None = None
+        for batch in sorted(batches, key=lambda batch: batch.request.call.begin):
+            if last is not None and last.base > batch.base:
+                message = f"{log.name}: what is at offset {last.base} was sent before what is at {batch.base}"
+                events = (*last.request.call.events, *batch.request.call.events)
+                yield Anomaly("C1", "producer order broken", message, events)
+            last = _later(last, batch)
 
 
 def _later(known: Batch | None, batch: Batch) -> Batch:

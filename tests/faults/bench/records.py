@@ -80,7 +80,7 @@ def rows_of_json(body: bytes) -> list[list[object]]:
         [
             row["offset"],
             row["timestamp"],
-            _id_of([(h["key"], base64.b64decode(h["value"] or "")) for h in row.get("headers", ())]),
+            id_of([(h["key"], base64.b64decode(h["value"] or "")) for h in row.get("headers", ())]),
             row["key"],
             shown(row["value"]),
         ]
@@ -99,9 +99,9 @@ def rows_of_table(table: pa.Table) -> list[list[object]]:
     columns = [
         table["offset"].to_pylist(),
         [None if at is None else at // 1000 for at in _micros(table["timestamp"])],
-        [_id_of([(h["key"], h["value"]) for h in headers or ()]) for headers in table["headers"].to_pylist()],
-        [_text(key) for key in table["key"].to_pylist()],
-        [shown(_text(value)) for value in table["value"].to_pylist()],
+        [id_of([(h["key"], h["value"]) for h in headers or ()]) for headers in table["headers"].to_pylist()],
+        [text_of(key) for key in table["key"].to_pylist()],
+        [shown(text_of(value)) for value in table["value"].to_pylist()],
     ]
     if "partition" in table.column_names:
         columns.insert(0, table["partition"].to_pylist())
@@ -112,9 +112,9 @@ def _micros(timestamps: pa.ChunkedArray) -> list[int | None]:
     return timestamps.cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_pylist()
 
 
-def _text(data: bytes | None) -> str | None:
+def text_of(data: bytes | None) -> str | None:
     return None if data is None else str(json.loads(data))
 
 
-def _id_of(headers: Iterable[tuple[str, bytes | None]]) -> str | None:
+def id_of(headers: Iterable[tuple[str, bytes | None]]) -> str | None:
     return next((value.decode() for key, value in headers if key == _ID and value is not None), None)

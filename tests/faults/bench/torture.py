@@ -20,9 +20,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from tests.faults.bench.bench import BOTH, SHARED, TOPICS, Bench, Load, Report
-from tests.faults.bench.groups import CONSUMER, COOPERATIVE, RANGE
+from tests.faults.bench.groups import CONSUMER, COOPERATIVE, KAFKA_CONSUMER, KAFKA_COOPERATIVE, RANGE
+from tests.faults.bench.kafka_load import IDEMPOTENT, LEADER_ALONE, PLAIN
 from tests.faults.bench.mutants import EXPOSED_BY, Exposure
 from tests.faults.bench.nemesis import READY_S
 from tests.faults.bench.schedule import GROUPED, KINDS, STREAMED, faults
@@ -61,6 +63,15 @@ _GROUPED_LOAD = replace(
     _LOAD, topics=(*TOPICS, BOTH, *SHARED), groups=(RANGE, COOPERATIVE, CONSUMER), producers=2, pause_s=0.1
 )
 _GROUPED_EVERY = 4
+#: Clients with Kafka's protocol, which take the place of some producers; every other round has them.
+_WITH_KAFKA: dict[str, Any] = {
+    "producers": 2,
+    "readers": 1,
+    "kafka_producers": (IDEMPOTENT, PLAIN, IDEMPOTENT, LEADER_ALONE),
+    "kafka_readers": 1,
+}
+_KAFKA_EVERY = 2
+_KAFKA_GROUPS = (CONSUMER, KAFKA_COOPERATIVE, KAFKA_CONSUMER)
 
 
 def main() -> int:
@@ -77,6 +88,7 @@ def main() -> int:
     )
     parser.add_argument("--streamed", action="store_true", help="rounds with streaming queries of Spark")
     parser.add_argument("--grouped", action="store_true", help="rounds with members of consumer groups")
+    parser.add_argument("--kafka", action="store_true", help="rounds with clients that have Kafka's protocol")
     parser.add_argument("--faults", type=int, default=None, help="at most so many in a round")
     parser.add_argument("--mutant", choices=[mutant.__name__ for mutant in EXPOSED_BY], help="one run of it instead")
     given = parser.parse_args()
@@ -99,7 +111,9 @@ def main() -> int:
         in_turn = not given.rounds and given.duration >= _STREAMED_FROM_S and done % _STREAMED_EVERY == 1
         grouped = given.grouped or (not given.rounds and done % _GROUPED_EVERY == 0)
         streamed = given.streamed or in_turn
-        report = run_round(seed, seconds, given.kinds, most=given.faults, streamed=streamed, grouped=grouped)
+        kafka = given.kafka or (not given.rounds and done % _KAFKA_EVERY == 0)
+        extras = {"streamed": streamed, "grouped": grouped, "kafka": kafka}
+        report = run_round(seed, seconds, given.kinds, most=given.faults, **extras)
         failed += not is_passed(report)
         struck += report.faults.total()
         done += 1
@@ -132,6 +146,8 @@ def load_of(exposure: Exposure) -> Load:
         groups=[replace(group, seconds_a_batch=0.3) for group in (COOPERATIVE, CONSUMER)] if exposure.grouped else (),
         producers=3,
         readers=exposure.readers,
+        kafka_producers=(IDEMPOTENT, IDEMPOTENT) if exposure.kafka else (),
+        kafka_readers=1 if exposure.kafka else 0,
         pause_s=0.01,
         large=0.5,
         jobs=(),
@@ -150,6 +166,7 @@ def run_round(
     most: int | None = None,
     streamed: bool = False,
     grouped: bool = False,
+    kafka: bool = False,
 ) -> Report:
     """One store from its beginning to its end; the report of its faults and anomalies.
 
@@ -160,6 +177,8 @@ def run_round(
         again += " --streamed"
     if grouped:
         again += " --grouped"
+    if kafka:
+        again += " --kafka"
     named = kinds is not KINDS
     if named:
         again += f" --kinds {' '.join(kinds)}"
@@ -175,6 +194,8 @@ def run_round(
         again += f" --faults {most}"
     schedule = islice(faults(seed, kinds), most)
     load = _STREAMED_LOAD if streamed else _GROUPED_LOAD if grouped else _LOAD
+    if kafka:
+        load = replace(load, **_WITH_KAFKA, groups=_KAFKA_GROUPS if grouped else ())
     return _run(seed, again, lambda bench: bench.run(schedule, seconds=seconds), load)
 
 

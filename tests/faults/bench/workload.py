@@ -442,7 +442,9 @@ class Workload(BackgroundLoad):
                 # The partition of a key depends on the number of partitions.
                 named = topic.shared or chance.choice([True, True, False])
                 keyed = topic.compacted or not named or chance.random() < 0.5
-                records = list(_records(f"{number}-{sequence}", topic, keyed=keyed, large=self._large, chance=chance))
+                records = list(
+                    some_records(f"{number}-{sequence}", topic, keyed=keyed, large=self._large, chance=chance)
+                )
                 if not named and not topic.compacted and chance.random() < 0.3:
                     records = [Record(r.record_id, None, r.value, r.timestamp) for r in records]
                 acks = chance.choice(self._acks)
@@ -544,7 +546,9 @@ class Workload(BackgroundLoad):
         return False
 
 
-def _records(prefix: str, topic: TopicSpec, *, keyed: bool, large: float, chance: random.Random) -> Iterator[Record]:
+def some_records(
+    prefix: str, topic: TopicSpec, *, keyed: bool, large: float, chance: random.Random
+) -> Iterator[Record]:
     """A request's records; with the odds of ``large`` they are few, of 2 to 20 KB."""
     is_large = chance.random() < large
     timed = chance.random() < 0.3

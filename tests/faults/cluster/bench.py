@@ -19,8 +19,9 @@ from tests.faults.bench.bench import create_topic, read_partition
 from tests.faults.bench.checker import check
 from tests.faults.bench.delta_observer import READERS, read_version
 from tests.faults.bench.evidence import Anomaly, Evidence
-from tests.faults.bench.groups import CONSUMER, COOPERATIVE, RANGE, Groups, GroupSpec
+from tests.faults.bench.groups import CONSUMER, COOPERATIVE, KAFKA_CONSUMER, KAFKA_COOPERATIVE, RANGE, Groups, GroupSpec
 from tests.faults.bench.history import AnyEvent, Assigned, Fault, Heal, Probe, Recorder, read_history
+from tests.faults.bench.kafka_load import IDEMPOTENT, PLAIN, KafkaLoad, ProducerKind
 from tests.faults.bench.neighbours import DeltaObserver, Neighbour
 from tests.faults.bench.workload import Client, TopicSpec, Workload
 from tests.faults.cluster.brokers import MIN_IN_SYNC, Brokers
@@ -38,7 +39,9 @@ TOPICS = (
 SHARED = TopicSpec("shared", 3, {"segment.ms": "3000"}, shared=True)
 #: Written with acks=1, by one broker after the other; it promises nothing.
 PROBED = TopicSpec("probed", 3, {"segment.ms": "60000"})
+KAFKA = (IDEMPOTENT, PLAIN, IDEMPOTENT)
 GROUPS = (RANGE, COOPERATIVE, CONSUMER)
+KAFKA_GROUPS = (CONSUMER, KAFKA_COOPERATIVE, KAFKA_CONSUMER)
 #: Faults under which a broker does not learn that others lead.
 _ZOMBIES = {
     "cut_from_zookeeper",
@@ -68,6 +71,8 @@ class Report:
     seed: int
     seconds: float = 0.0
     acknowledged: int = 0
+    #: Of these, by producers with Kafka's protocol.
+    of_kafkas: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     #: Processes of brokers that were killed, terminated, stopped, cut from power.
     blows: Counter[str] = field(default_factory=Counter)
@@ -79,7 +84,8 @@ class Report:
     def __str__(self) -> str:
         return "\n".join(
             [
-                f"seed {self.seed}, {self.seconds:.0f} s, records acknowledged: {self.acknowledged:,}",
+                f"seed {self.seed}, {self.seconds:.0f} s",
+                f"records acknowledged: {self.acknowledged:,}, of these with Kafka's protocol {self.of_kafkas:,}",
                 f"faults: {self.faults.total()} ({counts(self.faults)})",
                 f"processes of brokers: {self.blows.total()} ({counts(self.blows)})",
                 f"fail points that were reached: {counts(self.points)}",
@@ -101,6 +107,8 @@ class Load:
     kinds: tuple[str, ...] = ()
     faults: int = 1 << 30
     groups: Sequence[GroupSpec] = ()
+    #: With Kafka's protocol, beside a reader of that kind.
+    kafka: Sequence[ProducerKind] = ()
     producers: int = 4
     #: Between two requests of a client, about.
     pause_s: float = 0.1
@@ -170,7 +178,18 @@ def _run(brokers: Brokers, recorder: Recorder, directory: Path, report: Report, 
         large=0.1,
         acks=("all",),
     )
-    groups = Groups(brokers.urls, recorder, load.groups, {topic.name: topic.partitions for topic in shared}, directory)
+    kafka = KafkaLoad(
+        brokers.bootstrap,
+        recorder,
+        written,
+        seed=report.seed,
+        producers=load.kafka,
+        readers=1 if load.kafka else 0,
+        pause_s=load.pause_s,
+        large=0.1,
+    )
+    partitions = {topic.name: topic.partitions for topic in shared}
+    groups = Groups(brokers.urls, recorder, load.groups, partitions, directory, brokers.bootstrap)
 
     def require_progress(when: str) -> None:
         if stuck := workload.wait_for_progress(seconds=_GOES_ON_S):
@@ -181,7 +200,7 @@ def _run(brokers: Brokers, recorder: Recorder, directory: Path, report: Report, 
     try:
         groups.start()
         with Registrations(brokers.zookeeper.connect, recorder):
-            with workload, Probes(brokers, recorder, written, PROBED):
+            with workload, kafka, Probes(brokers, recorder, written, PROBED):
                 for number, kind in enumerate(rounds(chance, load.kinds or KINDS)):
                     if time.monotonic() > until or number >= load.faults:
                         break
@@ -192,12 +211,14 @@ def _run(brokers: Brokers, recorder: Recorder, directory: Path, report: Report, 
                     workload.wait_for_an_acknowledgement(seconds=HEALED_S)
                 if stuck := workload.wait_for_progress(seconds=HEALED_S):
                     raise RuntimeError(f"healed, the cluster takes or gives nothing: {stuck}")
+                if waiting := kafka.wait_for_progress(seconds=HEALED_S):
+                    raise RuntimeError(f"healed, the cluster takes from or gives Kafka's clients nothing: {waiting}")
             _drain(brokers, groups, shared, report)
             for topic in written:
                 answer = httpx.post(f"{chance.choice(brokers.urls)}/topics/{topic.name}/roll", timeout=60)
                 answer.raise_for_status()
             observer.end()
-            names = [*workload.groups, *(spec.name for spec in load.groups)]
+            names = [*workload.groups, *kafka.groups, *(spec.name for spec in load.groups)]
             _read_everywhere(brokers, recorder, written, names, report)
             brokers.wait_until_healed(HEALED_S)
         for broker in brokers.all:
@@ -208,7 +229,8 @@ def _run(brokers: Brokers, recorder: Recorder, directory: Path, report: Report, 
     finally:
         groups.abandon()
         Neighbour.kill(observer)
-        report.acknowledged = workload.acknowledged.total()
+        report.of_kafkas = kafka.acknowledged.total()
+        report.acknowledged = workload.acknowledged.total() + report.of_kafkas
         report.faults, report.points = nemesis.faults, nemesis.points
         report.blows = sum((broker.blows for broker in brokers.all), Counter())
         report.anomalies += [*nemesis.broken, *groups.failures]

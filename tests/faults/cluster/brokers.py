@@ -58,12 +58,15 @@ class BrokerProcess:
         # Clients that are told of the broker go to the address that other brokers have of it.
         links.open(TcpRelay(f"127.0.0.1:{self._port}", (f"127.0.1.{number}", self._port)))
         self._mutant = mutant
+        #: The address for Kafka's clients.
+        self.bootstrap = f"127.0.0.1:{free_port()}"
         self._environment = {
             **_ENVIRONMENT,
             "LOGSTORE_BROKER_ID": str(number),
             "LOGSTORE_ZOOKEEPER_CONNECT": ",".join(relay.address for relay in self.to_zookeeper),
             "LOGSTORE_INTER_BROKER_PORT": str(peer_port),
             "LOGSTORE_ADVERTISED_HOST": f"127.0.1.{number}",
+            "LOGSTORE_KAFKA_LISTENERS": self.bootstrap,
             "LOGSTORE_INSTALL": "tests.faults.cluster.fail_points.install",
         }
         self._server: FaultyServerProcess | None = None
@@ -190,6 +193,10 @@ class Brokers:
     @property
     def urls(self) -> Sequence[str]:
         return [broker.url for broker in self.all]
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(broker.bootstrap for broker in self.all)
 
     # ---- ZooKeeper --------------------------------------------------------------------------------------------------
 

@@ -2,8 +2,9 @@
 one; exit code 1 on any anomaly.
 
 Each round has a seed of its own, which follows from the first, and kinds of its own, those that have struck least so
-far; ``--rounds 1 --seed S --kinds ...`` is one of them again. Every second round has members of consumer groups. A line
-of JSON for each round goes to ``--record``. What a failed round has left is kept.
+far; ``--rounds 1 --seed S --kinds ...`` is one of them again. Every second round has members of consumer groups, two of
+four have clients with Kafka's protocol. A line of JSON for each round goes to ``--record``. What a failed round has
+left is kept.
 """
 
 import argparse
@@ -20,13 +21,14 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.faults.cluster.bench import GROUPS, Load, Report, counts, run
+from tests.faults.cluster.bench import GROUPS, KAFKA, KAFKA_GROUPS, Load, Report, counts, run
 from tests.faults.cluster.brokers import SESSION_MS
 from tests.faults.cluster.nemesis import KINDS
 
 _ROUND_S = 240
 #: A round without groups whose ZooKeeper is gone for a minute, now and then.
 _LONG_EVERY, _LONG_S = 6, 60.0
+_OF_FOUR_WITH_KAFKA = 2
 #: Kinds of a round: about as many as it has time for.
 _KINDS = 14
 
@@ -39,6 +41,7 @@ def main() -> int:
     parser.add_argument("--round-seconds", type=float, default=_ROUND_S, help="of faults in each round")
     parser.add_argument("--kinds", nargs="+", default=(), help="kinds of faults (default: all)")
     parser.add_argument("--groups", choices=["always", "never", "in-turn"], default="in-turn")
+    parser.add_argument("--kafka", choices=["always", "never", "in-turn"], default="in-turn")
     parser.add_argument("--zookeepers", type=int, default=3, help="servers of the ensemble")
     parser.add_argument("--record", type=Path, help="a file that gets a line for each round")
     given = parser.parse_args()
@@ -56,15 +59,18 @@ def main() -> int:
             break
         seconds = given.round_seconds if given.rounds else max(1, min(left, given.round_seconds))
         grouped = given.groups == "always" or (given.groups == "in-turn" and number % 2 == 1)
+        with_kafka = given.kafka == "always" or (given.kafka == "in-turn" and number % 4 < _OF_FOUR_WITH_KAFKA)
         least = sorted(KINDS, key=lambda kind: (struck[kind], seeds.random()))[:_KINDS]
         load = Load(
             tuple(given.kinds or least),
-            groups=GROUPS if grouped else (),
-            producers=2 if grouped else 4,
+            groups=() if not grouped else KAFKA_GROUPS if with_kafka else GROUPS,
+            kafka=KAFKA if with_kafka else (),
+            producers=2 if grouped or with_kafka else 4,
             long_s=_LONG_S if number % _LONG_EVERY == _LONG_EVERY - 2 else Load().long_s,
             zookeepers=given.zookeepers,
         )
-        print(f"--rounds 1 --seed {seed} --kinds {' '.join(load.kinds)}", flush=True)
+        extras = f"--groups {_always(load.groups)} --kafka {_always(load.kafka)}"
+        print(f"--rounds 1 --seed {seed} {extras} --kinds {' '.join(load.kinds)}", flush=True)
         reports.append(run_round(seed, seconds, load))
         struck.update(reports[-1].faults)
         if given.record:
@@ -72,6 +78,10 @@ def main() -> int:
         seed = seeds.randrange(1 << 31)
     print(_summary(reports), flush=True)
     return 1 if any(report.anomalies or not report.faults for report in reports) else 0
+
+
+def _always(extras: Sequence[object]) -> str:
+    return "always" if extras else "never"
 
 
 def run_round(seed: int, seconds: float, load: Load) -> Report:
@@ -93,9 +103,11 @@ def _record(path: Path, report: Report, load: Load) -> None:
             "version": _version(),
             "kinds": load.kinds,
             "groups": bool(load.groups),
+            "kafka": bool(load.kafka),
             "session_ms": SESSION_MS,
             "zookeepers": load.zookeepers,
             "acknowledged": report.acknowledged,
+            "of_kafkas": report.of_kafkas,
             "faults": dict(report.faults),
             "processes": dict(report.blows),
             "points": dict(report.points),

@@ -443,6 +443,12 @@ def test_the_journal_holds_no_request_that_is_much_larger_than_its_batch(tmp_pat
             assert [bytes(frame.payload) for frame in held] == [batch, batch]
             assert [memoryview(frame.payload).obj is request for frame in held] == [False, False]
             assert memoryview(held[1].payload).obj is batch, "not copied in vain"
+            held.clear()
+            request = batch + batch
+            parts = [(0, memoryview(request)[: len(batch)]), (1, memoryview(request)[len(batch) :])]
+            await broker.produce_batches(CLIENT, [TopicBatches("t", parts)])
+            assert [bytes(frame.payload) for frame in held] == [batch, batch]
+            assert [memoryview(frame.payload).obj is request for frame in held] == [True, True], "together they are it"
 
     run(scenario())
 

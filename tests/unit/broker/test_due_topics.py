@@ -7,6 +7,7 @@ import pytest
 from logstore.broker import roll_schedule
 from logstore.broker.context import INTERNAL
 from logstore.broker.due_topics import DueTopics
+from logstore.log.in_sync_replicas import InSyncReplicas
 from logstore.log.topic import Topic
 from tests.support.eventually import eventually_async
 from tests.support.manual_clock import ManualClock
@@ -33,11 +34,11 @@ def test_a_topic_is_due_once_its_oldest_record_is_old_enough(tmp_path: Path) -> 
                 due.touch(topic)
             assert due.take(clock.monotonic()) == []
             await produce(broker, old, [b"a"])
-            due.touch(old)
+            due.appended(old, [0])
             assert due.take(clock.monotonic()) == []
             clock.advance(49_000)
             await produce(broker, old, [b"b"])
-            due.touch(old)
+            due.appended(old, [0])
             assert due.take(clock.monotonic()) == []
             clock.advance(1_100)
             assert due.take(clock.monotonic()) == [old]
@@ -56,11 +57,10 @@ def test_a_topic_is_due_once_it_is_big_enough(tmp_path: Path) -> None:
         async with running_broker(tmp_path, clock=clock) as broker:
             topic = await broker.create_topic(INTERNAL, "t", partitions=2, configs={"segment.bytes": str(1 << 20)})
             assert topic
-            await produce(broker, topic, [bytes(1 << 19)], partition=1)
-            due.touch(topic)
-            assert due.take(clock.monotonic()) == []
-            await produce(broker, topic, [bytes(1 << 19)], partition=1)
-            due.touch(topic)
+            for partition in (1, 0, 1):
+                assert due.take(clock.monotonic()) == []
+                await produce(broker, topic, [bytes(1 << 19)], partition=partition)
+                due.appended(topic, [partition])
             assert due.take(clock.monotonic()) == [topic]
 
     run(scenario())
@@ -77,10 +77,31 @@ def test_records_being_fsynced_are_not_forgotten(tmp_path: Path) -> None:
             filesystem.at("journal.written", lambda: synced.wait(30))
             producing = asyncio.create_task(broker.produce(INTERNAL, topic, records([b"a"]), partition=0))
             await eventually_async(lambda: "journal.written" in filesystem.points)
-            due.touch(topic)
+            due.appended(topic, [0])
             assert due.take(clock.monotonic()) == []
             synced.set()
             await producing
+            assert due.take(clock.monotonic()) == []
+            clock.advance(61_000)
+            assert due.take(clock.monotonic()) == [topic]
+
+    run(scenario())
+
+
+def test_records_that_followers_do_not_have_are_not_forgotten(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        due = DueTopics(clock, journal_bytes_max=10**9, check_interval_ms=300_000)
+        async with running_broker(tmp_path, clock=clock) as broker:
+            topic = await broker.create_topic(INTERNAL, "t")
+            assert topic
+            (log,) = topic.partitions
+            replicas = InSyncReplicas(1, (1, 2), (1, 2), min_in_sync=lambda: 1, now=clock.monotonic())
+            log.become_leader(log.leader_epoch + 1, replicas)
+            await broker.produce(INTERNAL, topic, records([b"a"]), partition=0, acks=1)
+            due.appended(topic, [0])
+            assert due.take(clock.monotonic()) == []
+            log.require_leader().fetched(2, 1, log.log_end_offset, clock.monotonic())
             assert due.take(clock.monotonic()) == []
             clock.advance(61_000)
             assert due.take(clock.monotonic()) == [topic]
@@ -146,7 +167,7 @@ def test_a_topic_is_due_once_all_its_records_have_expired(tmp_path: Path) -> Non
                 for topic in topics:
                     batch = records([b"a"], keys=[b"k"], timestamp=timestamp_ms)
                     (await broker.produce(INTERNAL, topic, batch, partition=0)).require_stored()
-                    due.touch(topic)
+                    due.appended(topic, [0])
 
             def due_after(milliseconds: float) -> set[str]:
                 clock.advance(milliseconds)

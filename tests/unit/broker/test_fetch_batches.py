@@ -20,6 +20,8 @@ from logstore.records.batch_identity import ProducerIdentity
 from tests.support import foreign_writers as others
 from tests.support.kafka_batches import log_batch
 from tests.support.kafka_reading import MIB, consume, fetch_one, http_rows, read_batches, rows_from
+from tests.support.keyed_topics import KeyedTopic
+from tests.support.local_jobs import merge
 from tests.support.manual_clock import ManualClock
 from tests.support.mixed_sources import SOURCES
 from tests.support.records import Row, compressed_payload, wire_batch
@@ -121,6 +123,63 @@ def test_append_times_are_told_as_such_in_the_tail(tmp_path: Path) -> None:
             headers = [batch.header for batch in await consume(broker, topic, 0)]
             assert [(header.is_log_append_time, header.record_count) for header in headers] == [(True, 4), (True, 2)]
             assert headers[1].max_timestamp - headers[0].max_timestamp == 3_000
+
+    run(scenario())
+
+
+def test_append_times_are_told_as_such_in_history(tmp_path: Path) -> None:
+    """The topic's configuration changes with time: each record keeps the kind of time that it was appended with."""
+    clock = ManualClock()
+    expected: dict[int, tuple[bool, int]] = {}
+
+    async def write(broker: Broker, topic: Topic, timestamp_type: str) -> None:
+        await broker.alter_configs(INTERNAL, "t", {"message.timestamp.type": timestamp_type})
+        is_append_time = timestamp_type == "LogAppendTime"
+        for number in range(3):
+            clock.advance(2 if number else 0)
+            first = topic.partition(0).log_end_offset
+            rows = [Row(7 + number, b"k", b"v", None)] * 2
+            await produce_rows(broker, topic, rows)
+            sent = encode_batch(log_batch(rows, range(2)), leader_epoch=-1)
+            produced = await broker.produce_batches(INTERNAL, [TopicBatches("t", [(0, sent)])])
+            assert produced.outcomes[0][0].error is None
+            time = clock.now_ms() if is_append_time else 7 + number
+            expected.update(dict.fromkeys(range(first, first + 4), (is_append_time, time)))
+
+    async def check(broker: Broker, topic: Topic) -> None:
+        for offset in (0, 1, 6, 13, 25):
+            batches = await consume(broker, topic, offset)
+            found = {
+                at: (header.is_log_append_time, row.timestamp) for header, rows in batches for at, row in rows.items()
+            }
+            assert {at: found[at] for at in found if at >= offset} == {
+                at: expected[at] for at in expected if at >= offset
+            }
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path, clock=clock) as broker:
+            topic = await new_topic(broker)
+            # One roll has several kinds, and one kind goes over several rolls.
+            for timestamp_type in ("CreateTime", "LogAppendTime", "LogAppendTime"):
+                await write(broker, topic, timestamp_type)
+            await broker.roll(INTERNAL, topic)
+            for timestamp_type in ("LogAppendTime", "CreateTime", "LogAppendTime", "LogAppendTime"):
+                await write(broker, topic, timestamp_type)
+                await check(broker, topic)
+                await broker.roll(INTERNAL, topic)
+            await check(broker, topic)
+        async with running_broker(tmp_path, clock=clock) as broker:
+            topic = broker.topic(INTERNAL, "t")
+            await check(broker, topic)
+            merge(KeyedTopic(tmp_path, "t", topic.table), clock.now_ms())
+            await broker.refresh(INTERNAL, topic)
+            assert len(topic.partition(0).segments.files) < 5
+            await check(broker, topic)
+            # Another writer does not know it, and may have changed the times.
+            others.z_order(path_of(topic.table))
+            await broker.refresh(INTERNAL, topic)
+            expected.update({at: (False, time) for at, (_, time) in expected.items()})
+            await check(broker, topic)
 
     run(scenario())
 

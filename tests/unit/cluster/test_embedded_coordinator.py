@@ -150,3 +150,16 @@ async def test_one_node_is_its_own_controller_and_only_replica(tmp_path: Path) -
         assert await coordinator.alter_partition(topic_id, 0, state, [0], broker_epochs={}) == state
         with pytest.raises(IneligibleReplicaError):
             await coordinator.alter_partition(topic_id, 0, state, [0, 1], broker_epochs={1: 1})
+
+
+async def test_a_broker_whose_start_was_refused_owns_nothing(tmp_path: Path) -> None:
+    """Such as one of a cluster that found no ZooKeeper: its lock file stays."""
+    other = tmp_path / "brokers" / "4"
+    other.mkdir(parents=True)
+    (other / "lock").touch()
+    async with started(tmp_path):
+        pass
+    (other / "journal").mkdir()
+    with pytest.raises(DataDirectoryError, match=r"set broker\.id to 4"):
+        async with started(tmp_path):
+            pass

@@ -2,7 +2,7 @@ import json
 import socket
 from pathlib import Path
 
-from logstore.cluster_processes.kafka_addresses import kafka_addresses, kafka_environments
+from logstore.cluster_processes.kafka_addresses import KafkaAddress, kafka_addresses, wanted_kafka_addresses
 from logstore.settings import Settings
 
 LISTENERS, ADVERTISED = "LOGSTORE_KAFKA_LISTENERS", "LOGSTORE_KAFKA_ADVERTISED_LISTENERS"
@@ -10,23 +10,30 @@ LISTENERS, ADVERTISED = "LOGSTORE_KAFKA_LISTENERS", "LOGSTORE_KAFKA_ADVERTISED_L
 
 def test_brokers_have_ports_one_after_the_other():
     settings = Settings(kafka_listeners="127.0.0.1:19092", kafka_advertised_listeners="out.example:29092")
-    assert kafka_environments(settings, [4, 7]) == {
-        4: {LISTENERS: "127.0.0.1:19092", ADVERTISED: "out.example:29092"},
-        7: {LISTENERS: "127.0.0.1:19093", ADVERTISED: "out.example:29093"},
+    assert wanted_kafka_addresses(settings, [4, 7]) == {
+        4: KafkaAddress("127.0.0.1", 19092, "out.example:29092"),
+        7: KafkaAddress("127.0.0.1", 19093, "out.example:29093"),
     }
-    assert kafka_environments(Settings(kafka_listeners="[::1]:0"), [1, 2]) == {
-        one: {LISTENERS: "[::1]:0"} for one in (1, 2)
+    chosen = KafkaAddress("::1", 0)
+    assert wanted_kafka_addresses(Settings(kafka_listeners="[::1]:0"), [1, 2]) == {1: chosen, 2: chosen}
+    assert wanted_kafka_addresses(Settings(kafka_listeners=""), [1]) == {}
+
+
+def test_a_broker_is_told_its_address():
+    assert KafkaAddress("::1", 0).environment(7) == {LISTENERS: "[::1]:7"}
+    assert KafkaAddress("h", 7, "out.example:29092").environment(7) == {
+        LISTENERS: "h:7",
+        ADVERTISED: "out.example:29092",
     }
-    assert kafka_environments(Settings(kafka_listeners=""), [1]) == {1: {LISTENERS: ""}}
 
 
 def test_a_port_that_nobody_asked_for_and_that_is_taken_is_a_free_one():
     with socket.create_server(("127.0.0.1", 0)) as busy:
-        taken = f"127.0.0.1:{busy.getsockname()[1]}"
-        wanted = Settings(kafka_listeners=taken)
-        assert kafka_environments(wanted, [1]) == {1: {LISTENERS: taken}}
+        port = busy.getsockname()[1]
+        wanted = Settings(kafka_listeners=f"127.0.0.1:{port}")
+        assert wanted_kafka_addresses(wanted, [1]) == {1: KafkaAddress("127.0.0.1", port)}
         wanted.model_fields_set.discard("kafka_listeners")  # as if it were the default
-        assert kafka_environments(wanted, [1]) == {1: {LISTENERS: "127.0.0.1:0"}}
+        assert wanted_kafka_addresses(wanted, [1]) == {1: KafkaAddress("127.0.0.1", 0)}
 
 
 def test_addresses_are_those_that_brokers_announce(tmp_path: Path):

@@ -22,7 +22,7 @@ def write_cluster_file(directory: Directory, **more: str) -> None:
 
 def test_a_record_is_read_as_it_was_written(directory: Directory) -> None:
     assert Record.read(directory) is None
-    written = Record(None, 2181, {1: 8082, 2: 8083})
+    written = Record(None, 2181, {1: 8082, 2: 8083}, {1: 9092})
     written.write(directory)
     assert Record.read(directory) == written
     directory.record.write_text('{"ports": {"one": 1}}')
@@ -33,7 +33,7 @@ def test_a_record_is_read_as_it_was_written(directory: Directory) -> None:
 def test_the_broker_of_one_node_has_to_be_among_them(directory: Directory) -> None:
     check_directory(directory, None, None, [1])
     write_cluster_file(directory)
-    (directory.data / "brokers" / "7").mkdir(parents=True)
+    (directory.data / "brokers" / "7" / "journal").mkdir(parents=True)
     with pytest.raises(ClusterProcessesError, match=r"a store of one node, broker 7: set broker\.id to 7"):
         check_directory(directory, None, "zk:2181", [0, 1])
     check_directory(directory, None, None, [7, 8])

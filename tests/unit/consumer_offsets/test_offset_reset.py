@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from consumer_offsets.group_coordinator import GroupCoordinator
-from consumer_offsets.group_queries import GroupListing
+from consumer_offsets.group_listings import GroupListing
 from consumer_offsets.groups.events import ConsumerGroupHeartbeat
 from consumer_offsets.offset_reset import OffsetReset, ResetTarget, ResetTo
 from consumer_offsets.offsets import OffsetToCommit

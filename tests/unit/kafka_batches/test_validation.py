@@ -1,6 +1,7 @@
 """What is taken of a producer, and the reason of each refusal; both codecs say the same."""
 
 import gzip
+import struct
 import tracemalloc
 
 import pyarrow as pa
@@ -10,9 +11,20 @@ import zstandard
 from logstore import errors
 from logstore.kafka_batches.compression import deflate
 from logstore.kafka_batches.header import Compression
-from logstore.kafka_batches.validation import validate
+from logstore.kafka_batches.validation import find_null_keys, validate
 from logstore.limits import HEADERS_PER_RECORD_MAX, TIMESTAMP_MS_MAX
-from tests.support.kafka_batches import CODECS, deflated, header_of, raw_batch, raw_records, sealed, sized, varint
+from tests.support.kafka_batches import (
+    CODECS,
+    client_batch,
+    deflated,
+    header_of,
+    raw_batch,
+    raw_records,
+    sealed,
+    sized,
+    varint,
+)
+from tests.support.records import Row
 
 pytestmark = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 _MIB = 1 << 20
@@ -283,3 +295,31 @@ def test_any_buffer_is_taken(codec):
     expected = validate(batch, inflated_bytes_max=_MIB, codec=codec)
     for given in (bytearray(batch), memoryview(b"!" + batch)[1:], pa.py_buffer(batch)):
         assert validate(given, inflated_bytes_max=_MIB, codec=codec) == expected
+
+
+def test_records_without_a_key_are_found(codec):
+    rows = [Row(5, None if number % 3 == 1 else b"k", b"v", None) for number in range(10)]
+    for compression in Compression:
+        # The timestamps are none that are allowed: with append times nobody looks at them.
+        batch = client_batch(rows, compression=compression)
+        batch = sealed(batch[:27] + struct.pack(">q", 2**62) + batch[35:])
+        (valid,) = validate(batch, inflated_bytes_max=_MIB, log_append_time=True, codec=codec)
+        for count, found in ((2, [1, 4]), (3, [1, 4, 7]), (9, [1, 4, 7])):
+            assert find_null_keys(batch, valid, count, codec) == found
+
+
+def test_a_record_that_alone_is_wrong_is_named(codec):
+    wrong = {
+        "a timestamp that no table has": {"timestamp_delta": varint(-2_000)},
+        "a header's key that is no text": {"header_count": varint(1), "headers": sized(b"\xff") + sized(None)},
+        "too many headers": {"header_count": varint(HEADERS_PER_RECORD_MAX + 1)},
+    }
+    for fields in wrong.values():
+        with pytest.raises(errors.InvalidRecordBatchError) as raised:
+            validate(raw_batch(raw_records(4, **fields), 4), inflated_bytes_max=_MIB, codec=codec)
+        assert raised.value.refused is not None
+        assert raised.value.refused.numbers == (3,)
+        assert str(raised.value).endswith(raised.value.refused.message.removeprefix("The record"))
+    with pytest.raises(errors.InvalidRecordBatchError) as raised:
+        validate(raw_batch(raw_records(4, rest=b"x"), 4), inflated_bytes_max=_MIB, codec=codec)
+    assert raised.value.refused is None

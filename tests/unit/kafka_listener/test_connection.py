@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 import struct
 from pathlib import Path
@@ -180,8 +181,6 @@ def frame(payload: bytes) -> bytes:
 
 
 BAD = {
-    "HTTP": (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "are those of HTTP"),
-    "HTTP with a body": (b"POST /topics/t HTTP/1.1\r\n\r\n" + b"x" * 100_000, "are those of HTTP"),
     "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "are those of TLS"),
     "negative length": (struct.pack(">i", -2), "-2 bytes"),
     "too long": (struct.pack(">i", 2 * MIB), "too long"),
@@ -216,6 +215,38 @@ def test_bad_input_ends_its_connection_with_one_line_that_says_why(tmp_path: Pat
         assert reason in line["reason"]
         assert line["peer"] == "127.0.0.1"
         assert not [one for one in logs if one["log_level"] == "error"]
+
+    run(ask())
+
+
+@pytest.mark.parametrize(
+    "sent", [b"GET / HTTP/1.1\r\nHost: h\r\n\r\n", b"POST /topics/t HTTP/1.1\r\n\r\n" + b"x" * 30_000]
+)
+def test_http_is_told_where_it_is_and_its_connection_ends(tmp_path: Path, sent: bytes):
+    async def ask() -> None:
+        with captured_logs() as logs:
+            async with kafka_server(tmp_path, limits=LIMITS) as server:
+                http = await server.connect()
+                http.writer.write(sent)
+                head, body = (await http.reader.read()).split(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 400 ")
+                assert f"Content-Length: {len(body)}".encode() in head.split(b"\r\n")
+                assert "8082, unless port is set" in json.loads(body)["message"]
+        (line,) = [one for one in logs if one["event"] == "kafka.connection_ended"]
+        assert "are those of HTTP" in line["reason"]
+
+    run(ask())
+
+
+def test_http_behind_a_frame_is_told_nothing(tmp_path: Path):
+    """Its sender is a client of Kafka's."""
+
+    async def ask() -> None:
+        async with kafka_server(tmp_path, limits=LIMITS) as server:
+            client = await server.connect()
+            await client.ask(METADATA, 13, ALL_TOPICS)
+            client.writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            assert await client.is_closed()
 
     run(ask())
 

@@ -353,3 +353,14 @@ def test_an_answer_that_only_throttles_keeps_the_session() -> None:
 @pytest.mark.parametrize(("epoch", "following"), [(0, 1), (1, 2), (2**31 - 1, 1)])
 def test_epochs_go_on_at_one(epoch: int, following: int) -> None:
     assert next_epoch(epoch) == following
+
+
+def test_a_session_that_ends_while_its_last_fetch_waits_leaves_that_without_an_answer_of_its_own() -> None:
+    sessions = FetchSessions(ManualClock())
+    session_id = opened(sessions, "t", 2)
+    waiting = sessions.begin(request(session_id=session_id, epoch=1), by_id=False)
+    keys = [key for key, _ in waiting.partitions]
+    sessions.begin(request(session_id=session_id, epoch=2, forgotten=keys), by_id=False)
+    assert len(sessions) == 0
+    response = waiting.answer([(key, Answer(partition_index=key[1], records=b"batch")) for key in keys])
+    assert (response.error_code, told(response)) == (InvalidFetchSessionEpochError.kafka_code, [])

@@ -1,5 +1,7 @@
 """Produce at the socket: an outcome for each partition, and batches that no producer should send."""
 
+import errno
+import random
 import struct
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,13 @@ from logstore.broker.context import INTERNAL
 from logstore.crc32c import crc32c
 from logstore.kafka_batches.header import Compression
 from logstore.kafka_protocol.messages import InitProducerIdRequest, ProduceRequest
+from logstore.limits import RECORD_ERRORS_MAX
 from logstore.records.batch_identity import BatchIdentity
+from tests.support.faulty_filesystem import FaultyFileSystem
+from tests.support.kafka_batches import client_batch, raw_batch, raw_records, varint
 from tests.support.kafka_client import INIT_PRODUCER_ID, PRODUCE, batch_of, kafka_server, produce_request
+from tests.support.kafka_handlers import kafka_handlers
+from tests.support.records import Row
 from tests.support.running_broker import read_all, run
 
 
@@ -106,6 +113,64 @@ def test_a_bad_batch_is_refused_with_its_reason_and_the_others_are_stored(tmp_pa
     run(ask())
 
 
+def refused_records(answer: Any) -> list[list[tuple[int, str]]]:
+    """Of each partition of the first topic: the numbers of the refused records, and what is said of them."""
+    return [
+        [(record.batch_index, record.batch_index_error_message) for record in one.record_errors]
+        for one in answer.responses[0].partition_responses
+    ]
+
+
+@pytest.mark.parametrize("version", range(3, 14))
+@pytest.mark.parametrize("timestamp_type", ["CreateTime", "LogAppendTime"])
+def test_the_records_that_are_the_reason_are_named(tmp_path: Path, version: int, timestamp_type: str):
+    keyless = client_batch([Row(1, None if at % 10 == 3 else b"k", b"v", None) for at in range(40)])
+    one_keyless = client_batch([Row(1, None if at == 2 else b"k", b"v", None) for at in range(4)])
+
+    async def ask() -> None:
+        async with kafka_server(tmp_path) as server:
+            topic = await server.topic(partitions=4, cleanup_policy="compact", message_timestamp_type=timestamp_type)
+            client = await server.connect()
+            named = topic.topic_id.bytes if version >= 13 else "t"
+            request = produce_request({0: keyless, 1: GOOD, 2: GOOD[:-1], 3: one_keyless}, topic=named)
+            answer = await client.ask(PRODUCE, version, request)
+            assert outcomes(answer) == [(0, 87, -1), (1, 0, 0), (2, 2, -1), (3, 87, -1)]
+            message = "The record has no key, and topic 't' is compacted (cleanup.policy=compact): send a key."
+            named_records = [[(number, message) for number in (3, 13, 23, 33)], [], [], [(2, message)]]
+            assert refused_records(answer) == (named_records if version >= 8 else [[], [], [], []])
+            assert [p.high_watermark for p in topic.partitions] == [0, 1, 0, 0]
+
+    run(ask())
+
+
+def test_as_many_records_as_are_bounded_are_named(tmp_path: Path):
+    keyless = client_batch([Row(1, None, b"", None)] * (RECORD_ERRORS_MAX + 1))
+
+    async def ask() -> None:
+        async with kafka_server(tmp_path) as server:
+            await server.topic(cleanup_policy="compact")
+            client = await server.connect()
+            (found,) = refused_records(await client.ask(PRODUCE, 9, produce_request({0: keyless})))
+            assert [number for number, _ in found] == list(range(RECORD_ERRORS_MAX))
+
+    run(ask())
+
+
+def test_a_timestamp_that_no_table_has_is_told_of_its_record(tmp_path: Path):
+    async def ask() -> None:
+        async with kafka_server(tmp_path) as server:
+            await server.topic()
+            client = await server.connect()
+            late = raw_batch(raw_records(3, timestamp_delta=varint(2**60)), 3)
+            answer = await client.ask(PRODUCE, 9, produce_request({0: late}))
+            assert outcomes(answer) == [(0, 32, -1)]
+            (((number, message),),) = refused_records(answer)
+            assert number == 2
+            assert message.startswith("The record has a timestamp outside")
+
+    run(ask())
+
+
 def test_unknown_topics_partitions_and_ids_stop_no_other(tmp_path: Path):
     async def ask() -> None:
         async with kafka_server(tmp_path) as server:
@@ -185,5 +250,23 @@ def test_append_times_are_told(tmp_path: Path):
             (partition,) = answer.responses[0].partition_responses
             fetched = await server.store.broker.fetch(INTERNAL, topic, 0, 0, max_bytes=1000, min_bytes=1, max_wait_ms=0)
             assert fetched.records["timestamp"].cast("int64").to_pylist() == [partition.log_append_time_ms]
+
+    run(ask())
+
+
+def test_after_a_failed_fsync_the_outcome_is_open_and_a_full_disk_has_stored_nothing(tmp_path: Path):
+    """As librdkafka understands the numbers: it gives up or tries again for certain only what is not stored."""
+    timed_out, storage_error = 7, 56
+
+    async def ask() -> None:
+        disk = FaultyFileSystem()
+        async with kafka_handlers(tmp_path, filesystem=disk) as handlers:
+            await handlers.broker.create_topic(INTERNAL, "t", partitions=20)
+            disk.fill()
+            large = produce_request(dict.fromkeys(range(20), batch_of(random.randbytes(900_000))))
+            assert outcomes(await handlers.ask(PRODUCE, 9, large)) == [(at, storage_error, -1) for at in range(20)]
+            disk.heal()
+            disk.fail("fdatasync", errno.EIO)
+            assert outcomes(await handlers.ask(PRODUCE, 9, produce_request({0: GOOD}))) == [(0, timed_out, -1)]
 
     run(ask())

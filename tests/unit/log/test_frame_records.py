@@ -89,6 +89,14 @@ def test_large_batches_of_kafka_are_not_joined():
     assert [(batch.base_offset, batch.record_count) for batch in stored_batches(found)] == [(0, 1), (1, 1), (2, 1)]
 
 
+def test_a_roll_has_batches_of_kafka_joined_up_to_its_bound_and_those_of_arrow_as_ever():
+    one = [Row(1, None, b"v", None)]
+    found = [frame_of(Compression.NONE, one, at) for at in range(3)] + [frame_of("arrow", one, at) for at in (3, 4)]
+    found = [frame._replace(header=frame.header._replace(inflated_bytes=GATHERED_BYTES)) for frame in found]
+    joined = list(frame_records(found, kafkas_bytes=2 * GATHERED_BYTES))
+    assert [batch.column("offset").to_pylist() for batch in joined] == [[0, 1], [2], [3], [4]]
+
+
 def test_a_payload_that_is_no_record_batch_any_more_is_told():
     with pytest.raises(CorruptionError, match="not the record batch that was stored"):
         list(frame_records([kafka_frame(0, b"a record batch")]))

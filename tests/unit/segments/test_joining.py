@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from logstore.records.batch_identity import RememberedBatch
 from logstore.records.transactions import Marker, OpenTransaction
 from logstore.segments.joining import Source, WriteTask, join_cleanings, write_segment
+from logstore.segments.offset_ranges import join_ranges
 from logstore.segments.reader import read_footer, read_row_group, verify_segment
 from logstore.segments.writer import Segment, SegmentWriter
 from logstore.table_files import open_table
@@ -55,6 +56,7 @@ def test_the_footer_of_joined_files_is_that_of_one_roll(data):
     keys = [RememberedBatch(n, 0, n, 1, n, 1_000 * n) for n in range(1, ends[-1], 3)]
     producers = [RememberedBatch(7, 0, n, 1, n, 1_000 * n) for n in range(1, ends[-1])]
     epochs = ((1, 0), (3, ends[0]))
+    types = data.draw(st.lists(st.booleans(), min_size=ends[-1], max_size=ends[-1]))
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "_delta_log").mkdir()
         files = open_table(directory)
@@ -71,6 +73,7 @@ def test_the_footer_of_joined_files_is_that_of_one_roll(data):
                     append_time_ms=append_ms,
                     open_transactions=[OpenTransaction(9, 0, end - 1, append_ms)],
                     markers=[Marker(8, 0, 0, end - 1, append_ms)],
+                    log_append_times=join_ranges((at, at + 1) for at in range(base, end) if types[at]),
                 )
 
         segments = [write(*part) for part in zip(bases, ends, appends, strict=True)]
