@@ -28,7 +28,7 @@ def variable_name(setting: str) -> str:
 def from_environment(environment: Mapping[str, str], fields: Mapping[str, str]) -> dict[str, Any]:
     """The values of ``fields``, by setting, and of the tables of defaults.
 
-    Raises InvalidConfigError for a name close to a setting's, as misspelt, and for Kafka's settings that have no meaning
+    Raises InvalidConfigError for a name close to a setting's, as misspelt, and for Kafka's settings without meaning
     here. Other names are ignored.
     """
     by_variable = {variable_name(name): field for name, field in fields.items()}
