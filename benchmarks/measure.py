@@ -17,10 +17,10 @@ class Sample:
     ``peak_mb`` is the most that the server process has had resident since its start (VmHWM), ``resident_mb`` what it
     has at the end of the turn. ``ready_s``: from the start of the process until it is ready, ``live_s``: until it says
     that it lives, ``stop_s``: from SIGTERM to its end. ``joined_s``: from its start until its replicas are in sync,
-    which took ``joined_cpu_s`` of CPU time. ``outage_s``: from the end of a leader until each partition has acknowledged a record. ``longest_ms``: the longest
-    wait of a request. ``rest_percent``: of a core, without requests. CPU time a record of a cluster's parts:
-    ``leader_cpu_us``, ``follower_cpu_us`` (of one), ``forwarder_cpu_us`` (of a broker that sends records on).
-    ``throttled``: answers 429. ``errors``: those that a client's program saw.
+    which took ``joined_cpu_s`` of CPU time. ``outage_s``: from the end of a leader until each partition has
+    acknowledged a record. ``longest_ms``: the longest wait of a request. ``rest_percent``: of a core, without requests.
+    CPU time a record of a cluster's parts: ``leader_cpu_us``, ``follower_cpu_us`` (of one), ``forwarder_cpu_us`` (of a
+    broker that sends records on). ``throttled``: answers 429. ``errors``: those that a client's program saw.
     """
 
     records_s: float | None = None

@@ -54,6 +54,7 @@ from logstore.protocol.assignors.registry import SERVER_ASSIGNORS
 from logstore.records.offset_record import NO_GENERATION, NO_LEADER_EPOCH, OFFSETS_TOPIC, InstanceKey, OffsetCommit
 
 _TIMEOUT_MS = 30_000
+_DELETED_AT_ONCE = 500
 #: Of consumer instances.
 _SESSION_TIMEOUT_MS = 45_000
 
@@ -411,13 +412,16 @@ class GroupCoordinator(GroupQueries):
         elsewhere = self._elsewhere(context)
         outcomes = {} if elsewhere is None else dict(await elsewhere.delete(context, names))
         here = [name for name in names if name not in outcomes]
-        answers = await asyncio.gather(
-            *(self.delete(context, name, timeout_ms=timeout_ms) for name in here), return_exceptions=True
-        )
-        for name, answer in zip(here, answers, strict=True):
-            if answer is not None and not isinstance(answer, LogStoreError):
-                raise answer
-            outcomes[name] = answer
+        # So many at a time: the event loop does other work in between.
+        for at in range(0, len(here), _DELETED_AT_ONCE):
+            some = here[at : at + _DELETED_AT_ONCE]
+            answers = await asyncio.gather(
+                *(self.delete(context, name, timeout_ms=timeout_ms) for name in some), return_exceptions=True
+            )
+            for name, answer in zip(some, answers, strict=True):
+                if answer is not None and not isinstance(answer, LogStoreError):
+                    raise answer
+                outcomes[name] = answer
         return {name: outcomes[name] for name in names}
 
     def _require_empty(self, group: str) -> None:

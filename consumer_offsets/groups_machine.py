@@ -18,11 +18,11 @@ from consumer_offsets.groups import events
 from consumer_offsets.groups.description import GroupDescription
 from consumer_offsets.groups.group import Group
 from consumer_offsets.groups.group_record import decode_group_record
-from consumer_offsets.groups.responses import JoinGroupResponse
+from consumer_offsets.groups.responses import ConsumerGroupHeartbeatResponse, JoinGroupResponse
 from consumer_offsets.instances.instance_record import decode_instance
 from consumer_offsets.instances.instance_table import InstanceTable, PutInstance
 from logstore.errors import CorruptionError, LogStoreError, ThrottledError, UnknownInstanceError
-from logstore.limits import GROUP_MEMBERS_PENDING_MAX
+from logstore.limits import GROUP_MEMBERS_PENDING_MAX, GROUPS_BYTES_MAX
 from logstore.records.offset_record import (
     GroupKey,
     InstanceKey,
@@ -115,7 +115,7 @@ Event = (
 
 
 def _no_room() -> ThrottledError:
-    return ThrottledError(f"{GROUP_MEMBERS_PENDING_MAX} members have an id and have not joined: try again soon.")
+    return ThrottledError(f"The members of all groups bring {GROUPS_BYTES_MAX} bytes, the most: try again soon.")
 
 
 class GroupsMachine:
@@ -132,6 +132,9 @@ class GroupsMachine:
         #: By group, how many members are still to join with the ids that they were given; and of all groups.
         self._pending: dict[str, int] = {}
         self._pending_total = 0
+        #: By group, what its members bring into its record; and of all groups.
+        self._sizes: dict[str, int] = {}
+        self._num_bytes = 0
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -215,10 +218,11 @@ class GroupsMachine:
 
     def apply(self, event: Event, now_ms: int) -> Iterator[Effect]:
         match event:
-            case MemberRequest(_, events.JoinGroup() as request) if self._has_no_room(request):
-                yield Answer(request.request, JoinGroupResponse(_no_room(), request.member_id))
             case MemberRequest(group, request):
-                yield from self._done(group, self._group(group).apply(request, now_ms))
+                if (refusal := self._refusal(group, request)) is not None:
+                    yield refusal
+                else:
+                    yield from self._done(group, self._group(group).apply(request, now_ms))
             case CommitOffsets():
                 yield from self._commit(event, now_ms)
             case TimerFired(key=(group, key)):
@@ -280,13 +284,35 @@ class GroupsMachine:
         self._pending_total += pending - self._pending.pop(name, 0)
         if pending:
             self._pending[name] = pending
+        self._num_bytes += group.num_bytes - self._sizes.pop(name, 0)
+        if group.num_bytes:
+            self._sizes[name] = group.num_bytes
         if group.is_vacant:
             del self._groups[name]
 
-    def _has_no_room(self, request: events.JoinGroup) -> bool:
-        """Whether the request would be given an id (KIP-394), and too many wait for members already."""
-        asks = request.requires_known_member_id and request.member_id == "" and request.instance_id is None
-        return asks and self._pending_total >= GROUP_MEMBERS_PENDING_MAX
+    def _refusal(self, group: str, request: events.Event) -> Answer | None:
+        """Why nobody new is taken: too many have an id (KIP-394) and have not joined, or members bring too much."""
+        match request:
+            case events.JoinGroup(member_id="", instance_id=None, requires_known_member_id=True) if (
+                self._pending_total >= GROUP_MEMBERS_PENDING_MAX
+            ):
+                error = ThrottledError(
+                    f"{GROUP_MEMBERS_PENDING_MAX} members have an id and have not joined: try again soon."
+                )
+                return Answer(request.request, JoinGroupResponse(error, request.member_id))
+            case events.JoinGroup() if self._has_no_room(group, request.member_id):
+                return Answer(request.request, JoinGroupResponse(_no_room(), request.member_id))
+            case events.ConsumerGroupHeartbeat(member_epoch=events.JOIN_GROUP_MEMBER_EPOCH) if self._has_no_room(
+                group, request.member_id
+            ):
+                return Answer(request.request, ConsumerGroupHeartbeatResponse(_no_room(), request.member_id))
+        return None
+
+    def _has_no_room(self, group: str, member_id: str) -> bool:
+        if self._num_bytes < GROUPS_BYTES_MAX:
+            return False
+        found = self._groups.get(group)
+        return found is None or not found.has_member(member_id)
 
     def _commit(self, event: CommitOffsets, now_ms: int) -> Iterator[Effect]:
         error: LogStoreError | None = None

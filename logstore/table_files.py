@@ -373,7 +373,9 @@ class TableFiles:
 
     def _make_directories(self, path: Path) -> None:
         """Directories within the table only."""
-        for directory in reversed([p for p in (path, *path.parents) if self._path in p.parents]):
+        directory = self._path
+        for name in path.relative_to(self._path).parts:
+            directory /= name
             self._filesystem.make_directory(directory, parents=False)
 
     def _write_aside(self, path: Path, content: bytes) -> Path:

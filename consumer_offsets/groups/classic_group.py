@@ -8,6 +8,7 @@ parked request is always answered, also that of a member that is removed, and th
 from consumer_offsets.groups.classic_joins import (
     has_room,
     require_common_protocol,
+    require_room_for_bytes,
     require_session_timeout,
     require_small,
 )
@@ -82,9 +83,17 @@ class ClassicGroup:
         """How many ids were given to members that have not joined yet."""
         return len(self._members.pending_join)
 
+    @property
+    def num_bytes(self) -> int:
+        """What the members bring into the group's record."""
+        return self._members.num_bytes
+
+    def has_member(self, member_id: str) -> bool:
+        return member_id in self._members.by_id
+
     def knows(self, member_id: str) -> bool:
         """Whether there is a member of this id, or one that was given it and has not joined yet."""
-        return member_id in self._members.by_id or member_id in self._members.pending_join
+        return self.has_member(member_id) or member_id in self._members.pending_join
 
     # ---- JoinGroup --------------------------------------------------------------------------------------------------
 
@@ -100,12 +109,12 @@ class ClassicGroup:
             self._expel(event.member_id, now_ms)
             size = self._config.group_max_size
             raise GroupMaxSizeReachedError(f"Group {self.name} has {size} members, the most of group.max.size.")
-        require_small(
-            self.name,
-            "metadata of a member",
-            sum(_PROTOCOL_BYTES + len(name) + len(metadata) for name, metadata in event.protocols)
-            + sum(map(len, (event.member_id, event.client_id, event.client_host, event.instance_id or ""))),
-        )
+        num_bytes = sum(_PROTOCOL_BYTES + len(name) + len(metadata) for name, metadata in event.protocols)
+        num_bytes += sum(map(len, (event.member_id, event.client_id, event.client_host, event.instance_id or "")))
+        require_small(self.name, "metadata of a member", num_bytes)
+        replaced = self._members.static.get(event.instance_id) if event.instance_id is not None else None
+        before = self._members.size_of(replaced or event.member_id)
+        require_room_for_bytes(self.name, self._members.num_bytes - before + num_bytes)
         require_common_protocol(self.name, self._protocol_type, self._members, event)
         if event.member_id == UNKNOWN_MEMBER_ID:
             self._join_new(event, now_ms)
@@ -169,6 +178,7 @@ class ClassicGroup:
         member.session_timeout_ms = event.session_timeout_ms
         member.rebalance_timeout_ms = event.rebalance_timeout_ms
         member.client_id, member.client_host = event.client_id, event.client_host
+        self._members.measure(member)
         member.parked_join = event.request
 
     def _supersede(self, parked_join: int | None) -> None:
@@ -240,6 +250,7 @@ class ClassicGroup:
         if self.state == ClassicState.COMPLETING_REBALANCE:
             for member in self._members.by_id.values():
                 member.assignment = b""
+                self._members.measure(member)
             self._answer_syncs(RebalanceInProgressError(f"Group {self.name} rebalances again: join it again."), now_ms)
         self._members.pending_sync.clear()
         self._out.cancel(_SYNC)
@@ -287,6 +298,7 @@ class ClassicGroup:
         self._enter(ClassicState.COMPLETING_REBALANCE, now_ms)
         for member in members.by_id.values():
             member.assignment = b""
+            members.measure(member)
             if member.parked_join is not None:
                 self._out.answer(member.parked_join, self._joined(member))
                 member.parked_join = None
@@ -321,6 +333,7 @@ class ClassicGroup:
             raise RebalanceInProgressError(f"Group {self.name} rebalances: join it again.")
         for member_id, assignment in event.assignments:
             require_small(self.name, f"assignment of member {member_id}", len(assignment))
+        require_room_for_bytes(self.name, sum(len(assignment) for _, assignment in event.assignments))
         self._members.pending_sync.pop(member.member_id, None)
         if not self._members.pending_sync:
             self._out.cancel(_SYNC)
@@ -335,6 +348,7 @@ class ClassicGroup:
             assignments = dict(event.assignments)
             for each in self._members.by_id.values():
                 each.assignment = assignments.get(each.member_id, b"")
+                self._members.measure(each)
             self._enter(ClassicState.STABLE, now_ms)
             self._append()
             self._answer_syncs(None, now_ms)

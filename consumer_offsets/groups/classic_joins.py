@@ -3,8 +3,13 @@
 from consumer_offsets.groups.classic_members import ClassicMembers, ClassicState
 from consumer_offsets.groups.events import UNKNOWN_MEMBER_ID, JoinGroup
 from consumer_offsets.groups.group_config import GroupConfig
-from logstore.errors import InconsistentGroupProtocolError, InvalidSessionTimeoutError, RecordTooLargeError
-from logstore.limits import GROUP_MEMBER_BYTES_MAX
+from logstore.errors import (
+    GroupMaxSizeReachedError,
+    InconsistentGroupProtocolError,
+    InvalidSessionTimeoutError,
+    RecordTooLargeError,
+)
+from logstore.limits import GROUP_BYTES_MAX, GROUP_MEMBER_BYTES_MAX
 
 
 def require_session_timeout(config: GroupConfig, session_timeout_ms: int) -> None:
@@ -37,6 +42,14 @@ def require_small(group: str, what: str, num_bytes: int) -> None:
     if num_bytes > GROUP_MEMBER_BYTES_MAX:
         raise RecordTooLargeError(
             f"The {what} of group {group} has {num_bytes} bytes: {GROUP_MEMBER_BYTES_MAX} are the most."
+        )
+
+
+def require_room_for_bytes(group: str, num_bytes: int) -> None:
+    """``num_bytes`` is what all members of the group would bring into its record: GroupMaxSizeReachedError."""
+    if num_bytes > GROUP_BYTES_MAX:
+        raise GroupMaxSizeReachedError(
+            f"The members of group {group} bring {num_bytes} bytes into its record: {GROUP_BYTES_MAX} are the most."
         )
 
 

@@ -16,6 +16,7 @@ from consumer_offsets.groups.events import JoinProtocol
 from consumer_offsets.groups.group_record import ClassicMemberValue
 from consumer_offsets.groups.responses import JoinGroupMember
 from logstore.errors import FencedInstanceIdError, InvalidRequestError, UnknownMemberIdError
+from logstore.limits import GROUP_MEMBER_BYTES
 from logstore.protocol.consumer_protocol import PROTOCOL_TYPE, decode_assignment, decode_subscription
 
 
@@ -49,6 +50,16 @@ class ClassicMember:
     def metadata(self, protocol: str | None) -> bytes:
         return next((metadata for name, metadata in self.protocols if name == protocol), b"")
 
+    @property
+    def num_bytes(self) -> int:
+        texts = (self.member_id, self.instance_id or "", self.client_id, self.client_host)
+        return (
+            GROUP_MEMBER_BYTES
+            + sum(map(len, texts))
+            + sum(len(name) + len(metadata) for name, metadata in self.protocols)
+            + len(self.assignment)
+        )
+
     def vote(self, candidates: set[str]) -> str:
         """The member's first protocol that all support."""
         return next(name for name, _ in self.protocols if name in candidates)
@@ -68,6 +79,9 @@ class ClassicMembers:
         self.pending_join: dict[str, None] = {}
         #: Members of this generation that have not sent SyncGroup, in order.
         self.pending_sync: dict[str, None] = {}
+        #: Of all members, and of each, as it was measured last.
+        self.num_bytes = 0
+        self._sizes: dict[str, int] = {}
 
     @classmethod
     def of(cls, values: Iterable[ClassicMemberValue], leader: str | None) -> Self:
@@ -131,6 +145,16 @@ class ClassicMembers:
             self.static[member.instance_id] = member.member_id
         self.leader = self.leader or member.member_id
         self.pending_join.pop(member.member_id, None)
+        self.measure(member)
+
+    def measure(self, member: ClassicMember) -> None:
+        """Measure the member again: it has other metadata or another assignment."""
+        self.num_bytes += member.num_bytes - self.size_of(member.member_id)
+        self._sizes[member.member_id] = member.num_bytes
+
+    def size_of(self, member_id: str) -> int:
+        """0 of one who is no member."""
+        return self._sizes.get(member_id, 0)
 
     def remove(self, member_id: str) -> None:
         """Also of a pending member. The member that joined first leads next."""
@@ -141,6 +165,7 @@ class ClassicMembers:
             self.leader = next(iter(self.by_id), None)
         self.pending_join.pop(member_id, None)
         self.pending_sync.pop(member_id, None)
+        self.num_bytes -= self._sizes.pop(member_id, 0)
 
     def rename(self, member: ClassicMember, new_member_id: str) -> None:
         """Give a static member another id. It keeps its place, the lead and its assignment (KIP-345)."""
@@ -152,6 +177,7 @@ class ClassicMembers:
         if self.leader == old:
             self.leader = new_member_id
         member.member_id = new_member_id
+        self._sizes[new_member_id] = self._sizes.pop(old)
 
     def require(self, member_id: str, instance_id: str | None) -> ClassicMember:
         """Raises FencedInstanceIdError (another member has the instance id now), UnknownMemberIdError."""
@@ -228,6 +254,7 @@ class ClassicMembers:
         assert len(set(self.static.values())) == len(self.static), "a member has two instance ids"
         assert (self.leader is None) == (not self.by_id), "a group with members has one leader"
         assert self.leader is None or self.leader in self.by_id, "the leader is no member"
+        assert self.num_bytes == sum(member.num_bytes for member in self.by_id.values()), "members have other sizes"
         assert not self.pending_join.keys() & self.by_id.keys(), "a member is pending"
         assert self.pending_sync.keys() <= self.by_id.keys(), "the sync of somebody who is no member is awaited"
         parked = [each for member in self.by_id.values() for each in (member.parked_join, member.parked_sync)]

@@ -7,11 +7,12 @@ owner says that it has given it up, leaves, or is fenced.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from uuid import UUID
 
 from consumer_offsets.committed_offsets import TopicPartition
+from consumer_offsets.groups.classic_joins import require_room_for_bytes
 from consumer_offsets.groups.description import GroupDescription, MemberDescription
 from consumer_offsets.groups.events import (
     JOIN_GROUP_MEMBER_EPOCH,
@@ -40,8 +41,11 @@ from logstore.errors import (
     UnreleasedInstanceIdError,
     UnsupportedAssignorError,
 )
+from logstore.limits import GROUP_MEMBER_BYTES
 from logstore.protocol.assignors.assignor import MemberSubscription, ServerAssignor
 
+# In the group's record, beside a name itself.
+_NAME_BYTES = 8
 _SESSION = "session/"
 _REBALANCE = "rebalance/"
 
@@ -74,10 +78,16 @@ class ConsumerGroup:
         self._topics: dict[str, TopicDescription] = {}
         self._matches: dict[str, frozenset[str]] = {}
         self._empty_since_ms: int | None = None
+        #: What the members bring into the group's record, and each of them.
+        self.num_bytes = 0
+        self._sizes: dict[str, int] = {}
+
+    def has_member(self, member_id: str) -> bool:
+        return member_id in self._members
 
     def knows(self, member_id: str) -> bool:
-        """Whether there is a member of this id."""
-        return member_id in self._members
+        """As ``has_member``: nobody is given an id before."""
+        return self.has_member(member_id)
 
     @property
     def is_empty(self) -> bool:
@@ -139,6 +149,7 @@ class ConsumerGroup:
     def _heartbeat(self, event: ConsumerGroupHeartbeat, now_ms: int) -> ConsumerGroupHeartbeatResponse:
         before = self._member_of(event)
         replaced = self._static.get(event.instance_id) if event.instance_id is not None else None
+        self._require_room_for_bytes(event, replaced or event.member_id)
         is_new = replaced is None and event.member_id not in self._members
         if replaced is not None and replaced != event.member_id:
             self._take_over(self._members[replaced], event.member_id)
@@ -227,6 +238,12 @@ class ConsumerGroup:
                 f"Group {self.name} has {self._config.group_max_size} members, the most of group.max.size."
             )
         return ConsumerMember(event.member_id)
+
+    def _require_room_for_bytes(self, event: ConsumerGroupHeartbeat, before: str) -> None:
+        """GroupMaxSizeReachedError. ``before``: the member that it is, or in whose place it comes."""
+        if event.subscribed_topics is not None or event.subscribed_regex is not None:
+            num_bytes = _member_bytes(event.subscribed_topics or (), event.subscribed_regex or "")
+            require_room_for_bytes(self.name, self.num_bytes - self._sizes.get(before, 0) + num_bytes)
 
     def _require(self, member_id: str, instance_id: str | None) -> ConsumerMember:
         """Raises UnknownMemberIdError, FencedInstanceIdError."""
@@ -371,6 +388,12 @@ class ConsumerGroup:
         if before is not None:
             self._release(before)
         self._members[member.member_id] = member
+        if (
+            before is None
+            or before.subscribed_topics is not member.subscribed_topics
+            or before.subscribed_regex != member.subscribed_regex
+        ):
+            self._measure(member.member_id, _member_bytes(member.subscribed_topics, member.subscribed_regex))
         if member.instance_id is not None:
             self._static[member.instance_id] = member.member_id
         for each in member.assigned | member.pending_revocation:
@@ -381,11 +404,17 @@ class ConsumerGroup:
     def _drop(self, member: ConsumerMember) -> None:
         self._release(member)
         del self._members[member.member_id]
+        self._measure(member.member_id, 0)
         self._targets.pop(member.member_id, None)
         if member.instance_id is not None:
             del self._static[member.instance_id]
         self._out.cancel(_SESSION + member.member_id)
         self._out.cancel(_REBALANCE + member.member_id)
+
+    def _measure(self, member_id: str, num_bytes: int) -> None:
+        self.num_bytes += num_bytes - self._sizes.pop(member_id, 0)
+        if num_bytes:
+            self._sizes[member_id] = num_bytes
 
     def _release(self, member: ConsumerMember) -> None:
         for each in member.assigned | member.pending_revocation:
@@ -511,6 +540,8 @@ class ConsumerGroup:
         assert owners == self._owners, "the owners differ from what the members have"
         static = {m.instance_id: m.member_id for m in members.values() if m.instance_id is not None}
         assert static == self._static, "instance ids do not name their members"
+        sizes = {name: _member_bytes(m.subscribed_topics, m.subscribed_regex) for name, m in members.items()}
+        assert (self._sizes, self.num_bytes) == (sizes, sum(sizes.values())), "the members have other sizes"
         assert self.target_epoch <= self.epoch, "the target is ahead of the group"
         assert self._targets.keys() <= members.keys(), "somebody who is no member has a target"
         if self.epoch == self.target_epoch:
@@ -551,6 +582,10 @@ def _by_topic(partitions: Iterable[TopicIdPartition]) -> dict[UUID, list[int]]:
     for topic_id, partition in sorted(partitions):
         by_topic[topic_id].append(partition)
     return dict(by_topic)
+
+
+def _member_bytes(topics: Collection[str], regex: str) -> int:
+    return GROUP_MEMBER_BYTES + sum(map(len, topics)) + _NAME_BYTES * len(topics) + len(regex)
 
 
 def _partitions(by_topic: Mapping[UUID, list[int]]) -> Partitions:

@@ -150,6 +150,15 @@ class Group:
         return self._kind.pending_count if isinstance(self._kind, ClassicGroup) and not self._is_dead else 0
 
     @property
+    def num_bytes(self) -> int:
+        """What the members bring into the group's record."""
+        return 0 if self._kind is None or self._is_dead else self._kind.num_bytes
+
+    def has_member(self, member_id: str) -> bool:
+        """Whether a member of this id has joined."""
+        return self._kind is not None and self._kind.has_member(member_id)
+
+    @property
     def regexes(self) -> frozenset[str]:
         """The regexes of subscriptions, for ``TopicsChanged.matches``."""
         return self._kind.regexes if isinstance(self._kind, ConsumerGroup) else frozenset()

@@ -129,13 +129,13 @@ def _hold_little_else(taken: Sequence[_Wanted]) -> None:
     """Copy the batches that are taken if the buffer that they arrived in is much larger: the journal may hold it for
     long. Mostly they are nearly all of it.
     """
-    sizes: dict[int, int] = {}
+    taken_of: dict[int, int] = {}
     for one in taken:
-        buffer = id(memoryview(one.data).obj)
-        sizes[buffer] = sizes.get(buffer, 0) + len(one.data)
+        key = id(memoryview(one.data).obj)
+        taken_of[key] = taken_of.get(key, 0) + len(one.data)
     for one in taken:
         buffer = memoryview(one.data).obj
-        if 2 * sizes[id(buffer)] < memoryview(buffer).nbytes:
+        if 2 * taken_of[id(buffer)] < memoryview(buffer).nbytes:
             one.data = bytes(one.data)
 
 

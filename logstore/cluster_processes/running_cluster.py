@@ -1,9 +1,10 @@
 """A cluster on this machine, from the first process to the end of the last.
 
-Start: the ports, ZooKeeper, the brokers at one time (on the directory of a store of one node, its broker first), and
-then all of them know each other. Stop, on SIGINT or SIGTERM:
-the brokers, and ZooKeeper after them. The second signal kills. Every wait is bounded. Invariant: no process outlives
-this one, however it ends (``logstore.cluster.watched_process``).
+Start: the ports, ZooKeeper, the brokers at one time (on the directory of a store of one node, its broker first). Ready:
+all of them know each other, and the leader of each partition that one of them can lead; what has none by then is told,
+and keeps nothing else from being served. Stop, on SIGINT or SIGTERM: the brokers, and ZooKeeper after them. The second
+signal kills. Every wait is bounded. Invariant: no process outlives this one, however it ends
+(``logstore.cluster.watched_process``).
 """
 
 import asyncio
@@ -254,7 +255,10 @@ class _Cluster:
                 start.cancel()
             await asyncio.gather(*starts, return_exceptions=True)
         self._progress("waiting until all brokers know each other")
-        await self._agree()
+        if (missing := await self._until_seen(_lacks_brokers)) is not None:
+            raise ClusterProcessesError(f"The brokers do not agree after {_AGREE_S:.0f} seconds: {missing}.")
+        if (missing := await self._until_seen(_lacks_leaders)) is not None:
+            _say(f"after {_AGREE_S:.0f} seconds {missing}: see the brokers' logs")
 
     def _kafka_environment(self, broker_id: int) -> Mapping[str, str]:
         address = self._wanted.kafka.get(broker_id)
@@ -298,18 +302,17 @@ class _Cluster:
         self._watch(self._watch_broker(broker))
         return entry
 
-    async def _agree(self) -> None:
-        """Wait until each broker knows all of them, and a controller. ClusterProcessesError."""
+    async def _until_seen(self, lacks: "Lacks") -> str | None:
+        """Wait until no broker's view lacks anything; what is lacking still when the time is over."""
         entries = self._entry.brokers
-        wanted = {entry.id for entry in entries}
+        ids = {entry.id for entry in entries}
         seen: str | None = "no answer"
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_AGREE_S):
                 for entry in entries:
-                    while (seen := await asyncio.to_thread(_view_of, entry, wanted)) is not None:  # noqa: ASYNC110
+                    while (seen := await asyncio.to_thread(_view_of, entry, ids, lacks)) is not None:  # noqa: ASYNC110
                         await asyncio.sleep(_LOOK_S)
-        except TimeoutError:
-            raise ClusterProcessesError(f"The brokers do not agree after {_AGREE_S:.0f} seconds: {seen}.") from None
+        return seen
 
     # ---- while it runs ----------------------------------------------------------------------------------------------
 
@@ -380,18 +383,34 @@ def _start_server(server: ZooKeeperServer) -> None:
     server.wait_until_serving()
 
 
-def _view_of(entry: BrokerEntry, wanted: set[int]) -> str | None:
-    """What the broker's view lacks; None if it has the ``wanted`` brokers and a controller."""
+#: What a broker's view lacks; None if nothing. The ids are those of the brokers that run.
+Lacks = Callable[[Admin, set[int]], str | None]
+
+
+def _view_of(entry: BrokerEntry, ids: set[int], lacks: Lacks) -> str | None:
     try:
         with Admin(
             entry.url, client_id="logstore-cluster", request_timeout_ms=5_000, default_api_timeout_ms=0
         ) as admin:
-            cluster = admin.describe_cluster()
+            lacking = lacks(admin, ids)
     except LogStoreError as error:
         return f"broker {entry.id} does not answer ({error.message.rstrip('.')})"
-    if missing := sorted(wanted.difference(broker.broker_id for broker in cluster.brokers)):
-        return f"broker {entry.id} does not know of brokers {', '.join(map(str, missing))}"
-    return f"broker {entry.id} knows of no controller" if cluster.controller_id is None else None
+    return lacking and f"broker {entry.id} knows of no {lacking}"
+
+
+def _lacks_brokers(admin: Admin, ids: set[int]) -> str | None:
+    cluster = admin.describe_cluster()
+    if missing := sorted(ids.difference(broker.broker_id for broker in cluster.brokers)):
+        return _brokers_text(missing)
+    return "controller" if cluster.controller_id is None else None
+
+
+def _lacks_leaders(admin: Admin, ids: set[int]) -> str | None:
+    """A partition that nobody leads, though a replica in sync runs."""
+    for one in admin.partition_replicas(state="unavailable"):
+        if ids.intersection(one.in_sync_replicas):
+            return f"leader of {one.topic}-{one.partition}"
+    return None
 
 
 def _brokers_text(ids: Sequence[int]) -> str:

@@ -189,18 +189,21 @@ def decode_file_header(data: bytes, start: int) -> FileHeader | None:
 def encode_frame_header(frame: Frame, *, position: int, durable_end: int, file_id: int) -> bytes:
     """The bytes before the payload. Raises ValueError if the payload is over ``PAYLOAD_BYTES_MAX``."""
     (
-        frame_type,
-        flags,
-        topic_id,
-        partition,
-        base_offset,
-        record_count,
-        leader_epoch,
-        append_time_ms,
-        max_timestamp_ms,
-        inflated_bytes,
-        (owner, epoch, sequence),
-    ), payload = frame
+        (
+            frame_type,
+            flags,
+            topic_id,
+            partition,
+            base_offset,
+            record_count,
+            leader_epoch,
+            append_time_ms,
+            max_timestamp_ms,
+            inflated_bytes,
+            (owner, epoch, sequence),
+        ),
+        payload,
+    ) = frame
     length = len(payload)
     if length > PAYLOAD_BYTES_MAX:
         raise ValueError(f"a journal frame's payload may have {PAYLOAD_BYTES_MAX} bytes, not {length}")

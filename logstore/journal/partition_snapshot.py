@@ -26,6 +26,7 @@ class _SnapshotState(msgspec.Struct):
     log_end_offset: int = 0
     producers_forgotten_up_to: int = -1
     markers: list[list[int]] = []
+    producers_whole_from: int | msgspec.UnsetType = msgspec.UNSET
 
 
 _snapshot_decoder = msgspec.msgpack.Decoder(_SnapshotState)
@@ -36,7 +37,8 @@ class PartitionSnapshot:
     """A partition's state at the beginning of a journal file.
 
     ``producers`` and ``idempotency_keys`` are the batches remembered of the records below ``log_end_offset``, packed
-    (``unpack_batches``); of producers up to ``producers_forgotten_up_to`` a part may be missing. ``open_transactions``
+    (``unpack_batches``); of producers up to ``producers_forgotten_up_to`` a part may be missing. After a truncation to
+    ``producers_whole_from`` (None: ``log_end_offset``) or above, they tell the state there, too. ``open_transactions``
     and ``markers``, one of a producer at most, are those below ``log_end_offset``, too.
     """
 
@@ -49,6 +51,7 @@ class PartitionSnapshot:
     producers_forgotten_up_to: int = -1
     open_transactions: tuple[OpenTransaction, ...] = ()
     markers: tuple[Marker, ...] = ()
+    producers_whole_from: int | None = None
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(
@@ -61,6 +64,7 @@ class PartitionSnapshot:
                 self.log_end_offset,
                 self.producers_forgotten_up_to,
                 [list(row) for row in self.markers],
+                msgspec.UNSET if self.producers_whole_from is None else self.producers_whole_from,
             )
         )
 
@@ -84,4 +88,5 @@ class PartitionSnapshot:
             state.producers_forgotten_up_to,
             open_transactions,
             markers,
+            None if state.producers_whole_from is msgspec.UNSET else state.producers_whole_from,
         )

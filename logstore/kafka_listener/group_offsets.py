@@ -128,7 +128,10 @@ async def offset_fetch(
     if version >= _FETCH_GROUPS:
         stable = request.require_stable
         seen: set[str] = set()
-        groups = [await _fetched_group(store, context, one, seen, require_stable=stable) for one in request.groups]
+        groups = [
+            await _fetched_group(store, context, one, seen, require_stable=stable)
+            async for one in in_steps(request.groups)
+        ]
         return OffsetFetchResponse(groups=groups)
     topics = None if request.topics is None else [(one.name, one.partition_indexes) for one in request.topics]
     error_code, offsets = NONE, _Offsets()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 from uuid import UUID
 
+from consumer_offsets.steps import in_steps
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.context import RequestContext
 from logstore.broker.topic_catalog import check_topic_name
@@ -42,7 +43,7 @@ async def metadata(
     else:
         await broker.until_known([one.name for one in asked if one.name is not None])
         may_make = request.allow_auto_topic_creation
-        found = [await _asked_topic(store, context, one, version, may_make=may_make) for one in asked]
+        found = [await _asked_topic(store, context, one, version, may_make=may_make) async for one in in_steps(asked)]
     # Read at once with the leaders: nothing is awaited from here on.
     reachable = store.reachable_brokers()
     there = {one.id for one, _ in reachable}

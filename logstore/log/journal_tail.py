@@ -181,6 +181,8 @@ class JournalTail:
             return
         producers.replace(unpack_batches(snapshot.producers), snapshot.markers)
         producers.evicted_up_to = snapshot.producers_forgotten_up_to
+        whole_from = snapshot.producers_whole_from
+        producers.whole_from = snapshot.log_end_offset if whole_from is None else whole_from
         idempotency_keys.replace(unpack_batches(snapshot.idempotency_keys))
         if self.snapshot_end < snapshot.log_end_offset:
             producers.forget_from(self.snapshot_end)
@@ -223,6 +225,7 @@ class JournalTail:
                 producers=producers.pack(),
                 idempotency_keys=keys.pack(),
                 producers_forgotten_up_to=producers.evicted_up_to,
+                producers_whole_from=producers.whole_from,
                 open_transactions=self.open_transactions(),
                 markers=producers.markers,
             )

@@ -19,7 +19,7 @@ from logstore.errors import (
 )
 from logstore.log.acknowledgements import Acknowledgement, AcknowledgementQueue
 from logstore.log.high_watermark import HighWatermark
-from logstore.log.in_sync_replicas import InSyncReplicas
+from logstore.log.in_sync_replicas import Follower, InSyncReplicas
 
 ACKS_ALL = -1
 
@@ -147,7 +147,7 @@ class Leadership:
                 "The leader was elected just now, and waits for its followers before it tells end offsets: try again."
             )
 
-    def fetched(self, broker_id: int, broker_epoch: int, position: int, now: float) -> None:
+    def fetched(self, broker_id: int, broker_epoch: int, position: int, now: float) -> Follower:
         """A follower has fetched with this epoch, from a ``position`` in the leader's own history.
 
         NotLeaderOrFollowerError if it is none, or if the fetch is from an earlier registration (KIP-903).
@@ -161,6 +161,7 @@ class Leadership:
             )
         follower.fetched(broker_epoch, position, self._log_end_offset, now)
         self._count_replicas()
+        return follower
 
     def propose(self, in_sync_replicas: tuple[int, ...]) -> None:
         """The ISR that is about to be written."""

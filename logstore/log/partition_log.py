@@ -72,7 +72,11 @@ class PartitionLog:
         self.topic_id = topic_id
         self.partition = partition
         self._frames = PartitionFrames(topic_id, partition, clock)
-        self.state = PartitionState(f"{topic}-{partition}", producer_id_expiration_ms=producer_id_expiration_ms)
+        self.state = PartitionState(
+            f"{topic}-{partition}",
+            producer_id_expiration_ms=producer_id_expiration_ms,
+            committed_end=lambda: self.last_stable_offset,
+        )
         #: The epoch of the newest leader that is known; -1: none is.
         self.leader_epoch = -1
         #: None: another broker leads, or nobody does.

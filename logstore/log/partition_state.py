@@ -5,7 +5,7 @@ Invariant: it is a function of the frames that count. A batch counts from ``begi
 when it is durable.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from logstore.journal.frame import Frame, FrameHeader, FrameType
@@ -27,12 +27,17 @@ _CONTROL: Final = FrameType.CONTROL
 class PartitionState:
     __slots__ = ("_knows_all_producers", "idempotency_keys", "leader_epochs", "open_transactions", "producers")
 
-    def __init__(self, partition: str, *, producer_id_expiration_ms: int) -> None:
-        """``partition`` is its name in messages, ``topic-0``."""
+    def __init__(
+        self, partition: str, *, producer_id_expiration_ms: int, committed_end: Callable[[], int] = lambda: 0
+    ) -> None:
+        """``partition`` is its name in messages, ``topic-0``; for ``committed_end`` see ``ProducerStates``."""
         self.leader_epochs = LeaderEpochs()
         self.open_transactions = OpenTransactions()
         self.producers = ProducerStates(
-            partition, expiration_ms=producer_id_expiration_ms, in_transaction=self.open_transactions
+            partition,
+            expiration_ms=producer_id_expiration_ms,
+            in_transaction=self.open_transactions,
+            committed_end=committed_end,
         )
         self.idempotency_keys = IdempotencyKeys(partition)
         #: Whether recovery found the batches of all producers: not if only segments tell of them.
@@ -91,6 +96,7 @@ class PartitionState:
             producers=self.producers.pack(),
             idempotency_keys=self.idempotency_keys.pack(),
             producers_forgotten_up_to=self.producers.evicted_up_to,
+            producers_whole_from=self.producers.whole_from,
             open_transactions=self.open_transactions.entries,
             markers=self.producers.markers,
         )
@@ -118,6 +124,7 @@ class PartitionState:
         newest = footers[0] if footers else None
         self.leader_epochs = LeaderEpochs(newest.leader_epochs if newest else ())
         self.producers.replace(newest.producers if newest else (), newest.markers if newest else ())
+        self.producers.whole_from = newest.end_offset if newest else 0
         forgotten = -1 if newest is None else newest.producers_forgotten_up_to
         self.producers.evicted_up_to = producer_ids_begin - 1 if forgotten is None else forgotten
         self.idempotency_keys.replace(key for footer in reversed(footers) for key in footer.idempotency_keys)

@@ -8,9 +8,14 @@ before are fenced and forgotten, and the first batch of the new one begins at se
 Invariants: no producer with an id above ``evicted_up_to`` was evicted. If such a producer is unknown here, it has
 stored nothing here; batches older than its remembered ones were stored. Other producers may have been evicted: any
 first sequence number is taken from them, as in Kafka. A producer with an open transaction is never evicted.
+
+What a truncation may drop hides nothing before it: of the batches above the committed end all are kept, whatever their
+epoch, and the last five below it. So the state at each offset from ``whole_from`` on is known, after a truncation to
+there and for the footer of a segment that ends there.
 """
 
-from collections.abc import Container, Iterable
+import itertools
+from collections.abc import Callable, Container, Iterable
 
 import structlog
 
@@ -25,6 +30,7 @@ from logstore.records.batch_identity import (
     last_append_ms,
     last_epoch,
     next_sequence,
+    packed_below,
     unpack_batches,
 )
 from logstore.records.transactions import Marker
@@ -33,19 +39,38 @@ log = structlog.stdlib.get_logger(__name__)
 
 #: As many as in Kafka: a producer has at most five requests under way.
 BATCHES_REMEMBERED = 5
+_REMEMBERED_BYTES = BATCHES_REMEMBERED * PACKED_BYTES
+#: Not with each batch, which would take one away.
+_TRIMMED_ABOVE_BYTES = 3 * _REMEMBERED_BYTES
 
 
 class ProducerStates(RecentBatches):
-    def __init__(self, partition: str, *, expiration_ms: int, in_transaction: Container[int] = ()) -> None:
-        """``in_transaction`` holds, at each moment, the ids of the producers with an open transaction."""
+    def __init__(
+        self,
+        partition: str,
+        *,
+        expiration_ms: int,
+        in_transaction: Container[int] = (),
+        committed_end: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """``in_transaction`` holds, at each moment, the ids of the producers with an open transaction; nothing below
+        ``committed_end`` is truncated any more.
+        """
         super().__init__(expiration_ms)
         self._partition = partition
         self._in_transaction = in_transaction
+        self._committed_end = committed_end
         # Their producers are in ``_durable``, too, with or without batches.
         self._markers: dict[int, Marker] = {}
         self._told = False
         self.evicted_up_to = -1
         """The highest id of a producer that may have been evicted."""
+        self.whole_from = 0
+        """The state at each offset from here on is known."""
+
+    def known(self, owner: int) -> list[RememberedBatch]:
+        durable = self._durable.get(owner, b"")[-_REMEMBERED_BYTES:]
+        return [*unpack_batches(durable), *self._pending.get(owner, ())][-BATCHES_REMEMBERED:]
 
     def check(
         self, producer_id: int, producer_epoch: int, base_sequence: int, record_count: int, now_ms: int
@@ -55,18 +80,9 @@ class ProducerStates(RecentBatches):
         Raises InvalidProducerEpochError, OutOfOrderSequenceError, DuplicateSequenceError.
         """
         self.expire(now_ms)
-        marker = self._markers.get(producer_id)
-        last = self.last(producer_id)
-        # Nearly all batches follow the last one of their producer.
-        if (
-            last is not None
-            and marker is None
-            and producer_epoch == last.epoch
-            and base_sequence == next_sequence(last.sequence, last.record_count)
-        ):
-            return None
-        recent = self.known(producer_id)[-BATCHES_REMEMBERED:]
+        recent = self.known(producer_id)
         who = f"Producer {producer_id} (epoch {producer_epoch}) in {self._partition}"
+        marker = self._markers.get(producer_id)
         if not recent and marker is None:
             if base_sequence and producer_id > self.evicted_up_to:
                 raise OutOfOrderSequenceError(
@@ -102,25 +118,34 @@ class ProducerStates(RecentBatches):
             f"{who} sent sequence {base_sequence} ({record_count} records), and {expected} is next: a batch is missing."
         )
 
-    def _joined(self, before: bytes, batch: RememberedBatch) -> bytes:
-        if before and last_epoch(before) != batch.epoch:
-            return batch.pack()
-        return before[-(BATCHES_REMEMBERED - 1) * PACKED_BYTES :] + batch.pack()
-
     def remember(self, batch: RememberedBatch) -> None:
         super().remember(batch)
+        if len(packed := self._durable[batch.owner]) > _TRIMMED_ABOVE_BYTES:
+            self._trim(packed)
         self._evict()
+
+    def _trim(self, packed: bytearray) -> None:
+        committed_end = self._committed_end()
+        surplus = packed_below(packed, committed_end) - _REMEMBERED_BYTES
+        if surplus > 0:
+            del packed[:surplus]
+            self.num_batches -= surplus // PACKED_BYTES
+            self.whole_from = max(self.whole_from, committed_end)
+
+    def pack(self) -> bytes:
+        for packed in self._durable.values():
+            if len(packed) > _REMEMBERED_BYTES:
+                self._trim(packed)
+        return super().pack()
 
     def remember_marker(self, marker: Marker) -> None:
         """A durable marker. Markers and batches come by rising offset."""
         producer_id = marker.producer_id
-        packed = self._durable.get(producer_id, b"")
-        if packed:
-            if last_epoch(packed) < marker.producer_epoch:
-                self.num_batches -= len(packed) // PACKED_BYTES
-                packed = b""
+        packed = self._durable.setdefault(producer_id, bytearray())
+        if packed and last_epoch(packed) < marker.producer_epoch:
+            self.num_batches -= len(packed) // PACKED_BYTES
+            packed.clear()
         self._markers[producer_id] = marker
-        self._durable[producer_id] = packed
         self._durable.move_to_end(producer_id)
         self._evict()
 
@@ -136,13 +161,11 @@ class ProducerStates(RecentBatches):
         for marker in markers:
             self.remember_marker(marker)
         if self._markers:
-            for producer_id in sorted(self._durable, key=self._last_offset):
-                self._durable.move_to_end(producer_id)
+            self._order()
 
-    def _last_offset(self, producer_id: int) -> int:
-        marker = self._markers.get(producer_id)
-        batches = unpack_batches(self._durable[producer_id][-PACKED_BYTES:])
-        return max([batch.base_offset for batch in batches] + ([marker.offset] if marker else []))
+    def _last_offset(self, owner: int) -> int:
+        marker = self._markers.get(owner)
+        return max(super()._last_offset(owner), marker.offset if marker else -1)
 
     # ---- forgetting -------------------------------------------------------------------------------------------------
 
@@ -180,20 +203,28 @@ class ProducerStates(RecentBatches):
         self.evicted_up_to = max(self.evicted_up_to, owner)
 
     def forget_from(self, offset: int) -> list[int]:
-        """As for all batches. A producer counts as evicted if all its batches or its newest marker are dropped: its
-        older batches are no longer known.
+        """As for all batches. A producer counts as evicted if its newest marker is dropped, or all its batches are and
+        older ones may have been there: what was before is no longer known.
         """
         with_batches = {producer_id for producer_id, packed in self._durable.items() if packed}
         dropped = super().forget_from(offset)
-        unknown = [producer_id for producer_id in dropped if producer_id in with_batches]
+        unknown = [one for one in dropped if one in with_batches] if offset < self.whole_from else []
         for producer_id, marker in list(self._markers.items()):
             if marker.offset >= offset:
                 del self._markers[producer_id]
                 unknown.append(producer_id)
         for producer_id in [producer_id for producer_id in dropped if producer_id in self._markers]:
-            self._durable[producer_id] = b""
+            self._durable[producer_id] = bytearray()
         if self._markers:
-            for producer_id in sorted(self._durable, key=self._last_offset):
-                self._durable.move_to_end(producer_id)
+            self._order()
         self.evicted_up_to = max(self.evicted_up_to, *unknown, -1)
         return dropped
+
+
+def counted_at(batches: Iterable[RememberedBatch], end: int) -> list[RememberedBatch]:
+    """What ``batches``, which come by producer, tell of the state at ``end``: the last ones of each newest epoch."""
+    found: list[RememberedBatch] = []
+    for _, of_producer in itertools.groupby(batches, key=lambda batch: batch.owner):
+        below = [batch for batch in of_producer if batch.base_offset < end]
+        found += [batch for batch in below if batch.epoch == below[-1].epoch][-BATCHES_REMEMBERED:]
+    return found

@@ -1,6 +1,6 @@
 """The batches that a partition remembers by their owner: a producer, or an idempotency key.
 
-Durable batches are packed, about 250 bytes an owner, in the order in which the owners last appended. Batches being
+Durable batches are packed, some hundred bytes an owner, in the order in which the owners last appended. Batches being
 fsynced are kept beside them, and vanish without a trace if the journal fails. An owner is forgotten ``remembered_ms``
 after its last append. All calls come from the event loop that owns the partition.
 """
@@ -8,13 +8,13 @@ after its last append. All calls come from the event loop that owns the partitio
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 
-from logstore.records.batch_identity import PACKED_BYTES, RememberedBatch, last_append_ms, unpack_batches
+from logstore.records.batch_identity import PACKED_BYTES, RememberedBatch, last_append_ms, packed_below, unpack_batches
 
 
 class RecentBatches:
     def __init__(self, remembered_ms: int) -> None:
         self.remembered_ms = remembered_ms
-        self._durable: OrderedDict[int, bytes] = OrderedDict()
+        self._durable: OrderedDict[int, bytearray] = OrderedDict()
         self._pending: dict[int, deque[RememberedBatch]] = {}
         self.num_batches = 0
         """Remembered ones, those being fsynced included."""
@@ -24,14 +24,6 @@ class RecentBatches:
         offsets are answered when the log's end, or its high watermark, has reached them.
         """
         return [*unpack_batches(self._durable.get(owner, b"")), *self._pending.get(owner, ())]
-
-    def last(self, owner: int) -> RememberedBatch | None:
-        """The last of ``known``."""
-        if pending := self._pending.get(owner):
-            return pending[-1]
-        if packed := self._durable.get(owner):
-            return next(unpack_batches(packed[-PACKED_BYTES:]))
-        return None
 
     def __contains__(self, owner: int) -> bool:
         return owner in self._durable or owner in self._pending
@@ -57,14 +49,12 @@ class RecentBatches:
 
     def remember(self, batch: RememberedBatch) -> None:
         """Batches come by rising offset."""
-        before = self._durable.get(batch.owner, b"")
-        after = self._joined(before, batch)
-        self._durable[batch.owner] = after
+        packed = self._durable.get(batch.owner)
+        if packed is None:
+            packed = self._durable[batch.owner] = bytearray()
+        packed += batch.pack()
         self._durable.move_to_end(batch.owner)
-        self.num_batches += (len(after) - len(before)) // PACKED_BYTES
-
-    def _joined(self, before: bytes, batch: RememberedBatch) -> bytes:
-        return before + batch.pack()
+        self.num_batches += 1
 
     def expire(self, now_ms: int) -> None:
         """Forget the owners whose time is over."""
@@ -99,11 +89,18 @@ class RecentBatches:
         """Forget the batches from ``offset`` on: their records were truncated. Returns the owners left without one."""
         lost = []
         for owner, packed in list(self._durable.items()):
-            kept = b"".join(batch.pack() for batch in unpack_batches(packed) if batch.base_offset < offset)
-            self.num_batches -= (len(packed) - len(kept)) // PACKED_BYTES
-            if kept:
-                self._durable[owner] = kept
-            else:
+            kept = packed_below(packed, offset)
+            self.num_batches -= (len(packed) - kept) // PACKED_BYTES
+            del packed[kept:]
+            if not kept:
                 del self._durable[owner]
                 lost.append(owner)
+        self._order()
         return lost
+
+    def _order(self) -> None:
+        for owner in sorted(self._durable, key=self._last_offset):
+            self._durable.move_to_end(owner)
+
+    def _last_offset(self, owner: int) -> int:
+        return max((batch.base_offset for batch in unpack_batches(self._durable[owner][-PACKED_BYTES:])), default=-1)

@@ -42,6 +42,7 @@ from logstore.limits import DELTA_CHECKPOINT_INTERVAL, MIB
 from logstore.log.frame_index import FrameIndex, IndexedFrame
 from logstore.log.frame_records import frame_records
 from logstore.log.partition_log import PartitionLog
+from logstore.log.producer_state import counted_at
 from logstore.log.table_follower import TableFollower
 from logstore.log.topic import Topic
 from logstore.observability import ROLL_SECONDS, ROLLS
@@ -224,15 +225,17 @@ class Roller:
 
     async def _commit(self, topic: Topic, parts: list[RollPart]) -> dict[int, LogStoreError]:
         """Seal ``parts``; by partition, the reason why some were left out; another broker may lead one by now."""
-        logs = topic.partitions
-        led = [p for p in parts if logs[p.partition].is_leader and logs[p.partition].leader_epoch == p.leader_epoch]
-        refused: dict[int, LogStoreError] = {
-            part.partition: NotLeaderOrFollowerError(f"{topic.name}-{part.partition} has another leader: not sealed.")
-            for part in parts
-            if part not in led
-        }
-        parts = led
-        if not parts:
+        refused: dict[int, LogStoreError] = {}
+        led = []
+        for part in parts:
+            partition_log = topic.partitions[part.partition]
+            if partition_log.is_leader and partition_log.leader_epoch == part.leader_epoch:
+                led.append(part)
+            else:
+                refused[part.partition] = NotLeaderOrFollowerError(
+                    f"{topic.name}-{part.partition} has another leader: not sealed."
+                )
+        if not (parts := led):
             return refused
         began = time.perf_counter()
         uncommitted = self._uncommitted.setdefault(topic, {})
@@ -325,7 +328,7 @@ class Roller:
             base, end = piece.base_offset, piece.end_offset
             return writer.finish(
                 leader_epochs=tuple(entry for entry in span.leader_epochs if entry[1] < end),
-                producers=[b for b in unpack_batches(span.producers) if b.base_offset < end],
+                producers=counted_at(unpack_batches(span.producers), end),
                 idempotency_keys=[b for b in unpack_batches(span.idempotency_keys) if base <= b.base_offset < end],
                 append_time_ms=append_time_ms,
                 markers=[marker for marker in span.markers if marker.offset < end],

@@ -6,6 +6,7 @@ Owns the identities of requests (``ProducerIdentity``, ``IdempotencyKey``), the 
 """
 
 import struct
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -62,28 +63,36 @@ class RememberedBatch(NamedTuple):
 
 
 PACKED_BYTES = _ROW.size
-# The append time comes last, the epoch behind the owner.
+# The append time comes last, the base offset before it; the epoch is behind the owner.
 _TIME_BYTES = 8
+_BASE_OFFSET = struct.Struct("<q")
+_BASE_OFFSET_AT = PACKED_BYTES - 2 * _TIME_BYTES
 _EPOCH = struct.Struct("<h")
 _EPOCH_AT = 8
 
 
-def unpack_batches(packed: bytes) -> Iterator[RememberedBatch]:
+def unpack_batches(packed: bytes | bytearray) -> Iterator[RememberedBatch]:
     """The batches whose ``pack`` were joined. ValueError if these bytes are no such thing."""
     if len(packed) % PACKED_BYTES:
         raise ValueError(f"{len(packed)} bytes are not a whole number of remembered batches")
     return map(RememberedBatch._make, _ROW.iter_unpack(packed))
 
 
-def last_append_ms(packed: bytes) -> int:
+def last_append_ms(packed: bytes | bytearray) -> int:
     """The append time of the last of packed batches, at least one."""
     return int.from_bytes(packed[-_TIME_BYTES:], "little", signed=True)
 
 
-def last_epoch(packed: bytes) -> int:
+def last_epoch(packed: bytes | bytearray) -> int:
     """The epoch of the last of packed batches, at least one."""
     epoch: int = _EPOCH.unpack_from(packed, len(packed) - PACKED_BYTES + _EPOCH_AT)[0]
     return epoch
+
+
+def packed_below(packed: bytes | bytearray, offset: int) -> int:
+    """The bytes of those packed batches, which rise by offset, that begin below ``offset``."""
+    rows = range(_BASE_OFFSET_AT, len(packed), PACKED_BYTES)
+    return bisect_left(rows, offset, key=lambda at: _BASE_OFFSET.unpack_from(packed, at)[0]) * PACKED_BYTES
 
 
 def batches_from_rows(rows: Iterable[Iterable[int]]) -> tuple[RememberedBatch, ...]:

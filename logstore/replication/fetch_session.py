@@ -112,13 +112,9 @@ class FetchSession:
         row = self._rows.pop(index, None)
         self._dirty.pop(index, None)
         if row is not None:
-            self._wake_by(row.log, row.wake, None)
-
-    def _wake_by(self, log: PartitionLog, before: Callable[[], None] | None, wake: Callable[[], None] | None) -> None:
-        """Let the follower's entry at the leader wake this session, or no session any more."""
-        follower = log.followers.get(self._broker_id)
-        if follower is not None and (wake is not None or follower.wake is before):
-            follower.wake = wake
+            follower = row.log.followers.get(self._broker_id)
+            if follower is not None and follower.wake is row.wake:
+                follower.wake = None
 
     # ---- a fetch ----------------------------------------------------------------------------------------------------
 
@@ -153,13 +149,14 @@ class FetchSession:
             if diverged is not None:
                 row.told = _NOT_TOLD
                 return FetchedRow(index, 0, *row.ends, *diverged, 0)
-            leadership = log.require_leader()
-            leadership.fetched(self._broker_id, self._broker_epoch, asked.fetch_offset, self._clock.monotonic())
+            follower = log.require_leader().fetched(
+                self._broker_id, self._broker_epoch, asked.fetch_offset, self._clock.monotonic()
+            )
         except LogStoreError as error:
             self._drop(index)
             return _error(index, error)
-        self._wake_by(log, None, row.wake)
-        self._woken(index)
+        follower.wake = row.wake
+        self._dirty[index] = None
         self._followed(log, self._broker_id)
         return None
 
@@ -238,9 +235,10 @@ class FetchSession:
             if not locations and row.has_frames:
                 self._dirty[index] = None  # its turn comes with the next answer
                 continue
-            if locations or row.told != row.ends:
-                found.append((index, row, locations, row.ends))
-                left -= sum(length for _, length in locations)
+            ends = row.ends
+            if locations or row.told != ends:
+                found.append((index, row, locations, ends))
+                left -= sum([length for _, length in locations])
         pieces = await self._read([location for _, _, locations, _ in found for location in locations])
         sent: list[tuple[FetchedRow, list[memoryview]]] = []
         at = 0
@@ -271,14 +269,8 @@ class FetchSession:
 def _next_frames(row: _Row, max_bytes: int, *, anyway: bool) -> list[FrameLocation]:
     """Frames behind the row's position, up to ``max_bytes``; ``anyway``: at least one if there is any."""
     log = row.log
-    taken: list[FrameLocation] = []
-    left = max_bytes
-    for frame in log.index.frames(row.asked.fetch_offset, log.log_end_offset):
-        left -= frame.location.length
-        if left < 0 and not (anyway and not taken):
-            break
-        taken.append(frame.location)
-    return taken
+    taken = log.index.locations_by_length(row.asked.fetch_offset, log.log_end_offset, max_bytes)
+    return [] if taken and not anyway and taken[0].length > max_bytes else taken
 
 
 def _error(index: int, error: LogStoreError) -> FetchedRow:

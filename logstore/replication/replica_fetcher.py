@@ -110,6 +110,15 @@ class _Followed:
     def end(self) -> tuple[int, int]:
         return self.log.log_end_offset, self.log.last_epoch
 
+    @property
+    def is_as_asked(self) -> bool:
+        """Whether an answer may be applied (C7)."""
+        return self.is_wanted and self.asked == self.end
+
+
+#: Frames of a partition on their way to the journal, and the answer that they came with.
+_Appended = tuple[_Followed, FetchedRow, list[Frame]]
+
 
 class ReplicaFetcher:
     """``connect`` opens a connection to the leader, where it is now. ``failed`` is told of a journal that is broken."""
@@ -164,13 +173,14 @@ class ReplicaFetcher:
 
     def _ask(self, followed: _Followed, delay_s: float = 0.0) -> None:
         """Tell the leader of the partition with the next request, or later."""
-        loop = asyncio.get_running_loop()
         followed.asked = None
-        followed.not_before = loop.time() + delay_s
         self._changed[followed.index] = followed
         if delay_s:
+            loop = asyncio.get_running_loop()
+            followed.not_before = loop.time() + delay_s
             loop.call_later(delay_s, self._wake.set)
         else:
+            followed.not_before = 0.0
             self._wake.set()
 
     # ---- the connection ---------------------------------------------------------------------------------------------
@@ -260,15 +270,15 @@ class ReplicaFetcher:
     # ---- an answer --------------------------------------------------------------------------------------------------
 
     async def _apply(self, answers: Sequence[tuple[FetchedRow, memoryview]]) -> None:
-        appended: list[tuple[_Followed, FetchedRow, list[Frame]]] = []
+        """Hand the frames of all partitions to the journal before anything is awaited: what was checked holds then."""
+        appended: list[_Appended] = []
+        others: list[tuple[_Followed, FetchedRow]] = []
         for row, data in answers:
             followed = self._by_index.get(row.session_index)
-            if followed is None or not followed.is_wanted or followed.asked != followed.end:
+            if followed is None or not followed.is_as_asked:
                 continue  # it follows another leader by now
-            if row.error:
-                await self._answered_with_error(followed, row.error)
-            elif row.diverging_end_offset >= 0:
-                await self._truncate(followed, row)
+            if row.error or row.diverging_end_offset >= 0:
+                others.append((followed, row))
             elif len(data):
                 try:
                     frames = split_frames(data)
@@ -277,14 +287,23 @@ class ReplicaFetcher:
                     log.error("replica.bad_frames", leader=self._leader, partition=str(followed.log), why=str(error))
                     self._ask(followed, self._settings.backoff_s)
                     continue
-                appended.append((followed, row, frames))
+                if followed.log.is_quiet:
+                    appended.append((followed, row, frames))
             else:
                 self._follow_leader(followed, row)
-        if appended:
-            await self._append(appended)
+        told = self._store(appended) if appended else None
+        for followed, row in others:
+            if not followed.is_as_asked:
+                continue
+            if row.error:
+                await self._answered_with_error(followed, row.error)
+            else:
+                await self._truncate(followed, row)
+        if told is not None:
+            self._stored(appended, await told)
 
-    async def _append(self, appended: Sequence[tuple[_Followed, FetchedRow, list[Frame]]]) -> None:
-        """Append frames of all partitions as one group; returns when they are durable."""
+    def _store(self, appended: Sequence[_Appended]) -> "asyncio.Future[LogStoreError | None]":
+        """Append frames of all partitions as one group; the outcome, once they are durable."""
         told: asyncio.Future[LogStoreError | None] = asyncio.get_running_loop().create_future()
 
         def outcome(locations: Sequence[FrameLocation], error: LogStoreError | None) -> None:
@@ -301,14 +320,13 @@ class ReplicaFetcher:
             if not told.done():  # nobody waits any more: the fetcher was stopped
                 told.set_result(error)
 
-        # Some may have another leader since their frames were checked, because a truncation was awaited.
-        appended = [one for one in appended if one[0].is_wanted and one[0].asked == one[0].end and one[0].log.is_quiet]
-        if not appended:
-            return
         for followed, _, frames in appended:
             followed.log.track_replicated(frames)
         self._journal.store([frame for _, _, frames in appended for frame in frames], outcome)
-        error = await told
+        return told
+
+    def _stored(self, appended: Sequence[_Appended], error: LogStoreError | None) -> None:
+        """Tell the leader with the next request. Raises ``error`` but for a full disk."""
         for followed, row, _ in appended:
             if self._by_index.get(followed.index) is not followed:
                 continue
@@ -361,7 +379,7 @@ class ReplicaFetcher:
             done = await self._reset(
                 followed.topic,
                 followed.log,
-                lambda: followed.is_wanted and followed.log.is_quiet and followed.asked == followed.end,
+                lambda: followed.is_as_asked and followed.log.is_quiet,
             )
         except LogStoreError as error:
             log.warning("replica.not_reset", partition=str(followed.log), why=str(error))

@@ -82,13 +82,14 @@ async def test_three_brokers_answer_as_one(brokers: Brokers, tmp_path: Path):
             assert len({answer.text for answer in answers}) == 1
         for number, http in enumerate(clients):
             await instance_reads_all(clients, f"instances-{number}", http)
-            await subscriptions_make_topics(http, number)
         offsets = {"offsets": [{"topic": "produced-0", "partition": 0, "offset": 1}]}
         for group in ("a", "b", "c", "d"):
             for http in clients:
                 await until_ok(http, "POST", f"/groups/{group}/offsets", json=offsets)
         for http in clients:
             assert (await until_ok(http, "GET", "/groups")).json() == ["a", "b", "c", "d"]
+        for number, http in enumerate(clients):
+            await subscriptions_make_topics(http, number)
         # A broker dies: the others go on as soon as somebody leads.
         servers[2].kill()
         survivors = clients[:2]

@@ -20,7 +20,7 @@ from logstore.errors import LogStoreError
 from logstore.listening_sockets import listening_socket
 from tests.support.cluster_processes import ClusterProcess, command, descendants, environment, is_alive
 from tests.support.eventually import eventually
-from tests.support.server_process import free_port
+from tests.support.server_process import ROOT, free_port
 from tests.support.small_store import TOPIC, small_store
 
 pytestmark = pytest.mark.system
@@ -117,6 +117,30 @@ def test_a_store_of_one_node_becomes_a_cluster(tmp_path: Path):
             assert cluster.stop() == 0
     served = run("serve", "--data", data, "--port", 0, code=1).stderr
     assert f"{data} belongs to a cluster, whose brokers agree through ZooKeeper" in served
+
+
+def test_a_cluster_that_is_ready_has_leaders_in_all_views(tmp_path: Path):
+    """Brokers give up what they led when they start; the controller takes its time here, when both are there."""
+    data = tmp_path / "data"
+    small_store(data)
+    start = ("cluster", "start", "--brokers", 2, "--data", data, "--json")
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "sitecustomize.py").write_text(
+        "import asyncio\n"
+        "from logstore.cluster.controller import Controller\n"
+        "decide = Controller._reconcile\n"
+        "async def decide_slowly(self, *args):\n"
+        "    while len(self._watched.view.brokers) < 2:\n"
+        "        await asyncio.sleep(0.1)\n"
+        "    await asyncio.sleep(5)\n"
+        "    await decide(self, *args)\n"
+        "Controller._reconcile = decide_slowly\n"
+    )
+    with ClusterProcess(tmp_path, *start, PYTHONPATH=f"{tmp_path / 'slow'}{os.pathsep}{ROOT}") as cluster:
+        for broker in cluster.entry["brokers"]:
+            with Admin(broker["url"]) as admin:
+                assert [one.leader for one in admin.partition_replicas() if one.topic == TOPIC] == [0, 0]
+        assert cluster.stop() == 0
 
 
 @pytest.mark.long

@@ -276,8 +276,8 @@ async def test_c2_a_controller_that_was_replaced_writes_nothing(brokers: Brokers
     await brokers.zookeeper.write(path, raised, node.version)
     before = await brokers.document("t")
     zombie = controller.controller
+    write = TopicWrite("t", replace(before, version=99), controller.view.topics["t"].version)
     with pytest.raises(NotControllerError):
-        write = TopicWrite("t", replace(before, version=99), controller.view.topics["t"].version)
         await zombie._write(controller.view, [write])
     assert await brokers.document("t") == before
     assert not zombie.is_active

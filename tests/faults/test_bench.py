@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.bench.bench import TOPICS, Bench, Load, Report
-from tests.faults.bench.kafka_load import IDEMPOTENT, LEADER_ALONE, PLAIN
+from tests.faults.bench.kafka_producer import IDEMPOTENT, LEADER_ALONE, PLAIN
 from tests.faults.bench.schedule import ABRUPT, KINDS, LASTING, faults
 
 pytestmark = pytest.mark.system

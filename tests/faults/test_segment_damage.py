@@ -219,7 +219,7 @@ async def two_segments_and_a_tail(broker: Broker) -> Topic:
 
 def as_after_a_restart(broker: Broker) -> None:
     broker._fetching._reader._slices._begun.clear()
-    broker._fetching._reader._slices._row_groups.clear()
+    broker._fetching._reader._slices._indices.clear()
 
 
 async def is_refused(read: Callable[[], Awaitable[object]], path: Path) -> str:

@@ -50,8 +50,8 @@ FEW = 4
 STEPS = 25
 
 
-def without_aborted(stored: Any) -> Iterator[pa.RecordBatch]:
-    for batch in frame_records(stored):
+def without_aborted(stored: Any, **sizes: int) -> Iterator[pa.RecordBatch]:
+    for batch in frame_records(stored, **sizes):
         yield batch.filter(pc.not_equal(batch.column("value"), ABORTED))
 
 

@@ -26,6 +26,7 @@ from logstore.journal.scan import RecoveredFrame
 from logstore.log.acknowledgements import Acknowledgement
 from logstore.log.active_segment import ActiveSegment
 from logstore.log.partition_log import PartitionLog
+from logstore.log.producer_state import counted_at
 from logstore.log.relocation import relocate_oldest
 from logstore.log.truncation import truncate
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity, RememberedBatch, unpack_batches
@@ -345,7 +346,7 @@ class RecoveryModel(RuleBasedStateMachine):
     def check_producers(self, log: PartitionLog, frames: list[Stored]) -> None:
         """The last batches of each producer; fewer are known only of producers that count as evicted."""
         known: dict[int, list[RememberedBatch]] = {}
-        for batch in unpack_batches(log.state.producers.pack()):
+        for batch in counted_at(unpack_batches(log.state.producers.pack()), log.log_end_offset):
             known.setdefault(batch.owner, []).append(batch)
         for producer in range(1, PRODUCERS + 1):
             stored = [f.batch for f in frames if f.batch is not None and f.batch.owner == producer]

@@ -148,10 +148,8 @@ PLANTED: dict[str, tuple[Any, str, Any] | str] = {
         rewritten(
             ReplicaFetcher._apply,
             ("self._by_index.get(row.session_index)", "next(iter(self._followed.values()), None)"),
-            (
-                "followed is None or not followed.is_wanted or followed.asked != followed.end",
-                "followed is None or followed.log.is_leader",
-            ),
+            ("followed is None or not followed.is_as_asked", "followed is None or followed.log.is_leader"),
+            ("if not followed.is_as_asked", "if followed.log.is_leader"),
         ),
     ),
     "C7: a follower truncates to the high watermark": (

@@ -66,6 +66,8 @@ _BOMB = b" " * (1000 * 4096)
 
 #: The server cannot know where the next request would begin: it answers 400 and closes the connection.
 BROKEN_FRAMING = {
+    # ApiVersions, version 0, as Kafka's clients send it first.
+    "Kafka's protocol": b"\0\0\0\x0e\0\x12\0\0\0\0\0\1\0\4test",
     "unknown transfer coding": head(b"Transfer-Encoding: xchunked") + chunked(GOOD).partition(b"\r\n\r\n")[2],
     "chunked is not last": head(b"Transfer-Encoding: chunked, identity") + GOOD,
     "identity": head(b"Transfer-Encoding: identity") + GOOD,

@@ -54,7 +54,8 @@ def descendants(pid: int) -> set[int]:
 class ClusterProcess:
     """``first_line`` is what it has printed first. Ends the process, and with it all of them, when the block ends."""
 
-    def __init__(self, directory: Path, *arguments: object) -> None:
+    def __init__(self, directory: Path, *arguments: object, **more: str) -> None:
+        """``more`` is for the environment."""
         self.log = directory / "cluster-command.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -63,7 +64,7 @@ class ClusterProcess:
                 stderr=log,
                 bufsize=0,  # so that `select` sees every line
                 cwd=directory,
-                env=environment(),
+                env=environment(**more),
             )
         self.first_line = self._line()
 

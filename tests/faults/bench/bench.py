@@ -35,7 +35,8 @@ from tests.faults.bench.history import (
     Stream,
     read_history,
 )
-from tests.faults.bench.kafka_load import KafkaLoad, ProducerKind
+from tests.faults.bench.kafka_load import KafkaLoad
+from tests.faults.bench.kafka_producer import ProducerKind
 from tests.faults.bench.neighbours import DeltaObserver, JobLoop, Neighbour, StreamingReader
 from tests.faults.bench.nemesis import READY_S, StoreBrokenError
 from tests.faults.bench.nemesis import Neighbour as Killed

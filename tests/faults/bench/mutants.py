@@ -42,6 +42,8 @@ KILL_WHEN_FREED: Final = Fault("kill_at", 0, 0, {"point": "journal.file_freed"})
 KILL_WHEN_SYNCED: Final = Fault("kill_at", 0.5, 0, {"point": "journal.synced"})
 #: Records that are written wait for their fsync, and then are lost.
 POWER_CUT_BEFORE_THE_SYNC: Final = Fault("slow_fsync", 4, 0, {"seconds": 3.0, **_UNDER_LOAD}, inside=STRICT_POWER_CUT)
+#: Acknowledgements come later than producers wait for them: requests are repeated.
+SLOWER_THAN_A_REQUEST: Final = Fault("slow_fsync", 10, 0, {"seconds": 6.0, **_UNDER_LOAD})
 CLOCK_SET_BACK: Final = Fault("clock", 0.5, 0, {"offset_ms": -HOUR_MS, "for": (("journal.synced", 30),), **_UNDER_LOAD})
 OVERWRITE: Final = Fault("overwrite_quietly", 0, 0)
 POWER_CUT_AFTER_DELETE: Final = Fault("power_cut_after_delete", 0, 0, {"seed": 1, "strict": True})
@@ -522,7 +524,7 @@ EXPOSED_BY: Final[Mapping[Callable[[], None], Exposure]] = {
     forget_sequences: Exposure((KILL_WHEN_SYNCED,) * 3, "A2 record is stored twice", rolled=False),
     forget_commits_at_start: Exposure((KILL,) * 2, "G3 commit is lost"),
     acknowledge_batches_unsynced: Exposure((POWER_CUT_BEFORE_THE_SYNC,), _LOST, rolled=False, kafka=True),
-    store_repeated_batches: Exposure((KILL_WHEN_SYNCED,) * 3, "A2 record is stored twice", rolled=False, kafka=True),
+    store_repeated_batches: Exposure((SLOWER_THAN_A_REQUEST,), "A2 record is stored twice", rolled=False, kafka=True),
     serve_batches_without_their_place: Exposure(
         (KILL,), "(A4 two readers|C2 rows out of order)", rolled=False, kafka=True
     ),

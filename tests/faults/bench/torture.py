@@ -24,7 +24,7 @@ from typing import Any
 
 from tests.faults.bench.bench import BOTH, SHARED, TOPICS, Bench, Load, Report
 from tests.faults.bench.groups import CONSUMER, COOPERATIVE, KAFKA_CONSUMER, KAFKA_COOPERATIVE, RANGE
-from tests.faults.bench.kafka_load import IDEMPOTENT, LEADER_ALONE, PLAIN
+from tests.faults.bench.kafka_producer import IDEMPOTENT, LEADER_ALONE, PLAIN
 from tests.faults.bench.mutants import EXPOSED_BY, Exposure
 from tests.faults.bench.nemesis import READY_S
 from tests.faults.bench.schedule import GROUPED, KINDS, STREAMED, faults
@@ -66,7 +66,7 @@ _GROUPED_EVERY = 4
 #: Clients with Kafka's protocol, which take the place of some producers; every other round has them.
 _WITH_KAFKA: dict[str, Any] = {
     "producers": 2,
-    "readers": 1,
+    "pause_s": 0.1,
     "kafka_producers": (IDEMPOTENT, PLAIN, IDEMPOTENT, LEADER_ALONE),
     "kafka_readers": 1,
 }

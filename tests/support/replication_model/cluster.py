@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
@@ -16,8 +16,9 @@ from logstore.cluster.znodes import NO_LEADER, PartitionRegistration
 from logstore.cluster.zookeeper import VersionConflictError
 from logstore.errors import NetworkError, NotLeaderOrFollowerError, OffsetNotAvailableError
 from logstore.filesystem import Buffer
-from logstore.journal.frame import Frame, FrameFlags
+from logstore.journal.frame import Frame, FrameFlags, FrameHeader
 from logstore.log.leadership import ACKS_ALL
+from logstore.log.producer_state import BATCHES_REMEMBERED
 from logstore.log.relocation import relocate_oldest
 from logstore.replication.protocol import decode_fetch
 from tests.support.replication_model.clients import Client
@@ -628,10 +629,10 @@ class Cluster:
         for offset, stored in self.acknowledged.items():
             if by_base.get(offset) != stored:
                 raise BrokenError(f"{stored} was acknowledged at {offset}, where {by_base.get(offset)} is")
-        self.compare_states(leader)
+        self.compare_states(leader, [header for header, _ in frames])
 
-    def compare_states(self, leader: Process) -> None:
-        """C16: who takes over knows the same epochs and producers."""
+    def compare_states(self, leader: Process, headers: Sequence[FrameHeader]) -> None:
+        """C16: who takes over knows the same epochs and producers, those that the frames tell."""
         epochs = leader.log.state.leader_epochs.entries
         for process in self.replicas:
             state = process.log.state
@@ -639,6 +640,13 @@ class Cluster:
                 raise BrokenError(
                     f"C16: {process.broker_id} has the epochs {state.leader_epochs.entries}, not {epochs}"
                 )
+            for producer in self.client.producer_ids if not self.unclean else ():
+                of_producer = [header for header in headers if header.identity.owner == producer]
+                told = [(*one.identity, one.base_offset) for one in of_producer]
+                told = [one for one in told if one[1] == told[-1][1]][-BATCHES_REMEMBERED:]
+                known = [(*batch[:3], batch.base_offset) for batch in state.producers.known(producer)]
+                if [one for one in known if one[1] == known[-1][1]] != told:
+                    raise BrokenError(f"C16: {process.broker_id} has {known} of a producer, the frames tell {told}")
             for producer in self.client.producer_ids:
                 here, there = state.producers.known(producer), leader.log.state.producers.known(producer)
                 if here[-1:] != there[-1:] and here and there:

@@ -63,6 +63,7 @@ def test_a_snapshot_may_have_fields_that_a_later_release_adds():
         "producers_forgotten_up_to": -1,
         "markers": [],
     }
+    assert PartitionSnapshot.decode(PartitionSnapshot(5, (), producers_whole_from=3).encode()).producers_whole_from == 3
     later = fields | {"share_groups": {"a": 1}}
     assert PartitionSnapshot.decode(msgspec.msgpack.encode(later)) == PartitionSnapshot(5, ((0, 0),))
 

@@ -24,6 +24,7 @@ from logstore.errors import (
 from logstore.kafka_listener import classic_groups
 from logstore.kafka_protocol.apis import APIS
 from logstore.kafka_protocol.messages import (
+    ConsumerGroupHeartbeatRequest,
     DescribeGroupsRequest,
     HeartbeatRequest,
     JoinGroupRequest,
@@ -247,6 +248,31 @@ def test_ids_that_nobody_joins_with_are_bounded(tmp_path: Path, monkeypatch: pyt
             assert (await join(handlers, group_id="g3")).error_code == MemberIdRequiredError.kafka_code
             many = LeaveGroupRequest(group_id="g3", members=[one] * 10_001)
             assert (await handlers.ask(LEAVE, 5, many)).error_code == InvalidRequestError.kafka_code
+
+    run(scenario())
+
+
+def test_what_the_members_of_all_groups_bring_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups_machine, "GROUPS_BYTES_MAX", 300_000)
+    again = CoordinatorNotAvailableError.kafka_code
+    large = [JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=bytes(200_000))]
+
+    async def scenario() -> None:
+        async with kafka_handlers(tmp_path, offsets_topic_num_partitions=1, **OPTIONS) as handlers:
+            members = [await join(handlers, 3, group_id=f"g{number}", protocols=large) for number in range(3)]
+            assert [one.error_code for one in members] == [0, 0, again]
+            # Who asks for an id, and who has one and no member, is nobody yet.
+            assert (await join(handlers, group_id="g2", protocols=large)).error_code == again
+            names = {"group_id": "k", "subscribed_topic_names": ["t"], "topic_partitions": []}
+            beat = ConsumerGroupHeartbeatRequest(member_id="m", rebalance_timeout_ms=1_000, **names)
+            assert (await handlers.ask(68, 1, beat)).error_code == again
+            # Members go on, and make room when they leave.
+            one = {"group_id": "g0", "member_id": members[0].member_id}
+            assert (await join(handlers, 3, protocols=large, **one)).error_code == 0
+            leaving = LeaveGroupRequest(group_id="g0", member_id=members[0].member_id)
+            assert (await handlers.ask(LEAVE, 1, leaving)).error_code == 0
+            assert (await handlers.ask(68, 1, beat)).error_code == 0
+            assert (await join(handlers, 3, group_id="g2", protocols=large)).error_code == 0
 
     run(scenario())
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from logstore.errors import InvalidProducerEpochError, LogStoreError, OutOfOrderSequenceError
 from logstore.log import producer_state
-from logstore.log.producer_state import ProducerStates
+from logstore.log.producer_state import BATCHES_REMEMBERED, ProducerStates, counted_at
 from logstore.records.batch_identity import RememberedBatch, unpack_batches
 from logstore.records.transactions import Marker
 
@@ -49,6 +49,15 @@ def test_a_marker_fences_the_batches_of_the_epoch_before() -> None:
         assert each.check(5, 2, 0, 1, 0) is None
         assert each.check(5, 3, 0, 1, 0) is None
         assert each.num_batches == 0
+
+
+def test_a_marker_fences_what_follows_a_batch_that_is_being_fsynced() -> None:
+    found = states()
+    found.begin(batch(5, 1, 0, 10))
+    assert found.check(5, 1, 1, 1, 0) is None
+    found.remember_marker(marker(5, 2, 11))
+    with pytest.raises(InvalidProducerEpochError, match="the epoch is 2 by now"):
+        found.check(5, 1, 1, 1, 0)
 
 
 def test_a_marker_is_known_of_a_producer_without_a_batch() -> None:
@@ -129,6 +138,73 @@ def test_room_is_made_by_others_than_those_with_an_open_transaction(monkeypatch:
     in_transaction.update((4, 5))
     found.remember(batch(5, 0, 0, 5))
     assert [producer_id in found for producer_id in (1, 4, 5)] == [True, True, True], "nothing may go"
+
+
+# ---- truncations (C16) ----------------------------------------------------------------------------------------------
+
+
+def following(committed: list[int]) -> ProducerStates:
+    return ProducerStates("t-0", expiration_ms=10**12, committed_end=lambda: committed[0])
+
+
+def counted(found: ProducerStates, end: int = 1 << 62) -> list[RememberedBatch]:
+    return counted_at(unpack_batches(found.pack()), end)
+
+
+def test_c16_a_truncated_epoch_brings_back_the_one_before() -> None:
+    """Of a leader that nobody followed: the producer went on there with a new epoch."""
+    found = following([7])
+    for sequence in range(7):
+        found.remember(batch(5, 0, sequence, sequence))
+    for sequence in range(20):
+        found.remember(batch(5, 1, sequence, 7 + sequence))
+    found.forget_from(7)
+    assert counted(found) == [batch(5, 0, sequence, sequence) for sequence in range(2, 7)]
+    assert found.check(5, 0, 6, 1, 0) == batch(5, 0, 6, 6), "a retry is no new batch"
+    with pytest.raises(OutOfOrderSequenceError):
+        found.check(5, 0, 8, 1, 0)
+    assert found.check(5, 0, 7, 1, 0) is None
+    assert found.evicted_up_to == -1
+
+
+def test_c16_a_producer_whose_only_batches_were_truncated_has_stored_nothing() -> None:
+    found = following([0])
+    found.remember(batch(5, 0, 0, 0))
+    found.forget_from(0)
+    assert 5 not in found
+    with pytest.raises(OutOfOrderSequenceError, match="has stored nothing yet"):
+        found.check(5, 0, 1, 1, 0)
+
+
+def test_a_truncation_below_what_was_committed_leaves_producers_that_may_have_been_there() -> None:
+    """After an unclean election: older batches are unknown."""
+    committed = [30]
+    found = following(committed)
+    for sequence in range(30):
+        found.remember(batch(5, 0, sequence, sequence))
+    found.pack()
+    found.forget_from(10)
+    assert found.evicted_up_to == 5
+
+
+def test_the_footer_of_a_segment_tells_of_producers_that_went_on_behind_it() -> None:
+    committed = [8]
+    found = following(committed)
+    for sequence in range(8):
+        found.remember(batch(5, 0, sequence, sequence))
+    for sequence in range(9):
+        found.remember(batch(5, 1, sequence, 8 + sequence))
+    assert counted(found, end=8) == [batch(5, 0, sequence, sequence) for sequence in range(3, 8)]
+
+
+def test_of_committed_batches_few_are_remembered() -> None:
+    committed = [0]
+    found = following(committed)
+    for sequence in range(1000):
+        committed[0] = sequence
+        found.remember(batch(5, 0, sequence, sequence))
+        assert found.num_batches <= 3 * BATCHES_REMEMBERED
+    assert len(list(unpack_batches(found.pack()))) == found.num_batches == BATCHES_REMEMBERED + 1
 
 
 class Model:

@@ -95,8 +95,8 @@ class Follower:
             answer.set_result(encode_fetched([], [])[0])
 
 
-def frames(begin: int, count: int = 1, epoch: int = EPOCH) -> bytes:
-    log = PartitionLog("t", TOPIC, 0, clock=ManualClock(), producer_id_expiration_ms=1)
+def frames(begin: int, count: int = 1, epoch: int = EPOCH, partition: int = 0) -> bytes:
+    log = PartitionLog("t", TOPIC, partition, clock=ManualClock(), producer_id_expiration_ms=1)
     log.become_leader(epoch)
     batch = pa.RecordBatch.from_pylist([{}], schema=WIRE_SCHEMA)
     buffers = FrameBuffers(0, 0, 1)
@@ -225,6 +225,61 @@ def test_a_diverging_end_truncates_by_a_journal_frame_and_asks_again() -> None:
         follower.journal.finish()
         row, _ = await follower.next_row()
         assert row.fetch_offset == follower.log.log_end_offset == 1
+
+    in_loop(scenario)
+
+
+async def diverge(follower: Follower) -> tuple[PartitionLog, Fetch, asyncio.Future[Buffer]]:
+    """Two partitions with three records each, the second log, and the fetch that acknowledges both."""
+    other = PartitionLog("t", TOPIC, 1, clock=ManualClock(), producer_id_expiration_ms=1)
+    other.resign(EPOCH)
+    topic: Any = None
+    follower.follow()
+    follower.fetcher.follow(topic, other, EPOCH)
+    fetch, answer = await follower.asked.get()
+    both = [frames(0, 3), frames(0, 3, partition=1)]
+    rows = [FetchedRow(row.session_index, 0, 0, 0, 0, -1, -1, len(both[row.partition])) for row in fetch.rows]
+    answer.set_result(b"".join(encode_fetched(rows, [both[row.partition] for row in fetch.rows])))
+    await eventually_async(lambda: bool(follower.journal.held), "nothing was stored")
+    follower.journal.finish()
+    fetch, answer = await follower.asked.get()
+    assert [row.fetch_offset for row in fetch.rows] == [3, 3]
+    return other, fetch, answer
+
+
+def test_frames_do_not_wait_for_the_truncation_of_another_partition() -> None:
+    async def scenario(follower: Follower) -> None:
+        other, fetch, answer = await diverge(follower)
+        more = frames(3, partition=1)
+        index = {row.partition: row.session_index for row in fetch.rows}
+        rows = [
+            FetchedRow(index[0], 0, 0, 0, 0, EPOCH, 1, 0),
+            FetchedRow(index[1], 0, 0, 0, 0, -1, -1, len(more)),
+        ]
+        answer.set_result(b"".join(encode_fetched(rows, [more])))
+        await eventually_async(lambda: len(follower.journal.held) == 2, "one waits for the other")
+        assert follower.asked.empty()
+        for _ in range(2):
+            follower.journal.finish()
+        fetch, _ = await follower.asked.get()
+        assert {row.partition: row.fetch_offset for row in fetch.rows} == {0: 1, 1: 4}
+        assert (follower.log.log_end_offset, other.log_end_offset) == (1, 4)
+
+    in_loop(scenario)
+
+
+def test_an_answer_is_not_believed_once_the_log_follows_another_epoch_since_it_came() -> None:
+    async def scenario(follower: Follower) -> None:
+        other, fetch, answer = await diverge(follower)
+        index = {row.partition: row.session_index for row in fetch.rows}
+        rows = [FetchedRow(index[partition], 0, 0, 0, 0, EPOCH, 1, 0) for partition in (0, 1)]
+        answer.set_result(b"".join(encode_fetched(rows, [])))
+        await eventually_async(lambda: bool(follower.journal.held), "nothing was stored")
+        other.resign(EPOCH + 1)
+        follower.journal.finish()
+        await asyncio.sleep(0.02)
+        assert not follower.journal.held
+        assert (follower.log.log_end_offset, other.log_end_offset) == (1, 3)
 
     in_loop(scenario)
 

@@ -7,7 +7,7 @@ from consumer_offsets.groups.events import JoinProtocol, LeaveGroup, LeavingMemb
 from consumer_offsets.groups.group_config import GroupConfig
 from consumer_offsets.groups.group_record import Tombstone, decode_group_record
 from logstore import errors
-from logstore.limits import GROUP_MEMBER_BYTES_MAX
+from logstore.limits import GROUP_BYTES_MAX, GROUP_MEMBER_BYTES_MAX
 from tests.support.group_driver import RANGE, REBALANCE_MS, SESSION_MS, GroupDriver
 
 OTHER = (JoinProtocol("range", b"other"),)
@@ -118,6 +118,21 @@ def test_what_a_member_brings_into_the_record_of_the_group_is_bounded():
     large = group.join(protocols=(JoinProtocol("range", bytes(half)), JoinProtocol("sticky", bytes(half + 1))))
     assert is_error(large.error, errors.RecordTooLargeError)
     assert group.group.is_vacant
+
+
+def test_what_all_members_bring_into_the_record_of_the_group_is_bounded():
+    group = GroupDriver()
+    large = (JoinProtocol("range", bytes(GROUP_MEMBER_BYTES_MAX - 100)),)
+    room = GROUP_BYTES_MAX // GROUP_MEMBER_BYTES_MAX
+    for number in range(room - 1):
+        group.park_join(instance_id=f"i{number}", protocols=large)
+    group.park_join(instance_id="small")
+    assert is_error(group.join(instance_id="large", protocols=large).error, errors.GroupMaxSizeReachedError)
+    # A member may come again with what it has, and without it there is room.
+    group.park_join(instance_id="i0", protocols=large)
+    group.park_join(instance_id="i1")
+    group.park_join(instance_id="large", protocols=large)
+    group.group.validate()
 
 
 def test_the_first_member_brings_a_protocol_type_and_a_protocol():

@@ -7,6 +7,7 @@ from consumer_offsets.groups.events import TopicDescription, TopicsChanged
 from consumer_offsets.groups.group_config import GroupConfig
 from consumer_offsets.groups.group_record import decode_group_record
 from logstore import errors
+from logstore.limits import GROUP_BYTES_MAX
 from tests.support.group_driver import REBALANCE_MS, GroupDriver, assigned, topic_id
 
 SESSION_MS = GroupConfig().group_consumer_session_timeout_ms
@@ -109,6 +110,20 @@ def test_a_full_group_takes_nobody_else():
     assert is_error(group.beat("b", 0).error, errors.GroupMaxSizeReachedError)
     group.beat("a", -2, instance_id="i")
     assert group.beat("b", 0, instance_id="i").error is None, "a static member's place is taken by itself"
+
+
+def test_what_all_members_bring_into_the_record_of_the_group_is_bounded():
+    group = GroupDriver(t=1)
+    large = frozenset(f"{number:0100d}" for number in range(GROUP_BYTES_MAX // 4 // 108))
+    for name in "abc":
+        assert group.beat(name, 0, subscribed_topics=large).error is None
+    assert group.beat("d", 0).error is None
+    assert is_error(group.beat("e", 0, subscribed_topics=large).error, errors.GroupMaxSizeReachedError)
+    assert is_error(group.beat("d", 0, subscribed_topics=large).error, errors.GroupMaxSizeReachedError)
+    assert group.beat("a", 0, subscribed_topics=large).error is None, "it brings what it has brought before"
+    assert group.beat("b", 0, subscribed_topics={"t"}).error is None
+    assert group.beat("e", 0, subscribed_topics=large).error is None
+    group.group.validate()
 
 
 # ---- epochs ----------------------------------------------------------------------------------------------------------

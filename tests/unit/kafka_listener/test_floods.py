@@ -1,0 +1,150 @@
+"""Floods of members, groups and sessions at the socket: Kafka's errors, and other clients are answered meanwhile."""
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from logstore.errors import CoordinatorNotAvailableError, GroupMaxSizeReachedError
+from logstore.kafka_listener.fetch_sessions import SESSIONS_MAX
+from logstore.kafka_protocol.messages import (
+    ConsumerGroupHeartbeatRequest,
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    FetchRequest,
+    FindCoordinatorRequest,
+    JoinGroupRequest,
+    MetadataRequest,
+    OffsetFetchRequest,
+)
+from tests.support.kafka_client import FETCH, METADATA, PRODUCE, KafkaServer, batch_of, kafka_server, produce_request
+from tests.support.running_broker import run
+
+JOIN, OFFSET_FETCH, FIND_COORDINATOR, DESCRIBE_GROUPS, DELETE_GROUPS, HEARTBEAT = 11, 9, 10, 15, 42, 68
+FULL = GroupMaxSizeReachedError.kafka_code
+MEMBERS_MAX = 5
+
+
+async def flood(server: KafkaServer, api_key: int, version: int, messages: Iterable[Any]) -> Counter[int]:
+    """The numbers of the errors in the answers, to requests of one connection that are sent without waiting."""
+    client = await server.connect()
+    sent = [client.send(api_key, version, message) for message in messages]
+    return Counter([(await client.receive(api_key, version))[1].error_code for _ in sent])
+
+
+async def produces(server: KafkaServer) -> int:
+    """Records of another client, one after the other for as long as it runs."""
+    client = await server.connect()
+    for count in itertools.count():
+        try:
+            answer = await client.ask(PRODUCE, 9, produce_request({0: batch_of(b"v")}))
+        except asyncio.CancelledError:
+            return count
+        assert answer.responses[0].partition_responses[0].error_code == 0
+    raise AssertionError
+
+
+def join(member_id: str = "", group: str = "g", metadata: bytes = b"m") -> JoinGroupRequest:
+    return JoinGroupRequest(
+        group_id=group,
+        session_timeout_ms=6_000,
+        rebalance_timeout_ms=1_000,
+        member_id=member_id,
+        protocol_type="consumer",
+        protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=metadata)],
+    )
+
+
+def test_a_flood_of_members_is_refused_at_group_max_size(tmp_path: Path):
+    async def scenario() -> None:
+        async with kafka_server(tmp_path, group_max_size=MEMBERS_MAX, group_initial_rebalance_delay_ms=200) as server:
+            await server.topic()
+            other = asyncio.create_task(produces(server))
+            # Each gets an id first (KIP-394); before version 4 it is a member at once.
+            given = await flood(server, JOIN, 9, [join() for _ in range(60)])
+            assert given == {79: MEMBERS_MAX, FULL: 60 - MEMBERS_MAX}
+            joined = await flood(server, JOIN, 3, [join(group="old") for _ in range(60)])
+            assert joined == {0: MEMBERS_MAX, FULL: 60 - MEMBERS_MAX}
+            beats = [
+                ConsumerGroupHeartbeatRequest(
+                    group_id="k",
+                    member_id=f"m{number}",
+                    rebalance_timeout_ms=1_000,
+                    subscribed_topic_names=["t"],
+                    topic_partitions=[],
+                )
+                for number in range(60)
+            ]
+            assert await flood(server, HEARTBEAT, 1, beats) == {0: MEMBERS_MAX, FULL: 60 - MEMBERS_MAX}
+            other.cancel()
+            assert await other > 3
+
+    run(scenario())
+
+
+def test_a_flood_of_groups_is_refused_when_their_members_bring_too_much(tmp_path: Path, monkeypatch: Any):
+    monkeypatch.setattr("consumer_offsets.groups_machine.GROUPS_BYTES_MAX", 2_000_000)
+
+    async def scenario() -> None:
+        options = {"offsets_topic_num_partitions": 1, "group_initial_rebalance_delay_ms": 0}
+        async with kafka_server(tmp_path, **options) as server:
+            await server.topic()
+            other = asyncio.create_task(produces(server))
+            joins = [join(group=f"g{number}", metadata=bytes(200_000)) for number in range(50)]
+            found = await flood(server, JOIN, 3, joins)
+            assert found == {0: 10, CoordinatorNotAvailableError.kafka_code: 40}
+            other.cancel()
+            assert await other > 3
+
+    run(scenario())
+
+
+def test_requests_that_name_very_many_things_let_others_go_on(tmp_path: Path):
+    names = [f"group-{number}" for number in range(20_000)]
+    groups = [OffsetFetchRequest.OffsetFetchRequestGroup(group_id=name, topics=None) for name in names]
+    topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
+    asked = (
+        (DESCRIBE_GROUPS, 6, DescribeGroupsRequest(groups=names)),
+        (OFFSET_FETCH, 9, OffsetFetchRequest(groups=groups)),
+        (FIND_COORDINATOR, 6, FindCoordinatorRequest(key_type=0, coordinator_keys=names)),
+        (DELETE_GROUPS, 2, DeleteGroupsRequest(groups_names=names)),
+        (METADATA, 12, MetadataRequest(topics=topics, allow_auto_topic_creation=False)),
+    )
+
+    async def scenario() -> None:
+        async with kafka_server(tmp_path) as server:
+            await server.topic()
+            # So that there is a coordinator.
+            await flood(server, JOIN, 9, [join()])
+            for api_key, version, message in asked:
+                client = await server.connect()
+                other = asyncio.create_task(produces(server))
+                await client.ask(api_key, version, message)
+                other.cancel()
+                assert await other > 0, api_key
+
+    run(scenario())
+
+
+def test_a_flood_of_sessions_leaves_the_later_ones_with_full_fetches(tmp_path: Path):
+    partition = FetchRequest.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1_000)
+    wanted = FetchRequest(
+        max_wait_ms=0,
+        min_bytes=0,
+        max_bytes=1_000,
+        session_id=0,
+        session_epoch=0,
+        topics=[FetchRequest.FetchTopic(topic="t", partitions=[partition])],
+    )
+
+    async def scenario() -> None:
+        async with kafka_server(tmp_path) as server:
+            await server.topic()
+            client = await server.connect()
+            answers = [await client.ask(FETCH, 11, wanted) for _ in range(SESSIONS_MAX + 20)]
+            assert {answer.error_code for answer in answers} == {0}
+            assert [answer.session_id == 0 for answer in answers] == [False] * SESSIONS_MAX + [True] * 20
+
+    run(scenario())
