@@ -46,6 +46,16 @@ def topic_to_read(context: RequestContext, request: Request, broker: Broker, ope
     return topic
 
 
+async def topic_to_consume(context: RequestContext, request: Request, broker: Broker) -> Topic:
+    """As ``topic_to_read``, for a consumer: made first, if it is not there and the store makes topics.
+
+    A request that names a topic id wants that topic and no new one. Raises as ``Broker.find_or_make_topic``, too.
+    """
+    if not topic_ids_of(request):
+        await broker.find_or_make_topic(context, request.path_params["topic"], Operation.READ)
+    return topic_to_read(context, request, broker, Operation.READ)
+
+
 def topic_id_headers(scope: Scope) -> dict[str, str]:
     """Headers for the answer, also for an error."""
     return {TOPIC_ID: scope[_IN_SCOPE]} if _IN_SCOPE in scope else {}

@@ -133,7 +133,8 @@ class Settings(BaseSettings):
     )
     auto_create_topics_enable: bool = Field(
         default=False,
-        description="Create a topic when something is first produced to it. Kafka's default is true.",
+        description="Create a topic when something is first produced to it, or a consumer first asks for it. Kafka's "
+        "default is true.",
     )
     num_partitions: int = Field(
         1, ge=1, le=PARTITIONS_PER_TOPIC_MAX, description="Partitions of a topic that is created without a count."

@@ -28,8 +28,8 @@ def variable_name(setting: str) -> str:
 def from_environment(environment: Mapping[str, str], fields: Mapping[str, str]) -> dict[str, Any]:
     """The values of ``fields``, by setting, and of the tables of defaults.
 
-    Raises InvalidConfigError for a name close to a setting's, as misspelt, and for Kafka's ``log.*`` settings that have
-    no meaning here. Other names are ignored.
+    Raises InvalidConfigError for a name close to a setting's, as misspelt, and for Kafka's settings without meaning
+    here. Other names are ignored.
     """
     by_variable = {variable_name(name): field for name, field in fields.items()}
     broker_names = {variable_name(name): name for name in broker_default_names()}
@@ -46,7 +46,7 @@ def from_environment(environment: Mapping[str, str], fields: Mapping[str, str]) 
             topic_defaults[topic_keys[variable]] = text
         elif variable.startswith(ENV_PREFIX):
             name = variable.removeprefix(ENV_PREFIX).lower().replace("_", ".")
-            if name.startswith("log.") and (reason := why_without_meaning(name)):
+            if reason := why_without_meaning(name):
                 raise InvalidConfigError(f"no setting {variable}: {reason}")
             close = difflib.get_close_matches(variable, [*by_variable, *broker_names, *topic_keys], n=1, cutoff=0.9)
             if close:

@@ -36,8 +36,10 @@ from logstore.broker.topic_ids import require_topic_id, topic_id_text
 from logstore.errors import (
     IllegalStateError,
     InvalidTopicError,
+    LeaderNotAvailableError,
     LogStoreError,
     OffsetOutOfRangeError,
+    QuarantinedError,
     UnknownTopicError,
 )
 from logstore.limits import TOPIC_NAME_LENGTH_MAX
@@ -165,7 +167,8 @@ class ConsumerInstance:
     async def subscribe(self, context: RequestContext, topics: list[str] | None, pattern: str | None) -> None:
         """Read ``topics``, which need not exist yet, or those that match ``pattern``, as a member of the group.
 
-        Raises IllegalStateError, InvalidTopicError, TopicAuthorizationError, InvalidRegularExpressionError.
+        Topics of the list that are not there are made, if the store makes topics. Raises IllegalStateError,
+        InvalidTopicError, TopicAuthorizationError, InvalidRegularExpressionError, and as ``Broker.find_or_make_topic``.
         """
         for name in topics or ():
             if not is_legal_name(name, TOPIC_NAME_LENGTH_MAX):
@@ -179,6 +182,8 @@ class ConsumerInstance:
                 raise _exclusive("has partitions assigned")
             if (topics is None) != (value.topics is None) and value.is_subscribed:
                 raise _exclusive("is subscribed in the other way")
+            for name in topics or ():
+                await self._make_topic(context, name)
             image = self._home.topics.topics
             by = Subscriber(context.principal, context.peer)
             changed = msgspec.structs.replace(value, topics=topics, pattern=pattern, subscriber=by)
@@ -191,6 +196,15 @@ class ConsumerInstance:
             await self._starts.put(msgspec.structs.replace(changed, seen=seen))
             self._group.resubscribe(names)
         self._wake()
+
+    async def _make_topic(self, context: RequestContext, name: str) -> None:
+        """Make a topic that is subscribed to, if the store makes topics; else it may appear later."""
+        try:
+            is_there = self._broker.find_topic(context, name, Operation.READ) is not None
+        except (UnknownTopicError, QuarantinedError, LeaderNotAvailableError):
+            return
+        if not is_there:
+            await self._broker.find_or_make_topic(context.answered_here(), name, Operation.READ)
 
     async def unsubscribe(self) -> None:
         """End the subscription, or the assignment; nothing if there is none."""
@@ -220,7 +234,7 @@ class ConsumerInstance:
                 raise _exclusive("is subscribed")
             assigned = []
             for name, partition in wanted:
-                topic = self._broker.topic(context, name, Operation.READ)
+                topic = await self._broker.find_or_make_topic(context.answered_here(), name, Operation.READ)
                 topic.partition(partition)
                 assigned.append(Assigned(name, partition, topic_id_text(topic.topic_id)))
             ids = {TopicPartition(each.topic, each.partition): each.topic_id for each in assigned}

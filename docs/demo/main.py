@@ -24,6 +24,7 @@ from docs.demo.story import (
     read_back,
     start_spark,
 )
+from logstore.client.local_store import kafka_address
 from logstore.errors import LogStoreError
 
 LOGS = Path(".cache/demo")
@@ -80,17 +81,18 @@ def _delay_table(delays: Sequence[CarrierDelay]) -> Table:
 def _say_what_next(console: Console, data: Path, running_url: str | None) -> None:
     logstore, python = command("logstore"), command("python")
     url = f" --url {running_url}" if running_url else ""
-    commands = [
-        f"{logstore} topic describe {FLIGHTS}{url}",
-        f"{logstore} consume {LAST_FLIGHT} --max 3{url}",
-        f"""{python} -c 'import polars; print(polars.scan_delta("{data}/topics/{LAST_FLIGHT}").head().collect())'""",
-    ]
-    if not running_url:
-        kafka = (
+    # The demo's own store has ended: the first command starts one with the defaults.
+    kafka = kafka_address(data, running_url) if running_url else "127.0.0.1:9092"
+    first = f"topic describe {FLIGHTS}{url}" if running_url else f"serve --data {shlex.quote(str(data))}"
+    commands = [f"{logstore} {first}", f"{logstore} consume {LAST_FLIGHT} --max 3{url}"]
+    if kafka is not None:
+        commands.append(
             f"""{python} -c 'import kafka; print(next(kafka.KafkaConsumer("{LAST_FLIGHT}", """
-            """bootstrap_servers="127.0.0.1:9092", auto_offset_reset="earliest")))'"""
+            f"""bootstrap_servers="{kafka}", auto_offset_reset="earliest")))'"""
         )
-        commands = [f"{logstore} serve --data {shlex.quote(str(data))}", commands[1], kafka, commands[2]]
+    commands.append(
+        f"""{python} -c 'import polars; print(polars.scan_delta("{data}/topics/{LAST_FLIGHT}").head().collect())'"""
+    )
     while_it_runs = "" if running_url else " (the second and third, which is a Kafka client, while the first one runs)"
     console.print(f"The data is in {data}. Try next{while_it_runs}:")
     for line in commands:

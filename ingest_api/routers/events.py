@@ -30,7 +30,7 @@ from ingest_api.parameters import (
 )
 from ingest_api.routes import declared_router, requires
 from ingest_api.state import api_state
-from ingest_api.topic_ids import topic_id_headers, topic_to_read
+from ingest_api.topic_ids import topic_id_headers, topic_to_consume
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import PartitionLog, Topic
 from logstore.broker.partition_offsets import OffsetsElsewhere, PartitionOffsets
@@ -54,7 +54,7 @@ async def events(request: Request) -> Response:
     form = (Form.JSON, Form.BINARY)[_chosen(EVENT_FORMAT, query)]
     isolation = Isolation(_chosen(ISOLATION_LEVEL, query))
     context = context_of(request)
-    topic = topic_to_read(context, request, state.broker, Operation.READ)
+    topic = await topic_to_consume(context, request, state.broker)
     answer_media_type(request.headers, (EVENT_STREAM,))
     key = _key(query, topic, form)
     selection = TopicSelection(topic, query.get(PARTITION.name))

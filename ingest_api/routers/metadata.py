@@ -1,7 +1,8 @@
 """Metadata: brokers, leaders of partitions, the coordinator of a group, in one answer, as this broker sees them.
 
 Any broker answers, from its own view. A client sends its requests where this says; where it is wrong or old the other
-broker says so, and the client asks again.
+broker says so, and the client asks again. A topic that is not there is made, if the client allows it and
+``auto.create.topics.enable`` is set, as by Kafka's Metadata.
 """
 
 from typing import Annotated
@@ -28,23 +29,28 @@ async def get_metadata(state: State, context: Context, query: Annotated[Metadata
     """The brokers that are there, who leads the partitions of these topics, and who coordinates this group."""
     broker = state.broker
     names = dict.fromkeys(name for name in (query.topics or "").split(",") if name)
-    await broker.until_known(names)
     if query.group is not None:
         check_group_name(query.group)
+    await broker.until_known(names)
     if query.group is not None and context.is_forwarded:  # another broker has a request for it
         await state.groups.until_there(context, query.group)
+    may_make = query.allow_auto_topic_creation == "true"
+    topics = [await _topic(context, broker, name, may_make=may_make) for name in names]
     return Metadata(
         cluster_id=broker.cluster_id,
         controller_id=-1 if broker.controller_id is None else broker.controller_id,
         brokers=[BrokerEndpoint(broker_id=one.id, url=one.url, rack=one.rack) for one in broker.brokers_by_id.values()],
-        topics=[_topic(context, broker, name) for name in names],
+        topics=topics,
         coordinator_id=None if query.group is None else state.groups.coordinator_of(context, query.group),
     )
 
 
-def _topic(context: RequestContext, broker: Broker, name: str) -> TopicMetadata:
+async def _topic(context: RequestContext, broker: Broker, name: str, *, may_make: bool) -> TopicMetadata:
     try:
-        topic = broker.topic(context, name)
+        if may_make:
+            topic = await broker.find_or_make_topic(context, name, Operation.DESCRIBE)
+        else:
+            topic = broker.topic(context, name)
         states = [broker.partition_state(context, topic, log.partition) for log in topic.partitions]
     except LogStoreError as error:
         return TopicMetadata(

@@ -224,7 +224,7 @@ async def _produce(request: Request, partition: int | None) -> Response:
         del decode
         if topic is None:
             # Create the topic only now, so that a request that is refused leaves none behind.
-            topic = await state.broker.topic_for_produce(context, request.path_params["topic"])
+            topic = await state.broker.find_or_make_topic(context, request.path_params["topic"], Operation.WRITE)
         produced = state.broker.produce(
             context, topic, records, partition=partition, acks=acks, timeout_ms=timeout_ms, identity=identity
         )
@@ -275,7 +275,7 @@ def _existing_topic(request: Request) -> Topic | None:
     broker, context, name = api_state(request).broker, context_of(request), request.path_params["topic"]
     topic_ids = topic_ids_of(request)
     if not topic_ids:
-        return broker.find_topic_for_produce(context, name)
+        return broker.find_topic(context, name, Operation.WRITE)
     # A request that names a topic id wants that topic and no new one.
     topic = broker.topic(context, name, Operation.WRITE)
     for topic_id in topic_ids:

@@ -23,7 +23,7 @@ from ingest_api.guard import context_of
 from ingest_api.parameters import MAX_BYTES, MAX_WAIT_MS, MIN_BYTES, OFFSET, partition_in_path, read_query, required
 from ingest_api.routes import declared_router, requires
 from ingest_api.state import api_state
-from ingest_api.topic_ids import topic_id_headers, topic_to_read
+from ingest_api.topic_ids import topic_id_headers, topic_to_consume
 from logstore.broker.admission import Reservation
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import FetchResult, PartitionLog, Topic
@@ -71,7 +71,7 @@ async def fetch(request: Request) -> Response:
     """Read records from an offset on; wait for records at the end of the log."""
     state = api_state(request)
     query = read_query(request, (OFFSET, MAX_BYTES, MIN_BYTES, MAX_WAIT_MS))
-    topic = topic_to_read(context_of(request), request, state.broker, Operation.READ)
+    topic = await topic_to_consume(context_of(request), request, state.broker)
     partition_log = topic.partition(partition_in_path(request))
     media_type = answer_media_type(request.headers, tuple(_FORMS))
     # Clients that accept anything, as curl and browsers do, are to see every record.

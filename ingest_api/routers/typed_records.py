@@ -105,7 +105,7 @@ class _Appender:
             raise UnknownClusterError(
                 f"Cluster {shown(cluster_id)} not found: this is {state.broker.cluster_id!r}, as GET /v3/clusters says."
             )
-        return cls(state, context, name, state.broker.find_topic_for_produce(context, name))
+        return cls(state, context, name, state.broker.find_topic(context, name, Operation.WRITE))
 
     @property
     def string_keys(self) -> bool:
@@ -124,7 +124,7 @@ class _Appender:
         try:
             if self.topic is None:
                 # Only now, so that a request without a good record leaves no topic behind.
-                self.topic = await self.state.broker.topic_for_produce(self.context, self.name)
+                self.topic = await self.state.broker.find_or_make_topic(self.context, self.name, Operation.WRITE)
             topic = self.topic
             largest = topic.config.max_message_bytes
             if any(record.num_bytes > largest for record in records):

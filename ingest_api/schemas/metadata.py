@@ -1,5 +1,7 @@
 """Metadata, for clients that send their requests to the brokers that answer them."""
 
+from typing import Literal
+
 from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
@@ -12,6 +14,11 @@ _OR_NONE = "-1: none at present."
 class MetadataQuery(Request):
     topics: str | SkipJsonSchema[None] = Field(
         None, description="Names of topics, separated by commas.", examples=["clicks,orders"]
+    )
+    allow_auto_topic_creation: Literal["true", "false"] = Field(
+        "true",
+        description="Whether a topic that is not there may be made, if the store makes topics "
+        "(auto.create.topics.enable).",
     )
     group: str | SkipJsonSchema[None] = Field(
         None, description="The group whose coordinator is wanted.", max_length=GROUP_NAME_LENGTH_MAX

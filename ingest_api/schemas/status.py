@@ -14,7 +14,15 @@ class Health(Answer):
 class TopicProblem(Answer):
     topic: str
     partition: Int32 | None = Field(description="Null: the whole topic.")
-    state: Literal["quarantined", "records_missing", "unreadable", "foreign_file", "rolls_fail", "journal_full"]
+    state: Literal[
+        "quarantined",
+        "records_missing",
+        "unreadable",
+        "foreign_file",
+        "rolls_fail",
+        "journal_full",
+        "registration_damaged",
+    ]
     reason: str
     remedy: str
 

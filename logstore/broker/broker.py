@@ -170,8 +170,8 @@ class Broker:
         self.topic_deleted_listeners = topics.removals.listeners
         self.create_topic = changes.create
         self.internal_topic = changes.internal
-        self.find_topic_for_produce = changes.find_for_produce
-        self.topic_for_produce = changes.for_produce
+        self.find_topic = changes.find
+        self.find_or_make_topic = changes.find_or_make
         self.delete_topic = changes.delete
         self.alter_configs = changes.alter_configs
         self.add_partitions = changes.add_partitions

@@ -62,7 +62,7 @@ class OtherBrokers:
         self._peers = peers
 
     async def create_topic(self, context: RequestContext, name: str) -> None:
-        """Make a topic as its first producer wants it, at the controller.
+        """Make a topic with the defaults of the store, at the controller.
 
         Raises TopicExistsError, NotControllerError, RequestTimedOutError, and the controller's own errors.
         """

@@ -21,6 +21,8 @@ class ProblemState(enum.StrEnum):
     RECORDS_MISSING = "records_missing"
     #: The last roll of the topic failed: its newest records stay in the journal, and are served.
     ROLLS_FAIL = "rolls_fail"
+    #: What ZooKeeper says of the topic cannot be read: its leaders and replicas stay as they were.
+    REGISTRATION_DAMAGED = "registration_damaged"
     #: Records are refused with 429 for want of room in the journal, because rolls of the topic fail.
     JOURNAL_FULL = "journal_full"
 
@@ -42,11 +44,12 @@ def find_problems(
     unserved: Unserved,
     roll_failures: Mapping[Topic, str],
     refused: Collection[Topic],
+    damaged: Mapping[str, str],
 ) -> list[TopicProblem]:
     """Problems of the ``topics`` that are served, of those ``unopened``, and of others whose records the journal holds.
 
     ``roll_failures``: the errors of the last rolls of topics. ``refused``: those of them whose producers have to wait
-    for room in the journal.
+    for room in the journal. ``damaged``: by name, why the registration of a topic is not believed.
     """
     quarantined = ProblemState.QUARANTINED
     found = [TopicProblem(name, None, quarantined, e.reason, e.remedy) for name, e in unopened.items()]
@@ -80,6 +83,9 @@ def find_problems(
         remedy = f"Mend the cause; rolls are tried again within a minute, or by: logstore topic roll {topic.name}"
         state = ProblemState.JOURNAL_FULL if topic in refused else ProblemState.ROLLS_FAIL
         found.append(TopicProblem(topic.name, None, state, reason, remedy))
+    for name, why in damaged.items():
+        remedy = "Until it is what a broker wrote, no leader of it is elected, and no replica joins its ISR"
+        found.append(TopicProblem(name, None, ProblemState.REGISTRATION_DAMAGED, why, remedy))
     return sorted(found, key=lambda problem: (problem.topic, problem.partition or 0))
 
 

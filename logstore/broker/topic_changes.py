@@ -15,7 +15,7 @@ import structlog
 
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
-from logstore.broker.context import RequestContext
+from logstore.broker.context import Forwarding, RequestContext
 from logstore.broker.roll_schedule import RollSchedule
 from logstore.broker.topic_catalog import check_no_collision, check_topic_name
 from logstore.broker.topics import Topics
@@ -158,29 +158,29 @@ class TopicChanges:
                 "the controller."
             )
 
-    def find_for_produce(self, context: RequestContext, name: str) -> Topic | None:
-        """The topic; None if ``for_produce`` would make it. Changes nothing.
+    def find(self, context: RequestContext, name: str, operation: Operation) -> Topic | None:
+        """The topic, for ``operation``; None if ``find_or_make`` would make it. Changes nothing.
 
         Raises TopicAuthorizationError, UnknownTopicError, QuarantinedError.
         """
-        self._authorizer.require(context, Operation.WRITE, ResourceType.TOPIC, name)
+        self._authorizer.require(context, operation, ResourceType.TOPIC, name)
         if name in self._topics.names() or not self._settings.auto_create_topics_enable:
             return self._topics.get(name)
         self._authorizer.require_create(context, name)
         return None
 
-    async def for_produce(self, context: RequestContext, name: str) -> Topic:
-        """The topic; made first if ``auto.create.topics.enable`` says so.
+    async def find_or_make(self, context: RequestContext, name: str, operation: Operation) -> Topic:
+        """The topic, for ``operation``; made first, if it is not there and ``auto.create.topics.enable`` says so.
 
         In a cluster the controller makes it, and this broker waits until it serves it, too. Raises
         TopicAuthorizationError, UnknownTopicError, InvalidTopicError, BrokerNotReadyError, StorageFullError,
         NotControllerError.
         """
-        if (topic := self.find_for_produce(context, name)) is not None:
+        if (topic := self.find(context, name, operation)) is not None:
             return topic
         self._admission.require_ready()
         with contextlib.suppress(TopicExistsError):  # another request was faster
-            if self.create_at_controller is None or self._is_controller or context.is_forwarded:
+            if self.create_at_controller is None or self._is_controller or context.forwarding is Forwarding.DONE:
                 await self.create(context, name)
             else:
                 await self.create_at_controller(context, name)

@@ -346,7 +346,8 @@ class Topics:
         }
         refused = {topic for topic in failures if self._admission.refuses(topic)}
         unopened = {**self._quarantined, **self._not_adopted()}
-        found = find_problems(self._topics, unopened, self._unserved, failures, refused)
+        damaged = self._coordinator.damaged_topics
+        found = find_problems(self._topics, unopened, self._unserved, failures, refused, damaged)
         shown = self._authorizer.described(context, [problem.topic for problem in found])
         return [problem for problem in found if problem.topic in shown]
 

@@ -9,6 +9,18 @@ from logstore.errors import LogStoreError
 _TIMEOUT_MS = 5_000
 
 
+def kafka_address(data: Path, url: str) -> str | None:
+    """Where Kafka's clients find the store on ``data`` that listens on ``url``; None if it has no listener for them."""
+    for endpoint in sorted(data.glob("brokers/*/endpoint.json")):
+        try:
+            told = json.loads(endpoint.read_bytes())
+            if told["url"] == url:
+                return None if told.get("kafka") is None else str(told["kafka"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return None
+
+
 def running_store(data: Path) -> str | None:
     """The URL of the store on ``data``; None if none answers. The file that a killed store left behind does not count,
     even if another process has its port now.

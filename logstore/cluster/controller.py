@@ -297,13 +297,16 @@ class Controller:
 
     async def _elect_in(self, topic: str, numbers: Collection[int], election: ElectionType) -> Elected:
         found: dict[tuple[str, int], int | LogStoreError] = {}
+        leaders: dict[int, tuple[int, int]] = {}  # by partition: the old and the new one
 
         def change(document: TopicRegistration) -> TopicRegistration:
             rows = list(document.partitions)
             view = self._watched.view  # ``document`` is from there
+            leaders.clear()
             for number in numbers:
                 try:
                     rows[number] = elect(view, topic, number, election)
+                    leaders[number] = document.partitions[number].leader, rows[number].leader
                     found[topic, number] = rows[number].leader
                 except LogStoreError as error:
                     found[topic, number] = error
@@ -313,6 +316,15 @@ class Controller:
         if node is None:
             raise UnknownTopicError(f"Topic {topic!r} not found.")
         await self._change(topic, node.document.topic_id, change)
+        for number, (before, leader) in leaders.items():
+            log.info(
+                "controller.leader_elected",
+                topic=topic,
+                partition=number,
+                election=election.value,
+                before=before,
+                leader=leader,
+            )
         return found
 
     async def mark_deleting(self, topic: str, topic_id: UUID) -> None:

@@ -145,6 +145,11 @@ class Coordinator(Protocol):
         ...
 
     @property
+    def damaged_topics(self) -> Mapping[str, str]:
+        """By name, why the registration of a topic is not believed. What it said before stays in force."""
+        ...
+
+    @property
     def locks(self) -> Sequence[LockFile]:
         """The locks without which this process must acknowledge nothing."""
         ...

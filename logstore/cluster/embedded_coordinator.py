@@ -92,6 +92,10 @@ class EmbeddedCoordinator:
         return None  # it has the locks
 
     @property
+    def damaged_topics(self) -> Mapping[str, str]:
+        return {}  # it has no registrations
+
+    @property
     def locks(self) -> Sequence[LockFile]:
         return self._locks
 

@@ -267,6 +267,11 @@ class ZooKeeperCoordinator:
         return None  # without a connection, too: what needs no lease goes on
 
     @property
+    def damaged_topics(self) -> Mapping[str, str]:
+        topics = f"{znodes.TOPICS}/"
+        return {path.removeprefix(topics): why for path, why in self.view.damaged.items() if path.startswith(topics)}
+
+    @property
     def locks(self) -> Sequence[LockFile]:
         return self._locks
 
@@ -328,8 +333,7 @@ class ZooKeeperCoordinator:
 
     def is_gone(self, topic_id: UUID) -> bool:
         # A document that cannot be read may be the topic's.
-        damaged = any(path.startswith(f"{znodes.TOPICS}/") for path in self.view.damaged)
-        return topic_id not in self._names and not damaged and not self.registration.is_migration
+        return topic_id not in self._names and not self.damaged_topics and not self.registration.is_migration
 
     def on_election(self, prepare: Callable[[], Awaitable[None]]) -> None:
         self.controller.prepare = prepare

@@ -37,7 +37,8 @@ class BrokerProcess:
     def __init__(self, broker_id: int, environment: Mapping[str, str], data: Path, log: Path | None) -> None:
         self.id = broker_id
         self.log = log
-        self._environment = {**os.environ, **environment}
+        #: From the next start on.
+        self.environment = {**os.environ, **environment}
         self._data = data
         self._process: asyncio.subprocess.Process | None = None
         #: The end of the watcher's pipe that is open while the process is to live.
@@ -66,7 +67,7 @@ class BrokerProcess:
                     stdin=stdin,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=log,
-                    env=self._environment,
+                    env=self.environment,
                     # Ctrl-C in the terminal is for the process that started it, which stops all of them in order.
                     start_new_session=True,
                 )

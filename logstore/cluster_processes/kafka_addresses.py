@@ -16,11 +16,16 @@ _ADVERTISED: Final = "LOGSTORE_KAFKA_ADVERTISED_LISTENERS"
 
 @dataclass(frozen=True, slots=True)
 class KafkaAddress:
-    """Where a broker listens for Kafka's clients (port 0: on one that is chosen), and what they are told."""
+    """Where a broker listens for Kafka's clients (port 0: on one that is chosen), and what they are told.
+
+    ``is_fixed``: somebody has asked for the port. Another port that is taken gives way to a free one: clients learn it
+    from the other brokers.
+    """
 
     host: str
     port: int
     advertised: str | None = None
+    is_fixed: bool = False
 
     def environment(self, port: int) -> dict[str, str]:
         told = {} if self.advertised is None else {_ADVERTISED: self.advertised}
@@ -32,23 +37,19 @@ NO_KAFKA: Final = {_LISTENERS: ""}
 
 
 def wanted_kafka_addresses(settings: Settings, broker_ids: Sequence[int]) -> dict[int, KafkaAddress]:
-    """By broker: ports one after the other, from that of ``settings`` on; empty if there are to be none.
-
-    If nobody has set the port, one is chosen for a broker whose port is taken: clients learn it from the others.
-    """
+    """By broker: ports one after the other, from that of ``settings`` on; empty if there are to be none."""
     if settings.kafka_address is None:
         return {}
     host, port = settings.kafka_address
     found = {}
     for at, broker_id in enumerate(broker_ids):
-        wanted = port + at if port else 0
-        if not settings.is_kafka_wanted and not is_free(host, wanted):
-            wanted = 0
         advertised = None
         if settings.kafka_advertised_listeners is not None:
             advertised_host, advertised_port = host_and_port(settings.kafka_advertised_listeners)
             advertised = address_of(advertised_host, advertised_port + at)
-        found[broker_id] = KafkaAddress(host, wanted, advertised)
+        found[broker_id] = KafkaAddress(
+            host, port + at if port else 0, advertised, is_fixed=port != 0 and settings.is_kafka_wanted
+        )
     return found
 
 
@@ -66,6 +67,7 @@ def kafka_addresses(data: Path, broker_ids: Sequence[int]) -> list[str]:
 
 
 def is_free(host: str, port: int) -> bool:
+    """Whether nobody listens on the port; reservations of ``ReservedPorts`` do not count."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -28,6 +28,7 @@ from logstore.cluster_processes.ports import ReservedPorts
 from logstore.cluster_processes.record import ClusterProcessesError, Directory, Record, check_directory, one_node
 from logstore.errors import DataDirectoryError, LogStoreError
 from logstore.lock_file import LockFile
+from logstore.settings import address_of
 
 _LOOPBACK: Final = "127.0.0.1"
 #: All brokers are registered when they say that they are ready; their views follow.
@@ -93,7 +94,8 @@ def run(wanted: Wanted, announce: Announce) -> int:
         except DataDirectoryError as error:
             raise ClusterProcessesError(error.message.replace("serving", "running the cluster of", 1)) from None
         reserved = at_end.enter_context(ReservedPorts())
-        return asyncio.run(_Cluster(wanted, _reserve(wanted, record or Record(), reserved)).run(announce))
+        found, shared_port = _reserve(wanted, record or Record(), reserved)
+        return asyncio.run(_Cluster(wanted, found, shared_port, reserved).run(announce))
 
 
 def _reserve(wanted: Wanted, record: Record, reserved: ReservedPorts) -> tuple[Record, int | None]:
@@ -125,21 +127,37 @@ def _reserve(wanted: Wanted, record: Record, reserved: ReservedPorts) -> tuple[R
         )
     kafka_ports = dict(record.kafka_ports)
     for broker_id, address in wanted.kafka.items():
-        clients = f"broker {broker_id} for Kafka's clients"
-        if address.port:
-            reserve(clients, address.port, fixed=True, host=address.host)
-            continue
-        former = kafka_ports.get(broker_id, 0)
-        kafka_ports[broker_id] = reserve(clients, former if is_free(address.host, former) else 0, host=address.host)
+        if address.is_fixed:
+            reserve(f"broker {broker_id} for Kafka's clients", address.port, fixed=True, host=address.host)
+        else:
+            _reserve_for_kafka(broker_id, address, kafka_ports, reserved)
     found = Record(zookeeper, zookeeper_port, ports, kafka_ports)
     found.write(wanted.directory)
     return found, shared_port
 
 
+def _reserve_for_kafka(broker_id: int, address: KafkaAddress, chosen: dict[int, int], reserved: ReservedPorts) -> None:
+    """Reserve the first of these that is free: the port that was chosen for the broker before, that of ``address``, any
+    other. It is among ``chosen`` afterwards, unless it is that of ``address``.
+    """
+    former = chosen.pop(broker_id, 0)
+    known = [port for port in (former, address.port) if port]
+    port = next((port for port in known if is_free(address.host, port)), 0)
+    found = reserved.reserve(address.host, port)
+    if found != address.port:
+        chosen[broker_id] = found
+    if known and found != known[0]:
+        _say(
+            f"port {known[0]} of broker {broker_id} for Kafka's clients is taken by another process: it listens on "
+            f"{address_of(address.host, found)}"
+        )
+
+
 class _Cluster:
-    def __init__(self, wanted: Wanted, reserved: tuple[Record, int | None]) -> None:
+    def __init__(self, wanted: Wanted, record: Record, shared_port: int | None, reserved: ReservedPorts) -> None:
         self._wanted = wanted
-        self._record, self._shared_port = reserved
+        self._record, self._shared_port = record, shared_port
+        self._reserved = reserved
         self._zookeeper: ZooKeeperServer | None = None
         self._brokers: dict[int, BrokerProcess] = {}
         self._stopping = asyncio.Event()
@@ -246,7 +264,21 @@ class _Cluster:
         address = self._wanted.kafka.get(broker_id)
         if address is None:
             return NO_KAFKA
-        return address.environment(address.port or self._record.kafka_ports[broker_id])
+        return address.environment(self._kafka_port(broker_id, address))
+
+    def _kafka_port(self, broker_id: int, address: KafkaAddress) -> int:
+        return address.port if address.is_fixed else self._record.kafka_ports.get(broker_id, address.port)
+
+    def _choose_kafka_port_again(self, broker: BrokerProcess) -> None:
+        """While a broker does not run, another process may listen on its port."""
+        address = self._wanted.kafka.get(broker.id)
+        if address is None or address.is_fixed or is_free(address.host, self._kafka_port(broker.id, address)):
+            return
+        chosen = dict(self._record.kafka_ports)
+        _reserve_for_kafka(broker.id, address, chosen, self._reserved)
+        self._record = msgspec.structs.replace(self._record, kafka_ports=chosen)
+        self._record.write(self._wanted.directory)
+        broker.environment |= self._kafka_environment(broker.id)
 
     async def _start_zookeeper(self, port: int) -> None:
         self._progress(f"starting ZooKeeper on {_LOOPBACK}:{port}")
@@ -263,6 +295,7 @@ class _Cluster:
         self._watch(self._watch_zookeeper(server))
 
     async def _start_one(self, broker: BrokerProcess) -> BrokerEntry:
+        self._choose_kafka_port_again(broker)
         shared = [] if self._shared_port is None else ["--shared-port", str(self._shared_port)]
         entry = await broker.start(shared)
         self._progress(f"broker {broker.id} is ready at {entry.url}")

@@ -11,7 +11,7 @@ from typing import Final
 from uuid import UUID
 
 from consumer_offsets.steps import in_steps
-from logstore.broker.authorizer import ResourceType
+from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.context import RequestContext
 from logstore.broker.topic_catalog import check_topic_name
 from logstore.cluster.coordinator import PartitionState
@@ -93,7 +93,7 @@ async def _topic_by_name(store: KafkaStore, context: RequestContext, name: str, 
         check_topic_name(name)
         if not may_make or not store.settings.auto_create_topics_enable:
             raise
-        return await store.broker.topic_for_produce(context, name)
+        return await store.broker.find_or_make_topic(context, name, Operation.DESCRIBE)
 
 
 def _topic(

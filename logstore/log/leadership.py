@@ -70,8 +70,9 @@ class Leadership:
             return None
         if acks == ACKS_ALL:
             if not in_sync.has_enough:
+                count = len(in_sync.committed)
                 return NotEnoughReplicasError(
-                    f"{len(in_sync.committed)} replicas are in sync, and min.insync.replicas is "
+                    f"{count} {'replica is' if count == 1 else 'replicas are'} in sync, and min.insync.replicas is "
                     f"{in_sync.min_in_sync}: nothing was stored. Try again when more brokers are back."
                 )
         elif not self._has_lease():

@@ -41,6 +41,16 @@ async def instance_reads_all(clients: list[httpx.AsyncClient], group: str, polle
     await until_ok(poller, "DELETE", instance)
 
 
+async def subscriptions_make_topics(http: httpx.AsyncClient, number: int) -> None:
+    """Asked of one broker, for groups with any coordinator, which has the controller make the topic."""
+    for group in range(4):
+        name = f"subscribed-{number}-{group}"
+        await until_ok(http, "POST", f"/consumers/{name}", json={"name": "one"})
+        await until_ok(http, "POST", f"/consumers/{name}/instances/one/subscription", json={"topics": [name]})
+        assert len((await until_ok(http, "GET", f"/topics/{name}")).json()["partitions"]) == 3
+        await until_ok(http, "DELETE", f"/consumers/{name}/instances/one")
+
+
 async def test_three_brokers_answer_as_one(brokers: Brokers, tmp_path: Path):
     settings = {"offsets.topic.num.partitions": "3", "num.partitions": "3", "auto.create.topics.enable": "true"}
     servers = [await started(tmp_path / "data", environment(brokers, number, **settings)) for number in (1, 2, 3)]
@@ -78,6 +88,8 @@ async def test_three_brokers_answer_as_one(brokers: Brokers, tmp_path: Path):
                 await until_ok(http, "POST", f"/groups/{group}/offsets", json=offsets)
         for http in clients:
             assert (await until_ok(http, "GET", "/groups")).json() == ["a", "b", "c", "d"]
+        for number, http in enumerate(clients):
+            await subscriptions_make_topics(http, number)
         # A broker dies: the others go on as soon as somebody leads.
         servers[2].kill()
         survivors = clients[:2]

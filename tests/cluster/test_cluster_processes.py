@@ -202,21 +202,49 @@ def test_a_kept_port_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert f"remove the port from {directory.record}" in message
 
 
-def test_a_port_for_kafkas_clients_that_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """One that was asked for is refused; one that was chosen is chosen anew."""
+def test_a_port_for_kafkas_clients_that_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """One that was asked for is refused; one that was chosen, or is the default, is chosen anew."""
     monkeypatch.setattr(ports, "_WAIT_S", 0.1)
     directory = Directory(tmp_path / "data")
     directory.home.mkdir(parents=True)
     with listening_socket("127.0.0.1", 0, {}) as taken:
         port = taken.getsockname()[1]
-        message = refused(tmp_path, kafka={1: KafkaAddress("127.0.0.1", port)})
+        message = refused(tmp_path, kafka={1: KafkaAddress("127.0.0.1", port, is_fixed=True)})
         assert f"Port {port} of broker 1 for Kafka's clients on 127.0.0.1 cannot be had" in message
         Record(None, None, {}, {1: port}).write(directory)
         monkeypatch.setenv("JAVA_HOME", str(tmp_path))  # the start ends behind the choice
-        refused(tmp_path, kafka={1: KafkaAddress("127.0.0.1", 0)})
+        refused(tmp_path, kafka={1: KafkaAddress("127.0.0.1", 0), 2: KafkaAddress("127.0.0.1", port)})
     record = Record.read(directory)
     assert record is not None
-    assert record.kafka_ports[1] not in {0, port}
+    told = capsys.readouterr().err
+    for broker in (1, 2):
+        chosen = record.kafka_ports[broker]
+        assert chosen not in {0, port}
+        line = f"port {port} of broker {broker} for Kafka's clients is taken by another process: it listens on"
+        assert f"{line} 127.0.0.1:{chosen}\n" in told
+
+
+def test_a_broker_that_starts_again_gives_way_at_its_port_for_kafkas_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Another process has begun to listen there. The broker keeps the port that it takes then."""
+    monkeypatch.setenv("LOGSTORE_KAFKA_LISTENERS", "127.0.0.1:0")
+    data = tmp_path / "data"
+    with ClusterProcess(tmp_path, "cluster", "start", "--brokers", 1, "--data", data, "--json") as cluster:
+        (broker,) = cluster.entry["brokers"]
+        (former,) = kafka_addresses(data, [1])
+        os.kill(broker["pid"], signal.SIGKILL)
+        eventually(lambda: "broker 1 has ended" in cluster.log.read_text(), "its end is not told")
+        with listening_socket("127.0.0.1", int(former.rpartition(":")[2]), {}):
+            run("cluster", "start-broker", 1, "--data", data)
+            (now,) = kafka_addresses(data, [1])
+            assert now != former
+            assert f"is taken by another process: it listens on {now}\n" in cluster.log.read_text()
+    record = Record.read(Directory(data))
+    assert record is not None
+    assert record.kafka_ports == {1: int(now.rpartition(":")[2])}
 
 
 def test_zookeeper_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

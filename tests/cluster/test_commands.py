@@ -167,12 +167,16 @@ def test_a_document_that_was_edited_by_hand_changes_nothing_but_its_topic(comman
 
     former = asyncio.run(with_zookeeper(commands, edit))
     eventually(lambda: all(f"{path} in ZooKeeper is not what" in log for log in commands.logs()), "not told")
+    (problem,) = commands.json("status")["problems"]
+    assert (problem["topic"], problem["state"]) == ("edited", "registration_damaged")
+    assert f"{path} in ZooKeeper is not what" in commands("doctor", code=None).output.replace("\n", " ")
     with Producer(commands.url) as producer:
         # Leaders and replicas are what they were.
         assert producer.send("edited", b"a").result(30).offset == 0
         assert producer.send("beside", b"a").result(30).offset == 0
         asyncio.run(with_zookeeper(commands, lambda zookeeper: edit(zookeeper, former)))
         assert producer.send("edited", b"b").result(30).offset == 1
+    eventually(lambda: commands.json("status")["problems"] == [], "told when it is mended")
     assert [log.count("cluster.document_damaged") for log in commands.logs()] == [1, 1, 1]
     assert "Traceback" not in "".join(commands.logs())
 

@@ -161,6 +161,11 @@ async def test_any_broker_makes_a_topic_on_demand_and_hands_over_before_it_stops
             records = {"records": [{"value": name}]}
             answer = await asked(server, "POST", f"/topics/{name}", records)
             assert answer.is_success, answer.text
+        for server, name in ((one, "c"), (two, "d")):
+            read = await asked(server, "GET", f"/topics/{name}/partitions/0/records?max_wait_ms=0")
+            assert (read.status_code, read.json()) == (200, []), read.text
+            found = await asked(server, "GET", f"/metadata?topics={name}-too")
+            assert found.json()["topics"][0]["error_code"] is None, found.text
         await create_topic(one, "t", replication_factor=2)
         row = await brokers.row("t")
         led = {1: one, 2: two}.pop(row.leader)

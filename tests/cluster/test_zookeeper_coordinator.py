@@ -24,6 +24,7 @@ from logstore.errors import (
     UnknownTopicIdError,
     ZooKeeperUnavailableError,
 )
+from tests.support.captured_logs import captured_logs
 from tests.support.coordinators import Brokers, expire
 from tests.support.eventually import eventually_async
 
@@ -351,8 +352,18 @@ async def test_the_controller_says_how_each_election_ended(brokers: Brokers):
     await brokers.zookeeper.write(path, znodes.encode(path, changed), node.version)
     await eventually_async(lambda: controller.partition_state(topic_id, 0).leader == moved.leader)
     asked = {"t": [0, 1, 9], "none": [0]}
-    elected = await controller.elect_leaders(ElectionType.PREFERRED, asked)
+    with captured_logs() as logs:
+        elected = await controller.elect_leaders(ElectionType.PREFERRED, asked)
     assert elected["t", 0] == seen.leader
+    (line,) = [line for line in logs if line["event"] == "controller.leader_elected"]
+    told = {key: line[key] for key in ("topic", "partition", "election", "before", "leader")}
+    assert told == {
+        "topic": "t",
+        "partition": 0,
+        "election": "preferred",
+        "before": moved.leader,
+        "leader": seen.leader,
+    }
     assert {where: type(how) for where, how in elected.items()} == {
         ("t", 0): int,
         ("t", 1): ElectionNotNeededError,

@@ -103,6 +103,7 @@ class MemoryCoordinator:
         self.producer_ids_begin = 1 << 32
         self.is_migration = False
         self.not_ready_reason = None
+        self.damaged_topics: Mapping[str, str] = {}
         self._listeners: list[PartitionListener] = []
         self._broker_listeners: list[Callable[[], None]] = []
 

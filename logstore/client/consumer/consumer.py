@@ -216,7 +216,8 @@ class Consumer:
 
         With a ``group_id`` the consumer becomes a member of the group, which gives it its part of the partitions in
         ``poll``; ``listener`` is told. Without one it reads all partitions. A topic in the list that is not there is
-        UnknownTopicError from the next ``poll``. Raises InvalidRequestError.
+        made by the next ``poll``, if the store makes topics; else it is UnknownTopicError there. Raises
+        InvalidRequestError.
         """
         if isinstance(topics, str):
             raise InvalidRequestError(
@@ -357,8 +358,8 @@ class Consumer:
         return self._admin.offsets_for_times(timestamps_ms)
 
     def partitions_for(self, topic: str) -> list[TopicPartition]:
-        """All partitions of ``topic``, to be given to ``assign``; UnknownTopicError."""
-        found = self._admin.find_partitions([topic])[topic]
+        """All partitions of ``topic``, to be given to ``assign``; UnknownTopicError, unless the store makes topics."""
+        found = self._admin.find_partitions([topic], may_make=True)[topic]
         return [TopicPartition(topic, partition) for partition in range(found.count)]
 
     # ---- the group's offsets ----------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from logstore.errors import (
     NoOffsetForPartitionError,
     UnknownGroupError,
     UnknownPartitionError,
+    UnknownTopicError,
 )
 
 
@@ -113,7 +114,7 @@ class OffsetFetcher:
         """Find the partitions of the topics subscribed to, and of ``followed`` ones, which need not exist."""
         others = followed - topics
         if pattern is None:
-            found = self._admin.find_partitions(topics)
+            found = self._admin.find_partitions(topics, may_make=True)
         else:
             found = self._admin.find_partitions(
                 (topic.topic_name for topic in self._admin.topics() if pattern.fullmatch(topic.topic_name)),
@@ -140,7 +141,7 @@ class OffsetFetcher:
         """Find the offsets to begin at, and the topics' ids."""
         # Topics first, then offsets: if a topic is made again between the two, offsets in the new one do not pass for
         # offsets in the old one.
-        described = {name: self._admin.describe_topic(name) for name in sorted(_by_topic(unplaced))}
+        described = {name: self._describe(name) for name in sorted(_by_topic(unplaced))}
         positions = {partition: at for partition, at in unplaced.items() if isinstance(at, int)}
         asks = self._options.group_id is not None and len(positions) < len(unplaced)
         committed = self.committed() if asks else {}
@@ -168,6 +169,14 @@ class OffsetFetcher:
             self._place(wanted, described)
 
         return apply
+
+    def _describe(self, topic: str) -> TopicDescription:
+        """A topic that is to be read: made, if it is not there and the store makes topics."""
+        try:
+            return self._admin.describe_topic(topic)
+        except UnknownTopicError:
+            self._admin.find_partitions([topic], may_make=True)
+            return self._admin.describe_topic(topic)
 
     def _place(self, positions: Mapping[TopicPartition, int], described: Mapping[str, TopicDescription]) -> None:
         # An earlier lookup may tell of topics that were deleted since.

@@ -14,6 +14,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import AddAction, RemoveAction
 
+from logstore.broker.authorizer import Operation
 from logstore.broker.broker import FetchResult
 from logstore.broker.context import INTERNAL
 from logstore.broker.fetching import FetchLimits, FetchPartition
@@ -176,7 +177,7 @@ def test_names_of_delta_lakes_own_files_are_refused_and_leave_nothing_behind(tmp
             with pytest.raises(InvalidTopicError, match="Delta Lake has files of its own"):
                 await broker.create_topic(INTERNAL, name)
             with pytest.raises(InvalidTopicError, match="Delta Lake has files of its own"):
-                await broker.topic_for_produce(INTERNAL, name)
+                await broker.find_or_make_topic(INTERNAL, name, Operation.WRITE)
             assert not list((tmp_path / "topics").iterdir())
 
     run(scenario())

@@ -2,7 +2,13 @@ import json
 import socket
 from pathlib import Path
 
-from logstore.cluster_processes.kafka_addresses import KafkaAddress, kafka_addresses, wanted_kafka_addresses
+from logstore.cluster_processes.kafka_addresses import (
+    KafkaAddress,
+    is_free,
+    kafka_addresses,
+    wanted_kafka_addresses,
+)
+from logstore.cluster_processes.ports import ReservedPorts
 from logstore.settings import Settings
 
 LISTENERS, ADVERTISED = "LOGSTORE_KAFKA_LISTENERS", "LOGSTORE_KAFKA_ADVERTISED_LISTENERS"
@@ -11,8 +17,8 @@ LISTENERS, ADVERTISED = "LOGSTORE_KAFKA_LISTENERS", "LOGSTORE_KAFKA_ADVERTISED_L
 def test_brokers_have_ports_one_after_the_other():
     settings = Settings(kafka_listeners="127.0.0.1:19092", kafka_advertised_listeners="out.example:29092")
     assert wanted_kafka_addresses(settings, [4, 7]) == {
-        4: KafkaAddress("127.0.0.1", 19092, "out.example:29092"),
-        7: KafkaAddress("127.0.0.1", 19093, "out.example:29093"),
+        4: KafkaAddress("127.0.0.1", 19092, "out.example:29092", is_fixed=True),
+        7: KafkaAddress("127.0.0.1", 19093, "out.example:29093", is_fixed=True),
     }
     chosen = KafkaAddress("::1", 0)
     assert wanted_kafka_addresses(Settings(kafka_listeners="[::1]:0"), [1, 2]) == {1: chosen, 2: chosen}
@@ -27,13 +33,17 @@ def test_a_broker_is_told_its_address():
     }
 
 
-def test_a_port_that_nobody_asked_for_and_that_is_taken_is_a_free_one():
-    with socket.create_server(("127.0.0.1", 0)) as busy:
-        port = busy.getsockname()[1]
-        wanted = Settings(kafka_listeners=f"127.0.0.1:{port}")
-        assert wanted_kafka_addresses(wanted, [1]) == {1: KafkaAddress("127.0.0.1", port)}
-        wanted.model_fields_set.discard("kafka_listeners")  # as if it were the default
-        assert wanted_kafka_addresses(wanted, [1]) == {1: KafkaAddress("127.0.0.1", 0)}
+def test_only_a_port_that_somebody_has_asked_for_is_fixed():
+    wanted = Settings(kafka_listeners="127.0.0.1:19092")
+    assert wanted_kafka_addresses(wanted, [1])[1].is_fixed
+    wanted.model_fields_set.discard("kafka_listeners")  # as if it were the default
+    assert wanted_kafka_addresses(wanted, [1]) == {1: KafkaAddress("127.0.0.1", 19092)}
+
+
+def test_a_port_is_free_unless_somebody_listens():
+    with socket.create_server(("127.0.0.1", 0)) as busy, ReservedPorts() as reserved:
+        assert not is_free("127.0.0.1", busy.getsockname()[1])
+        assert is_free("127.0.0.1", reserved.reserve("127.0.0.1"))
 
 
 def test_addresses_are_those_that_brokers_announce(tmp_path: Path):

@@ -263,7 +263,9 @@ def test_too_few_replicas_in_sync_refuse_acks_all_and_leave_waits_unknown() -> N
         role.acknowledge(1, -1, wait)
         role.commit((1, 2, 3), (1,), 0.0)
         assert isinstance(wait.future.exception(), NotEnoughReplicasAfterAppendError)
-        assert isinstance(log.append_refusal(-1), NotEnoughReplicasError)
+        refusal = log.append_refusal(-1)
+        assert isinstance(refusal, NotEnoughReplicasError)
+        assert refusal.message.startswith("1 replica is in sync, and min.insync.replicas is 2: nothing was stored.")
         assert log.append_refusal(1) is None
         assert log.high_watermark == 0, "KIP-966"
         role.commit((1, 2, 3), (1, 3), 0.0)
