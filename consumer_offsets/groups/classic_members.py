@@ -12,7 +12,7 @@ from typing import Self
 
 from consumer_offsets.committed_offsets import TopicPartition
 from consumer_offsets.groups.description import MemberDescription
-from consumer_offsets.groups.events import JoinProtocol
+from consumer_offsets.groups.events import UNKNOWN_MEMBER_ID, JoinProtocol
 from consumer_offsets.groups.group_record import ClassicMemberValue
 from consumer_offsets.groups.responses import JoinGroupMember
 from logstore.errors import FencedInstanceIdError, InvalidRequestError, UnknownMemberIdError
@@ -187,7 +187,9 @@ class ClassicMembers:
                 raise UnknownMemberIdError(
                     f"No member has the group.instance.id {instance_id!r}: join the group again."
                 )
-            if owner != member_id:
+            # A member without an id is unknown, where Kafka fences it. librdkafka forgets its id when its session ends,
+            # sends heartbeats all the same until its partitions are given up, and takes being fenced for fatal.
+            if member_id not in (owner, UNKNOWN_MEMBER_ID):
                 raise FencedInstanceIdError(
                     f"Another member has the group.instance.id {instance_id!r}: give each consumer its own."
                 )

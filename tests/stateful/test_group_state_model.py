@@ -111,6 +111,15 @@ def first_protocol_of_the_leader(self: Any) -> str:
     return self.by_id[self.leader].protocols[0].name
 
 
+def fenced_without_an_id(require: Callable[..., Any]) -> Callable[..., Any]:
+    def require_as_kafka_does(self: Any, member_id: str, instance_id: str | None) -> Any:
+        if member_id == "" and instance_id in self.static:
+            raise errors.FencedInstanceIdError("")
+        return require(self, member_id, instance_id)
+
+    return require_as_kafka_does
+
+
 def rejoined_with_what_it_had(self: Any, event: Any) -> Any:
     member = self._members.get(event.member_id)
     return member or consumer_group.ConsumerMember(event.member_id)
@@ -135,6 +144,11 @@ BUGS: dict[str, tuple[Any, str, Any]] = {
     "a member that is fenced stays in the log": (ConsumerGroup, "_fence", fenced_without_a_record),
     "a timer that was armed anew still fires": (outbox.Outbox, "is_due", timer_that_is_always_due),
     "the leader's protocol is taken": (classic_members.ClassicMembers, "select_protocol", first_protocol_of_the_leader),
+    "a static member that has lost its id is fenced": (
+        classic_members.ClassicMembers,
+        "require",
+        fenced_without_an_id(classic_members.ClassicMembers.require),
+    ),
     "epochs are not checked": (consumer_group, "_require_epoch", lambda member, epoch, owned: None),
     "a member that joins again keeps what it had": (ConsumerGroup, "_member_of", rejoined_with_what_it_had),
     "an early generation is taken up after a change of kind": (group.Group, "generation", 0),

@@ -60,6 +60,13 @@ class Client:
     def leave(self) -> None:
         raise NotImplementedError
 
+    def forget(self) -> None:
+        """It loses its session by its own clock."""
+
+    def has_rival(self) -> bool:
+        """Whether another process has, or had, its instance id."""
+        return any(each is not self and each.instance_id == self.instance_id for each in self.world.clients)
+
     def on_restart(self) -> None:
         """The connection broke, and sessions begin anew."""
         self.has_whole_session()
@@ -197,6 +204,15 @@ class ClassicClient(Client):
             self.world.ask(LeaveGroup(self.world.driver.token(), (LeavingMember(self.member_id, self.instance_id),)))
         self.crash()
 
+    def forget(self) -> None:
+        """Its session is over by its own clock. As librdkafka it has no id from then on, and sends heartbeats all the
+        same until its partitions are given up.
+        """
+        if self.phase == "stable":
+            self.member_id = ""
+            self.heartbeat()
+            self.rejoin()
+
     def leads_stale_assignment(self) -> bool:
         """The leader looks at the topics, as a Kafka consumer does."""
         leads = self.world.leaders.get(self.generation) == self.identity
@@ -221,7 +237,10 @@ class ClassicClient(Client):
                 self.rejoin()
             case errors.IllegalGenerationError():
                 self.rejoin()
-            case errors.FencedInstanceIdError() | errors.GroupMaxSizeReachedError():
+            case errors.FencedInstanceIdError():
+                assert self.has_rival(), f"{self.name} is fenced by nobody"
+                self.crash()
+            case errors.GroupMaxSizeReachedError():
                 self.crash()
             case errors.InconsistentGroupProtocolError():
                 self.member_id = ""
@@ -328,7 +347,10 @@ class ConsumerClient(Client):
                 self.lose()
             case errors.UnreleasedInstanceIdError():
                 self.lose()
-            case errors.FencedInstanceIdError() | errors.GroupMaxSizeReachedError():
+            case errors.FencedInstanceIdError():
+                assert self.has_rival(), f"{self.name} is fenced by nobody"
+                self.crash()
+            case errors.GroupMaxSizeReachedError():
                 self.crash()
             case _:
                 raise AssertionError(f"an answer that no client expects: {response.error!r}")
@@ -526,7 +548,9 @@ class Simulation:
         elif dice < 0.80:
             self.spawn()
         elif client is not None and dice < 0.90:
-            action = self.rng.choice(["crash", "leave", "pause", "resume", "resume", "commit", "commit", "repeat"])
+            action = self.rng.choice(
+                ["crash", "leave", "pause", "resume", "resume", "commit", "commit", "repeat", "forget"]
+            )
             if action in {"pause", "resume"}:
                 client.is_paused = action == "pause"
             else:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from consumer_offsets.groups.events import (
     SyncGroup,
     TopicIdPartition,
 )
-from consumer_offsets.groups.responses import ConsumerGroupHeartbeatResponse
+from consumer_offsets.groups.responses import ConsumerGroupHeartbeatResponse, JoinGroupResponse
 from consumer_offsets.offsets import OffsetToCommit
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
@@ -29,6 +30,7 @@ from logstore.cluster.coordinator import PartitionState
 from logstore.errors import (
     BrokerNotReadyError,
     CoordinatorLoadInProgressError,
+    FencedInstanceIdError,
     IllegalGenerationError,
     InvalidGroupError,
     InvalidRegularExpressionError,
@@ -370,6 +372,59 @@ def test_nothing_is_told_of_members_that_a_failed_disk_takes_back(tmp_path: Path
             assert groups.describe(INTERNAL, "g").generation == 1
             with pytest.raises(CoordinatorLoadInProgressError):
                 await groups.members.until_durable(INTERNAL, "g")
+
+    run(scenario())
+
+
+def test_a_static_member_whose_place_was_not_taken_is_not_fenced(tmp_path: Path) -> None:
+    """The append of a JoinGroup that gives the member another id fails: the id from before goes on."""
+
+    async def scenario() -> None:
+        disk = FaultyFileSystem()
+        settings = {"offsets_topic_num_partitions": 1, "group_initial_rebalance_delay_ms": 0}
+        async with running(tmp_path, filesystem=disk, **settings) as (broker, groups):
+            await new_topic(broker)
+
+            async def join(new_member_id: str) -> JoinGroupResponse:
+                static = dataclasses.replace(joining(new_member_id), member_id="", instance_id="i")
+                return await groups.members.join(INTERNAL, "g", static)
+
+            await join("first")
+            sync = SyncGroup(0, "first", 1, (("first", b"all"),), "i")
+            await groups.members.sync(INTERNAL, "g", sync)
+            disk.fail("journal.write_at", errno.ENOSPC)
+            with pytest.raises(StorageFullError):
+                await join("second")
+            await groups.members.heartbeat(INTERNAL, "g", Heartbeat(0, "first", 1, "i"))
+            assert (await groups.members.sync(INTERNAL, "g", sync)).assignment == b"all"
+            # The next one is recorded, and the id from before is fenced.
+            assert (await join("third")).generation == 1
+            with pytest.raises(FencedInstanceIdError):
+                await groups.members.heartbeat(INTERNAL, "g", Heartbeat(0, "first", 1, "i"))
+
+    run(scenario())
+
+
+def test_a_static_consumer_whose_place_was_not_taken_comes_back(tmp_path: Path) -> None:
+    """KIP-848: it is away for a moment, and the append of the heartbeat that takes its place fails."""
+
+    async def scenario() -> None:
+        disk = FaultyFileSystem()
+        async with running(tmp_path, filesystem=disk, offsets_topic_num_partitions=1) as (broker, groups):
+            await new_topic(broker)
+
+            async def beat(member_id: str, epoch: int) -> ConsumerGroupHeartbeatResponse:
+                given = {"rebalance_timeout_ms": 1_000, "subscribed_topics": frozenset({"t"}), "owned": frozenset()}
+                event = ConsumerGroupHeartbeat(0, member_id, epoch, "i", **given)
+                return await groups.members.consumer_heartbeat(INTERNAL, "g", event)
+
+            assert partitions_of(await beat("first", 0)) == {("t", 0), ("t", 1)}
+            await beat("first", -2)
+            disk.fail("journal.write_at", errno.ENOSPC)
+            with pytest.raises(StorageFullError):
+                await beat("second", 0)
+            assert partitions_of(await beat("first", 0)) == {("t", 0), ("t", 1)}
+            assert [member.member_id for member in groups.describe(INTERNAL, "g").members] == ["first"]
 
     run(scenario())
 

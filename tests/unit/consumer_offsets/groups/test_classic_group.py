@@ -472,6 +472,17 @@ def test_a_static_member_comes_back_with_a_new_id_and_nobody_rebalances():
     assert is_error(group.heartbeat(static, 1), errors.UnknownMemberIdError)
 
 
+def test_a_static_member_without_its_id_is_unknown_and_not_fenced():
+    """librdkafka forgets its id when its session ends, and sends heartbeats until it may join again."""
+    group = GroupDriver()
+    (static,) = group.stable("i")
+    assert is_error(group.heartbeat("", 1, "i"), errors.UnknownMemberIdError)
+    assert is_error(group.commit("", 1, "i"), errors.UnknownMemberIdError)
+    assert is_error(group.sync("", 1, instance_id="i").error, errors.UnknownMemberIdError)
+    assert group.heartbeat(static, 1, "i") is None
+    assert group.join(instance_id="i").error is None
+
+
 def test_a_static_leader_that_comes_back_skips_the_assignment():
     """KIP-814; an older client is told the old leader's id, and so makes no assignment either."""
     group = GroupDriver()
