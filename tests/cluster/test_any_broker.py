@@ -1,6 +1,7 @@
 """Any broker answers any request, with real brokers: three processes on a ZooKeeper and one data directory."""
 
 import asyncio
+import itertools
 import json
 from pathlib import Path
 
@@ -41,10 +42,10 @@ async def instance_reads_all(clients: list[httpx.AsyncClient], group: str, polle
     await until_ok(poller, "DELETE", instance)
 
 
-async def subscriptions_make_topics(http: httpx.AsyncClient, number: int) -> None:
-    """Asked of one broker, for groups with any coordinator, which has the controller make the topic."""
-    for group in range(4):
-        name = f"subscribed-{number}-{group}"
+async def subscriptions_make_topics(clients: list[httpx.AsyncClient]) -> None:
+    """At any broker, for groups with any coordinator, which has the controller make the topic."""
+    for number, http in itertools.product(range(4), clients):
+        name = f"subscribed-{clients.index(http)}-{number}"
         await until_ok(http, "POST", f"/consumers/{name}", json={"name": "one"})
         await until_ok(http, "POST", f"/consumers/{name}/instances/one/subscription", json={"topics": [name]})
         assert len((await until_ok(http, "GET", f"/topics/{name}")).json()["partitions"]) == 3
@@ -88,8 +89,7 @@ async def test_three_brokers_answer_as_one(brokers: Brokers, tmp_path: Path):
                 await until_ok(http, "POST", f"/groups/{group}/offsets", json=offsets)
         for http in clients:
             assert (await until_ok(http, "GET", "/groups")).json() == ["a", "b", "c", "d"]
-        for number, http in enumerate(clients):
-            await subscriptions_make_topics(http, number)
+        await subscriptions_make_topics(clients)
         # A broker dies: the others go on as soon as somebody leads.
         servers[2].kill()
         survivors = clients[:2]
