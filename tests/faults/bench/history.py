@@ -264,6 +264,8 @@ class Replica(Event, tag="replica", frozen=True, kw_only=True):
     topic: str
     partition: int
     sealed: int
+    #: The same for all that was read while no broker ran; it rises.
+    look: int
     frames: list[ReplicaFrame] = []
     removed: list[ReplicaFrame] = []
     #: Damage of the journal.

@@ -14,7 +14,6 @@ from tests.faults.bench.history import Fetch, Final, Probe, Produce, Registered,
 from tests.faults.cluster.brokers import SESSION_MS
 from tests.faults.cluster.journals import rows_digest
 
-_ONE_LOOK_NS = 2 * 10**9
 #: Between the history's line of a fault and the fault.
 _TOLD_NS = 10**9
 
@@ -198,17 +197,13 @@ def _check_replicas(evidence: Evidence, states: dict[LogName, list[Certain]]) ->
     floors = _Floors(evidence)
     looks: dict[tuple[LogName, int], list[Replica]] = defaultdict(list)
     ends = [final.t for final in evidence.singles(Final)]
-    looked: list[list[Replica]] = []
+    looked: dict[int, list[Replica]] = defaultdict(list)
     for replica in evidence.singles(Replica):
         if replica.error:
             yield Anomaly("H6", "damaged journal", f"broker {replica.broker}: {replica.error}", (replica,))
             continue
-        if not looked or replica.t - looked[-1][-1].t > _ONE_LOOK_NS:
-            looked.append([])
-        looked[-1].append(replica)
-    for number, look in enumerate(looked):
-        for replica in look:
-            looks[(replica.topic, replica.partition), number].append(replica)
+        looked[replica.look].append(replica)
+        looks[(replica.topic, replica.partition), replica.look].append(replica)
     for (name, _), replicas in looks.items():
         log = evidence.log(*name)
         state = _state_at(states.get(name, []), replicas[0].t)
@@ -222,7 +217,7 @@ def _check_replicas(evidence: Evidence, states: dict[LogName, list[Certain]]) ->
         for replica in in_sync:
             yield from _check_replica(log, replica, floor)
         yield from _check_equal(log, in_sync, floor)
-    yield from _check_removed(evidence, looked)
+    yield from _check_removed(evidence, list(looked.values()))
 
 
 def _state_at(known: list[Certain], t: int) -> Certain | None:

@@ -1,6 +1,7 @@
 """What the journals of stopped brokers hold of each partition, frame by frame, read from their disks."""
 
 import hashlib
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +33,7 @@ def tell_replicas(
     log_directories: dict[int, Path], topics: dict[UUID, str], sealed: dict[tuple[str, int], int], recorder: Recorder
 ) -> None:
     """Of all partitions of the topics, as they are on the disks of brokers that do not run."""
+    look = time.monotonic_ns()
     for broker, directory in log_directories.items():
         journal = directory / "journal" / "0"
         if not journal.is_dir():
@@ -39,11 +41,11 @@ def tell_replicas(
         try:
             found = _partitions(journal, topics)
         except LogStoreError as error:
-            told = {"topic": "", "partition": 0, "sealed": 0, "error": error.message}
+            told = {"topic": "", "partition": 0, "sealed": 0, "look": look, "error": error.message}
             recorder.tell("disks", "replica", broker=broker, **told)
             continue
         for (topic, partition), (frames, removed) in found.items():
-            where = {"broker": broker, "topic": topic, "partition": partition}
+            where = {"broker": broker, "topic": topic, "partition": partition, "look": look}
             below = sealed.get((topic, partition), 0)
             recorder.tell("disks", "replica", **where, sealed=below, frames=frames, removed=removed)
 
