@@ -20,7 +20,7 @@ GROUP_MEMBER_BYTES = KIB
 # a session ends, and a client can ask for one after the other.
 GROUP_MEMBERS_PENDING_MAX = 100_000
 HEADERS_PER_RECORD_MAX = 1_000
-# Records of a refused record batch that the answer names one by one.
+# Records of refused record batches that an answer names one by one.
 RECORD_ERRORS_MAX = 1_000
 # Idempotent producers that a partition remembers: about 2.5 MB. Beyond that it forgets the producer that has not
 # appended for longest.

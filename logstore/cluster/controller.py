@@ -250,8 +250,7 @@ class Controller:
         """All of them or none. NotControllerError if another broker was elected, if one has registered since ``view``,
         or if a document has changed.
         """
-        nobody_came = Check(znodes.BROKER_IDS, view.registrations)
-        operations = [self._check(), nobody_came, *(_operation(write) for write in writes)]
+        operations = [self._check(), _nobody_came(view), *(_operation(write) for write in writes)]
         try:
             await self._zookeeper.multi(operations)
         except MultiRefusedError as refused:
@@ -315,7 +314,7 @@ class Controller:
         node = self._watched.view.topics.get(topic)
         if node is None:
             raise UnknownTopicError(f"Topic {topic!r} not found.")
-        await self._change(topic, node.document.topic_id, change)
+        await self._change(topic, node.document.topic_id, change, over_brokers=True)
         for number, (before, leader) in leaders.items():
             log.info(
                 "controller.leader_elected",
@@ -366,14 +365,29 @@ class Controller:
         await self._change(topic, node.document.topic_id, change)
 
     async def _change(
-        self, topic: str, topic_id: UUID, change: Callable[[TopicRegistration], TopicRegistration]
+        self,
+        topic: str,
+        topic_id: UUID,
+        change: Callable[[TopicRegistration], TopicRegistration],
+        *,
+        over_brokers: bool = False,
     ) -> None:
+        """``over_brokers``: what ``change`` decides depends on which brokers are there."""
         async with self._one_at_a_time:
-            try:
-                await write_topic(self._zookeeper, self._watched, topic, topic_id, change, [self._check()])
-            except MultiRefusedError as refused:
-                self._refused(refused)
-                raise
+            while True:
+                checks = [self._check(), *([_nobody_came(self._watched.view)] if over_brokers else [])]
+                try:
+                    await write_topic(self._zookeeper, self._watched, topic, topic_id, change, checks)
+                except MultiRefusedError as refused:
+                    self._refused(refused)
+                    await self._watched.refresh([refused.operation.path])  # a broker has come: decide anew
+                else:
+                    return
+
+
+def _nobody_came(view: ClusterView) -> Check:
+    """No broker has registered since ``view``."""
+    return Check(znodes.BROKER_IDS, view.registrations)
 
 
 def _operation(write: TopicWrite) -> Operation:

@@ -322,8 +322,11 @@ class Registration:
         own = Create(self._path, znodes.encode(self._path, self._wanted), ephemeral=True)
         while True:
             # It may be there: the answer of a former try was lost, or a session is ending.
-            with contextlib.suppress(MultiRefusedError):
+            try:
                 await self._zookeeper.multi([own, Write(znodes.BROKER_IDS, b"", -1)])
+            except MultiRefusedError as refused:
+                if not isinstance(refused.reason, NodeExistsError):
+                    raise refused.reason from refused
             found = await self._zookeeper.get(self._path)
             if found is not None and found.session_id == self._zookeeper.session_id:
                 return found

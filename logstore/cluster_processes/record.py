@@ -40,7 +40,7 @@ class Directory:
         return self.home / f"broker-{broker_id}.log"
 
 
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     """``zookeeper``: that of the user (``zookeeper.connect``), or None; ``zookeeper_port``: that of their own one.
     ``ports``: of each broker that has ever run here; ``kafka_ports``: those for Kafka's clients that were chosen.
     """

@@ -306,10 +306,11 @@ class _Cluster:
         """Wait until no broker's view lacks anything; what is lacking still when the time is over."""
         entries = self._entry.brokers
         ids = {entry.id for entry in entries}
-        seen: str | None = "no answer"
+        seen: str | None = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_AGREE_S):
                 for entry in entries:
+                    seen = f"broker {entry.id} has not answered"
                     while (seen := await asyncio.to_thread(_view_of, entry, ids, lacks)) is not None:  # noqa: ASYNC110
                         await asyncio.sleep(_LOOK_S)
         return seen

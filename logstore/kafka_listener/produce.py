@@ -32,6 +32,7 @@ from logstore.errors import (
 from logstore.kafka_listener.store import KafkaStore
 from logstore.kafka_protocol.error_numbers import number_of
 from logstore.kafka_protocol.messages import ProduceRequest, ProduceResponse
+from logstore.limits import RECORD_ERRORS_MAX
 from logstore.log.topic import Topic
 
 _Partition = ProduceResponse.PartitionProduceResponse
@@ -150,6 +151,7 @@ def _response(
     by_id: bool,
 ) -> ProduceResponse:
     leaders: set[int] = set()
+    errors_left = RECORD_ERRORS_MAX
     responses = []
     for asked, of_topic in zip(request.topic_data, outcomes, strict=True):
         partitions = []
@@ -164,6 +166,8 @@ def _response(
                     )
                 )
                 continue
+            record_errors = _record_errors(one.error, errors_left)
+            errors_left -= len(record_errors)
             leader = _Leader()
             if isinstance(one.error, NotLeaderOrFollowerError):
                 leader = _leader(store, context, UUID(bytes=asked.topic_id) if by_id else asked.name, one.partition)
@@ -175,7 +179,7 @@ def _response(
                     base_offset=-1,
                     # Without it Java's producer tries again for ever at UNKNOWN_PRODUCER_ID.
                     log_start_offset=one.log_start_offset,
-                    record_errors=_record_errors(one.error),
+                    record_errors=record_errors,
                     error_message=one.error.message,
                     current_leader=leader,
                 )
@@ -192,13 +196,15 @@ def _response(
     )
 
 
-def _record_errors(error: LogStoreError) -> list[_RecordError]:
-    """The records that are the reason (KIP-467). Clients tell the others that they came in a batch with such ones."""
+def _record_errors(error: LogStoreError, most: int) -> list[_RecordError]:
+    """The records that are the reason (KIP-467), ``most`` of them at most. Clients tell the others that they came in a
+    batch with such ones.
+    """
     if not isinstance(error, InvalidRecordError) or error.refused is None:
         return []
     return [
         _RecordError(batch_index=number, batch_index_error_message=error.refused.message)
-        for number in error.refused.numbers
+        for number in error.refused.numbers[:most]
     ]
 
 

@@ -148,6 +148,7 @@ class FetchSession:
             diverged = diverged_at(log, asked.fetch_offset, asked.last_fetched_epoch)
             if diverged is not None:
                 row.told = _NOT_TOLD
+                self._dirty.pop(index, None)  # no frames in the same answer: they would follow what diverges
                 return FetchedRow(index, 0, *row.ends, *diverged, 0)
             follower = log.require_leader().fetched(
                 self._broker_id, self._broker_epoch, asked.fetch_offset, self._clock.monotonic()

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -11,6 +11,7 @@ from logstore.cluster import checked_file, znodes
 from logstore.cluster.coordinator import BrokerEndpoint
 from logstore.cluster.registration import BrokerIdInUseError
 from logstore.cluster.znodes import NO_LEADER
+from logstore.cluster.zookeeper import MultiRefusedError, NoNodeError, Operation
 from logstore.errors import (
     ClusterStateError,
     DataDirectoryError,
@@ -230,6 +231,18 @@ async def test_a_registration_that_somebody_removes_is_made_again(brokers: Broke
     former = one.registration.broker_epoch
     await brokers.zookeeper.delete(brokers.path("/brokers/ids/1"))
     await eventually_async(lambda: one.registration.broker_epoch > former, "not registered again")
+
+
+async def test_a_registration_that_zookeeper_refuses_is_an_error(brokers: Brokers, monkeypatch: pytest.MonkeyPatch):
+    (one,) = await brokers.start(1)
+
+    async def refuse(operations: Sequence[Operation]) -> None:
+        raise MultiRefusedError(1, operations[1], NoNodeError("/brokers/ids was removed"))
+
+    monkeypatch.setattr(one.zookeeper, "multi", refuse)
+    async with asyncio.timeout(5):
+        with pytest.raises(NoNodeError, match="was removed"):
+            await one.registration._own_node()
 
 
 async def test_what_a_broker_says_of_itself_outlives_a_session(brokers: Brokers):

@@ -352,9 +352,14 @@ async def test_the_controller_says_how_each_election_ended(brokers: Brokers):
     await brokers.zookeeper.write(path, znodes.encode(path, changed), node.version)
     await eventually_async(lambda: controller.partition_state(topic_id, 0).leader == moved.leader)
     asked = {"t": [0, 1, 9], "none": [0]}
+    # A broker has registered since: the controller looks who is there before it elects.
+    ids = brokers.path(znodes.BROKER_IDS)
+    known = (await brokers.zookeeper.get(ids)).version
+    await brokers.zookeeper.write(ids, b"", known)
     with captured_logs() as logs:
         elected = await controller.elect_leaders(ElectionType.PREFERRED, asked)
     assert elected["t", 0] == seen.leader
+    assert controller.view.registrations == known + 1
     (line,) = [line for line in logs if line["event"] == "controller.leader_elected"]
     told = {key: line[key] for key in ("topic", "partition", "election", "before", "leader")}
     assert told == {

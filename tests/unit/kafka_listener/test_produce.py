@@ -148,10 +148,13 @@ def test_as_many_records_as_are_bounded_are_named(tmp_path: Path):
 
     async def ask() -> None:
         async with kafka_server(tmp_path) as server:
-            await server.topic(cleanup_policy="compact")
+            await server.topic(partitions=2, cleanup_policy="compact")
             client = await server.connect()
-            (found,) = refused_records(await client.ask(PRODUCE, 9, produce_request({0: keyless})))
-            assert [number for number, _ in found] == list(range(RECORD_ERRORS_MAX))
+            answer = await client.ask(PRODUCE, 9, produce_request({0: keyless, 1: keyless}))
+            first, second = refused_records(answer)
+            assert [number for number, _ in first] == list(range(RECORD_ERRORS_MAX))
+            assert not second
+            assert outcomes(answer) == [(0, 87, -1), (1, 87, -1)]
 
     run(ask())
 

@@ -48,6 +48,8 @@ pytestmark = pytest.mark.anyio
 APPEND, DESCRIBE, FETCH, HTTP = MessageType.APPEND, MessageType.DESCRIBE, MessageType.FETCH, MessageType.HTTP
 # Of a peer that does nothing, in tests that wait for its end.
 SHORT_S = 0.4
+#: Long enough for a busy machine to answer within it.
+USED_S = 2.0
 
 
 @pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
@@ -915,15 +917,15 @@ async def test_a_connection_that_is_not_used_ends_here_first():
 
 
 async def test_a_connection_that_is_used_does_not_end():
-    given = options(timeout_s=SHORT_S)
+    given = options(timeout_s=USED_S)
     async with listening(given=given) as listener, connected(listener, given) as connection:
 
         async def after_a_while(_session, _message):
-            await asyncio.sleep(SHORT_S / 2)
+            await asyncio.sleep(USED_S / 4)
             return b""
 
         listener.handlers[FETCH] = after_a_while
-        for _ in range(6):
+        for _ in range(5):
             await connection.request(FETCH)
         assert not connection.is_closed
 
