@@ -16,13 +16,12 @@ from consumer_offsets.committed_offsets import CommittedOffsets, TopicPartition
 from consumer_offsets.effects import Answer, AppendRecord, ArmTimer, CancelTimer, Effect, TimerFired
 from consumer_offsets.groups import events
 from consumer_offsets.groups.description import GroupDescription
-from consumer_offsets.groups.group import Group
+from consumer_offsets.groups.group import Group, refusal
 from consumer_offsets.groups.group_record import decode_group_record
-from consumer_offsets.groups.responses import ConsumerGroupHeartbeatResponse, JoinGroupResponse
 from consumer_offsets.instances.instance_record import decode_instance
 from consumer_offsets.instances.instance_table import InstanceTable, PutInstance
 from logstore.errors import CorruptionError, LogStoreError, ThrottledError, UnknownInstanceError
-from logstore.limits import GROUP_MEMBERS_PENDING_MAX, GROUPS_BYTES_MAX
+from logstore.limits import ALL_GROUPS_BYTES_MAX, GROUP_MEMBERS_PENDING_MAX
 from logstore.records.offset_record import (
     GroupKey,
     InstanceKey,
@@ -112,10 +111,6 @@ Event = (
     | TopicsChanged
     | TimerFired
 )
-
-
-def _no_room() -> ThrottledError:
-    return ThrottledError(f"The members of all groups bring {GROUPS_BYTES_MAX} bytes, the most: try again soon.")
 
 
 class GroupsMachine:
@@ -219,10 +214,7 @@ class GroupsMachine:
     def apply(self, event: Event, now_ms: int) -> Iterator[Effect]:
         match event:
             case MemberRequest(group, request):
-                if (refusal := self._refusal(group, request)) is not None:
-                    yield refusal
-                else:
-                    yield from self._done(group, self._group(group).apply(request, now_ms))
+                yield from self._done(group, self._asked_by_member(self._group(group), request, now_ms))
             case CommitOffsets():
                 yield from self._commit(event, now_ms)
             case TimerFired(key=(group, key)):
@@ -290,29 +282,22 @@ class GroupsMachine:
         if group.is_vacant:
             del self._groups[name]
 
-    def _refusal(self, group: str, request: events.Event) -> Answer | None:
-        """Why nobody new is taken: too many have an id (KIP-394) and have not joined, or members bring too much."""
+    def _asked_by_member(self, group: Group, request: events.Event, now_ms: int) -> Sequence[Effect]:
+        """ThrottledError answers who asks for an id when too many have one (KIP-394) and have not joined, and whose
+        group would bring more when all groups bring too much. Others go on.
+        """
         match request:
             case events.JoinGroup(member_id="", instance_id=None, requires_known_member_id=True) if (
                 self._pending_total >= GROUP_MEMBERS_PENDING_MAX
             ):
-                error = ThrottledError(
-                    f"{GROUP_MEMBERS_PENDING_MAX} members have an id and have not joined: try again soon."
-                )
-                return Answer(request.request, JoinGroupResponse(error, request.member_id))
-            case events.JoinGroup() if self._has_no_room(group, request.member_id):
-                return Answer(request.request, JoinGroupResponse(_no_room(), request.member_id))
-            case events.ConsumerGroupHeartbeat(member_epoch=events.JOIN_GROUP_MEMBER_EPOCH) if self._has_no_room(
-                group, request.member_id
+                full = f"{GROUP_MEMBERS_PENDING_MAX} members have an id and have not joined"
+            case events.JoinGroup() | events.SyncGroup() | events.ConsumerGroupHeartbeat() if (
+                self._num_bytes >= ALL_GROUPS_BYTES_MAX and group.would_grow(request)
             ):
-                return Answer(request.request, ConsumerGroupHeartbeatResponse(_no_room(), request.member_id))
-        return None
-
-    def _has_no_room(self, group: str, member_id: str) -> bool:
-        if self._num_bytes < GROUPS_BYTES_MAX:
-            return False
-        found = self._groups.get(group)
-        return found is None or not found.has_member(member_id)
+                full = f"The members of all groups bring {ALL_GROUPS_BYTES_MAX} bytes, the most"
+            case _:
+                return group.apply(request, now_ms)
+        return [Answer(request.request, refusal(request, ThrottledError(f"{full}: try again soon.")))]
 
     def _commit(self, event: CommitOffsets, now_ms: int) -> Iterator[Effect]:
         error: LogStoreError | None = None

@@ -11,11 +11,13 @@ GROUP_NAME_LENGTH_MAX = 249
 OFFSET_METADATA_BYTES_MAX = 4096
 # A member's metadata for all protocols, and its assignment: the record of a group has those of all members.
 GROUP_MEMBER_BYTES_MAX = 256 * 1024
-# What all members of a group bring into its record, which is written anew with each change of the group.
-GROUP_BYTES_MAX = 4 * MIB
-# The same of all groups of a partition of the topic of groups; a member has about 1 KiB beside what it brings.
-GROUPS_BYTES_MAX = 64 * MIB
+# What the names of a member (its ids, its client's id and host) and the rest of it count at least.
 GROUP_MEMBER_BYTES = KIB
+# What all members of a group bring into its record, which is written anew with each change of the group. Of a classic
+# group it bounds what they join with, and once more what its leader assigns.
+GROUP_BYTES_MAX = 4 * MIB
+# From here on, what the members of all groups of a partition of the topic of groups bring does not grow.
+ALL_GROUPS_BYTES_MAX = 64 * MIB
 # Ids that a partition of the topic of groups has given out to members that have not joined yet: they take memory until
 # a session ends, and a client can ask for one after the other.
 GROUP_MEMBERS_PENDING_MAX = 100_000

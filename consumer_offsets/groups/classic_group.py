@@ -12,7 +12,7 @@ from consumer_offsets.groups.classic_joins import (
     require_session_timeout,
     require_small,
 )
-from consumer_offsets.groups.classic_members import ClassicMember, ClassicMembers, ClassicState
+from consumer_offsets.groups.classic_members import ClassicMember, ClassicMembers, ClassicState, member_bytes
 from consumer_offsets.groups.description import GroupDescription
 from consumer_offsets.groups.events import (
     UNKNOWN_MEMBER_ID,
@@ -50,8 +50,6 @@ _CAN_REBALANCE = (ClassicState.EMPTY, ClassicState.COMPLETING_REBALANCE, Classic
 _JOIN = "join"
 _SYNC = "sync"
 _HEARTBEAT = "heartbeat/"
-# In the group's record, beside its name and metadata.
-_PROTOCOL_BYTES = 8
 
 
 class ClassicGroup:
@@ -86,14 +84,18 @@ class ClassicGroup:
     @property
     def num_bytes(self) -> int:
         """What the members bring into the group's record."""
-        return self._members.num_bytes
+        return self._members.joined_bytes + self._members.assigned_bytes
 
-    def has_member(self, member_id: str) -> bool:
-        return member_id in self._members.by_id
+    def would_grow(self, event: JoinGroup | SyncGroup) -> bool:
+        """Whether the members bring more once the request is taken."""
+        if isinstance(event, JoinGroup):
+            return self._members.joined_bytes_with(event) > self._members.joined_bytes
+        assigns = self.state == ClassicState.COMPLETING_REBALANCE and event.member_id == self._members.leader
+        return assigns and _assigned_bytes(event) > self._members.assigned_bytes
 
     def knows(self, member_id: str) -> bool:
         """Whether there is a member of this id, or one that was given it and has not joined yet."""
-        return self.has_member(member_id) or member_id in self._members.pending_join
+        return member_id in self._members.by_id or member_id in self._members.pending_join
 
     # ---- JoinGroup --------------------------------------------------------------------------------------------------
 
@@ -109,12 +111,8 @@ class ClassicGroup:
             self._expel(event.member_id, now_ms)
             size = self._config.group_max_size
             raise GroupMaxSizeReachedError(f"Group {self.name} has {size} members, the most of group.max.size.")
-        num_bytes = sum(_PROTOCOL_BYTES + len(name) + len(metadata) for name, metadata in event.protocols)
-        num_bytes += sum(map(len, (event.member_id, event.client_id, event.client_host, event.instance_id or "")))
-        require_small(self.name, "metadata of a member", num_bytes)
-        replaced = self._members.static.get(event.instance_id) if event.instance_id is not None else None
-        before = self._members.size_of(replaced or event.member_id)
-        require_room_for_bytes(self.name, self._members.num_bytes - before + num_bytes)
+        require_small(self.name, "metadata of a member", member_bytes(event))
+        require_room_for_bytes(self.name, self._members.joined_bytes_with(event), self._members.joined_bytes)
         require_common_protocol(self.name, self._protocol_type, self._members, event)
         if event.member_id == UNKNOWN_MEMBER_ID:
             self._join_new(event, now_ms)
@@ -248,9 +246,6 @@ class ClassicGroup:
 
     def _prepare_rebalance(self, now_ms: int) -> None:
         if self.state == ClassicState.COMPLETING_REBALANCE:
-            for member in self._members.by_id.values():
-                member.assignment = b""
-                self._members.measure(member)
             self._answer_syncs(RebalanceInProgressError(f"Group {self.name} rebalances again: join it again."), now_ms)
         self._members.pending_sync.clear()
         self._out.cancel(_SYNC)
@@ -298,7 +293,6 @@ class ClassicGroup:
         self._enter(ClassicState.COMPLETING_REBALANCE, now_ms)
         for member in members.by_id.values():
             member.assignment = b""
-            members.measure(member)
             if member.parked_join is not None:
                 self._out.answer(member.parked_join, self._joined(member))
                 member.parked_join = None
@@ -333,7 +327,7 @@ class ClassicGroup:
             raise RebalanceInProgressError(f"Group {self.name} rebalances: join it again.")
         for member_id, assignment in event.assignments:
             require_small(self.name, f"assignment of member {member_id}", len(assignment))
-        require_room_for_bytes(self.name, sum(len(assignment) for _, assignment in event.assignments))
+        require_room_for_bytes(self.name, _assigned_bytes(event), self._members.assigned_bytes)
         self._members.pending_sync.pop(member.member_id, None)
         if not self._members.pending_sync:
             self._out.cancel(_SYNC)
@@ -345,10 +339,7 @@ class ClassicGroup:
             self._out.answer(member.parked_sync, SyncGroupResponse(error))
         member.parked_sync = event.request
         if self._members.leader == member.member_id:
-            assignments = dict(event.assignments)
-            for each in self._members.by_id.values():
-                each.assignment = assignments.get(each.member_id, b"")
-                self._members.measure(each)
+            self._members.assign(dict(event.assignments))
             self._enter(ClassicState.STABLE, now_ms)
             self._append()
             self._answer_syncs(None, now_ms)
@@ -558,6 +549,7 @@ class ClassicGroup:
             assert self._protocol in members.common_protocols(), "a member does not support the protocol"
             waiting = state == ClassicState.COMPLETING_REBALANCE
             assert not waiting or members.leader in members.pending_sync, "the leader has synced, and nothing happens"
+            assert not (waiting and any(each.assignment for each in members.by_id.values())), "nothing is assigned yet"
         for member in members.by_id.values():
             has_timer = _HEARTBEAT + member.member_id in armed
             assert has_timer or member.has_satisfied_heartbeat(), f"nobody watches {member.member_id}"
@@ -565,3 +557,7 @@ class ClassicGroup:
             assert _HEARTBEAT + member_id in armed, f"nobody watches {member_id}"
         watched = {key.removeprefix(_HEARTBEAT) for key in armed if key.startswith(_HEARTBEAT)}
         assert watched <= members.by_id.keys() | members.pending_join.keys(), "a timer of somebody who is gone"
+
+
+def _assigned_bytes(event: SyncGroup) -> int:
+    return sum(len(assignment) for _, assignment in event.assignments)

@@ -45,9 +45,11 @@ def require_small(group: str, what: str, num_bytes: int) -> None:
         )
 
 
-def require_room_for_bytes(group: str, num_bytes: int) -> None:
-    """``num_bytes`` is what all members of the group would bring into its record: GroupMaxSizeReachedError."""
-    if num_bytes > GROUP_BYTES_MAX:
+def require_room_for_bytes(group: str, num_bytes: int, before: int) -> None:
+    """``num_bytes`` is what all members of the group would bring into its record, where they brought ``before``:
+    GroupMaxSizeReachedError if that is too much, and more.
+    """
+    if num_bytes > max(before, GROUP_BYTES_MAX):
         raise GroupMaxSizeReachedError(
             f"The members of group {group} bring {num_bytes} bytes into its record: {GROUP_BYTES_MAX} are the most."
         )

@@ -5,19 +5,21 @@ a member's or pending, never both.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
 from consumer_offsets.committed_offsets import TopicPartition
 from consumer_offsets.groups.description import MemberDescription
-from consumer_offsets.groups.events import UNKNOWN_MEMBER_ID, JoinProtocol
-from consumer_offsets.groups.group_record import ClassicMemberValue
+from consumer_offsets.groups.events import UNKNOWN_MEMBER_ID, JoinGroup, JoinProtocol
+from consumer_offsets.groups.group_record import ClassicMemberValue, names_bytes
 from consumer_offsets.groups.responses import JoinGroupMember
 from logstore.errors import FencedInstanceIdError, InvalidRequestError, UnknownMemberIdError
-from logstore.limits import GROUP_MEMBER_BYTES
 from logstore.protocol.consumer_protocol import PROTOCOL_TYPE, decode_assignment, decode_subscription
+
+# In the group's record, beside a protocol's name and metadata.
+_PROTOCOL_BYTES = 8
 
 
 class ClassicState(StrEnum):
@@ -50,16 +52,6 @@ class ClassicMember:
     def metadata(self, protocol: str | None) -> bytes:
         return next((metadata for name, metadata in self.protocols if name == protocol), b"")
 
-    @property
-    def num_bytes(self) -> int:
-        texts = (self.member_id, self.instance_id or "", self.client_id, self.client_host)
-        return (
-            GROUP_MEMBER_BYTES
-            + sum(map(len, texts))
-            + sum(len(name) + len(metadata) for name, metadata in self.protocols)
-            + len(self.assignment)
-        )
-
     def vote(self, candidates: set[str]) -> str:
         """The member's first protocol that all support."""
         return next(name for name, _ in self.protocols if name in candidates)
@@ -67,6 +59,12 @@ class ClassicMember:
     def has_satisfied_heartbeat(self) -> bool:
         """A member that waits for an answer sends no heartbeat. A new one may have gone away meanwhile."""
         return not self.is_new and (self.parked_join is not None or self.parked_sync is not None)
+
+
+def member_bytes(member: ClassicMember | JoinGroup) -> int:
+    """What a member joins with, in the group's record."""
+    names = names_bytes(member.member_id, member.instance_id, member.client_id, member.client_host)
+    return names + sum(_PROTOCOL_BYTES + len(name) + len(metadata) for name, metadata in member.protocols)
 
 
 class ClassicMembers:
@@ -79,9 +77,11 @@ class ClassicMembers:
         self.pending_join: dict[str, None] = {}
         #: Members of this generation that have not sent SyncGroup, in order.
         self.pending_sync: dict[str, None] = {}
-        #: Of all members, and of each, as it was measured last.
-        self.num_bytes = 0
+        #: What all members joined with, and each of them.
+        self.joined_bytes = 0
         self._sizes: dict[str, int] = {}
+        #: What the leader assigned last. The next generation drops it, and its assignments have the room of these.
+        self.assigned_bytes = 0
 
     @classmethod
     def of(cls, values: Iterable[ClassicMemberValue], leader: str | None) -> Self:
@@ -101,6 +101,7 @@ class ClassicMembers:
                 )
             )
         members.leader = leader
+        members.assigned_bytes = sum(len(each.assignment) for each in members.by_id.values())
         return members
 
     def values(self) -> list[ClassicMemberValue]:
@@ -148,13 +149,21 @@ class ClassicMembers:
         self.measure(member)
 
     def measure(self, member: ClassicMember) -> None:
-        """Measure the member again: it has other metadata or another assignment."""
-        self.num_bytes += member.num_bytes - self.size_of(member.member_id)
-        self._sizes[member.member_id] = member.num_bytes
+        """Measure the member again: it has joined with something else."""
+        num_bytes = member_bytes(member)
+        self.joined_bytes += num_bytes - self._sizes.get(member.member_id, 0)
+        self._sizes[member.member_id] = num_bytes
 
-    def size_of(self, member_id: str) -> int:
-        """0 of one who is no member."""
-        return self._sizes.get(member_id, 0)
+    def joined_bytes_with(self, event: JoinGroup) -> int:
+        """``joined_bytes`` once it is taken: in the place of the member that it is of, a static one by its name."""
+        replaced = self.static.get(event.instance_id) if event.instance_id is not None else None
+        return self.joined_bytes - self._sizes.get(replaced or event.member_id, 0) + member_bytes(event)
+
+    def assign(self, assignments: Mapping[str, bytes]) -> None:
+        """By member id; a member that is not named gets nothing."""
+        for member in self.by_id.values():
+            member.assignment = assignments.get(member.member_id, b"")
+        self.assigned_bytes = sum(len(member.assignment) for member in self.by_id.values())
 
     def remove(self, member_id: str) -> None:
         """Also of a pending member. The member that joined first leads next."""
@@ -165,7 +174,9 @@ class ClassicMembers:
             self.leader = next(iter(self.by_id), None)
         self.pending_join.pop(member_id, None)
         self.pending_sync.pop(member_id, None)
-        self.num_bytes -= self._sizes.pop(member_id, 0)
+        self.joined_bytes -= self._sizes.pop(member_id, 0)
+        if not self.by_id:
+            self.assigned_bytes = 0
 
     def rename(self, member: ClassicMember, new_member_id: str) -> None:
         """Give a static member another id. It keeps its place, the lead and its assignment (KIP-345)."""
@@ -256,7 +267,11 @@ class ClassicMembers:
         assert len(set(self.static.values())) == len(self.static), "a member has two instance ids"
         assert (self.leader is None) == (not self.by_id), "a group with members has one leader"
         assert self.leader is None or self.leader in self.by_id, "the leader is no member"
-        assert self.num_bytes == sum(member.num_bytes for member in self.by_id.values()), "members have other sizes"
+        assert self._sizes.keys() == self.by_id.keys(), "others than the members are measured"
+        assert self.joined_bytes == sum(map(member_bytes, self.by_id.values())), "members have other sizes"
+        assigned_bytes = sum(len(member.assignment) for member in self.by_id.values())
+        assert self.assigned_bytes >= assigned_bytes, "assignments have other sizes"
+        assert self.by_id or not self.assigned_bytes, "nobody has room for an assignment"
         assert not self.pending_join.keys() & self.by_id.keys(), "a member is pending"
         assert self.pending_sync.keys() <= self.by_id.keys(), "the sync of somebody who is no member is awaited"
         parked = [each for member in self.by_id.values() for each in (member.parked_join, member.parked_sync)]

@@ -7,7 +7,7 @@ owner says that it has given it up, leaves, or is fenced.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from uuid import UUID
 
@@ -41,11 +41,8 @@ from logstore.errors import (
     UnreleasedInstanceIdError,
     UnsupportedAssignorError,
 )
-from logstore.limits import GROUP_MEMBER_BYTES
 from logstore.protocol.assignors.assignor import MemberSubscription, ServerAssignor
 
-# In the group's record, beside a name itself.
-_NAME_BYTES = 8
 _SESSION = "session/"
 _REBALANCE = "rebalance/"
 
@@ -82,12 +79,9 @@ class ConsumerGroup:
         self.num_bytes = 0
         self._sizes: dict[str, int] = {}
 
-    def has_member(self, member_id: str) -> bool:
-        return member_id in self._members
-
     def knows(self, member_id: str) -> bool:
-        """As ``has_member``: nobody is given an id before."""
-        return self.has_member(member_id)
+        """Whether there is a member of this id."""
+        return member_id in self._members
 
     @property
     def is_empty(self) -> bool:
@@ -107,6 +101,14 @@ class ConsumerGroup:
     def regexes(self) -> frozenset[str]:
         """The regexes that members subscribe with."""
         return frozenset(member.subscribed_regex for member in self._members.values() if member.subscribed_regex)
+
+    def would_grow(self, event: ConsumerGroupHeartbeat) -> bool:
+        """Whether the members bring more once the request is taken."""
+        existing = self._existing(event)
+        if event.member_epoch < 0 or (event.member_epoch > 0 and existing is None):
+            return False
+        member = _updated(existing or ConsumerMember(event.member_id), event)
+        return self._num_bytes_with(member, existing) > self.num_bytes
 
     # ---- ConsumerGroupHeartbeat -------------------------------------------------------------------------------------
 
@@ -148,29 +150,16 @@ class ConsumerGroup:
 
     def _heartbeat(self, event: ConsumerGroupHeartbeat, now_ms: int) -> ConsumerGroupHeartbeatResponse:
         before = self._member_of(event)
-        replaced = self._static.get(event.instance_id) if event.instance_id is not None else None
-        self._require_room_for_bytes(event, replaced or event.member_id)
-        is_new = replaced is None and event.member_id not in self._members
-        if replaced is not None and replaced != event.member_id:
-            self._take_over(self._members[replaced], event.member_id)
-        member = replace(
-            before,
-            instance_id=event.instance_id if event.instance_id is not None else before.instance_id,
-            rack_id=event.rack_id if event.rack_id is not None else before.rack_id,
-            client_id=event.client_id,
-            client_host=event.client_host,
-            rebalance_timeout_ms=before.rebalance_timeout_ms
-            if event.rebalance_timeout_ms < 0
-            else event.rebalance_timeout_ms,
-            subscribed_topics=before.subscribed_topics if event.subscribed_topics is None else event.subscribed_topics,
-            subscribed_regex=before.subscribed_regex if event.subscribed_regex is None else event.subscribed_regex,
-            server_assignor=event.server_assignor if event.server_assignor is not None else before.server_assignor,
-        )
+        member = _updated(before, event)
+        existing = self._existing(event)
+        require_room_for_bytes(self.name, self._num_bytes_with(member, existing), self.num_bytes)
+        if existing is not None and existing.member_id != event.member_id:
+            self._take_over(existing, event.member_id)
         changed = self._put(member)
         found = {event.subscribed_regex: event.regex_topics} if event.subscribed_regex else {}
         if (
             self._look_at_topics(found)
-            or is_new
+            or existing is None
             or member.subscribed_topics != before.subscribed_topics
             or member.subscribed_regex != before.subscribed_regex
         ):
@@ -239,11 +228,14 @@ class ConsumerGroup:
             )
         return ConsumerMember(event.member_id)
 
-    def _require_room_for_bytes(self, event: ConsumerGroupHeartbeat, before: str) -> None:
-        """GroupMaxSizeReachedError. ``before``: the member that it is, or in whose place it comes."""
-        if event.subscribed_topics is not None or event.subscribed_regex is not None:
-            num_bytes = _member_bytes(event.subscribed_topics or (), event.subscribed_regex or "")
-            require_room_for_bytes(self.name, self.num_bytes - self._sizes.get(before, 0) + num_bytes)
+    def _existing(self, event: ConsumerGroupHeartbeat) -> ConsumerMember | None:
+        """The member that it is of, or the static one in whose place it comes."""
+        replaced = self._static.get(event.instance_id) if event.instance_id is not None else None
+        return self._members.get(replaced or event.member_id)
+
+    def _num_bytes_with(self, member: ConsumerMember, existing: ConsumerMember | None) -> int:
+        """``num_bytes`` with the member, in the place of the existing one."""
+        return self.num_bytes + member.num_bytes - (0 if existing is None else self._sizes[existing.member_id])
 
     def _require(self, member_id: str, instance_id: str | None) -> ConsumerMember:
         """Raises UnknownMemberIdError, FencedInstanceIdError."""
@@ -388,12 +380,9 @@ class ConsumerGroup:
         if before is not None:
             self._release(before)
         self._members[member.member_id] = member
-        if (
-            before is None
-            or before.subscribed_topics is not member.subscribed_topics
-            or before.subscribed_regex != member.subscribed_regex
-        ):
-            self._measure(member.member_id, _member_bytes(member.subscribed_topics, member.subscribed_regex))
+        num_bytes = member.num_bytes
+        self.num_bytes += num_bytes - self._sizes.get(member.member_id, 0)
+        self._sizes[member.member_id] = num_bytes
         if member.instance_id is not None:
             self._static[member.instance_id] = member.member_id
         for each in member.assigned | member.pending_revocation:
@@ -404,17 +393,12 @@ class ConsumerGroup:
     def _drop(self, member: ConsumerMember) -> None:
         self._release(member)
         del self._members[member.member_id]
-        self._measure(member.member_id, 0)
+        self.num_bytes -= self._sizes.pop(member.member_id)
         self._targets.pop(member.member_id, None)
         if member.instance_id is not None:
             del self._static[member.instance_id]
         self._out.cancel(_SESSION + member.member_id)
         self._out.cancel(_REBALANCE + member.member_id)
-
-    def _measure(self, member_id: str, num_bytes: int) -> None:
-        self.num_bytes += num_bytes - self._sizes.pop(member_id, 0)
-        if num_bytes:
-            self._sizes[member_id] = num_bytes
 
     def _release(self, member: ConsumerMember) -> None:
         for each in member.assigned | member.pending_revocation:
@@ -540,7 +524,7 @@ class ConsumerGroup:
         assert owners == self._owners, "the owners differ from what the members have"
         static = {m.instance_id: m.member_id for m in members.values() if m.instance_id is not None}
         assert static == self._static, "instance ids do not name their members"
-        sizes = {name: _member_bytes(m.subscribed_topics, m.subscribed_regex) for name, m in members.items()}
+        sizes = {name: member.num_bytes for name, member in members.items()}
         assert (self._sizes, self.num_bytes) == (sizes, sum(sizes.values())), "the members have other sizes"
         assert self.target_epoch <= self.epoch, "the target is ahead of the group"
         assert self._targets.keys() <= members.keys(), "somebody who is no member has a target"
@@ -563,6 +547,23 @@ class ConsumerGroup:
             assert member.assigned == self._targets[name], f"{name} is reconciled to something else"
 
 
+def _updated(before: ConsumerMember, event: ConsumerGroupHeartbeat) -> ConsumerMember:
+    """The member with what the heartbeat says of it; the rest is as before."""
+    return replace(
+        before,
+        instance_id=event.instance_id if event.instance_id is not None else before.instance_id,
+        rack_id=event.rack_id if event.rack_id is not None else before.rack_id,
+        client_id=event.client_id,
+        client_host=event.client_host,
+        rebalance_timeout_ms=before.rebalance_timeout_ms
+        if event.rebalance_timeout_ms < 0
+        else event.rebalance_timeout_ms,
+        subscribed_topics=before.subscribed_topics if event.subscribed_topics is None else event.subscribed_topics,
+        subscribed_regex=before.subscribed_regex if event.subscribed_regex is None else event.subscribed_regex,
+        server_assignor=event.server_assignor if event.server_assignor is not None else before.server_assignor,
+    )
+
+
 def _require_epoch(member: ConsumerMember, epoch: int, owned: Partitions | None) -> None:
     """Raises FencedMemberEpochError. A member whose last answer was lost comes with its previous epoch, and says what
     it holds.
@@ -582,10 +583,6 @@ def _by_topic(partitions: Iterable[TopicIdPartition]) -> dict[UUID, list[int]]:
     for topic_id, partition in sorted(partitions):
         by_topic[topic_id].append(partition)
     return dict(by_topic)
-
-
-def _member_bytes(topics: Collection[str], regex: str) -> int:
-    return GROUP_MEMBER_BYTES + sum(map(len, topics)) + _NAME_BYTES * len(topics) + len(regex)
 
 
 def _partitions(by_topic: Mapping[UUID, list[int]]) -> Partitions:

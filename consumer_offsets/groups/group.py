@@ -84,7 +84,7 @@ class Group:
             self._die(NotCoordinatorError(f"Group {self.name} has moved to another coordinator: look it up again."))
         elif self._is_dead:
             error = CoordinatorNotAvailableError(f"Group {self.name} is not here any more: ask again.")
-            self._out.answer(event.request, _refusal(event, error))
+            self._out.answer(event.request, refusal(event, error))
         else:
             self._request(event, now_ms)
         return self._effects()
@@ -154,9 +154,17 @@ class Group:
         """What the members bring into the group's record."""
         return 0 if self._kind is None or self._is_dead else self._kind.num_bytes
 
-    def has_member(self, member_id: str) -> bool:
-        """Whether a member of this id has joined."""
-        return self._kind is not None and self._kind.has_member(member_id)
+    def would_grow(self, event: JoinGroup | SyncGroup | ConsumerGroupHeartbeat) -> bool:
+        """Whether the members bring more once the request is taken."""
+        match self._kind, event:
+            case (ClassicGroup() as classic, JoinGroup() | SyncGroup()):
+                return classic.would_grow(event)
+            case (ConsumerGroup() as consumer, ConsumerGroupHeartbeat()):
+                return consumer.would_grow(event)
+        joins = isinstance(event, JoinGroup) or (
+            isinstance(event, ConsumerGroupHeartbeat) and event.member_epoch == JOIN_GROUP_MEMBER_EPOCH
+        )
+        return joins and self.is_empty
 
     @property
     def regexes(self) -> frozenset[str]:
@@ -186,7 +194,7 @@ class Group:
                 mixed = InconsistentGroupProtocolError(
                     f"The members of group {self.name} use KIP-848's protocol: set group.protocol=consumer."
                 )
-                self._out.answer(event.request, _refusal(event, mixed))
+                self._out.answer(event.request, refusal(event, mixed))
             else:
                 self._classic().join(event, now_ms)
         elif isinstance(event, ConsumerGroupHeartbeat):
@@ -197,7 +205,7 @@ class Group:
             self._delete(event)
         elif not isinstance(kind, ClassicGroup):
             error = UnknownMemberIdError(f"Group {self.name} has no classic members: join it.")
-            self._out.answer(event.request, _refusal(event, error))
+            self._out.answer(event.request, refusal(event, error))
         elif isinstance(event, SyncGroup):
             kind.sync(event, now_ms)
         elif isinstance(event, Heartbeat):
@@ -219,7 +227,7 @@ class Group:
                     raise UnknownGroupError(f"Group {self.name} not found: join it with epoch 0.")
                 kind = self._consumer()
         except LogStoreError as error:
-            self._out.answer(event.request, _refusal(event, error))
+            self._out.answer(event.request, refusal(event, error))
             return
         kind.heartbeat(event, now_ms)
 
@@ -274,7 +282,8 @@ class Group:
         return effects
 
 
-def _refusal(event: _Request, error: LogStoreError) -> Response:
+def refusal(event: _Request, error: LogStoreError) -> Response:
+    """The response to a request that is not taken."""
     match event:
         case JoinGroup():
             return JoinGroupResponse(error, event.member_id)

@@ -15,6 +15,7 @@ from uuid import UUID
 import msgspec
 
 from logstore.errors import CorruptionError
+from logstore.limits import GROUP_MEMBER_BYTES
 from logstore.records.offset_record import OFFSETS_TOPIC
 
 Partitions = dict[UUID, list[int]]
@@ -77,6 +78,13 @@ class ConsumerGroupValue(msgspec.Struct, frozen=True, tag_field="kind", tag="con
     regexes: dict[str, list[str]]
     names: dict[UUID, str]
     members: list[ConsumerMemberValue]
+
+
+def names_bytes(*names: str | None) -> int:
+    """What a member counts for its names and the rest of it, beside what it subscribes or joins with. Ordinary names
+    count the same: a static member that comes back from another host is no larger.
+    """
+    return max(GROUP_MEMBER_BYTES, sum(len(name) for name in names if name is not None))
 
 
 class GroupRecord(NamedTuple):

@@ -253,7 +253,7 @@ def test_ids_that_nobody_joins_with_are_bounded(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_the_members_of_all_groups_bring_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups_machine, "GROUPS_BYTES_MAX", 300_000)
+    monkeypatch.setattr(groups_machine, "ALL_GROUPS_BYTES_MAX", 300_000)
     again = CoordinatorNotAvailableError.kafka_code
     large = [JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=bytes(200_000))]
 
@@ -273,6 +273,53 @@ def test_what_the_members_of_all_groups_bring_is_bounded(tmp_path: Path, monkeyp
             assert (await handlers.ask(LEAVE, 1, leaving)).error_code == 0
             assert (await handlers.ask(68, 1, beat)).error_code == 0
             assert (await join(handlers, 3, group_id="g2", protocols=large)).error_code == 0
+
+    run(scenario())
+
+
+def test_members_of_full_groups_go_on_and_bring_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    again = CoordinatorNotAvailableError.kafka_code
+
+    def protocols(length: int) -> list[JoinGroupRequest.JoinGroupRequestProtocol]:
+        return [JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=bytes(length))]
+
+    def heartbeat(member_id: str, epoch: int, *topics: str, **values: Any) -> ConsumerGroupHeartbeatRequest:
+        wanted: dict[str, Any] = {"group_id": "k", "rebalance_timeout_ms": 1_000, "topic_partitions": []}
+        wanted |= {"member_id": member_id, "member_epoch": epoch, "subscribed_topic_names": list(topics)}
+        return ConsumerGroupHeartbeatRequest(**wanted | values)
+
+    async def scenario() -> None:
+        async with kafka_handlers(tmp_path, offsets_topic_num_partitions=1, **OPTIONS) as handlers:
+            static = await joined(handlers, group_id="s", group_instance_id="i", protocols=protocols(100))
+            assert (await sync(handlers, static, {static.member_id: bytes(100)}, group_id="s")).error_code == 0
+            other = await joined(handlers)
+            beats = [heartbeat("m", 0, "t"), heartbeat("n", 0, "t", instance_id="j")]
+            assert [(await handlers.ask(68, 1, beat)).error_code for beat in beats] == [0, 0]
+            monkeypatch.setattr(groups_machine, "ALL_GROUPS_BYTES_MAX", 1_000)
+
+            # Nobody brings more.
+            assert (await sync(handlers, other, {other.member_id: b"all"})).error_code == again
+            larger = {"member_id": other.member_id, "protocols": protocols(5)}
+            assert (await join(handlers, **larger)).error_code == again
+            assert (await handlers.ask(68, 1, heartbeat("m", 1, "t", "u"))).error_code == again
+            assert (await handlers.ask(68, 1, heartbeat("p", 0, "t"))).error_code == again
+            # Who is wrong is told so.
+            assert (await handlers.ask(68, 1, heartbeat("p", 5, "t"))).error_code == UnknownMemberIdError.kafka_code
+            mixed = await join(handlers, 3, group_id="k")
+            assert mixed.error_code == InconsistentGroupProtocolError.kafka_code
+
+            # Who is there goes on, with another id and from another host, too.
+            assert (await handlers.ask(68, 1, heartbeat("m", 1, "t"))).error_code == 0
+            assert (await handlers.ask(68, 1, heartbeat("n", -2, instance_id="j"))).error_code == 0
+            assert (await handlers.ask(68, 1, heartbeat("o", 0, "t", instance_id="j"))).error_code == 0
+            back = {"group_id": "s", "group_instance_id": "i"}
+            static = await join(handlers, protocols=protocols(100), **back)
+            assert (static.error_code, static.generation_id) == (0, 1)
+            # A generation has the room of the assignments before it.
+            member = await join(handlers, member_id=static.member_id, protocols=protocols(99), **back)
+            assert (member.error_code, member.generation_id) == (0, 2)
+            assert (await sync(handlers, member, {member.member_id: bytes(101)}, **back)).error_code == again
+            assert (await sync(handlers, member, {member.member_id: bytes(100)}, **back)).error_code == 0
 
     run(scenario())
 

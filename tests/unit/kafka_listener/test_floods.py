@@ -85,7 +85,7 @@ def test_a_flood_of_members_is_refused_at_group_max_size(tmp_path: Path):
 
 
 def test_a_flood_of_groups_is_refused_when_their_members_bring_too_much(tmp_path: Path, monkeypatch: Any):
-    monkeypatch.setattr("consumer_offsets.groups_machine.GROUPS_BYTES_MAX", 2_000_000)
+    monkeypatch.setattr("consumer_offsets.groups_machine.ALL_GROUPS_BYTES_MAX", 2_000_000)
 
     async def scenario() -> None:
         options = {"offsets_topic_num_partitions": 1, "group_initial_rebalance_delay_ms": 0}

@@ -3,11 +3,12 @@
 import pytest
 
 from consumer_offsets.effects import Answer, AppendRecord, TimerFired
+from consumer_offsets.groups import classic_joins
 from consumer_offsets.groups.events import JoinProtocol, LeaveGroup, LeavingMember, Unload
 from consumer_offsets.groups.group_config import GroupConfig
 from consumer_offsets.groups.group_record import Tombstone, decode_group_record
 from logstore import errors
-from logstore.limits import GROUP_BYTES_MAX, GROUP_MEMBER_BYTES_MAX
+from logstore.limits import GROUP_BYTES_MAX, GROUP_MEMBER_BYTES_MAX, KIB
 from tests.support.group_driver import RANGE, REBALANCE_MS, SESSION_MS, GroupDriver
 
 OTHER = (JoinProtocol("range", b"other"),)
@@ -122,7 +123,7 @@ def test_what_a_member_brings_into_the_record_of_the_group_is_bounded():
 
 def test_what_all_members_bring_into_the_record_of_the_group_is_bounded():
     group = GroupDriver()
-    large = (JoinProtocol("range", bytes(GROUP_MEMBER_BYTES_MAX - 100)),)
+    large = (JoinProtocol("range", bytes(GROUP_MEMBER_BYTES_MAX - KIB - 20)),)
     room = GROUP_BYTES_MAX // GROUP_MEMBER_BYTES_MAX
     for number in range(room - 1):
         group.park_join(instance_id=f"i{number}", protocols=large)
@@ -133,6 +134,53 @@ def test_what_all_members_bring_into_the_record_of_the_group_is_bounded():
     group.park_join(instance_id="i1")
     group.park_join(instance_id="large", protocols=large)
     group.group.validate()
+
+
+def test_assignments_take_no_room_from_the_members_that_join_the_next_generation():
+    group = GroupDriver()
+    metadata = (JoinProtocol("range", bytes(40 * KIB)),)
+    requests = [group.park_join(protocols=metadata) for _ in range(60)]
+    group.settle()
+    members = [group.answer(request).member_id for request in requests]
+    assignments = {member: bytes(40 * KIB) for member in members}
+    assert group.sync(members[0], 1, assignments=assignments).error is None
+    assert group.join(members[1], protocols=metadata).error is None, "its answer was lost"
+    assert group.leave(members.pop()) is None
+    requests = [group.park_join(member, protocols=metadata) for member in members]
+    assert {(answer.error, answer.generation) for answer in map(group.answer, requests)} == {(None, 2)}
+    assert group.sync(members[0], 2, assignments=assignments).error is None
+
+
+def test_what_a_leader_assigns_is_bounded():
+    group = GroupDriver()
+    (member,) = group.stable(None)
+    assert group.join(member, protocols=OTHER).generation == 2
+    room = GROUP_BYTES_MAX // GROUP_MEMBER_BYTES_MAX
+    large = {f"{number}": bytes(GROUP_MEMBER_BYTES_MAX) for number in range(room + 1)}
+    assert is_error(group.sync(member, 2, assignments=large).error, errors.GroupMaxSizeReachedError)
+    del large["0"]
+    assert group.sync(member, 2, assignments=large | {member: b""}).error is None
+
+
+def test_a_member_that_brings_no_more_than_before_is_not_refused(monkeypatch):
+    group = GroupDriver()
+    members = group.stable("i0", "i1", None)
+    # As the record of an earlier release, which had no bound.
+    monkeypatch.setattr(classic_joins, "GROUP_BYTES_MAX", KIB)
+    assert is_error(group.join(instance_id="i2").error, errors.GroupMaxSizeReachedError)
+    again = group.join(instance_id="i0", new_member_id="another", client_host="elsewhere")
+    assert (again.error, again.member_id) == (None, "another")
+    assert is_error(group.join(members[2], protocols=OTHER).error, errors.GroupMaxSizeReachedError)
+    assert group.join(members[2]).error is None
+    assert group.join("another", instance_id="i0") is None, "the leader makes another generation"
+
+
+def test_a_member_of_long_names_is_measured_by_them():
+    group = GroupDriver()
+    for number in range(GROUP_BYTES_MAX // GROUP_MEMBER_BYTES_MAX):
+        group.park_join(instance_id=f"i{number}", client_id="x" * (GROUP_MEMBER_BYTES_MAX - 100))
+    long = group.join(instance_id="i", client_id="x" * (GROUP_MEMBER_BYTES_MAX - 100))
+    assert is_error(long.error, errors.GroupMaxSizeReachedError)
 
 
 def test_the_first_member_brings_a_protocol_type_and_a_protocol():

@@ -3,11 +3,12 @@
 import pytest
 
 from consumer_offsets.effects import AppendRecord
+from consumer_offsets.groups import classic_joins
 from consumer_offsets.groups.events import TopicDescription, TopicsChanged
 from consumer_offsets.groups.group_config import GroupConfig
 from consumer_offsets.groups.group_record import decode_group_record
 from logstore import errors
-from logstore.limits import GROUP_BYTES_MAX
+from logstore.limits import GROUP_BYTES_MAX, KIB
 from tests.support.group_driver import REBALANCE_MS, GroupDriver, assigned, topic_id
 
 SESSION_MS = GroupConfig().group_consumer_session_timeout_ms
@@ -124,6 +125,40 @@ def test_what_all_members_bring_into_the_record_of_the_group_is_bounded():
     assert group.beat("b", 0, subscribed_topics={"t"}).error is None
     assert group.beat("e", 0, subscribed_topics=large).error is None
     group.group.validate()
+
+
+def test_what_a_heartbeat_leaves_out_counts_as_the_member_keeps_it():
+    group = GroupDriver(t=1)
+    large = frozenset(f"{number:0100d}" for number in range(GROUP_BYTES_MAX // 4 // 108))
+    for name in "abc":
+        assert group.beat(name, 0, subscribed_topics=large).error is None
+    assert group.beat("d", 0, subscribed_regex="x" * (GROUP_BYTES_MAX // 8)).error is None
+    grown = {"subscribed_regex": "x" * (GROUP_BYTES_MAX // 4), "regex_topics": ()}
+    assert is_error(group.beat("c", 3, owned=(), **grown).error, errors.GroupMaxSizeReachedError)
+    refused = group.beat("d", 4, owned=(), subscribed_topics=large)
+    assert is_error(refused.error, errors.GroupMaxSizeReachedError)
+    assert group.beat("d", 4, owned=(), subscribed_regex="", subscribed_topics=sorted(large)[100:]).error is None
+
+
+def test_a_member_of_long_names_is_measured_by_them():
+    group = GroupDriver(t=1)
+    for name in "abc":
+        assert group.beat(name, 0, rack_id="x" * (GROUP_BYTES_MAX // 4)).error is None
+    refused = group.beat("d", 0, rack_id="x" * (GROUP_BYTES_MAX // 4))
+    assert is_error(refused.error, errors.GroupMaxSizeReachedError)
+
+
+def test_a_member_that_brings_no_more_than_before_is_not_refused(monkeypatch):
+    group = GroupDriver(t=1)
+    assert group.beat("a", 0, instance_id="i").error is None
+    assert group.beat("b", 0).error is None
+    # As the record of an earlier release, which had no bound.
+    monkeypatch.setattr(classic_joins, "GROUP_BYTES_MAX", KIB)
+    assert is_error(group.beat("c", 0).error, errors.GroupMaxSizeReachedError)
+    assert is_error(group.beat("b", 0, subscribed_topics={"t", "u"}).error, errors.GroupMaxSizeReachedError)
+    assert group.beat("b", 0).error is None
+    assert group.beat("a", -2, instance_id="i").error is None
+    assert group.beat("another", 0, instance_id="i", client_host="elsewhere").error is None
 
 
 # ---- epochs ----------------------------------------------------------------------------------------------------------
