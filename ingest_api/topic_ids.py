@@ -46,14 +46,16 @@ def topic_to_read(context: RequestContext, request: Request, broker: Broker, ope
     return topic
 
 
-async def topic_to_consume(context: RequestContext, request: Request, broker: Broker) -> Topic:
-    """As ``topic_to_read``, for a consumer: made first, if it is not there and the store makes topics.
+async def topic_to_consume(context: RequestContext, request: Request, broker: Broker, partition: int) -> Topic:
+    """As ``topic_to_read``, and created first as by ``Broker.find_or_create_topic``: check the rest of a request first.
 
-    A request that names a topic id wants that topic and no new one. Raises as ``Broker.find_or_make_topic``, too.
+    A request that names a topic id wants that topic and no new one.
     """
-    if not topic_ids_of(request):
-        await broker.find_or_make_topic(context, request.path_params["topic"], Operation.READ)
-    return topic_to_read(context, request, broker, Operation.READ)
+    if topic_ids_of(request):
+        return topic_to_read(context, request, broker, Operation.READ)
+    topic = await broker.find_or_create_topic(context, request.path_params["topic"], Operation.READ, partition)
+    request.scope[_IN_SCOPE] = topic_id_text(topic.topic_id)
+    return topic
 
 
 def topic_id_headers(scope: Scope) -> dict[str, str]:

@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import functools
 import gc
-import json
 import logging
 import os
 import signal
@@ -24,6 +23,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 import uvloop
 
@@ -37,6 +37,7 @@ from logstore.broker.quotas import Quotas
 from logstore.clock import Clock
 from logstore.cluster.coordinator import Coordinator
 from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
+from logstore.endpoint_file import ENDPOINT_FILE, Endpoint
 from logstore.errors import InvalidConfigError, LogStoreError
 from logstore.filesystem import FileSystem, local_filesystem
 from logstore.kafka_listener.listener import KafkaListener
@@ -314,10 +315,9 @@ def _announced(settings: Settings, url: str, kafka: str | None) -> Iterator[None
 
     ``kafka``: host:port for Kafka's clients.
     """
-    endpoint = settings.data / "brokers" / str(settings.broker_id) / "endpoint.json"
-    told = {"url": url, "pid": os.getpid()} | ({} if kafka is None else {"kafka": kafka})
-    local_filesystem().make_directory(endpoint.parent)
-    local_filesystem().write_atomically(endpoint, json.dumps(told).encode())
+    file = settings.data / "brokers" / str(settings.broker_id) / ENDPOINT_FILE
+    local_filesystem().make_directory(file.parent)
+    local_filesystem().write_atomically(file, msgspec.json.encode(Endpoint(url, os.getpid(), kafka)))
     log.info("node.listening", url=url, kafka=kafka)
     sys.stdout.write(f"listening on {url}\n")
     if kafka is not None:
@@ -326,7 +326,7 @@ def _announced(settings: Settings, url: str, kafka: str | None) -> Iterator[None
     try:
         yield
     finally:
-        endpoint.unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

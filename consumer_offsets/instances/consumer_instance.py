@@ -168,7 +168,8 @@ class ConsumerInstance:
         """Read ``topics``, which need not exist yet, or those that match ``pattern``, as a member of the group.
 
         Topics of the list that are not there are made, if the store makes topics. Raises IllegalStateError,
-        InvalidTopicError, TopicAuthorizationError, InvalidRegularExpressionError, and as ``Broker.find_or_make_topic``.
+        InvalidTopicError, TopicAuthorizationError, InvalidRegularExpressionError, and as
+        ``Broker.find_or_create_topic``.
         """
         for name in topics or ():
             if not is_legal_name(name, TOPIC_NAME_LENGTH_MAX):
@@ -183,7 +184,7 @@ class ConsumerInstance:
             if (topics is None) != (value.topics is None) and value.is_subscribed:
                 raise _exclusive("is subscribed in the other way")
             for name in topics or ():
-                await self._make_topic(context, name)
+                await self._create_topic(context, name)
             image = self._home.topics.topics
             by = Subscriber(context.principal, context.peer)
             changed = msgspec.structs.replace(value, topics=topics, pattern=pattern, subscriber=by)
@@ -197,14 +198,14 @@ class ConsumerInstance:
             self._group.resubscribe(names)
         self._wake()
 
-    async def _make_topic(self, context: RequestContext, name: str) -> None:
-        """Make a topic that is subscribed to, if the store makes topics; else it may appear later."""
+    async def _create_topic(self, context: RequestContext, name: str) -> None:
+        """Create a topic that is subscribed to, if the store makes topics; else it may appear later."""
         try:
             is_there = self._broker.find_topic(context, name, Operation.READ) is not None
         except (UnknownTopicError, QuarantinedError, LeaderNotAvailableError):
             return
         if not is_there:
-            await self._broker.find_or_make_topic(context.answered_here(), name, Operation.READ)
+            await self._broker.find_or_create_topic(context.answered_here(), name, Operation.READ)
 
     async def unsubscribe(self) -> None:
         """End the subscription, or the assignment; nothing if there is none."""
@@ -233,8 +234,9 @@ class ConsumerInstance:
             if value.is_subscribed:
                 raise _exclusive("is subscribed")
             assigned = []
+            here = context.answered_here()
             for name, partition in wanted:
-                topic = await self._broker.find_or_make_topic(context.answered_here(), name, Operation.READ)
+                topic = await self._broker.find_or_create_topic(here, name, Operation.READ, partition)
                 topic.partition(partition)
                 assigned.append(Assigned(name, partition, topic_id_text(topic.topic_id)))
             ids = {TopicPartition(each.topic, each.partition): each.topic_id for each in assigned}

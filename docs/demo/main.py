@@ -24,7 +24,7 @@ from docs.demo.story import (
     read_back,
     start_spark,
 )
-from logstore.client.local_store import kafka_address
+from logstore.endpoint_file import Endpoint
 from logstore.errors import LogStoreError
 
 LOGS = Path(".cache/demo")
@@ -38,10 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     LOGS.mkdir(parents=True, exist_ok=True)
     try:
-        with store_of(data, LOGS / "server.log") as (url, ran_before):
-            console.print(f"{'The store that runs on' if ran_before else 'A store on'} {data} listens on {url}")
+        with store_of(data, LOGS / "server.log") as (url, running):
+            console.print(f"{'The store that runs on' if running else 'A store on'} {data} listens on {url}")
             agree = _run(console, data, url)
-            _say_what_next(console, data, url if ran_before else None)
+            _say_what_next(console, data, running)
     except LogStoreError as error:
         console.print(f"[bold red]demo failed:[/] {error.message}", highlight=False)
         return 1
@@ -78,12 +78,12 @@ def _delay_table(delays: Sequence[CarrierDelay]) -> Table:
     return table
 
 
-def _say_what_next(console: Console, data: Path, running_url: str | None) -> None:
+def _say_what_next(console: Console, data: Path, running: Endpoint | None) -> None:
     logstore, python = command("logstore"), command("python")
-    url = f" --url {running_url}" if running_url else ""
+    url = f" --url {running.url}" if running else ""
     # The demo's own store has ended: the first command starts one with the defaults.
-    kafka = kafka_address(data, running_url) if running_url else "127.0.0.1:9092"
-    first = f"topic describe {FLIGHTS}{url}" if running_url else f"serve --data {shlex.quote(str(data))}"
+    kafka = running.kafka if running else "127.0.0.1:9092"
+    first = f"topic describe {FLIGHTS}{url}" if running else f"serve --data {shlex.quote(str(data))}"
     commands = [f"{logstore} {first}", f"{logstore} consume {LAST_FLIGHT} --max 3{url}"]
     if kafka is not None:
         commands.append(
@@ -93,7 +93,7 @@ def _say_what_next(console: Console, data: Path, running_url: str | None) -> Non
     commands.append(
         f"""{python} -c 'import polars; print(polars.scan_delta("{data}/topics/{LAST_FLIGHT}").head().collect())'"""
     )
-    while_it_runs = "" if running_url else " (the second and third, which is a Kafka client, while the first one runs)"
+    while_it_runs = "" if running else " (the second and third, which is a Kafka client, while the first one runs)"
     console.print(f"The data is in {data}. Try next{while_it_runs}:")
     for line in commands:
         console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)

@@ -10,22 +10,23 @@ from pathlib import Path
 
 from docs.demo.flights import DemoError
 from logstore.client.local_store import running_store
+from logstore.endpoint_file import Endpoint
 
 _START_SECONDS = 60
 _STOP_SECONDS = 60
 
 
 @contextmanager
-def store_of(data: Path, log: Path) -> Iterator[tuple[str, bool]]:
-    """The URL of a store on ``data``, and whether it ran before; one of its own ends with the block.
+def store_of(data: Path, log: Path) -> Iterator[tuple[str, Endpoint | None]]:
+    """The URL of a store on ``data``, and where it listens if it ran before; one of its own ends with the block.
 
     Its log goes to the file ``log``. Raises DemoError if none can be started.
     """
-    if url := running_store(data):
-        yield url, True
+    if running := running_store(data):
+        yield running.url, running
         return
     with _server(data, log) as url:
-        yield url, False
+        yield url, None
 
 
 @contextmanager

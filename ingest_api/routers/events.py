@@ -2,7 +2,7 @@
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -54,10 +54,12 @@ async def events(request: Request) -> Response:
     form = (Form.JSON, Form.BINARY)[_chosen(EVENT_FORMAT, query)]
     isolation = Isolation(_chosen(ISOLATION_LEVEL, query))
     context = context_of(request)
-    topic = await topic_to_consume(context, request, state.broker)
     answer_media_type(request.headers, (EVENT_STREAM,))
-    key = _key(query, topic, form)
-    selection = TopicSelection(topic, query.get(PARTITION.name))
+    json_key, string_key = _keys(query, form)
+    numbers = _numbers(query.get(PARTITION.name))
+    topic = await topic_to_consume(context, request, state.broker, max(numbers or [0]))
+    key = string_key if topic.config.string_keys else json_key
+    selection = TopicSelection(topic, numbers)
     reading = Reading(selection.partitions(), form, isolation)
     elsewhere = await state.broker.offsets_elsewhere([selection.log_of(one) for one in selection.partitions()])
     starts = _starts(request, query.get(FROM.name), selection, isolation, elsewhere)
@@ -69,15 +71,14 @@ async def events(request: Request) -> Response:
 
 
 class TopicSelection:
-    """The partitions of a topic that ``text`` names; without it all, also those that are added later."""
+    """These partitions of a topic; None: all, also those that are added later."""
 
-    def __init__(self, topic: Topic, text: str | None) -> None:
+    def __init__(self, topic: Topic, numbers: Sequence[int] | None) -> None:
         self._topic = topic
-        self._grows = text is None
-        numbers = range(len(topic.partitions)) if text is None else sorted(set(map(partition_number, text.split(","))))
-        for number in numbers:
+        self._grows = numbers is None
+        for number in numbers or ():
             topic.partition(number)
-        self._selected = self._of(numbers)
+        self._selected = self._of(range(len(topic.partitions)) if numbers is None else numbers)
 
     def partitions(self) -> tuple[StreamPartition, ...]:
         """InvalidRequestError if there are too many by now."""
@@ -91,7 +92,7 @@ class TopicSelection:
     def log_of(self, partition: StreamPartition) -> PartitionLog:
         return self._topic.partition(partition.partition)
 
-    def _of(self, numbers: "range | list[int]") -> tuple[StreamPartition, ...]:
+    def _of(self, numbers: Sequence[int]) -> tuple[StreamPartition, ...]:
         if len(numbers) > _PARTITIONS_MAX:
             raise InvalidRequestError(
                 f"A stream has at most {_PARTITIONS_MAX} partitions, because the id of every event names them all: "
@@ -136,24 +137,37 @@ def _chosen(parameter: ChoiceParameter, query: Mapping[str, str]) -> int:
     return value
 
 
-def _key(query: Mapping[str, str], topic: Topic, form: Form) -> bytes | None:
-    """The stored key whose records are wanted; None: those of all keys."""
+def _numbers(text: str | None) -> list[int] | None:
+    """The partitions that ``text`` names, in order; None for all. UnknownPartitionError."""
+    return None if text is None else sorted(set(map(partition_number, text.split(","))))
+
+
+def _keys(query: Mapping[str, str], form: Form) -> tuple[bytes | None, bytes | None]:
+    """The stored key whose records are wanted, in a topic whose ``key.format`` is json, and in one where it is string.
+    None: the records of all keys.
+    """
     text = query.get(KEY.name)
     key_format = query.get(KEY_FORMAT.name)
-    is_string = topic.config.string_keys if key_format is None else bool(KEY_FORMAT.read(key_format))
     if text is None:
         if key_format is not None:
             raise ParameterError("Query parameter key_format says how key is stored: send key, too.")
-        return None
+        return None, None
     if form is Form.BINARY:
         if key_format is not None:
             raise ParameterError("Query parameter key_format is for JSON: with format=binary, send key as base64.")
         try:
-            return base64.b64decode(text, validate=True)
+            key = base64.b64decode(text, validate=True)
         except binascii.Error:
             raise ParameterError(f"Query parameter key cannot be {shown(text)}: send base64.") from None
-    if is_string:
-        return text.encode()
+        return key, key
+    keys = _json_key(text), text.encode()
+    if key_format is None:
+        return keys
+    key = keys[KEY_FORMAT.read(key_format)]
+    return key, key
+
+
+def _json_key(text: str) -> bytes:
     try:
         msgspec.json.decode(text)
     except msgspec.DecodeError:

@@ -34,8 +34,8 @@ async def get_metadata(state: State, context: Context, query: Annotated[Metadata
     await broker.until_known(names)
     if query.group is not None and context.is_forwarded:  # another broker has a request for it
         await state.groups.until_there(context, query.group)
-    may_make = query.allow_auto_topic_creation == "true"
-    topics = [await _topic(context, broker, name, may_make=may_make) for name in names]
+    may_create = query.allow_auto_topic_creation == "true"
+    topics = [await _topic(context, broker, name, may_create=may_create) for name in names]
     return Metadata(
         cluster_id=broker.cluster_id,
         controller_id=-1 if broker.controller_id is None else broker.controller_id,
@@ -45,10 +45,10 @@ async def get_metadata(state: State, context: Context, query: Annotated[Metadata
     )
 
 
-async def _topic(context: RequestContext, broker: Broker, name: str, *, may_make: bool) -> TopicMetadata:
+async def _topic(context: RequestContext, broker: Broker, name: str, *, may_create: bool) -> TopicMetadata:
     try:
-        if may_make:
-            topic = await broker.find_or_make_topic(context, name, Operation.DESCRIBE)
+        if may_create:
+            topic = await broker.find_or_create_topic(context, name, Operation.DESCRIBE)
         else:
             topic = broker.topic(context, name)
         states = [broker.partition_state(context, topic, log.partition) for log in topic.partitions]

@@ -224,7 +224,7 @@ async def _produce(request: Request, partition: int | None) -> Response:
         del decode
         if topic is None:
             # Create the topic only now, so that a request that is refused leaves none behind.
-            topic = await state.broker.find_or_make_topic(context, request.path_params["topic"], Operation.WRITE)
+            topic = await state.broker.find_or_create_topic(context, request.path_params["topic"], Operation.WRITE)
         produced = state.broker.produce(
             context, topic, records, partition=partition, acks=acks, timeout_ms=timeout_ms, identity=identity
         )

@@ -71,9 +71,10 @@ async def fetch(request: Request) -> Response:
     """Read records from an offset on; wait for records at the end of the log."""
     state = api_state(request)
     query = read_query(request, (OFFSET, MAX_BYTES, MIN_BYTES, MAX_WAIT_MS))
-    topic = await topic_to_consume(context_of(request), request, state.broker)
-    partition_log = topic.partition(partition_in_path(request))
+    partition = partition_in_path(request)
     media_type = answer_media_type(request.headers, tuple(_FORMS))
+    topic = await topic_to_consume(context_of(request), request, state.broker, partition)
+    partition_log = topic.partition(partition)
     # Clients that accept anything, as curl and browsers do, are to see every record.
     is_readable = media_type in _JSON_TYPES and not asks_for(request.headers, _JSON_TYPES)
     form = _READABLE if is_readable else _FORMS[media_type]

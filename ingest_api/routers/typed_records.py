@@ -124,7 +124,7 @@ class _Appender:
         try:
             if self.topic is None:
                 # Only now, so that a request without a good record leaves no topic behind.
-                self.topic = await self.state.broker.find_or_make_topic(self.context, self.name, Operation.WRITE)
+                self.topic = await self.state.broker.find_or_create_topic(self.context, self.name, Operation.WRITE)
             topic = self.topic
             largest = topic.config.max_message_bytes
             if any(record.num_bytes > largest for record in records):

@@ -171,7 +171,7 @@ class Broker:
         self.create_topic = changes.create
         self.internal_topic = changes.internal
         self.find_topic = changes.find
-        self.find_or_make_topic = changes.find_or_make
+        self.find_or_create_topic = changes.find_or_create
         self.delete_topic = changes.delete
         self.alter_configs = changes.alter_configs
         self.add_partitions = changes.add_partitions

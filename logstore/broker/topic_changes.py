@@ -29,6 +29,7 @@ from logstore.errors import (
     NotControllerError,
     RequestTimedOutError,
     TopicExistsError,
+    UnknownPartitionError,
     UnknownTopicError,
     UnknownTopicIdError,
 )
@@ -112,7 +113,7 @@ class TopicChanges:
         """
         self._authorizer.require_cluster(context, Operation.CLUSTER_ACTION)
 
-        async def find_or_make() -> Topic:
+        async def find_or_create() -> Topic:
             try:
                 return self._topics.get(name)
             except UnknownTopicError:
@@ -125,7 +126,7 @@ class TopicChanges:
             await self._topics.discovery.until(lambda: self._is_served(name) or self._is_controller, _APPEARS_S)
         if not self._is_controller and not self._is_served(name):
             raise CoordinatorNotAvailableError(f"The controller has not made {name} yet. Try again in a few seconds.")
-        topic = await self._change(find_or_make())
+        topic = await self._change(find_or_create())
         await self._until_led(topic)
         return topic
 
@@ -159,25 +160,37 @@ class TopicChanges:
             )
 
     def find(self, context: RequestContext, name: str, operation: Operation) -> Topic | None:
-        """The topic, for ``operation``; None if ``find_or_make`` would make it. Changes nothing.
+        """The topic, for ``operation``; None if ``find_or_create`` would create it. Changes nothing.
 
-        Raises TopicAuthorizationError, UnknownTopicError, QuarantinedError.
+        Raises TopicAuthorizationError, UnknownTopicError, QuarantinedError, LeaderNotAvailableError for one that other
+        brokers know already.
         """
         self._authorizer.require(context, operation, ResourceType.TOPIC, name)
-        if name in self._topics.names() or not self._settings.auto_create_topics_enable:
+        try:
             return self._topics.get(name)
+        except UnknownTopicError:
+            if not self._settings.auto_create_topics_enable:
+                raise
         self._authorizer.require_create(context, name)
         return None
 
-    async def find_or_make(self, context: RequestContext, name: str, operation: Operation) -> Topic:
-        """The topic, for ``operation``; made first, if it is not there and ``auto.create.topics.enable`` says so.
+    async def find_or_create(
+        self, context: RequestContext, name: str, operation: Operation, partition: int = 0
+    ) -> Topic:
+        """The topic, for ``operation``; created first, if it is not there and ``auto.create.topics.enable`` says so.
 
-        In a cluster the controller makes it, and this broker waits until it serves it, too. Raises
-        TopicAuthorizationError, UnknownTopicError, InvalidTopicError, BrokerNotReadyError, StorageFullError,
-        NotControllerError.
+        ``partition``: the last one that is wanted. If a new topic would not have it nothing is created, and the error
+        is UnknownPartitionError. In a cluster the controller creates the topic, and this broker waits until it serves
+        it, too. Raises as ``find``, and InvalidTopicError, BrokerNotReadyError, StorageFullError, NotControllerError.
         """
         if (topic := self.find(context, name, operation)) is not None:
             return topic
+        count = self._settings.num_partitions
+        if partition >= count:
+            raise UnknownPartitionError(
+                f"Partition {partition} not found: topic {name!r} is not there, and a new one has partitions 0 to "
+                f"{count - 1}."
+            )
         self._admission.require_ready()
         with contextlib.suppress(TopicExistsError):  # another request was faster
             if self.create_at_controller is None or self._is_controller or context.forwarding is Forwarding.DONE:

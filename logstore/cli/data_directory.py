@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import msgspec
 import typer
 
+from logstore.endpoint_file import read_endpoint
 from logstore.errors import DataDirectoryError, LogStoreError
 from logstore.limits import TOPIC_NAME_LENGTH_MAX
 from logstore.lock_file import LockFile
@@ -34,11 +34,8 @@ def journal_directories(directory: Path | None, data: Path | None) -> list[Path]
 
 def running_url(home: Path) -> str | None:
     """The URL of the store that serves the broker directory ``home``; None if it is unknown."""
-    try:
-        url = msgspec.json.decode((home / "endpoint.json").read_bytes())["url"]
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
-        return None
-    return str(url)
+    endpoint = read_endpoint(home)
+    return None if endpoint is None else endpoint.url
 
 
 def given_data(data: Path | None) -> Path:

@@ -223,7 +223,8 @@ def _run(
             here_bytes_max=HERE_BYTES_MAX if spark_above is None else spark_above,
             throttle=Throttle(rate) if rate else None,
         )
-        report = run_job(job, topics, context, running_store(settings.data) or given_url(ctx, url))
+        running = running_store(settings.data)
+        report = run_job(job, topics, context, given_url(ctx, url) if running is None else running.url)
     if json:
         sys.stdout.write(f"{report.as_json()}\n")
     else:

@@ -326,15 +326,15 @@ class Admin:
         return self._transport.keep_trying(told)
 
     def find_partitions(
-        self, topics: Iterable[str], *, if_there: bool = False, may_make: bool = False
+        self, topics: Iterable[str], *, if_there: bool = False, may_create: bool = False
     ) -> dict[str, TopicPartitions]:
         """The ids and numbers of partitions, by name; ``metadata`` has the leaders then. UnknownTopicError for a topic
-        that is not there; ``if_there``: that one is left out. ``may_make``: it is made, if the store makes topics.
+        that is not there; ``if_there``: that one is left out. ``may_create``: it is made, if the store makes topics.
         """
         names = sorted(set(topics))
         for name in names:
             quote_name(name)
-        found = self._find(names, may_make)
+        found = self._find(names, may_create)
         waits, give_up = backoffs(), time.monotonic() + _HEARD_SECONDS
         # A broker may not have heard yet of a topic that was made a moment ago through another one.
         while self.metadata.is_cluster and not if_there and any(map(_is_unknown, found.values())):
@@ -342,16 +342,16 @@ class Admin:
             if time.monotonic() + wait_s > give_up:
                 break
             time.sleep(wait_s)
-            found = self._find(names, may_make)
+            found = self._find(names, may_create)
         for topic in found.values():
             if isinstance(topic, LogStoreError) and not (if_there and _is_unknown(topic)):
                 raise topic
         return {name: topic for name, topic in found.items() if isinstance(topic, TopicPartitions)}
 
-    def _find(self, topics: Sequence[str], may_make: bool) -> dict[str, TopicPartitions | LogStoreError]:
+    def _find(self, topics: Sequence[str], may_create: bool) -> dict[str, TopicPartitions | LogStoreError]:
         if not topics:
             return {}
-        return self._transport.keep_trying(lambda: self.metadata.find(topics, may_make=may_make))
+        return self._transport.keep_trying(lambda: self.metadata.find(topics, may_create=may_create))
 
     def topic_configs(self, topic: str) -> tuple[ConfigEntry, ...]:
         """Every configuration key of the topic and where its value comes from; UnknownTopicError."""

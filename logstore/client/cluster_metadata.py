@@ -280,14 +280,14 @@ class ClusterMetadata:
         return isinstance(error, lost) or stores_nothing(error)
 
     def find(
-        self, topics: Iterable[str], *, timeout_s: float | None = None, may_make: bool = False
+        self, topics: Iterable[str], *, timeout_s: float | None = None, may_create: bool = False
     ) -> dict[str, TopicPartitions | LogStoreError]:
         """Ask for these topics: their ids and numbers of partitions, or why they cannot be told of.
 
-        ``may_make``: a topic that is not there is made, if the store makes topics. Raises as ``Transport.ask_around``.
+        ``may_create``: a topic that is not there is created, if the store does so. Raises as ``Transport.ask_around``.
         """
         names = list(dict.fromkeys(topics))
-        answered = self.refresh(names, timeout_s=timeout_s, may_make=may_make)
+        answered = self.refresh(names, timeout_s=timeout_s, may_create=may_create)
         return {name: self._found(name, answered.get(name)) for name in names}
 
     def _found(self, name: str, topic: TopicMetadata | None) -> TopicPartitions | LogStoreError:
@@ -306,16 +306,16 @@ class ClusterMetadata:
         *,
         since: float | None = None,
         timeout_s: float | None = None,
-        may_make: bool = False,
+        may_create: bool = False,
     ) -> dict[str, TopicMetadata]:
         """Ask for these topics, this coordinator and the brokers; what was answered of the topics, by name.
 
-        ``may_make`` as of ``find``. ``since`` (monotonic): what was asked for after that is not asked for again. Raises
-        as ``Transport.ask_around``.
+        ``may_create`` as of ``find``. ``since`` (monotonic): what was asked for after that is not asked for again.
+        Raises as ``Transport.ask_around``.
         """
         found: dict[str, TopicMetadata] = {}
         for names in _pieces(topics):
-            found |= self._refresh(names, group, since, timeout_s, may_make=may_make)
+            found |= self._refresh(names, group, since, timeout_s, may_create=may_create)
             group = None
         return found
 
@@ -354,14 +354,14 @@ class ClusterMetadata:
         since: float | None,
         timeout_s: float | None,
         *,
-        may_make: bool,
+        may_create: bool,
     ) -> dict[str, TopicMetadata]:
         if since is not None:
             names = [name for name in names if self._asked.get(name, since) <= since]
             if not names and group is None and self._asked_at_all > since:
                 return {}
         params = {"topics": ",".join(names)} if names else {}
-        if names and not may_make:
+        if names and not may_create:
             params["allow_auto_topic_creation"] = "false"
         if group is not None:
             params["group"] = group

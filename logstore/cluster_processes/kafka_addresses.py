@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
+from logstore.endpoint_file import read_endpoint
 from logstore.settings import Settings, address_of, host_and_port
 
 _LISTENERS: Final = "LOGSTORE_KAFKA_LISTENERS"
@@ -55,15 +54,8 @@ def wanted_kafka_addresses(settings: Settings, broker_ids: Sequence[int]) -> dic
 
 def kafka_addresses(data: Path, broker_ids: Sequence[int]) -> list[str]:
     """Where Kafka's clients find the brokers that run on ``data``, as they announce it."""
-    found = []
-    for broker_id in broker_ids:
-        try:
-            told = msgspec.json.decode((data / "brokers" / str(broker_id) / "endpoint.json").read_bytes())
-        except (OSError, msgspec.DecodeError):
-            continue
-        if isinstance(told, dict) and isinstance(told.get("kafka"), str):
-            found.append(told["kafka"])
-    return found
+    endpoints = (read_endpoint(data / "brokers" / str(broker_id)) for broker_id in broker_ids)
+    return [one.kafka for one in endpoints if one is not None and one.kafka is not None]
 
 
 def is_free(host: str, port: int) -> bool:

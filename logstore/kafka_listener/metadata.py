@@ -42,8 +42,10 @@ async def metadata(
         found: Sequence[Topic | _Topic] = broker.topics(context, include_internal=True)
     else:
         await broker.until_known([one.name for one in asked if one.name is not None])
-        may_make = request.allow_auto_topic_creation
-        found = [await _asked_topic(store, context, one, version, may_make=may_make) async for one in in_steps(asked)]
+        may_create = request.allow_auto_topic_creation
+        found = [
+            await _asked_topic(store, context, one, version, may_create=may_create) async for one in in_steps(asked)
+        ]
     # Read at once with the leaders: nothing is awaited from here on.
     reachable = store.reachable_brokers()
     there = {one.id for one, _ in reachable}
@@ -69,7 +71,7 @@ async def _asked_topic(
     asked: MetadataRequest.MetadataRequestTopic,
     version: int,
     *,
-    may_make: bool,
+    may_create: bool,
 ) -> Topic | _Topic:
     """The topic, or the answer for one that is not to be had."""
     broker = store.broker
@@ -78,22 +80,21 @@ async def _asked_topic(
             return broker.topic_by_id(context, UUID(bytes=asked.topic_id))
         if asked.name is None:
             raise InvalidRequestError("A topic of the request has neither a name nor an id.")
-        return await _topic_by_name(store, context, asked.name, may_make=may_make)
+        return await _topic_by_name(store, context, asked.name, may_create=may_create)
     except LogStoreError as error:
         # Before version 12 a name is not null.
         name = asked.name if version >= 12 else asked.name or ""
         return _Topic(error_code=number_of(error), name=name, topic_id=asked.topic_id)
 
 
-async def _topic_by_name(store: KafkaStore, context: RequestContext, name: str, *, may_make: bool) -> Topic:
+async def _topic_by_name(store: KafkaStore, context: RequestContext, name: str, *, may_create: bool) -> Topic:
     try:
+        if may_create:
+            return await store.broker.find_or_create_topic(context, name, Operation.DESCRIBE)
         return store.broker.topic(context, name)
     except UnknownTopicError:
-        # Not before: nobody makes an internal topic, but who may see it is told of it.
         check_topic_name(name)
-        if not may_make or not store.settings.auto_create_topics_enable:
-            raise
-        return await store.broker.find_or_make_topic(context, name, Operation.DESCRIBE)
+        raise
 
 
 def _topic(

@@ -1,7 +1,5 @@
 """Every route declares its operation. The guard asks for names in paths, the routes for names in bodies."""
 
-from dataclasses import dataclass
-
 import pytest
 from starlette.requests import Request
 
@@ -9,6 +7,7 @@ from ingest_api.routers import ROUTERS
 from ingest_api.routes import RouteTable, declared_router, open_to_all, requires
 from logstore.broker.authorizer import Operation, ResourceType
 from tests.api.api_client import assert_error
+from tests.support.authorizer_views import DeniedOperations
 
 pytestmark = pytest.mark.anyio
 
@@ -58,17 +57,6 @@ async def test_the_framework_runs_no_route_but_the_one_the_guard_was_asked_for(a
         await api.app.router(scope, None, None)
 
 
-@dataclass(frozen=True)
-class Deny:
-    """Allows everything except ``denied``."""
-
-    denied: frozenset[tuple[Operation, str]]
-    version: int = 1
-
-    def allows(self, principal, host, operation, resource_type, name):
-        return (operation, name) not in self.denied
-
-
 @pytest.fixture
 async def deny(api):
     """Make the store deny pairs of operation and name."""
@@ -83,7 +71,7 @@ async def deny(api):
     def set_denied(*pairs: tuple[Operation, str]) -> None:
         nonlocal version
         version += 1
-        api.app.guard.authorizer.replace(Deny(frozenset(pairs), version))
+        api.app.guard.authorizer.replace(DeniedOperations(pairs, version))
 
     return set_denied
 
@@ -157,7 +145,7 @@ async def test_a_topic_that_produce_would_create_needs_the_permission_to_create(
 
     async with running_api(tmp_path / "data", auto_create_topics_enable=True) as api:
         api.app.guard.authorizer.replace(
-            Deny(frozenset({(Operation.CREATE, "new"), (Operation.CREATE, "kafka-cluster")}))
+            DeniedOperations({(Operation.CREATE, "new"), (Operation.CREATE, "kafka-cluster")})
         )
         assert_error(await api.post("/topics/new", json={"records": [{"value": 1}]}), 403, 40301)
         assert (await api.get("/topics")).json() == []

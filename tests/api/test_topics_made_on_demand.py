@@ -12,7 +12,7 @@ from logstore.errors import UnknownTopicError
 from tests.api.api_client import ApiClient, assert_error, running_api
 from tests.api.instance_client import create
 from tests.api.real_server import RealServer
-from tests.api.test_routes import Deny
+from tests.support.authorizer_views import DeniedOperations
 
 pytestmark = pytest.mark.anyio
 
@@ -33,9 +33,36 @@ async def test_metadata_and_reads_of_records_make_a_topic(tmp_path: Path):
         assert await codes(api, "topics=a,b") == {"a": None, "b": None}
         read = await api.get("/topics/c/partitions/1/records?max_wait_ms=0")
         assert (read.status_code, read.json()) == (200, [])
-        assert_error(await api.get("/topics/d/events?partition=9"), 404, 40402)
-        assert_error(await api.get("/topics/e/partitions/2/records"), 404, 40402)
-        assert made(api) == ["a", "b", "c", "d", "e"]
+        # A new topic has no record at that offset.
+        assert_error(await api.get("/topics/d/events?partition=1&from=1:5"), 416, 41601)
+        assert made(api) == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("path", "accept", "status"),
+    [
+        ("partitions/2/records", "*/*", 404),
+        ("partitions/one/records", "*/*", 404),
+        ("partitions/0/records", "text/html", 406),
+        ("events?partition=0,9", "*/*", 404),
+        ("events?partition=one", "*/*", 404),
+        ("events", "text/html", 406),
+        ("events?format=binary&key=no-base64", "*/*", 422),
+        ("events?key_format=string", "*/*", 422),
+    ],
+)
+async def test_a_read_that_is_refused_makes_none(tmp_path: Path, path: str, accept: str, status: int):
+    async with running_api(tmp_path / "data", **ON) as api:
+        assert_error(await api.get(f"/topics/typo/{path}", headers={"Accept": accept}), status)
+        assert made(api) == []
+
+
+async def test_an_assignment_of_a_partition_that_a_new_topic_would_not_have_makes_none(tmp_path: Path):
+    async with running_api(tmp_path / "data", **ON) as api:
+        instance = await create(api)
+        refused = await instance.post("/assignments", {"partitions": [{"topic": "typo", "partition": 2}]})
+        assert_error(refused, 404, 40402)
+        assert made(api) == []
 
 
 async def test_subscriptions_and_assignments_of_instances_make_a_topic(tmp_path: Path):
@@ -73,13 +100,13 @@ async def test_names_that_no_topic_can_have_are_refused(tmp_path: Path):
 async def test_a_topic_is_made_for_who_may_create_it(tmp_path: Path):
     async with running_api(tmp_path / "data", **ON) as api:
         refused = {(Operation.CREATE, "t"), (Operation.CREATE, "kafka-cluster")}
-        api.app.guard.authorizer.replace(Deny(frozenset(refused)))
+        api.app.guard.authorizer.replace(DeniedOperations(refused))
         assert await codes(api, "topics=t") == {"t": 40301}
         assert_error(await api.get("/topics/t/partitions/0/records"), 403, 40301)
         instance = await create(api)
         assert_error(await instance.post("/subscription", {"topics": ["t"]}), 403, 40301)
         # Who may describe and create a topic need not be one who writes to it.
-        api.app.guard.authorizer.replace(Deny(frozenset({(Operation.WRITE, "t")}), 2))
+        api.app.guard.authorizer.replace(DeniedOperations({(Operation.WRITE, "t")}, 2))
         assert made(api) == []
         assert await codes(api, "topics=t") == {"t": None}
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from logstore.broker.authorizer import CLUSTER_NAME, Operation
 from logstore.broker.context import INTERNAL
 from logstore.broker.topic_catalog import TopicCatalog
 from logstore.cli.app import app
@@ -20,16 +21,18 @@ from logstore.cluster.zookeeper import Delete
 from logstore.errors import (
     DataDirectoryError,
     InvalidReplicationFactorError,
+    LeaderNotAvailableError,
     NotControllerError,
     NotLeaderOrFollowerError,
     UnknownTopicError,
 )
 from logstore.records.offset_record import OFFSETS_TOPIC
 from logstore.table_root import open_root
+from tests.support.authorizer_views import DeniedOperations
 from tests.support.cluster_stores import ClusterStores
 from tests.support.coordinators import Brokers
 from tests.support.eventually import eventually_async
-from tests.support.running_broker import produce, read_all, running_broker
+from tests.support.running_broker import CLIENT, produce, read_all, running_broker
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
 
@@ -64,6 +67,27 @@ async def test_a_broker_looks_before_it_says_that_a_topic_is_not_there(stores: C
     await topics.until_known("t", 3)
     assert len(topics.get("t").partitions) == 3
     deaf.clear()
+
+
+async def test_a_topic_that_is_not_served_here_yet_is_neither_waited_for_nor_created_again(stores: ClusterStores):
+    """Who asks is told to try again, also one who may create no topic."""
+    await stores.start(1, 2, auto_create_topics_enable=True)
+    making = await stores.making()
+    other = next(store.broker for store in stores.stores.values() if store.broker is not making)
+    await stores.everywhere(OFFSETS_TOPIC, 2)
+    async with other._topics.lock, asyncio.timeout(5):
+        await making.create_topic(INTERNAL, "t")
+        coordinator = stores.coordinator(other.broker_id)
+        await eventually_async(lambda: coordinator.registered_topic("t") is not None, "not registered")
+        for version, names in enumerate(((), ("t", CLUSTER_NAME)), start=1):
+            other.authorizer.replace(DeniedOperations([(Operation.CREATE, name) for name in names], version))
+            with pytest.raises(LeaderNotAvailableError):
+                other.find_topic(CLIENT, "t", Operation.WRITE)
+            for operation in (Operation.WRITE, Operation.READ, Operation.DESCRIBE):
+                with pytest.raises(LeaderNotAvailableError):
+                    await other.find_or_create_topic(CLIENT, "t", operation)
+    await stores.everywhere("t", 1)
+    assert (await other.find_or_create_topic(CLIENT, "t", Operation.WRITE)).name == "t"
 
 
 async def test_a_topic_is_everywhere_grows_and_goes(stores: ClusterStores):

@@ -21,6 +21,19 @@ class Denied:
 
 
 @dataclass(frozen=True)
+class DeniedOperations:
+    """Allows everything except these operations on resources of these names."""
+
+    denied: Collection[tuple[Operation, str]]
+    version: int = 1
+
+    def allows(
+        self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType, name: str
+    ) -> bool:
+        return (operation, name) not in self.denied
+
+
+@dataclass(frozen=True)
 class Nothing:
     """Nobody may do anything."""
 

@@ -359,7 +359,7 @@ class Consumer:
 
     def partitions_for(self, topic: str) -> list[TopicPartition]:
         """All partitions of ``topic``, to be given to ``assign``; UnknownTopicError, unless the store makes topics."""
-        found = self._admin.find_partitions([topic], may_make=True)[topic]
+        found = self._admin.find_partitions([topic], may_create=True)[topic]
         return [TopicPartition(topic, partition) for partition in range(found.count)]
 
     # ---- the group's offsets ----------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ class OffsetFetcher:
         """Find the partitions of the topics subscribed to, and of ``followed`` ones, which need not exist."""
         others = followed - topics
         if pattern is None:
-            found = self._admin.find_partitions(topics, may_make=True)
+            found = self._admin.find_partitions(topics, may_create=True)
         else:
             found = self._admin.find_partitions(
                 (topic.topic_name for topic in self._admin.topics() if pattern.fullmatch(topic.topic_name)),
@@ -175,7 +175,7 @@ class OffsetFetcher:
         try:
             return self._admin.describe_topic(topic)
         except UnknownTopicError:
-            self._admin.find_partitions([topic], may_make=True)
+            self._admin.find_partitions([topic], may_create=True)
             return self._admin.describe_topic(topic)
 
     def _place(self, positions: Mapping[TopicPartition, int], described: Mapping[str, TopicDescription]) -> None:

@@ -583,10 +583,10 @@ def test_topics_are_created_on_first_produce_only_if_the_setting_says_so(tmp_pat
     async def scenario() -> None:
         async with running_broker(tmp_path / "off") as broker:
             with pytest.raises(UnknownTopicError):
-                await broker.find_or_make_topic(INTERNAL, "t", Operation.WRITE)
+                await broker.find_or_create_topic(INTERNAL, "t", Operation.WRITE)
         async with running_broker(tmp_path / "on", auto_create_topics_enable=True, num_partitions=3) as broker:
             topics = await asyncio.gather(
-                *(broker.find_or_make_topic(INTERNAL, "t", Operation.WRITE) for _ in range(5))
+                *(broker.find_or_create_topic(INTERNAL, "t", Operation.WRITE) for _ in range(5))
             )
             assert {id(t) for t in topics} == {id(topics[0])}
             assert len(topics[0].partitions) == 3
@@ -1034,9 +1034,9 @@ def test_a_journal_whose_records_are_all_in_delta_takes_more(tmp_path: Path) -> 
 def test_a_bad_name_is_told_from_a_topic_that_is_not_there(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path, auto_create_topics_enable=True) as broker:
-            assert (await broker.find_or_make_topic(INTERNAL, "made", Operation.WRITE)).name == "made"
+            assert (await broker.find_or_create_topic(INTERNAL, "made", Operation.WRITE)).name == "made"
             for name in ("bad name", "MADE", "__internal"):
                 with pytest.raises(InvalidTopicError):
-                    await broker.find_or_make_topic(INTERNAL, name, Operation.WRITE)
+                    await broker.find_or_create_topic(INTERNAL, name, Operation.WRITE)
 
     run(scenario())

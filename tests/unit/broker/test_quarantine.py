@@ -177,7 +177,7 @@ def test_names_of_delta_lakes_own_files_are_refused_and_leave_nothing_behind(tmp
             with pytest.raises(InvalidTopicError, match="Delta Lake has files of its own"):
                 await broker.create_topic(INTERNAL, name)
             with pytest.raises(InvalidTopicError, match="Delta Lake has files of its own"):
-                await broker.find_or_make_topic(INTERNAL, name, Operation.WRITE)
+                await broker.find_or_create_topic(INTERNAL, name, Operation.WRITE)
             assert not list((tmp_path / "topics").iterdir())
 
     run(scenario())

@@ -49,7 +49,7 @@ BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
     "was_deleted": (lambda _: (uuid4(),), {(Operation.CLUSTER_ACTION, CLUSTER)}),
     "create_topic": (lambda _: ("new",), {(Operation.CREATE, CLUSTER), (Operation.CREATE, TOPIC)}),
     "find_topic": (lambda _: ("t", Operation.WRITE), {(Operation.WRITE, TOPIC)}),
-    "find_or_make_topic": (lambda _: ("t", Operation.READ), {(Operation.READ, TOPIC)}),
+    "find_or_create_topic": (lambda _: ("t", Operation.READ), {(Operation.READ, TOPIC)}),
     "delete_topic": (lambda _: ("t",), {(Operation.DELETE, TOPIC)}),
     "alter_configs": (lambda _: ("t", {"retention.ms": "1"}), {(Operation.ALTER_CONFIGS, TOPIC)}),
     "add_partitions": (lambda _: ("t", 9), {(Operation.ALTER, TOPIC)}),
@@ -198,7 +198,7 @@ def test_a_topic_is_created_by_whom_the_cluster_or_the_name_is_given_to(tmp_path
             for refused in (
                 broker.create_topic(CLIENT, "neither"),
                 broker.create_topic(CLIENT, "neither", validate_only=True),
-                broker.find_or_make_topic(CLIENT, "neither", Operation.READ),
+                broker.find_or_create_topic(CLIENT, "neither", Operation.READ),
             ):
                 with pytest.raises(TopicAuthorizationError):
                     await refused

@@ -47,7 +47,7 @@ def test_a_port_is_free_unless_somebody_listens():
 
 
 def test_addresses_are_those_that_brokers_announce(tmp_path: Path):
-    for broker, told in ((1, {"url": "u", "kafka": "h:1"}), (2, {"url": "u"}), (3, None)):
+    for broker, told in ((1, {"url": "u", "pid": 1, "kafka": "h:1"}), (2, {"url": "u", "pid": 1}), (3, None)):
         home = tmp_path / "brokers" / str(broker)
         home.mkdir(parents=True)
         if told is not None:

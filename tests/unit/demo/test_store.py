@@ -9,6 +9,7 @@ from docs.demo.flights import DemoError
 from docs.demo.posting import PARTITIONS, make_topic
 from docs.demo.store import store_of
 from logstore.client.admin import Admin
+from logstore.endpoint_file import read_endpoint
 from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.long
@@ -19,10 +20,12 @@ TOPIC = "flights"
 def test_a_store_of_its_own_ends_with_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(Path(__file__).parents[3])
     data = tmp_path / "data"
-    with store_of(data, tmp_path / "server.log") as (url, ran_before):
-        assert not ran_before
-        with store_of(data, tmp_path / "second.log") as found:
-            assert found == (url, True)
+    with store_of(data, tmp_path / "server.log") as (url, running):
+        assert running is None
+        with store_of(data, tmp_path / "second.log") as (found, endpoint):
+            assert endpoint is not None
+            assert endpoint == read_endpoint(data / "brokers" / "0")
+            assert found == endpoint.url == url
         make_topic(url, TOPIC, {})
         make_topic(url, TOPIC, {})  # of an earlier demo: made anew
         with Admin(url) as admin:
@@ -41,9 +44,9 @@ def test_the_file_of_a_killed_store_does_not_count(tmp_path: Path, monkeypatch: 
     endpoint = data / "brokers/0/endpoint.json"
     assert json.loads(endpoint.read_text())["url"] == killed.url
     # Meanwhile another store may listen on that port.
-    endpoint.write_text(json.dumps({"url": other.url}))
-    with other, store_of(data, tmp_path / "server.log") as (url, ran_before):
-        assert not ran_before
+    endpoint.write_text(json.dumps({"url": other.url, "pid": 1}))
+    with other, store_of(data, tmp_path / "server.log") as (url, running):
+        assert running is None
         assert url != other.url
 
 
