@@ -290,7 +290,9 @@ def topic_path(topic: str, rest: str = "") -> str:
 
 def group_path(group: str, rest: str = "") -> str:
     """``/groups/<group>`` with ``rest`` after it; InvalidGroupError for a name that cannot stand in a path."""
-    if group in ("", ".", "..") or "/" in group:
+    if not group:
+        raise errors.InvalidGroupError("A group's name has one character at least")
+    if group in (".", "..") or "/" in group:
         raise errors.InvalidGroupError(
             f"Group {group!r} cannot be named over HTTP, which takes no slash, and neither '.' nor '..': "
             "kafka-consumer-groups describes and deletes it"

@@ -99,6 +99,7 @@ class ZooKeeperServer:
 
     def start(self) -> None:
         """Returns at once; ``wait_until_serving`` waits. ZooKeeperServerError without Java or the jars."""
+        self.kill()  # the pipe of one that has ended by itself is open
         self.directory.mkdir(parents=True, exist_ok=True)
         configuration = self.directory / "zoo.cfg"
         configuration.write_text("".join(f"{key}={value}\n" for key, value in self._settings()))

@@ -13,6 +13,7 @@ from ingest_api.schemas.records import ProducedOffsets, ProducedRanges
 from logstore.broker.broker import PartitionResponse, ProduceResult
 from logstore.broker.context import INTERNAL
 from tests.api.api_client import ARROW, BINARY_V2, JSON_V2, NDJSON, assert_error, running_api
+from tests.support.eventually import eventually_async
 
 pytestmark = pytest.mark.anyio
 
@@ -171,8 +172,9 @@ async def test_a_timeout_is_504_with_its_code_and_the_records_may_be_stored(api,
         store(frames, lambda *outcome: stored_later.append((told, outcome)))
 
     monkeypatch.setattr(api.broker.journal, "store", slow)
-    message = assert_error(await api.post("/topics/t?timeout_ms=20", json={"records": [{"value": 1}]}), 504, 50401)
+    message = assert_error(await api.post("/topics/t?timeout_ms=300", json={"records": [{"value": 1}]}), 504, 50401)
     assert "may or may not be stored" in message
+    await eventually_async(lambda: stored_later, "not appended")
     ((told, outcome),) = stored_later
     told(*outcome)
     assert await api.values("t") == [1]
