@@ -45,7 +45,7 @@ RECORDS = b"/topics/t/partitions/0/records"
 EVENTS = b"/topics/t/events"
 MEMBERS_MAX = 3
 #: Kept by the allocator for the next requests.
-GROWTH_BYTES_MAX = 24 * 2**20
+GROWTH_BYTES_MAX = 8 * 2**20
 
 # ---- Framing --------------------------------------------------------------------------------------------------------
 
@@ -696,12 +696,15 @@ def test_a_pattern_without_end_costs_no_time(server):
 
 
 def test_memory_files_and_threads_are_back_to_before(server):
-    """After all tables once more; the first time fills caches and thread pools."""
+    """After all tables again; the first time fills caches and thread pools. The allocator takes memory in large steps
+    now and then: what is lost with the requests is lost each time.
+    """
     everything = dict(itertools.chain.from_iterable(table.items() for table in TABLES.values()))
-    asyncio.run(not_refused(server, everything))
-    before = server.settled()
-    asyncio.run(not_refused(server, everything))
-    after = server.settled()
-    assert after.rss_bytes < before.rss_bytes + GROWTH_BYTES_MAX
-    eventually(lambda: server.resources().files <= before.files, "descriptors are left")
+    seen = []
+    for _ in range(4):
+        asyncio.run(not_refused(server, everything))
+        seen.append(server.settled())
+    growths = [after.rss_bytes - before.rss_bytes for before, after in itertools.pairwise(seen)]
+    assert min(growths) < GROWTH_BYTES_MAX
+    eventually(lambda: server.resources().files <= seen[0].files, "descriptors are left")
     server.check()
