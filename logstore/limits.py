@@ -24,7 +24,8 @@ GROUP_MEMBERS_PENDING_MAX = 100_000
 HEADERS_PER_RECORD_MAX = 1_000
 # Records of refused record batches that an answer names one by one.
 RECORD_ERRORS_MAX = 1_000
-# Idempotent producers that a partition remembers: about 2.5 MB. Beyond that it forgets the producer that has not
+# Idempotent producers that a partition remembers: up to 15 batches of 38 bytes each, 6 MB, and those that followers
+# do not have yet. Beyond that it forgets the producer that has not
 # appended for longest.
 PRODUCERS_PER_PARTITION_MAX = 10_000
 IDEMPOTENCY_KEY_LENGTH_MAX = 255

@@ -107,7 +107,7 @@ class _Wanted:
         valid, *others = validate(view, inflated_bytes_max=inflated_bytes_max, log_append_time=self.log_append_time)
         header = valid.header
         _require_producers(header, 1 + len(others))
-        null_keys = [valid.first_null_key][: valid.null_key_count]
+        null_keys = [valid.first_null_key] if valid.null_key_count else []
         if valid.null_key_count > 1 and self.topic.config.compacted:
             null_keys = find_null_keys(view, valid, RECORD_ERRORS_MAX)
         if header.max_timestamp != valid.max_timestamp and not self.log_append_time:

@@ -54,8 +54,8 @@ class ClusterView:
     topics: Mapping[str, TopicNode] = dataclasses.field(default_factory=dict)
     #: By path, why a document was not believed. What it said before stays in force.
     damaged: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    #: The version of ``/brokers/ids``, which each registration raises: a broker that is not in ``brokers`` is not there
-    #: as long as it stands.
+    #: The version of ``/brokers/ids``. Each registration raises it: while ZooKeeper has this version, no broker has
+    #: come that ``brokers`` lacks.
     registrations: int = -1
 
     def is_replica_live(self, broker_id: int, topic: str, partition: int) -> bool:

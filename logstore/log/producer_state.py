@@ -9,9 +9,10 @@ Invariants: no producer with an id above ``evicted_up_to`` was evicted. If such 
 stored nothing here; batches older than its remembered ones were stored. Other producers may have been evicted: any
 first sequence number is taken from them, as in Kafka. A producer with an open transaction is never evicted.
 
-What a truncation may drop hides nothing before it: of the batches above the committed end all are kept, whatever their
-epoch, and the last five below it. So the state at each offset from ``whole_from`` on is known, after a truncation to
-there and for the footer of a segment that ends there.
+A truncation may drop the newest batches of a producer, and then older ones count again. So all batches above the
+committed end are kept, whatever their epoch, and the last five below it; a marker alone forgets those of older epochs.
+The state at each offset from ``whole_from`` on is known: after a truncation to there, and for the footer of a segment
+that ends there.
 """
 
 import itertools

@@ -121,7 +121,7 @@ _Appended = tuple[_Followed, FetchedRow, list[Frame]]
 
 
 class ReplicaFetcher:
-    """``connect`` opens a connection to the leader, where it is now. ``failed`` is told of a journal that is broken."""
+    """``connect`` opens a connection to the leader, where it is now."""
 
     def __init__(
         self,
