@@ -62,6 +62,8 @@ _LINGER_SECONDS: Final = 10.0
 _JOINED_BYTES_MAX: Final = 16 * KIB
 _CLIENT_ID_LENGTH_MAX: Final = 128
 _SHORT_BYTES_MAX: Final = 4 * KIB
+# Requests with more bytes than these, without records, are decoded one at a time: others are answered between them.
+_AT_ONCE_BYTES_MAX: Final = 64 * KIB
 
 _PROCESS: Final = f"{random.getrandbits(64):016x}"
 _COUNTER: Final = itertools.count(1)
@@ -89,10 +91,11 @@ class ConnectionLimits:
 class _InHand:
     """A request in hand, and its answer once there is one."""
 
-    __slots__ = ("answer", "api_key", "ends", "task")
+    __slots__ = ("answer", "api_key", "ends", "is_decoded", "task")
 
-    def __init__(self, api_key: int) -> None:
+    def __init__(self, api_key: int, *, is_decoded: bool) -> None:
         self.api_key = api_key
+        self.is_decoded = is_decoded
         self.task: asyncio.Task[None] | None = None
         self.answer: Answer | None = None
         #: The connection ends here, instead of an answer.
@@ -221,7 +224,7 @@ class Connection(asyncio.BufferedProtocol):
             self._can_write
             and not self._is_throttled
             and len(in_hand) < REQUESTS_IN_HAND_MAX
-            and not (in_hand and in_hand[-1].api_key == FETCH)
+            and not (in_hand and (in_hand[-1].api_key == FETCH or not in_hand[-1].is_decoded))
         )
 
     def _read_or_not(self) -> None:
@@ -265,16 +268,40 @@ class Connection(asyncio.BufferedProtocol):
             self._room = None
 
     def _begin(self, frame: Buffer) -> None:
+        assert self._room is not None
+        if len(frame) > _AT_ONCE_BYTES_MAX and not _is_produce(frame):
+            room, self._room = self._room, None
+            one = _InHand(int.from_bytes(frame[:2], "big"), is_decoded=False)
+            self._in_hand.append(one)
+            one.task = self._listener.run(self._answer_long(one, frame, room))
+            return
         try:
             request = read_request(frame)
         except (MalformedMessageError, UnsupportedVersionError) as error:
             self._end(error.message)
             return
-        assert self._room is not None
         room, self._room = self._room, None
-        one = _InHand(request.api_key)
+        one = _InHand(request.api_key, is_decoded=True)
         self._in_hand.append(one)
         one.task = self._listener.run(self._answer(one, request, room))
+
+    async def _answer_long(self, one: _InHand, frame: Buffer, room: Reservation) -> None:
+        """Nothing is begun behind the request before it is known that it can be read."""
+        request = None
+        try:
+            async with self._store.long_requests:
+                request = read_request(frame)
+        except (MalformedMessageError, UnsupportedVersionError) as error:
+            self._end(error.message)
+        finally:
+            if request is None:
+                room.release()
+                one.ends = True
+                self._answered(one)
+        if request is not None:
+            one.is_decoded = True
+            self._begin_requests()
+            await self._answer(one, request, room)
 
     async def _answer(self, one: _InHand, request: Request, room: Reservation) -> None:
         began = time.perf_counter()
@@ -461,9 +488,13 @@ def _held_bytes(frame: Buffer) -> int:
     records need no room: heartbeats of groups must not wait for producers.
     """
     size = len(frame)
-    if size >= 2 and frame[0] == 0 and frame[1] == PRODUCE:
+    if _is_produce(frame):
         return size
     return size * _OBJECTS_A_BYTE if size > _SHORT_BYTES_MAX else 0
+
+
+def _is_produce(frame: Buffer) -> bool:
+    return len(frame) >= 2 and frame[0] == 0 and frame[1] == PRODUCE
 
 
 @functools.lru_cache(4096)

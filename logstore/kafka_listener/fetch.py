@@ -4,7 +4,9 @@ An answer has at least one batch if there is any record, however small its bound
 of the request, or of its session.
 """
 
+import asyncio
 import functools
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -40,6 +42,8 @@ _TOPIC_IDS_VERSION: Final = 13
 #: The first version of answers that tells the addresses of leaders (KIP-951).
 _LEADERS_VERSION: Final = 16
 _NO_RECORDS: Final = b""
+# Fetches of more partitions take turns, with a pause after so many.
+_AT_ONCE: Final = 1000
 # Cached, because every fetch of a session has the same ones.
 _topic_id: Final = functools.lru_cache(4096)(lambda raw: UUID(bytes=raw))
 
@@ -67,7 +71,7 @@ async def fetch(
     if store.broker.others is not None and version < _TOPIC_IDS_VERSION:
         await store.broker.until_known({str(topic) for (topic, _), _ in fetching.partitions})
     answers = _Answers(store, context, version, Isolation(request.isolation_level))
-    found = answers.find(fetching)
+    found = await answers.find(fetching)
     readable = [at for at, one in enumerate(found) if one.answer is None]
     limits = FetchLimits(
         max_bytes=_bounded(request.max_bytes),
@@ -119,11 +123,22 @@ class _Answers:
         #: The brokers that are named as leaders.
         self._leaders: set[int] = set()
 
-    def find(self, fetching: Fetching) -> list[_Found]:
+    async def find(self, fetching: Fetching) -> list[_Found]:
         """All partitions of the fetch, with an answer if it is an error or a divergence."""
+        asked = list(fetching.partitions)
+        if len(asked) <= _AT_ONCE:
+            return self._find(asked)
+        found = []
+        async with self._store.long_requests:
+            for at in range(0, len(asked), _AT_ONCE):
+                found += self._find(asked[at : at + _AT_ONCE])
+                await asyncio.sleep(0)
+        return found
+
+    def _find(self, partitions: Iterable[tuple[Key, Asked]]) -> list[_Found]:
         topics: dict[bytes | str, Topic | LogStoreError] = {}
         found = []
-        for key, asked in fetching.partitions:
+        for key, asked in partitions:
             name, partition = key
             topic = topics.get(name)
             if topic is None:

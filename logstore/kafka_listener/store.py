@@ -1,5 +1,7 @@
 """The store as the handlers of Kafka's APIs see it: its rooms, its settings, the addresses of its brokers."""
 
+import asyncio
+
 from consumer_offsets.group_coordinator import GroupCoordinator
 from logstore.broker.broker import Broker
 from logstore.cluster.coordinator import BrokerEndpoint, Coordinator
@@ -24,6 +26,8 @@ class KafkaStore:
         self.coordinator = coordinator
         self.node_id = broker.broker_id
         self.fetch_sessions = FetchSessions(broker.clock)
+        #: Requests that name very many things take turns, so that others come between them.
+        self.long_requests = asyncio.Lock()
         self._advertised = advertised
 
     def endpoint(self, broker_id: int) -> tuple[str, int] | None:

@@ -203,6 +203,22 @@ def _store_twice(store: ModelStore) -> None:
     log.end += 1
 
 
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ("epoch bump: skipped sequence numbers", []),
+        ("epoch bump: 1 message(s) timed out", ["A2: record is stored twice"]),
+    ],
+)
+def test_a_producer_in_its_next_epoch_sends_again_what_is_under_way(reason: str, expected: list[str]) -> None:
+    events = story(_store_twice)
+    sent = next(
+        event for event in events if event["op"] == "produce" and event["phase"] == "ok" and [0, 2] in event["places"]
+    )
+    bumped = {"t": sent["t"], "process": sent["process"], "op": "bumped", "phase": "ok", "id": "b", "reason": reason}
+    assert found([*events, bumped]) == expected
+
+
 @anomaly("A3: record is not where it was acknowledged")
 def wrong_place() -> list[Event]:
     def swap(store: ModelStore) -> None:

@@ -109,16 +109,21 @@ def test_what_zookeeper_says_is_compared(states: list[tuple[int, int, int, list[
 
 
 def test_an_acknowledgement_below_min_insync_replicas() -> None:
-    def alone(seen_until: Callable[[Story], int]) -> Callable[[Story], None]:
+    def alone(seen_until: int, *, epoch: int = 1, after_ns: int = 0) -> Callable[[Story], None]:
         def change(story: Story) -> None:
-            story.registered(2, 1, 1, [1])
+            story.registered(2, 1, epoch, [1])
+            if after_ns:
+                story.later(after_ns)
             story.produced(4)
-            story.registered(3, 1, 1, [1, 2], seen_until=seen_until(story))
+            story.registered(3, 1, epoch, [1, 2], seen_until=story.events[-1]["t"] + seen_until)
 
         return change
 
-    assert told(alone(lambda story: story.events[-1]["t"] + 1)).found() == ["H5 acks=all below min.insync.replicas"]
-    assert told(alone(lambda story: story.events[-1]["t"] - 1)).found() == [], "a follower may have joined before"
+    named = ["H5 acks=all below min.insync.replicas"]
+    assert told(alone(1, after_ns=SESSION_MS * 1_000_000)).found() == named
+    assert told(alone(-1, after_ns=SESSION_MS * 1_000_000)).found() == [], "a follower may have joined before"
+    assert told(alone(1)).found() == [], "the leader may not have ZooKeeper's answer yet"
+    assert told(alone(1, epoch=2)).found() == named, "a leader begins with the ISR that it was elected with"
 
 
 def test_a_former_leader_acknowledges() -> None:

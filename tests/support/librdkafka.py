@@ -8,7 +8,7 @@ takes is in exactly one answer of ``poll``.
 import ctypes
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from importlib import metadata
 from pathlib import Path
@@ -79,6 +79,7 @@ class _Message(ctypes.Structure):
     )
 
 
+_OnLine = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p)
 _OnDelivery = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_Message), ctypes.c_void_p)
 
 
@@ -89,7 +90,8 @@ class SendError(Exception):
 class Producer:
     """To be used by one thread, and to be closed by it."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], on_line: Callable[[str], None] | None = None) -> None:
+        """``on_line`` gets each line of the library's log (``log_level`` and ``debug`` say which), in any thread."""
         self._library = _library()
         self._delivered: list[Delivery] = []
         self._numbers = itertools.count(1)
@@ -101,6 +103,9 @@ class Producer:
             if self._library.rd_kafka_conf_set(conf, name.encode(), said, text, len(text)) != _CONF_OK:
                 raise ValueError(text.value.decode())
         self._library.rd_kafka_conf_set_dr_msg_cb(conf, self._on_delivery)
+        if on_line is not None:
+            self._on_line = _OnLine(lambda _, __, ___, line: on_line(line.decode()))
+            self._library.rd_kafka_conf_set_log_cb(conf, self._on_line)
         self._handle = self._library.rd_kafka_new(_NEW_PRODUCER, conf, text, len(text))
         if self._handle is None:
             raise ValueError(text.value.decode())
@@ -187,6 +192,7 @@ def _library() -> ctypes.CDLL:
         ("rd_kafka_conf_new", pointer, ()),
         ("rd_kafka_conf_set", number, (pointer, text, text, text, size)),
         ("rd_kafka_conf_set_dr_msg_cb", None, (pointer, _OnDelivery)),
+        ("rd_kafka_conf_set_log_cb", None, (pointer, _OnLine)),
         ("rd_kafka_new", pointer, (number, pointer, text, size)),
         ("rd_kafka_produceva", pointer, (pointer, ctypes.POINTER(_Tagged), size)),
         ("rd_kafka_error_string", text, (pointer,)),

@@ -18,6 +18,7 @@ import msgspec
 from tests.faults.bench.history import (
     AnyEvent,
     Assigned,
+    Bumped,
     DeleteRecords,
     Delta,
     Described,
@@ -358,7 +359,7 @@ class Evidence:
         single = (
             *(Topic, Entry, Fault, Foreign, Heal, Start, Final, Delta, FinalDelta, FinalCommits, Job, Stream),
             *(Group, Assigned, Revoked, Lost, Processed, Stall, Described, GroupRestarted),
-            *(Registered, Replica),
+            *(Bumped, Registered, Replica),
         )
         asked: dict[str, AnyEvent] = {}
         for event in events:

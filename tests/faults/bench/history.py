@@ -282,6 +282,12 @@ class Probe(Event, tag="probe", frozen=True, kw_only=True):
     offset: int = -1
 
 
+class Bumped(Event, tag="bumped", frozen=True, kw_only=True):
+    """An idempotent producer of librdkafka's begins to go on in the next epoch of its producer id."""
+
+    reason: str = ""
+
+
 class Heal(Event, tag="heal", frozen=True, kw_only=True):
     pass
 
@@ -330,6 +336,7 @@ AnyEvent = (
     | Statement
     | Registered
     | Replica
+    | Bumped
     | Probe
     | Heal
     | Start

@@ -46,7 +46,7 @@ class ProducerKind:
     def config(self, compression: str, linger_ms: int) -> Mapping[str, Any]:
         again: Mapping[str, Any] = {"message.send.max.retries": 0, "message.timeout.ms": _MESSAGE_TIMEOUT_MS}
         if self.idempotent:
-            again = {"enable.idempotence": True, "message.timeout.ms": 0}
+            again = {"enable.idempotence": True, "message.timeout.ms": 0, "debug": "eos", "log_level": 7}
         return {
             **COMMON,
             **again,
@@ -89,7 +89,7 @@ class KafkaProducer:
         self._stop = stop
         self._acknowledged = acknowledged
         config = kind.config(compression, linger_ms)
-        self._producer = Producer({"bootstrap.servers": bootstrap, "client.id": process, **config})
+        self._producer = Producer({"bootstrap.servers": bootstrap, "client.id": process, **config}, self._look_at)
         #: By number, the call and its topic.
         self._calls: dict[int, tuple[str, str]] = {}
 
@@ -143,6 +143,10 @@ class KafkaProducer:
         self._producer.give_up()
         self._take(self._producer.poll(0))
         self._producer.close()
+
+    def _look_at(self, line: str) -> None:
+        if "Beginning partition drain" in line:
+            self._recorder.tell(self._process, "bumped", reason=line)
 
     def _take(self, deliveries: Sequence[Delivery]) -> None:
         for one in deliveries:

@@ -110,10 +110,33 @@ def _check_acknowledgements(
         if call.asked.acks not in {"all", "-1", -1} or not call.ok:
             continue
         for partition in {sent.acknowledged[0] for sent in request.records if sent.acknowledged}:
-            state = _state_during(states.get((request.asked.topic, partition), []), call)
-            if state is not None and len(state.in_sync) < min(min_in_sync, len(state.replicas)):
+            known = states.get((request.asked.topic, partition), [])
+            state = _state_during(known, call)
+            if (
+                state is not None
+                and _has_too_few(state, min_in_sync)
+                and not _is_to_hear(state, known, call, min_in_sync)
+            ):
                 where = f"{request.asked.topic}-{partition}: in sync were {list(state.in_sync)} all the time"
                 yield Anomaly("H5", "acks=all below min.insync.replicas", where, (*call.events, state.told))
+
+
+def _has_too_few(state: Certain, min_in_sync: int) -> bool:
+    return len(state.in_sync) < min(min_in_sync, len(state.replicas))
+
+
+def _is_to_hear(state: Certain, known: list[Certain], call: Call[Produce], min_in_sync: int) -> bool:
+    """Whether the leader has taken a follower out of the ISR, and may not have ZooKeeper's answer yet. Until then it
+    counts the ISR before and the new one together (KIP-497), so that as many replicas as before have the records.
+    """
+    at = known.index(state)
+    before = known[at - 1] if at else None
+    return (
+        before is not None
+        and (before.leader, before.epoch) == (state.leader, state.epoch)
+        and not _has_too_few(before, min_in_sync)
+        and call.begin < state.begin + SESSION_MS * 1_000_000
+    )
 
 
 def _check_probes(evidence: Evidence, states: dict[LogName, list[Certain]]) -> Iterator[Anomaly]:

@@ -2,12 +2,13 @@
 
 import asyncio
 import itertools
+import struct
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from logstore.errors import CoordinatorNotAvailableError, GroupMaxSizeReachedError
+from logstore.errors import CoordinatorNotAvailableError, GroupMaxSizeReachedError, UnknownPartitionError
 from logstore.kafka_listener.fetch_sessions import SESSIONS_MAX
 from logstore.kafka_protocol.messages import (
     ConsumerGroupHeartbeatRequest,
@@ -124,6 +125,47 @@ def test_requests_that_name_very_many_things_let_others_go_on(tmp_path: Path):
                 await client.ask(api_key, version, message)
                 other.cancel()
                 assert await other > 0, api_key
+
+    run(scenario())
+
+
+def test_fetches_of_very_many_partitions_take_turns_with_others(tmp_path: Path):
+    partitions = [
+        FetchRequest.FetchPartition(partition=number, fetch_offset=0, partition_max_bytes=1) for number in range(20_000)
+    ]
+    wanted = FetchRequest(
+        max_wait_ms=0,
+        min_bytes=0,
+        max_bytes=1,
+        topics=[FetchRequest.FetchTopic(topic="t", partitions=partitions)],
+    )
+
+    async def scenario() -> None:
+        async with kafka_server(tmp_path) as server:
+            await server.topic()
+            clients = [await server.connect() for _ in range(6)]
+            for client in clients:
+                client.send(FETCH, 11, wanted)
+            other = asyncio.create_task(produces(server))
+            for client in clients:
+                _, answer = await client.receive(FETCH, 11)
+                errors = Counter(one.error_code for one in answer.responses[0].partitions)
+                assert errors == {0: 1, UnknownPartitionError.kafka_code: len(partitions) - 1}
+            other.cancel()
+            assert await other > len(clients)
+
+    run(scenario())
+
+
+def test_nothing_is_begun_behind_a_long_request_that_cannot_be_read(tmp_path: Path):
+    async def scenario() -> None:
+        async with kafka_server(tmp_path) as server:
+            topic = await server.topic()
+            client = await server.connect()
+            client.writer.write(struct.pack(">ihhih", 100_000, FETCH, 11, 0, -1) + b"\xff" * 99_990)
+            client.send(PRODUCE, 9, produce_request({0: batch_of(b"v")}))
+            assert await client.is_closed()
+            assert topic.partition(0).log_end_offset == 0
 
     run(scenario())
 
