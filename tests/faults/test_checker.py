@@ -672,6 +672,30 @@ def read_above_the_high_watermark() -> list[Event]:
     return events
 
 
+@pytest.mark.parametrize(
+    ("process", "leader", "expected"),
+    [
+        ("kafka-reader-0", 2, []),
+        ("kafka-reader-0", 1, ["D1: read above the high watermark"]),
+        ("reader-0", 2, ["D1: read above the high watermark"]),
+    ],
+)
+def test_librdkafka_knows_the_end_that_any_leader_told_last(process: str, leader: int, expected: list[str]) -> None:
+    def read(store: ModelStore) -> None:
+        store.do(store.produce(APPENDED, 2, acks="0"))
+        store.do(store.fetch(APPENDED, 0, process=process))
+
+    events = story(read)
+    told = the(events, "fetch", process=process)
+    told["high_watermark"] -= 1
+    for number, (who, seen_until) in enumerate([(1, 0), (leader, told["t"])]):
+        partitions = [[who, who, [1, 2], [1, 2]]]
+        document = {"topic": APPENDED, "mzxid": number, "partitions": partitions, "seen_until": seen_until}
+        common = {"t": told["t"], "process": "zookeeper", "op": "registered", "phase": "ok", "id": f"z{number}"}
+        events.append({**common, **document})
+    assert found(events) == expected
+
+
 @anomaly("D1: read above the high watermark")
 def final_read_above_the_high_watermark() -> list[Event]:
     events = story(lambda store: store.produce(PLAIN, [("late", None, "v", None)]))

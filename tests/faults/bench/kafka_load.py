@@ -12,6 +12,7 @@ from typing import Any, Final
 from tests.faults.bench.history import Recorder
 from tests.faults.bench.kafka_producer import KafkaProducer, ProducerKind
 from tests.faults.bench.kafka_reader import KafkaReader
+from tests.faults.bench.read_checks import KAFKA_READER
 from tests.faults.bench.workload import TopicSpec, some_records
 from tests.support.background_load import BackgroundLoad
 
@@ -57,8 +58,8 @@ class KafkaLoad(BackgroundLoad):
         self._counting = threading.Lock()
         self._names = [f"kafka-{kind.name}-{number}" for number, kind in enumerate(producers)]
         targets = [_bound(self._produce, name, kind) for name, kind in zip(self._names, producers, strict=True)]
-        self._names += [f"kafka-reader-{number}" for number in range(readers)]
-        targets += [_bound(self._read, f"kafka-reader-{number}", group) for number, group in enumerate(self.groups)]
+        self._names += [f"{KAFKA_READER}{number}" for number in range(readers)]
+        targets += [_bound(self._read, f"{KAFKA_READER}{number}", group) for number, group in enumerate(self.groups)]
         super().__init__(targets)
 
     def wait_for_progress(self, *, seconds: float) -> list[str]:

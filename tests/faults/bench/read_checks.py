@@ -8,9 +8,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Final as Constant
+
+import msgspec
 
 from tests.faults.bench.evidence import Anomaly, Call, Evidence, Log, LogName, ranges
-from tests.faults.bench.history import DeleteRecords, Fetch, Final, OffsetForTime, Row
+from tests.faults.bench.history import DeleteRecords, Fetch, Final, OffsetForTime, Registered, Row
+from tests.faults.bench.statements import Moment
+
+#: Names of readers with Kafka's protocol begin so.
+KAFKA_READER: Constant = "kafka-reader-"
 
 Reading = Call[Fetch] | Call[Final] | Call[OffsetForTime]
 
@@ -33,12 +40,14 @@ class _Shown:
 
 
 def check_reads(evidence: Evidence) -> Iterator[Anomaly]:
-    shown, readings = _shown(evidence), _readings(evidence)
+    shown, readings, changes = _shown(evidence), _readings(evidence), _leader_changes(evidence)
     for name in readings:
         log = evidence.log(*name)
         for call, floor in _sweep(shown[name], readings[name]):
             match call.asked, call.told:
                 case Fetch() as asked, Fetch() as told:
+                    if asked.process.startswith(KAFKA_READER):
+                        told = _with_the_end_of_its_records(call, told, changes[name])
                     yield from _check_ends(log, told, floor, told.records)
                     yield from _check_fetch(log, asked, told, floor)
                 case _, Final() as told:
@@ -82,6 +91,28 @@ def _readings(evidence: Evidence) -> dict[LogName, list[Reading]]:
         if call.ok:
             readings[call.asked.topic, call.asked.partition].append(call)
     return readings
+
+
+def _leader_changes(evidence: Evidence) -> dict[LogName, list[Moment]]:
+    """Another leader, or another epoch, began within each of these times."""
+    known: dict[str, Registered] = {}
+    changes: dict[LogName, list[Moment]] = defaultdict(list)
+    for told in evidence.singles(Registered):
+        before, known[told.topic] = known.get(told.topic), told
+        pairs = zip(before.partitions if before else (), told.partitions, strict=False)  # it may have grown
+        for partition, (one, other) in enumerate(pairs):
+            if one[:2] != other[:2]:
+                changes[told.topic, partition].append(Moment(told.seen_until, told.t))
+    return changes
+
+
+def _with_the_end_of_its_records(call: Reading, told: Fetch, changes: Sequence[Moment]) -> Fetch:
+    """librdkafka keeps the high watermark of the last answer, whoever gave it. A new leader that has no records for the
+    reader yet may tell a lower one, after the answer of the former leader that had them.
+    """
+    if any(change.begin <= told.t and call.begin <= change.end for change in changes):
+        return msgspec.structs.replace(told, high_watermark=max(told.high_watermark, told.next_offset))
+    return told
 
 
 def _sweep(shown: list[_Shown], readings: list[Reading]) -> Iterator[tuple[Reading, Floor]]:
