@@ -26,7 +26,7 @@ from consumer_offsets.groups.events import (
     TopicsChanged,
 )
 from consumer_offsets.groups.group_config import GroupConfig
-from consumer_offsets.groups.group_record import ConsumerGroupValue, ConsumerMemberValue, GroupRecord
+from consumer_offsets.groups.group_record import ConsumerGroupValue, ConsumerMemberValue, GroupRecord, topic_names_bytes
 from consumer_offsets.groups.outbox import Outbox
 from consumer_offsets.groups.reconciliation import NOTHING, ConsumerMember, MemberState, Partitions, reconcile
 from consumer_offsets.groups.responses import AssignedTopic, ConsumerGroupHeartbeatResponse
@@ -75,9 +75,11 @@ class ConsumerGroup:
         self._topics: dict[str, TopicDescription] = {}
         self._matches: dict[str, frozenset[str]] = {}
         self._empty_since_ms: int | None = None
-        #: What the members bring into the group's record, and each of them.
-        self.num_bytes = 0
+        #: What all members bring into the group's record, and each of them, without what regexes match.
+        self._members_bytes = 0
         self._sizes: dict[str, int] = {}
+        #: The names that the regexes match, in the record.
+        self._matched_bytes = 0
 
     def knows(self, member_id: str) -> bool:
         """Whether there is a member of this id."""
@@ -98,6 +100,11 @@ class ConsumerGroup:
         return "Stable" if settled else "Reconciling"
 
     @property
+    def num_bytes(self) -> int:
+        """What the members, and the topics that their regexes match, bring into the group's record."""
+        return self._members_bytes + self._matched_bytes
+
+    @property
     def regexes(self) -> frozenset[str]:
         """The regexes that members subscribe with."""
         return frozenset(member.subscribed_regex for member in self._members.values() if member.subscribed_regex)
@@ -108,7 +115,7 @@ class ConsumerGroup:
         if event.member_epoch < 0 or (event.member_epoch > 0 and existing is None):
             return False
         member = _updated(existing or ConsumerMember(event.member_id), event)
-        return self._num_bytes_with(member, existing) > self.num_bytes
+        return self._num_bytes_with(event, member, existing) > self.num_bytes
 
     # ---- ConsumerGroupHeartbeat -------------------------------------------------------------------------------------
 
@@ -152,7 +159,7 @@ class ConsumerGroup:
         before = self._member_of(event)
         member = _updated(before, event)
         existing = self._existing(event)
-        require_room_for_bytes(self.name, self._num_bytes_with(member, existing), self.num_bytes)
+        require_room_for_bytes(self.name, self._num_bytes_with(event, member, existing), self.num_bytes)
         if existing is not None and existing.member_id != event.member_id:
             self._take_over(existing, event.member_id)
         changed = self._put(member)
@@ -233,9 +240,17 @@ class ConsumerGroup:
         replaced = self._static.get(event.instance_id) if event.instance_id is not None else None
         return self._members.get(replaced or event.member_id)
 
-    def _num_bytes_with(self, member: ConsumerMember, existing: ConsumerMember | None) -> int:
-        """``num_bytes`` with the member, in the place of the existing one."""
-        return self.num_bytes + member.num_bytes - (0 if existing is None else self._sizes[existing.member_id])
+    def _num_bytes_with(
+        self, event: ConsumerGroupHeartbeat, member: ConsumerMember, existing: ConsumerMember | None
+    ) -> int:
+        """``num_bytes`` with the member after the request, in the place of the existing one. A regex that is new may
+        take the place of another one, which counts until then.
+        """
+        is_new = event.subscribed_regex and event.subscribed_regex not in self._matches
+        matched = topic_names_bytes(event.regex_topics) if is_new else 0
+        return (
+            self.num_bytes + matched + member.num_bytes - (0 if existing is None else self._sizes[existing.member_id])
+        )
 
     def _require(self, member_id: str, instance_id: str | None) -> ConsumerMember:
         """Raises UnknownMemberIdError, FencedInstanceIdError."""
@@ -327,14 +342,19 @@ class ConsumerGroup:
         others exist, or some have grown, since.
         """
         matches_before = self._matches
-        self._matches = {
-            regex: matches.get(regex, matches_before.get(regex, frozenset())) for regex in sorted(self.regexes)
-        }
+        self._take_matches(
+            {regex: matches.get(regex, matches_before.get(regex, frozenset())) for regex in sorted(self.regexes)}
+        )
         subscribed = sorted({name for member in self._members.values() for name in self._subscribed(member)})
         topics = {name: self._image[name] for name in subscribed if name in self._image}
         changed = topics != self._topics or self._matches != matches_before
         self._topics = topics
         return changed
+
+    def _take_matches(self, matches: dict[str, frozenset[str]]) -> None:
+        if matches != self._matches:
+            self._matches = matches
+            self._matched_bytes = sum(map(topic_names_bytes, matches.values()))
 
     def _assign(self) -> None:
         """The target assignment of the present epoch, by the assignor that most members prefer."""
@@ -381,7 +401,7 @@ class ConsumerGroup:
             self._release(before)
         self._members[member.member_id] = member
         num_bytes = member.num_bytes
-        self.num_bytes += num_bytes - self._sizes.get(member.member_id, 0)
+        self._members_bytes += num_bytes - self._sizes.get(member.member_id, 0)
         self._sizes[member.member_id] = num_bytes
         if member.instance_id is not None:
             self._static[member.instance_id] = member.member_id
@@ -393,7 +413,7 @@ class ConsumerGroup:
     def _drop(self, member: ConsumerMember) -> None:
         self._release(member)
         del self._members[member.member_id]
-        self.num_bytes -= self._sizes.pop(member.member_id)
+        self._members_bytes -= self._sizes.pop(member.member_id)
         self._targets.pop(member.member_id, None)
         if member.instance_id is not None:
             del self._static[member.instance_id]
@@ -446,7 +466,7 @@ class ConsumerGroup:
     def restore(self, value: ConsumerGroupValue) -> None:
         self.epoch, self.target_epoch = value.epoch, value.target_epoch
         self._topics = {name: TopicDescription(*description) for name, description in value.topics.items()}
-        self._matches = {regex: frozenset(names) for regex, names in value.regexes.items()}
+        self._take_matches({regex: frozenset(names) for regex, names in value.regexes.items()})
         self._names = dict(value.names)
         self._members, self._static, self._targets, self._owners = {}, {}, {}, {}
         for each in value.members:
@@ -525,7 +545,9 @@ class ConsumerGroup:
         static = {m.instance_id: m.member_id for m in members.values() if m.instance_id is not None}
         assert static == self._static, "instance ids do not name their members"
         sizes = {name: member.num_bytes for name, member in members.items()}
-        assert (self._sizes, self.num_bytes) == (sizes, sum(sizes.values())), "the members have other sizes"
+        assert (self._sizes, self._members_bytes) == (sizes, sum(sizes.values())), "the members have other sizes"
+        matched = sum(map(topic_names_bytes, self._matches.values()))
+        assert self._matched_bytes == matched, "the regexes match names of another size"
         assert self.target_epoch <= self.epoch, "the target is ahead of the group"
         assert self._targets.keys() <= members.keys(), "somebody who is no member has a target"
         if self.epoch == self.target_epoch:

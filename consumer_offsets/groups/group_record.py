@@ -9,7 +9,8 @@ alone. Here the whole group is one record: a replay needs no order among records
 nothing behind, and what is read back is exactly a state that the group was in.
 """
 
-from typing import NamedTuple
+from collections.abc import Collection
+from typing import Final, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -19,6 +20,9 @@ from logstore.limits import GROUP_MEMBER_BYTES
 from logstore.records.offset_record import OFFSETS_TOPIC
 
 Partitions = dict[UUID, list[int]]
+
+# In a record, beside a topic's name itself.
+_TOPIC_NAME_BYTES: Final = 8
 
 
 class ClassicMemberValue(msgspec.Struct, frozen=True):
@@ -85,6 +89,11 @@ def names_bytes(*names: str | None) -> int:
     count the same: a static member that comes back from another host is no larger.
     """
     return max(GROUP_MEMBER_BYTES, sum(len(name) for name in names if name is not None))
+
+
+def topic_names_bytes(names: Collection[str]) -> int:
+    """What names of topics count."""
+    return sum(map(len, names)) + _TOPIC_NAME_BYTES * len(names)
 
 
 class GroupRecord(NamedTuple):

@@ -9,12 +9,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from consumer_offsets.groups.events import TopicIdPartition
-from consumer_offsets.groups.group_record import names_bytes
+from consumer_offsets.groups.group_record import names_bytes, topic_names_bytes
 
 Partitions = frozenset[TopicIdPartition]
 NOTHING: Partitions = frozenset()
-# In the group's record, beside a topic's name itself.
-_NAME_BYTES = 8
 
 
 class MemberState(StrEnum):
@@ -48,8 +46,7 @@ class ConsumerMember:
     def num_bytes(self) -> int:
         """What the member brings into the group's record."""
         names = names_bytes(self.member_id, self.instance_id, self.rack_id, self.client_id, self.client_host)
-        topics = sum(map(len, self.subscribed_topics)) + _NAME_BYTES * len(self.subscribed_topics)
-        return names + topics + len(self.subscribed_regex)
+        return names + topic_names_bytes(self.subscribed_topics) + len(self.subscribed_regex)
 
     def is_reconciled_to(self, target_epoch: int) -> bool:
         return self.state == MemberState.STABLE and self.member_epoch == target_epoch

@@ -20,9 +20,9 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 import structlog
 from prometheus_client import Counter, Histogram
@@ -123,7 +123,8 @@ class Connection(asyncio.BufferedProtocol):
         # Room of the frame that is arriving, or waits; a wait for it.
         self._room: Reservation | None = None
         self._wait_for_room: asyncio.Future[None] | None = None
-        self._is_throttled = False
+        # The end of a pause.
+        self._throttle: asyncio.TimerHandle | None = None
         self._is_reading = True
         self._can_write = True
         # What answers hold that the client has not taken yet.
@@ -222,14 +223,14 @@ class Connection(asyncio.BufferedProtocol):
         in_hand = self._in_hand
         return (
             self._can_write
-            and not self._is_throttled
+            and self._throttle is None
             and len(in_hand) < REQUESTS_IN_HAND_MAX
             and not (in_hand and (in_hand[-1].api_key == FETCH or not in_hand[-1].is_decoded))
         )
 
     def _read_or_not(self) -> None:
         reads = (
-            self._next_frame is None and self._wait_for_room is None and not self._is_throttled and not self._is_ending
+            self._next_frame is None and self._wait_for_room is None and self._throttle is None and not self._is_ending
         )
         if reads == self._is_reading or self._transport is None or self._transport.is_closing():
             return
@@ -270,40 +271,42 @@ class Connection(asyncio.BufferedProtocol):
     def _begin(self, frame: Buffer) -> None:
         assert self._room is not None
         if len(frame) > _AT_ONCE_BYTES_MAX and not _is_produce(frame):
-            room, self._room = self._room, None
             one = _InHand(int.from_bytes(frame[:2], "big"), is_decoded=False)
-            self._in_hand.append(one)
-            one.task = self._listener.run(self._answer_long(one, frame, room))
+            self._run(one, functools.partial(self._answer_long, frame))
             return
         try:
             request = read_request(frame)
         except (MalformedMessageError, UnsupportedVersionError) as error:
             self._end(error.message)
             return
-        room, self._room = self._room, None
         one = _InHand(request.api_key, is_decoded=True)
-        self._in_hand.append(one)
-        one.task = self._listener.run(self._answer(one, request, room))
+        self._run(one, functools.partial(self._answer, request))
 
-    async def _answer_long(self, one: _InHand, frame: Buffer, room: Reservation) -> None:
+    def _run(self, one: _InHand, work: Callable[[_InHand, Reservation], Coroutine[Any, Any, None]]) -> None:
+        room, self._room = self._room, None
+        assert room is not None
+        self._in_hand.append(one)
+
+        def ended(_: "asyncio.Task[None]") -> None:
+            if not one.is_done:  # it was cancelled before its first step
+                self._ended(one, room)
+
+        one.task = self._listener.run(work(one, room))
+        one.task.add_done_callback(ended)
+
+    async def _answer_long(self, frame: Buffer, one: _InHand, room: Reservation) -> None:
         """Nothing is begun behind the request before it is known that it can be read."""
-        request = None
         try:
             async with self._store.long_requests:
                 request = read_request(frame)
         except (MalformedMessageError, UnsupportedVersionError) as error:
             self._end(error.message)
-        finally:
-            if request is None:
-                room.release()
-                one.ends = True
-                self._answered(one)
-        if request is not None:
-            one.is_decoded = True
-            self._begin_requests()
-            await self._answer(one, request, room)
+            return
+        one.is_decoded = True
+        self._begin_requests()
+        await self._answer(request, one, room)
 
-    async def _answer(self, one: _InHand, request: Request, room: Reservation) -> None:
+    async def _answer(self, request: Request, one: _InHand, room: Reservation) -> None:
         began = time.perf_counter()
         client_id = _fit_for_a_log(request.client_id)
         context = RequestContext(
@@ -319,16 +322,11 @@ class Connection(asyncio.BufferedProtocol):
         try:
             one.answer = await answer_to(self._store, context, request, self._turn)
         except LogStoreError as error:
-            one.ends = True
             self._tell(error.message, request)
         except Exception as error:
-            one.ends = True
             log.error("kafka.unexpected_error", api=APIS[request.api_key].name, exc_info=error)
         finally:
-            room.release()
-            if one.answer is None:  # cancelled, too
-                one.ends = True
-            self._answered(one)
+            self._ended(one, room)
         seconds = time.perf_counter() - began
         api = APIS[request.api_key].name
         _requests(api, client_label(client_id)).inc()
@@ -338,6 +336,12 @@ class Connection(asyncio.BufferedProtocol):
 
     # ---- answers ----------------------------------------------------------------------------------------------------
 
+    def _ended(self, one: _InHand, room: Reservation) -> None:
+        room.release()
+        if one.answer is None:  # refused, failed, or cancelled
+            one.ends = True
+        self._answered(one)
+
     def _answered(self, one: _InHand) -> None:
         if self._transport is None or self._transport.is_closing():
             if one.answer is not None and one.answer.release is not None:
@@ -345,7 +349,7 @@ class Connection(asyncio.BufferedProtocol):
                 one.answer = None
             return
         if one.answer is not None and one.answer.throttle_ms > 0:
-            self._throttle(one.answer.throttle_ms)
+            self._pause(one.answer.throttle_ms)
         self._send_answers()
 
     def _send_answers(self) -> None:
@@ -381,13 +385,17 @@ class Connection(asyncio.BufferedProtocol):
         for release in releases:
             release()
 
-    def _throttle(self, milliseconds: int) -> None:
+    def _pause(self, milliseconds: int) -> None:
         """Read nothing for so long: a client that does not wait gains nothing (KIP-219)."""
-        self._is_throttled = True
-        self._loop.call_later(milliseconds / 1000, self._end_throttle)
+        until = self._loop.time() + milliseconds / 1000
+        if self._throttle is not None:
+            if self._throttle.when() >= until:
+                return
+            self._throttle.cancel()
+        self._throttle = self._loop.call_at(until, self._end_throttle)
 
     def _end_throttle(self) -> None:
-        self._is_throttled = False
+        self._throttle = None
         if self._transport is not None and not self._is_ending:
             self._begin_requests()
 

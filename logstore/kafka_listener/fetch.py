@@ -4,14 +4,13 @@ An answer has at least one batch if there is any record, however small its bound
 of the request, or of its session.
 """
 
-import asyncio
 import functools
-from collections.abc import Iterable
 from typing import Final, NamedTuple
 from uuid import UUID
 
 import msgspec
 
+from consumer_offsets.steps import in_steps
 from logstore.broker.authorizer import Operation
 from logstore.broker.context import RequestContext
 from logstore.broker.fetching import FetchLimits, FetchPartition
@@ -42,7 +41,7 @@ _TOPIC_IDS_VERSION: Final = 13
 #: The first version of answers that tells the addresses of leaders (KIP-951).
 _LEADERS_VERSION: Final = 16
 _NO_RECORDS: Final = b""
-# Fetches of more partitions take turns, with a pause after so many.
+# Fetches of more partitions take turns.
 _AT_ONCE: Final = 1000
 # Cached, because every fetch of a session has the same ones.
 _topic_id: Final = functools.lru_cache(4096)(lambda raw: UUID(bytes=raw))
@@ -120,39 +119,31 @@ class _Answers:
         self._context = context
         self._version = version
         self.isolation = isolation
+        self._topics: dict[bytes | str, Topic | LogStoreError] = {}
         #: The brokers that are named as leaders.
         self._leaders: set[int] = set()
 
     async def find(self, fetching: Fetching) -> list[_Found]:
         """All partitions of the fetch, with an answer if it is an error or a divergence."""
-        asked = list(fetching.partitions)
-        if len(asked) <= _AT_ONCE:
-            return self._find(asked)
-        found = []
+        wanted = list(fetching.partitions)
+        if len(wanted) <= _AT_ONCE:
+            return [self._find(key, asked) for key, asked in wanted]
         async with self._store.long_requests:
-            for at in range(0, len(asked), _AT_ONCE):
-                found += self._find(asked[at : at + _AT_ONCE])
-                await asyncio.sleep(0)
-        return found
+            return [self._find(key, asked) async for key, asked in in_steps(wanted)]
 
-    def _find(self, partitions: Iterable[tuple[Key, Asked]]) -> list[_Found]:
-        topics: dict[bytes | str, Topic | LogStoreError] = {}
-        found = []
-        for key, asked in partitions:
-            name, partition = key
-            topic = topics.get(name)
-            if topic is None:
-                topic = topics[name] = self._topic(name)
-            if isinstance(topic, LogStoreError):
-                found.append(_Found(key, asked, None, None, self._error(None, partition, topic)))
-                continue
-            try:
-                log = topic.partition(partition)
-                require_leader(log, asked.current_leader_epoch)
-                found.append(_Found(key, asked, topic, log, _divergence(log, asked)))
-            except LogStoreError as error:
-                found.append(_Found(key, asked, topic, None, self._error(topic, partition, error)))
-        return found
+    def _find(self, key: Key, asked: Asked) -> _Found:
+        name, partition = key
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = self._topics[name] = self._topic(name)
+        if isinstance(topic, LogStoreError):
+            return _Found(key, asked, None, None, self._error(None, partition, topic))
+        try:
+            log = topic.partition(partition)
+            require_leader(log, asked.current_leader_epoch)
+            return _Found(key, asked, topic, log, _divergence(log, asked))
+        except LogStoreError as error:
+            return _Found(key, asked, topic, None, self._error(topic, partition, error))
 
     def _topic(self, name: bytes | str) -> Topic | LogStoreError:
         broker = self._store.broker

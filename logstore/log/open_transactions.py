@@ -17,12 +17,11 @@ class OpenTransactions:
     def __contains__(self, producer_id: object) -> bool:
         return producer_id in self._by_producer
 
-    @property
-    def first_offset(self) -> int | None:
-        """The first offset of all of them; None without one."""
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """The last stable offset at this high watermark."""
         if not self._by_producer:  # the usual case, and asked often
-            return None
-        return min(one.first_offset for one in self._by_producer.values())
+            return high_watermark
+        return min(high_watermark, *[one.first_offset for one in self._by_producer.values()])
 
     @property
     def entries(self) -> tuple[OpenTransaction, ...]:

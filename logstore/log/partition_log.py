@@ -72,10 +72,11 @@ class PartitionLog:
         self.topic_id = topic_id
         self.partition = partition
         self._frames = PartitionFrames(topic_id, partition, clock)
+        self._high_watermark = high_watermark = HighWatermark()
         self.state = PartitionState(
             f"{topic}-{partition}",
             producer_id_expiration_ms=producer_id_expiration_ms,
-            committed_end=lambda: self.last_stable_offset,
+            high_watermark=lambda: high_watermark.offset,
         )
         #: The epoch of the newest leader that is known; -1: none is.
         self.leader_epoch = -1
@@ -83,7 +84,6 @@ class PartitionLog:
         self._leadership: Leadership | None = None
         self.log_start_offset = 0
         self.sealed_offset = 0
-        self._high_watermark = HighWatermark()
         self.log_end_offset = 0
         self.next_offset = 0
         self.active_segment = ActiveSegment(clock, journal_bytes or JournalBytes())
@@ -110,9 +110,7 @@ class PartitionLog:
     @property
     def last_stable_offset(self) -> int:
         """No transaction is open below it; at most the high watermark."""
-        first = self.state.open_transactions.first_offset
-        high_watermark = self._high_watermark.offset
-        return high_watermark if first is None else min(first, high_watermark)
+        return self.state.open_transactions.last_stable_offset(self._high_watermark.offset)
 
     def readable_end(self, isolation: Isolation) -> int:
         """The offset at which readers and waits stop."""

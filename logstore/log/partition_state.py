@@ -28,16 +28,18 @@ class PartitionState:
     __slots__ = ("_knows_all_producers", "idempotency_keys", "leader_epochs", "open_transactions", "producers")
 
     def __init__(
-        self, partition: str, *, producer_id_expiration_ms: int, committed_end: Callable[[], int] = lambda: 0
+        self, partition: str, *, producer_id_expiration_ms: int, high_watermark: Callable[[], int] = lambda: 0
     ) -> None:
-        """``partition`` is its name in messages, ``topic-0``; for ``committed_end`` see ``ProducerStates``."""
+        """``partition`` is its name in messages, ``topic-0``. ``high_watermark`` must not hold the log that has this
+        state: the logs that are there at a start are freed with their last reference alone (``gc.freeze``).
+        """
         self.leader_epochs = LeaderEpochs()
-        self.open_transactions = OpenTransactions()
+        self.open_transactions = transactions = OpenTransactions()
         self.producers = ProducerStates(
             partition,
             expiration_ms=producer_id_expiration_ms,
             in_transaction=self.open_transactions,
-            committed_end=committed_end,
+            committed_end=lambda: transactions.last_stable_offset(high_watermark()),
         )
         self.idempotency_keys = IdempotencyKeys(partition)
         #: Whether recovery found the batches of all producers: not if only segments tell of them.

@@ -165,6 +165,7 @@ class ReplicaFetcher:
             del self._by_index[followed.index]
             self._changed.pop(followed.index, None)
             self._forgotten.append(followed.index)
+            followed.asked = None  # an answer to it is under way, or being applied
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -172,7 +173,12 @@ class ReplicaFetcher:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def _ask(self, followed: _Followed, delay_s: float = 0.0) -> None:
-        """Tell the leader of the partition with the next request, or later."""
+        """Tell the leader of the partition with the next request, or later.
+
+        Not of one that was followed anew while an answer was applied: the leader would wake a row that it forgets.
+        """
+        if self._by_index.get(followed.index) is not followed:
+            return
         followed.asked = None
         self._changed[followed.index] = followed
         if delay_s:
@@ -328,8 +334,6 @@ class ReplicaFetcher:
     def _stored(self, appended: Sequence[_Appended], error: LogStoreError | None) -> None:
         """Tell the leader with the next request. Raises ``error`` but for a full disk."""
         for followed, row, _ in appended:
-            if self._by_index.get(followed.index) is not followed:
-                continue
             if error is None:
                 self._follow_leader(followed, row)
                 self._ask(followed)

@@ -182,6 +182,13 @@ def test_a_frame_that_was_truncated_and_is_there() -> None:
     assert story.found() == ["H7 truncated below what is committed"]
 
 
+def test_a_replica_that_goes_elsewhere_and_comes_back_drops_its_frames() -> None:
+    story = told(lambda story: story.tell("fault", kind="move", topic="t", partition=0))
+    story.events.pop()
+    story.replica(3, frames(), removed=frames()[3:])
+    assert story.found() == []
+
+
 def left_over() -> list[list[Any]]:
     """The last two records are of epoch 0, which has committed others."""
     return [*frames(2), [2, 2, 0, "never committed", rows_digest([[2, 1, "x", None, "x"], [3, 1, "y", None, "y"]])]]

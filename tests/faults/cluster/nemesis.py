@@ -583,6 +583,7 @@ class Nemesis:
         before = self._replicas_of(topic.name, partition)
         if before is None:
             return
+        self._tell("move", victim, topic=topic.name, partition=partition)
         numbers = [broker.number for broker in self._brokers.all]
         for target in (self._chance.sample(numbers, max(2, len(before) - 1)), before):
             self._ask_to_move(topic.name, partition, target)

@@ -22,6 +22,7 @@ from logstore.kafka_protocol.messages import (
     MetadataRequest,
     ProduceRequest,
 )
+from logstore.kafka_protocol.requests import write_request
 from logstore.limits import MIB
 from tests.support.captured_logs import captured_logs
 from tests.support.eventually import eventually_async
@@ -451,13 +452,19 @@ def test_a_journal_that_stays_full_ends_the_wait_with_an_error_that_producers_tr
 
 
 class _SlowQuota(Quotas):
+    """One pause for each request of the client ``greedy``, in seconds."""
+
+    def __init__(self, *pauses: float) -> None:
+        super().__init__()
+        self._pauses = list(pauses)
+
     def charge(self, context: RequestContext, kind: QuotaKind, amount: int) -> float:
-        return 0.4 if kind == QuotaKind.REQUESTS and context.client_id == "greedy" else 0.0
+        return self._pauses.pop(0) if kind == QuotaKind.REQUESTS and context.client_id == "greedy" else 0.0
 
 
 def test_over_the_quota_of_requests_the_answer_says_so_and_nothing_more_is_read(tmp_path: Path):
     async def ask() -> None:
-        async with kafka_server(tmp_path, quotas=_SlowQuota()) as server:
+        async with kafka_server(tmp_path, quotas=_SlowQuota(0.4)) as server:
             client = await server.connect()
             loop = asyncio.get_running_loop()
             client.send(METADATA, 13, ALL_TOPICS, client_id="greedy")
@@ -465,6 +472,22 @@ def test_over_the_quota_of_requests_the_answer_says_so_and_nothing_more_is_read(
             assert answer.throttle_time_ms == 400
             answered = loop.time()
             assert (await client.ask(METADATA, 13, ALL_TOPICS)).throttle_time_ms == 0
+            assert loop.time() - answered > 0.3
+
+    run(ask())
+
+
+def test_the_longest_pause_of_several_answers_counts(tmp_path: Path):
+    async def ask() -> None:
+        async with kafka_server(tmp_path, quotas=_SlowQuota(0.4, 0.1)) as server:
+            client = await server.connect()
+            loop = asyncio.get_running_loop()
+            for _ in range(2):
+                client.send(METADATA, 13, ALL_TOPICS, client_id="greedy")
+            told = [(await client.receive(METADATA, 13))[1].throttle_time_ms for _ in range(2)]
+            assert told == [400, 100]
+            answered = loop.time()
+            await client.ask(METADATA, 13, ALL_TOPICS)
             assert loop.time() - answered > 0.3
 
     run(ask())
@@ -522,6 +545,33 @@ def test_a_stop_ends_long_polls_and_answers_what_is_appended(tmp_path: Path, mon
             assert await reader.is_closed()
             with contextlib.suppress(OSError):
                 assert await (await server.connect()).is_closed()
+
+    run(ask())
+
+
+@pytest.mark.parametrize("partitions", [1, 5_000])
+def test_a_stop_ends_a_request_that_came_just_before_it(tmp_path: Path, partitions: int):
+    """Its task is cancelled before it has begun."""
+    asked = [FetchRequest.FetchPartition(partition=at, fetch_offset=0) for at in range(partitions)]
+    wanted = FetchRequest(max_wait_ms=60_000, topics=[FetchRequest.FetchTopic(topic="t", partitions=asked)])
+    frame = b"".join(write_request(FETCH, 11, 1, None, wanted))
+
+    async def ask() -> None:
+        async with kafka_server(tmp_path) as server:
+            await server.topic()
+            client = await server.connect()
+            await client.ask(METADATA, 13, ALL_TOPICS)
+            (connection,) = server.listener._connections
+            left = memoryview(frame)
+            while left:
+                buffer = connection.get_buffer(-1)
+                size = min(len(buffer), len(left))
+                buffer[:size] = left[:size]
+                connection.buffer_updated(size)
+                left = left[size:]
+            connection.stop()
+            assert await client.is_closed()
+            assert server.store.broker.admission.requests.reserved == 0
 
     run(ask())
 

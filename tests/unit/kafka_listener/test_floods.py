@@ -35,16 +35,24 @@ async def flood(server: KafkaServer, api_key: int, version: int, messages: Itera
     return Counter([(await client.receive(api_key, version))[1].error_code for _ in sent])
 
 
-async def produces(server: KafkaServer) -> int:
-    """Records of another client, one after the other for as long as it runs."""
+async def producing(server: KafkaServer) -> "asyncio.Task[int]":
+    """Records of another client, one after the other until it is cancelled; their number, once it has begun."""
     client = await server.connect()
-    for count in itertools.count():
-        try:
-            answer = await client.ask(PRODUCE, 9, produce_request({0: batch_of(b"v")}))
-        except asyncio.CancelledError:
-            return count
-        assert answer.responses[0].partition_responses[0].error_code == 0
-    raise AssertionError
+    begun = asyncio.Event()
+
+    async def produce() -> int:
+        for count in itertools.count():
+            try:
+                answer = await client.ask(PRODUCE, 9, produce_request({0: batch_of(b"v")}))
+            except asyncio.CancelledError:
+                return count - 1
+            assert answer.responses[0].partition_responses[0].error_code == 0
+            begun.set()
+        raise AssertionError
+
+    task = asyncio.create_task(produce())
+    await begun.wait()
+    return task
 
 
 def join(member_id: str = "", group: str = "g", metadata: bytes = b"m") -> JoinGroupRequest:
@@ -62,7 +70,7 @@ def test_a_flood_of_members_is_refused_at_group_max_size(tmp_path: Path):
     async def scenario() -> None:
         async with kafka_server(tmp_path, group_max_size=MEMBERS_MAX, group_initial_rebalance_delay_ms=200) as server:
             await server.topic()
-            other = asyncio.create_task(produces(server))
+            other = await producing(server)
             # Each gets an id first (KIP-394); before version 4 it is a member at once.
             given = await flood(server, JOIN, 9, [join() for _ in range(60)])
             assert given == {79: MEMBERS_MAX, FULL: 60 - MEMBERS_MAX}
@@ -92,7 +100,7 @@ def test_a_flood_of_groups_is_refused_when_their_members_bring_too_much(tmp_path
         options = {"offsets_topic_num_partitions": 1, "group_initial_rebalance_delay_ms": 0}
         async with kafka_server(tmp_path, **options) as server:
             await server.topic()
-            other = asyncio.create_task(produces(server))
+            other = await producing(server)
             joins = [join(group=f"g{number}", metadata=bytes(200_000)) for number in range(50)]
             found = await flood(server, JOIN, 3, joins)
             assert found == {0: 10, CoordinatorNotAvailableError.kafka_code: 40}
@@ -121,7 +129,7 @@ def test_requests_that_name_very_many_things_let_others_go_on(tmp_path: Path):
             await flood(server, JOIN, 9, [join()])
             for api_key, version, message in asked:
                 client = await server.connect()
-                other = asyncio.create_task(produces(server))
+                other = await producing(server)
                 await client.ask(api_key, version, message)
                 other.cancel()
                 assert await other > 0, api_key
@@ -146,7 +154,7 @@ def test_fetches_of_very_many_partitions_take_turns_with_others(tmp_path: Path):
             clients = [await server.connect() for _ in range(6)]
             for client in clients:
                 client.send(FETCH, 11, wanted)
-            other = asyncio.create_task(produces(server))
+            other = await producing(server)
             for client in clients:
                 _, answer = await client.receive(FETCH, 11)
                 errors = Counter(one.error_code for one in answer.responses[0].partitions)

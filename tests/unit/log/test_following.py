@@ -1,6 +1,8 @@
 """A partition log beside its leader's: where two histories part, what may follow, what a truncation drops."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from uuid import UUID
 
@@ -176,3 +178,17 @@ def test_a_truncation_that_a_roll_overtakes_ends_at_what_is_sealed() -> None:
     log.stored(truncation, FrameLocation(9, 1))
     assert (log.sealed_offset, log.log_end_offset, log.next_offset) == (3, 3, 3)
     assert log.is_quiet
+
+
+def test_a_log_is_freed_with_its_last_reference() -> None:
+    """The garbage collector does not look at what was there when the store had started."""
+
+    def scenario() -> None:
+        log = weakref.ref(log_of((1, 2), (2, 1)))
+        assert log() is None
+
+    gc.disable()
+    try:
+        in_loop(scenario)
+    finally:
+        gc.enable()

@@ -284,6 +284,22 @@ def test_an_answer_is_not_believed_once_the_log_follows_another_epoch_since_it_c
     in_loop(scenario)
 
 
+def test_a_partition_that_is_followed_anew_during_its_truncation_is_asked_for_once() -> None:
+    async def scenario(follower: Follower) -> None:
+        follower.follow()
+        await replicate(follower, 3)
+        before, answer = await follower.next_row()
+        answer.set_result(answer_of(before, diverging=(EPOCH, 1)))
+        await eventually_async(lambda: bool(follower.journal.held), "nothing was stored")
+        follower.follow()
+        follower.journal.finish()
+        fetch, _ = await follower.asked.get()
+        assert [row.session_index for row in fetch.rows] == [before.session_index + 1]
+        assert list(fetch.forgotten) == [before.session_index]
+
+    in_loop(scenario)
+
+
 def test_frames_that_do_not_follow_are_left_and_asked_for_again() -> None:
     async def scenario(follower: Follower) -> None:
         follower.follow()

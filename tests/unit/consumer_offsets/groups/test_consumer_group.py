@@ -127,6 +127,19 @@ def test_what_all_members_bring_into_the_record_of_the_group_is_bounded():
     group.group.validate()
 
 
+def test_the_topics_that_regexes_match_count():
+    group = GroupDriver(t=1)
+    names = [f"{number:0100d}" for number in range(GROUP_BYTES_MAX // 4 // 108)]
+    for name in "abc":
+        assert group.beat(name, 0, subscribed_regex=f".*|{name}", regex_topics=names).error is None
+    assert group.beat("d", 0, subscribed_regex=".*|a", regex_topics=names).error is None, "it is matched once"
+    refused = group.beat("e", 0, subscribed_regex=".*|e", regex_topics=names)
+    assert is_error(refused.error, errors.GroupMaxSizeReachedError)
+    group.beat("c", -1)
+    assert group.beat("e", 0, subscribed_regex=".*|e", regex_topics=names).error is None
+    group.group.validate()
+
+
 def test_what_a_heartbeat_leaves_out_counts_as_the_member_keeps_it():
     group = GroupDriver(t=1)
     large = frozenset(f"{number:0100d}" for number in range(GROUP_BYTES_MAX // 4 // 108))
