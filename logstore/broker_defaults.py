@@ -40,7 +40,10 @@ WITHOUT_MEANING: Mapping[tuple[str, ...], str] = {
     ("log.message.format.version", "log.message.downconversion.enable"): "there is one format of records",
     ("log.local.retention.*", "remote.log.*"): "history is in the table from the first roll on",
     ("log.dir",): "tables are in the setting data, and the journal of a broker of a cluster in log.dirs",
-    ("listeners", "advertised.listeners"): "there is one HTTP listener: host, port, allowed.hosts",
+    (
+        "listeners",
+        "advertised.listeners",
+    ): "HTTP has host, port, allowed.hosts; Kafka's clients have kafka.listeners, kafka.advertised.listeners",
     ("socket.request.max.bytes",): "the largest request is max.request.size",
     ("num.network.threads", "num.io.threads", "background.threads"): "there is one event loop, and threads as needed",
     ("replica.high.watermark.checkpoint.interval.ms",): "the high watermark has no checkpoint: logs are cut by epochs",

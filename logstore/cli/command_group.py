@@ -55,7 +55,8 @@ class CommandGroup(TyperGroup):
         except StoreUnreachableError as error:
             fail(f"{error.message}; start one with: logstore serve, or name another one with --url or LOGSTORE_URL")
         except UnknownTopicError as error:
-            fail(f"{error.message.rstrip('.')}; logstore topic list shows what there is")
+            hint = "logstore topic list"  # a broker's own message names it
+            fail(error.message if hint in error.message else f"{error.message.rstrip('.')}; {hint} shows what there is")
         except UnknownGroupError as error:
             fail(f"{error.message.rstrip('.')}; logstore group list shows what there is")
         except LogStoreError as error:

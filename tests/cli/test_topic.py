@@ -140,6 +140,13 @@ def test_refusals_are_one_line(run, topic):
         assert says in result.stderr
 
 
+@pytest.mark.parametrize(
+    "command", [("topic", "describe", "none"), ("topic", "reassign", "generate", "--broker-list", 0, "--topic", "none")]
+)
+def test_a_topic_that_is_not_there_names_the_list_once(run, command):
+    assert run(*command, code=1).stderr.count("logstore topic list") == 1
+
+
 def test_create_if_not_exists(run_json, topic):
     assert run_json("topic", "create", topic, "--if-not-exists")["created"] is False
 

@@ -307,7 +307,8 @@ def test_settings_that_are_keys_of_topics_too_give_them_their_defaults(elsewhere
         ("process.roles", "through ZooKeeper"),
         ("controller.quorum.voters", "through ZooKeeper"),
         ("log.index.interval.bytes", "no index files"),
-        ("listeners", "one HTTP listener"),
+        ("listeners", "Kafka's clients have kafka.listeners"),
+        ("advertised.listeners", "kafka.advertised.listeners"),
     ],
 )
 def test_kafkas_settings_without_meaning_say_why_in_a_file_and_as_variables(

@@ -3,7 +3,7 @@
 An assignor is a pure function of the numbers of partitions and of the subscriptions. Its result does not depend on the
 order of either mapping.
 
-Racks are not looked at: there is one copy of the data, and every node reads all of it. Kafka's assignors look at them
+Racks are not looked at: a consumer reads from the leader of a partition. Kafka's assignors look at them
 only where replicas are on some racks and not on others, and without that give the results that these give.
 """
 
