@@ -212,6 +212,17 @@ async def run(
             )
     advertised = None if kafka is None else settings.kafka_advertised(kafka.getsockname()[1])
     kafka_address = None if advertised is None else address_of(*advertised)
+    if (
+        advertised is not None
+        and settings.zookeeper_connect is not None
+        and is_loopback(advertised[0])
+        and not is_loopback(settings.host)
+    ):
+        log.warning(
+            "node.kafka_on_loopback",
+            address=kafka_address,
+            reason="Kafka's clients on other machines are told this address of the broker: set kafka.listeners",
+        )
     url = url_of(listening, settings.host)
     authorizer, quotas = Authorizer(), Quotas()
     listener = HttpListener(settings, authorizer, quotas)

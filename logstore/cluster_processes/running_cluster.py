@@ -87,6 +87,8 @@ def run(wanted: Wanted, announce: Announce) -> int:
         raise ClusterProcessesError("A broker of a cluster needs kazoo: pip install 'logstore[cluster]'.")
     record = Record.read(directory)
     check_directory(directory, record, wanted.zookeeper, wanted.broker_ids)
+    if record is None:
+        _require_stopped(directory)
     directory.home.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as at_end:
         try:
@@ -96,6 +98,12 @@ def run(wanted: Wanted, announce: Announce) -> int:
         reserved = at_end.enter_context(ReservedPorts())
         found, shared_port = _reserve(wanted, record or Record(), reserved)
         return asyncio.run(_Cluster(wanted, found, shared_port, reserved).run(announce))
+
+
+def _require_stopped(directory: Directory) -> None:
+    """DataDirectoryError if the store of one node that is to become a cluster runs: nothing is made beside it."""
+    for log_directory in sorted((directory.data / "brokers").glob("*/")):
+        LockFile.acquire(log_directory).release()
 
 
 def _reserve(wanted: Wanted, record: Record, reserved: ReservedPorts) -> tuple[Record, int | None]:

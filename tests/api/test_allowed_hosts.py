@@ -9,7 +9,7 @@ import pytest
 from ingest_api.allowed_hosts import AllowedHosts, is_loopback
 from ingest_api.errors import ForeignOriginError, MisdirectedRequestError
 from logstore.broker.context import INTERNAL
-from logstore.errors import InvalidConfigError
+from logstore.errors import InvalidConfigError, LogStoreError
 from logstore.listening_sockets import listening_socket
 from logstore.node import run
 from logstore.settings import Settings, load_settings
@@ -182,6 +182,32 @@ async def test_a_store_that_others_reach_says_in_one_line_that_it_asks_nobody_wh
         await run(Settings(data=tmp_path / "data", host=host), listener)
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line["event"] for line in lines if line["level"] == "warning"] == ["node.open_to_others"] * warned
+
+
+@pytest.mark.parametrize(
+    ("given", "warned"),
+    [
+        ({"host": "0.0.0.0", "zookeeper_connect": "127.0.0.1:1"}, True),
+        ({"host": "0.0.0.0", "zookeeper_connect": "127.0.0.1:1", "kafka_advertised_listeners": "a.example:9"}, False),
+        ({"host": "127.0.0.1", "zookeeper_connect": "127.0.0.1:1"}, False),
+        ({"host": "0.0.0.0"}, False),
+    ],
+)
+async def test_a_broker_whose_kafka_clients_can_only_be_on_its_machine_says_so(
+    tmp_path, monkeypatch, capsys, given, warned
+):
+    from logstore.observability import configure_logging
+
+    configure_logging("info", "json")
+    (tmp_path / "data").write_text("no directory: the store cannot start")
+    with (
+        listening_socket("127.0.0.1", 0) as listener,
+        listening_socket("127.0.0.1", 0) as kafka,
+        pytest.raises((OSError, LogStoreError)),
+    ):
+        await run(Settings(data=tmp_path / "data", kafka_listeners="127.0.0.1:9092", **given), listener, kafka=kafka)
+    events = [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()]
+    assert events.count("node.kafka_on_loopback") == warned
 
 
 def test_loopback():

@@ -18,6 +18,7 @@ from logstore.cluster_processes.running_cluster import Wanted
 from logstore.cluster_processes.running_cluster import run as run_cluster
 from logstore.errors import LogStoreError
 from logstore.listening_sockets import listening_socket
+from logstore.lock_file import LockFile
 from tests.support.cluster_processes import ClusterProcess, command, descendants, environment, is_alive
 from tests.support.eventually import eventually
 from tests.support.server_process import ROOT, free_port
@@ -188,6 +189,17 @@ def refused(tmp_path: Path, **wanted: object) -> str:
 def test_java_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert "ZooKeeper needs Java 17: install it, or set JAVA_HOME" in refused(tmp_path)
+
+
+def test_the_store_of_one_node_that_is_to_become_a_cluster_runs(tmp_path: Path):
+    log_directory = tmp_path / "data" / "brokers" / "0"
+    log_directory.mkdir(parents=True)
+    lock = LockFile.acquire(log_directory)
+    try:
+        assert "Another process is serving" in refused(tmp_path)
+    finally:
+        lock.release()
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["brokers"]
 
 
 def test_a_kept_port_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
