@@ -202,9 +202,16 @@ async def wait_for_records(
     end.
     """
     while not refuse(wanted, permissions) and not _is_enough(wanted, limits):
-        news = [one.log.advanced() for one in wanted if one.may_grow]
-        if not await patience.until_any([*news, permissions.changed()]):
-            return
+        news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        growing = [one.log for one in wanted if one.may_grow]
+        for log in growing:
+            log.add_reader(news)
+        try:
+            if not await patience.until_any([news, permissions.changed()]):
+                return
+        finally:
+            for log in growing:
+                log.remove_reader(news)
 
 
 def refuse(wanted: Sequence[WantedPartition], permissions: Permissions) -> bool:

@@ -17,7 +17,8 @@ class HighWatermark:
         self.offset = 0
         #: The appends with acks=all that are not acknowledged yet.
         self.appends = AcknowledgementQueue()
-        self._readers: asyncio.Future[None] | None = None
+        # A set: of a thousand readers that wait, each comes and goes alone.
+        self._readers: set[asyncio.Future[None]] = set()
 
     def advance(self, offset: int) -> None:
         """Everything below ``offset`` is durable on all in-sync replicas: acknowledge it, and wake readers."""
@@ -30,14 +31,16 @@ class HighWatermark:
         """The records from ``offset`` on are dropped."""
         self.offset = min(self.offset, offset)
 
-    def advanced(self) -> "asyncio.Future[None]":
-        """Done at the next ``wake_readers``. Shared: not to be cancelled."""
-        if self._readers is None:
-            self._readers = asyncio.get_running_loop().create_future()
-        return self._readers
+    def add_reader(self, woken: "asyncio.Future[None]") -> None:
+        """``woken`` is done at the next ``wake_readers``, unless ``remove_reader`` comes first."""
+        self._readers.add(woken)
+
+    def remove_reader(self, woken: "asyncio.Future[None]") -> None:
+        self._readers.discard(woken)
 
     def wake_readers(self) -> None:
         """Let waiting readers look again: they see more records, or an error."""
-        if self._readers is not None:
-            self._readers.set_result(None)
-            self._readers = None
+        while self._readers:
+            woken = self._readers.pop()
+            if not woken.done():  # another partition has woken it
+                woken.set_result(None)

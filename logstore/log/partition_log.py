@@ -432,9 +432,12 @@ class PartitionLog:
 
     # ---- waiting ----------------------------------------------------------------------------------------------------
 
-    def advanced(self) -> "asyncio.Future[None]":
-        """Done when readers see more than now, or an error. Shared: not to be cancelled."""
-        return self._high_watermark.advanced()
+    def add_reader(self, woken: "asyncio.Future[None]") -> None:
+        """``woken`` is done when readers see more than now, or an error, until ``remove_reader``."""
+        self._high_watermark.add_reader(woken)
+
+    def remove_reader(self, woken: "asyncio.Future[None]") -> None:
+        self._high_watermark.remove_reader(woken)
 
     @property
     def closed(self) -> LogStoreError | None:

@@ -12,12 +12,16 @@ def test_an_advance_acknowledges_appends_and_wakes_readers_once() -> None:
         first, second = Acknowledgement(1), Acknowledgement(1)
         high_watermark.appends.add(3, first)
         high_watermark.appends.add(5, second)
-        reader = high_watermark.advanced()
-        assert reader is high_watermark.advanced(), "all readers share it"
+        loop = asyncio.get_running_loop()
+        reader, removed, woken, later = (loop.create_future() for _ in range(4))
+        woken.set_result(None)  # by another partition
+        for one in (reader, removed, woken):
+            high_watermark.add_reader(one)
+        high_watermark.remove_reader(removed)
         high_watermark.advance(4)
-        assert (high_watermark.offset, reader.done()) == (4, True)
+        assert (high_watermark.offset, reader.done(), removed.done()) == (4, True, False)
         assert (first.future.done(), second.future.done()) == (True, False)
-        later = high_watermark.advanced()
+        high_watermark.add_reader(later)
         high_watermark.advance(4)
         assert not later.done()
 
