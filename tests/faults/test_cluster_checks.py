@@ -120,8 +120,8 @@ def test_an_acknowledgement_below_min_insync_replicas() -> None:
         return change
 
     named = ["H5 acks=all below min.insync.replicas"]
-    assert told(alone(1, after_ns=SESSION_MS * 1_000_000)).found() == named
-    assert told(alone(-1, after_ns=SESSION_MS * 1_000_000)).found() == [], "a follower may have joined before"
+    assert told(alone(1, after_ns=1_000_000_000)).found() == named
+    assert told(alone(-1, after_ns=1_000_000_000)).found() == [], "a follower may have joined before"
     assert told(alone(1)).found() == [], "the leader may not have ZooKeeper's answer yet"
     assert told(alone(1, epoch=2)).found() == named, "a leader begins with the ISR that it was elected with"
 
@@ -183,7 +183,7 @@ def test_a_frame_that_was_truncated_and_is_there() -> None:
 
 
 def test_a_replica_that_goes_elsewhere_and_comes_back_drops_its_frames() -> None:
-    story = told(lambda story: story.tell("fault", kind="move", topic="t", partition=0))
+    story = told(lambda story: story.tell("fault", kind="move", topic="t", moved=0))
     story.events.pop()
     story.replica(3, frames(), removed=frames()[3:])
     assert story.found() == []

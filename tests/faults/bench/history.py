@@ -210,12 +210,12 @@ class Fault(Event, tag="fault", frozen=True, kw_only=True):
     """``topic`` and ``version`` belong to an ``overwrite`` (``quiet`` if no other commit to that table was under way)
     and to an ``entry_lost`` (the entry that a power cut took). ``offset_ms`` is the step of a ``clock`` fault,
     ``member`` the process of a group's member that the fault is about, ``broker`` that of a cluster; ``topic`` and
-    ``partition`` are the ones whose replicas a ``move`` takes elsewhere.
+    ``moved`` the partition whose replicas a ``move`` takes elsewhere.
     """
 
     kind: str
     topic: str | None = None
-    partition: int = -1
+    moved: int = -1
     version: int | None = None
     quiet: bool = False
     offset_ms: int = 0

@@ -118,6 +118,8 @@ class KafkaReader:
         if error is not None:
             one.end = message.offset()
             return
+        if high_watermark < 0:  # an error was answered since, and the end of the record's answer is not known any more
+            one.high_watermark = max(one.high_watermark, message.offset() + 1)
         _, timestamp_ms = message.timestamp()
         record_id, key, value = id_of(message.headers() or ()), text_of(message.key()), text_of(message.value())
         one.rows.append([message.offset(), timestamp_ms, record_id, key, shown(value)])

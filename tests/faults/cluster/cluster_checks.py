@@ -16,6 +16,8 @@ from tests.faults.cluster.journals import rows_digest
 
 #: Between the history's line of a fault and the fault.
 _TOLD_NS = 10**9
+#: Between a change of the ISR and ZooKeeper's answer to the leader that has written it.
+_ANSWERED_NS = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,7 @@ def _is_to_hear(state: Certain, known: list[Certain], call: Call[Produce], min_i
         before is not None
         and (before.leader, before.epoch) == (state.leader, state.epoch)
         and not _has_too_few(before, min_in_sync)
-        and call.begin < state.begin + SESSION_MS * 1_000_000
+        and call.begin < state.begin + _ANSWERED_NS
     )
 
 
@@ -306,7 +308,7 @@ def _check_removed(evidence: Evidence, looked: list[list[Replica]]) -> Iterator[
         kept[replica.topic, replica.partition].update(replica.frames)
     kept = {name: _newest(frames) for name, frames in kept.items()}
     # Replicas that go and come back within a moment may be in no document that was read.
-    moved = {(fault.topic, fault.partition) for fault in evidence.faults if fault.kind == "move"}
+    moved = {(fault.topic, fault.moved) for fault in evidence.faults if fault.kind == "move"}
     for look in looked:
         for replica in look:
             name = replica.topic, replica.partition

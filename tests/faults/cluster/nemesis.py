@@ -269,7 +269,7 @@ class Nemesis:
         for broker in self._chance.sample(self._brokers.all, 2):
             broker.kill()
         self._inside = []
-        self._last(victim, _SESSION_S, _SESSION_S + 3)
+        self._last(victim, _SESSION_S + 2, _SESSION_S + 4)
 
     def _isolated_then_killed(self, victim: BrokerProcess) -> None:
         """What only the leader has is not acknowledged, and goes when it comes back."""
@@ -583,7 +583,7 @@ class Nemesis:
         before = self._replicas_of(topic.name, partition)
         if before is None:
             return
-        self._tell("move", victim, topic=topic.name, partition=partition)
+        self._tell("move", victim, topic=topic.name, moved=partition)
         numbers = [broker.number for broker in self._brokers.all]
         for target in (self._chance.sample(numbers, max(2, len(before) - 1)), before):
             self._ask_to_move(topic.name, partition, target)
