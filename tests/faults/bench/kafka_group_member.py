@@ -7,11 +7,12 @@ Invariant: what a poll has given of a partition is not processed once the partit
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from tests.faults.bench.group_member import POLL_S, REST_S, Teller, running_member
 from tests.faults.bench.records import id_of
@@ -91,25 +92,33 @@ def main(
     options: dict[str, Any],
 ) -> None:
     with running_member(history, name, group) as (teller, stopping):
-        member = Member(teller, seconds_a_batch)
-        addressed = {"bootstrap.servers": bootstrap, "client.id": name, "group.id": group}
-        consumer = Consumer({**_COMMON, **addressed, **options})
+        while not stopping.is_set():
+            member = Member(teller, seconds_a_batch)
+            addressed = {"bootstrap.servers": bootstrap, "client.id": name, "group.id": group}
+            consumer = Consumer({**_COMMON, **addressed, **options})
+            try:
+                consumer.subscribe(
+                    topics,
+                    on_assign=member.told("assigned"),
+                    on_revoke=member.told("revoked"),
+                    on_lost=member.told("lost"),
+                )
+                _work_until(stopping, member, consumer)
+            finally:
+                consumer.close()
+
+
+def _work_until(stopping: threading.Event, member: Member, consumer: Consumer) -> None:
+    """Until the consumer is of no more use, too."""
+    while not stopping.is_set():
         try:
-            consumer.subscribe(
-                topics,
-                on_assign=member.told("assigned"),
-                on_revoke=member.told("revoked"),
-                on_lost=member.told("lost"),
-            )
-            while not stopping.is_set():
-                try:
-                    member.work(consumer)
-                except KafkaException as error:
-                    # The store is away, or a poll came late.
-                    print(repr(error), file=sys.stderr, flush=True)
-                    stopping.wait(REST_S)
-        finally:
-            consumer.close()
+            member.work(consumer)
+        except KafkaException as error:
+            # The store is away, or a poll came late.
+            print(repr(error), file=sys.stderr, flush=True)
+            if error.args[0].code() == KafkaError._MAX_POLL_EXCEEDED:
+                return  # it may not join again if its coordinator was away, too
+            stopping.wait(REST_S)
 
 
 if __name__ == "__main__":
