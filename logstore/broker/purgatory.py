@@ -19,7 +19,7 @@ from logstore.log.log_reader import require_in_range
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 
-#: A wait that nothing ends takes a tick longer at most: no more than this part of it, and of a second.
+#: Waits end at ticks. A tick is at most this part of the wait, and an eighth of a second.
 _TICKS = 32
 _TICK_MAX_S = 0.125
 

@@ -109,7 +109,7 @@ def main(
 
 
 def _work_until(stopping: threading.Event, member: Member, consumer: Consumer) -> None:
-    """Until the consumer is of no more use, too."""
+    """Work until the process is to stop, or a poll came later than ``max.poll.interval.ms``."""
     while not stopping.is_set():
         try:
             member.work(consumer)
