@@ -165,14 +165,18 @@ class Scheduling(LoadFileScheduling):
         return "spark" if nodeid.startswith("tests/spark/") else str(super()._split_scope(nodeid))
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """A test whose process ended is not run again: it may have hung for ten minutes."""
-        for tests in self.assigned_work[node].values():
-            for nodeid, complete in tests.items():
-                if not complete:
-                    tests[nodeid] = True
-                    super().remove_node(node)
-                    return nodeid
-        return super().remove_node(node)
+        """A test whose process ended is not run again: it may have hung for ten minutes. Those behind it are next: were
+        they last, all of Spark could be left for one process."""
+        unfinished = self.assigned_work[node]
+        ended_in = next((name for tests in unfinished.values() for name, complete in tests.items() if not complete), None)
+        for tests in unfinished.values():
+            if ended_in in tests:
+                tests[ended_in] = True
+        super().remove_node(node)
+        for scope in reversed(unfinished):
+            if scope in self.workqueue:
+                self.workqueue.move_to_end(scope, last=False)
+        return ended_in
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:

@@ -36,6 +36,7 @@ class _Read:
     log_start: int = -1
     high_watermark: int = -1
     error: KafkaError | None = None
+    error_offset: int = -1
 
     @property
     def is_answered(self) -> bool:
@@ -99,7 +100,7 @@ class KafkaReader:
             answers += one.is_answered
             self._tell(one)
             if one.error is not None and one.error.code() == KafkaError._AUTO_OFFSET_RESET:
-                positions[at] = self._reset(TopicPartition(*at), one.next_offset)
+                positions[at] = self._reset(TopicPartition(*at), one)
             elif one.is_answered:
                 positions[at] = one.next_offset
         self._consumer.unassign()
@@ -108,7 +109,7 @@ class KafkaReader:
     def _take(self, message: Message, one: _Read) -> None:
         error = message.error()
         if error is not None and error.code() != KafkaError._PARTITION_EOF:
-            one.error = error
+            one.error, one.error_offset = error, message.offset()
             return
         log_start, high_watermark = self._consumer.get_watermark_offsets(
             TopicPartition(message.topic(), message.partition()), cached=True
@@ -137,13 +138,16 @@ class KafkaReader:
         }
         self._recorder.complete(one.number, self._name, "fetch", "ok", **told)
 
-    def _reset(self, at: TopicPartition, offset: int) -> int:
-        """Retention was faster; an end below what was read is found in the history."""
+    def _reset(self, at: TopicPartition, one: _Read) -> int:
+        """Retention was faster; an end below what was read is found in the history.
+
+        librdkafka gives the error of an earlier assignment to this one, if it comes late: its offset tells.
+        """
         try:
             log_start, end = self._consumer.get_watermark_offsets(at, timeout=_ASK_S, cached=False)
         except KafkaException:
-            return offset
-        return int(log_start if offset < log_start else end)
+            return one.next_offset
+        return max(log_start, one.next_offset) if one.error_offset < log_start else int(end)
 
     def commit(self, topic: str, positions: Mapping[int, int]) -> None:
         offsets = [TopicPartition(topic, partition, offset) for partition, offset in positions.items()]

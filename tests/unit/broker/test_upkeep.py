@@ -2,7 +2,9 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
@@ -13,10 +15,14 @@ from logstore.broker.upkeep import MERGE_AT
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import StorageError
 from logstore.log.history import history_gaps
+from logstore.log.log_reader import FetchResult
+from logstore.log.slice_reader import SliceReader
 from logstore.log.topic import Topic
+from logstore.protocol.record_batch import RecordBatch, encode_batches, read_records
 from logstore.table_files import open_table
 from tests.faults.test_overwritten_commits import overwrite
 from tests.support.eventually import eventually_async
+from tests.support.kafka_reading import read_batches, rows_from
 from tests.support.manual_clock import ManualClock
 from tests.support.running_broker import produce, read_all, run, running_broker
 from tests.support.table_paths import path_of, read_footer
@@ -71,6 +77,49 @@ def test_many_small_segments_become_few_and_the_records_stay(tmp_path: Path) -> 
             assert await read_all(broker, topic) == [*before, (80, b"next")]
 
     run(scenario())
+
+
+@pytest.mark.parametrize("form", ["read", "read_stored", "read_batches"])
+def test_a_merge_in_the_middle_of_a_read_doubles_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """An answer of many segments: the merged one begins below the offset at which the answer goes on."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic, loop = await topic_of_many(broker), asyncio.get_running_loop()
+            log, reader = topic.partition(0), broker._fetching._reader
+            place, places = SliceReader._place, 0
+
+            def merged_before_the_third(slices: SliceReader, *asked: Any) -> Any:
+                nonlocal places
+                places += 1
+                if places == 3:
+                    asyncio.run_coroutine_threadsafe(broker._upkeep.merge(topic), loop).result(60)
+                return place(slices, *asked)
+
+            monkeypatch.setattr(SliceReader, "_place", merged_before_the_third)
+            at, found = 0, []
+            while at < log.high_watermark:
+                read = await getattr(reader, form)(topic, log, at, max_bytes=1 << 20, min_bytes=1 << 20)
+                found += offsets_of(read, at)
+                at = read.next_offset
+            assert found == list(range(80))
+            assert len(log.segments) < 10
+
+    run(scenario())
+
+
+def offsets_of(read: FetchResult[Any], at: int) -> list[int]:
+    """As the reader of an answer takes them; the first batch may begin below ``at``."""
+    if isinstance(read.records, pa.Table):
+        offsets = read.records["offset"].to_pylist()
+    elif all(isinstance(batch, RecordBatch) for batch in read.records):
+        content = pa.py_buffer(b"".join(encode_batches(read.records)))
+        offsets = [offset for part in read_records(content, at) for offset in part.column("offset").to_pylist()]
+    else:
+        offsets = [*rows_from(read_batches(read.records), at)]
+    return offsets
 
 
 def test_it_merges_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
