@@ -166,14 +166,15 @@ class Scheduling(LoadFileScheduling):
 
     def remove_node(self, node: WorkerController) -> str | None:
         """A test whose process ended is not run again: it may have hung for ten minutes. Those behind it are next: were
-        they last, all of Spark could be left for one process."""
-        unfinished = self.assigned_work[node]
-        ended_in = next((name for tests in unfinished.values() for name, complete in tests.items() if not complete), None)
-        for tests in unfinished.values():
-            if ended_in in tests:
-                tests[ended_in] = True
+        they last, all of Spark could be left for one process.
+        """
+        assigned = self.assigned_work[node]
+        unfinished = ((tests, name) for tests in assigned.values() for name, done in tests.items() if not done)
+        tests, ended_in = next(unfinished, ({}, None))
+        if ended_in is not None:
+            tests[ended_in] = True
         super().remove_node(node)
-        for scope in reversed(unfinished):
+        for scope in reversed(assigned):
             if scope in self.workqueue:
                 self.workqueue.move_to_end(scope, last=False)
         return ended_in

@@ -221,9 +221,7 @@ class SliceReader:
             if in_file:
                 file = in_file[group.index]
                 # Behind other batches it is too large, or a merge has put records into it that those have.
-                if wanted.may_be_empty and (
-                    file.decoded_bytes > wanted.max_bytes or group.first_offset < wanted.start
-                ):
+                if wanted.may_be_empty and (file.decoded_bytes > wanted.max_bytes or group.first_offset < wanted.start):
                     return Slice([], 0, 0, wanted.start)
                 payload = read_row_group_file(place.files, place.name, file)
                 batch = RecordBatch(group.first_offset, 0, group.num_rows, PARQUET, payload)

@@ -87,6 +87,10 @@ class SendError(Exception):
     """The message was not taken."""
 
 
+#: The library's threads call into them until they are closed, also where their owner has forgotten them.
+_open: "set[Producer]" = set()
+
+
 class Producer:
     """To be used by one thread, and to be closed by it."""
 
@@ -111,6 +115,7 @@ class Producer:
             raise ValueError(text.value.decode())
         #: Messages that no delivery was told of yet.
         self.in_hand = 0
+        _open.add(self)
 
     def send(
         self,
@@ -164,6 +169,7 @@ class Producer:
 
     def close(self) -> None:
         self._library.rd_kafka_destroy(self._handle)
+        _open.discard(self)
 
     def _take(self, _: Any, message: Any, __: Any) -> None:
         told = message.contents

@@ -141,8 +141,10 @@ class KafkaProducer:
 
     def close(self) -> None:
         self._producer.give_up()
-        self._take(self._producer.poll(0))
-        self._producer.close()
+        try:
+            self._take(self._producer.poll(0))
+        finally:
+            self._producer.close()
 
     def _look_at(self, line: str) -> None:
         if "Beginning partition drain" in line:
