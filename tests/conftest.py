@@ -142,8 +142,10 @@ def pytest_runtest_logfinish() -> None:
 
 # ---- order and processes of xdist ------------------------------------------------------------------------------------
 
+# They share a JVM. Those in tests/spark/programs start programs that have one of their own.
+_IN_ONE_SPARK = "tests/spark/test_"
 # The longest tests begin first; the many short ones fill the remaining time of the processes.
-_FIRST = ("tests/spark/", "tests/faults/", "tests/concurrency/", "tests/stateful/")
+_FIRST = (_IN_ONE_SPARK, "tests/spark/programs/", "tests/faults/", "tests/concurrency/", "tests/stateful/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -159,10 +161,12 @@ def pytest_collection_finish() -> None:
 
 
 class Scheduling(LoadFileScheduling):
-    """Of several processes one gets a whole file, with the servers that its tests share, and one all of Spark."""
+    """Of several processes one gets a whole file, with the servers that its tests share; one gets all files that share
+    Spark's JVM.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "spark" if nodeid.startswith("tests/spark/") else str(super()._split_scope(nodeid))
+        return "spark" if nodeid.startswith(_IN_ONE_SPARK) else str(super()._split_scope(nodeid))
 
     def remove_node(self, node: WorkerController) -> str | None:
         """A test whose process ended is not run again: it may have hung for ten minutes. Those behind it are next: were

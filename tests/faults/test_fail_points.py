@@ -21,7 +21,7 @@ from tests.faults.fail_points.loop import (
 from tests.faults.fail_points.script import ACTS
 from tests.faults.fail_points.zygote import ROOT, Zygote
 from tests.faults.test_repair_kills import REBUILD_POINTS
-from tests.spark.test_exactly_once import STEPS as SINK_STEPS
+from tests.spark.programs.test_exactly_once import STEPS as SINK_STEPS
 from tests.support.examples import stride
 
 pytestmark = pytest.mark.system

@@ -77,7 +77,7 @@ def spans(batch) -> dict[tuple[str, int], tuple[int, int]]:
 def run_in_a_process(directory: Path, *arguments: object) -> subprocess.CompletedProcess:
     script = Path(__file__).with_name("exactly_once_run.py")
     environment = os.environ | {
-        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONPATH": str(Path(__file__).parents[3]),
         "LOGSTORE_SPARK_LOG": str(directory / "spark.log"),
     }
     command = [sys.executable, str(script), *map(str, arguments)]
