@@ -171,7 +171,7 @@ class InFlightBytes:
         self._setting = setting
         self._reserved = 0
         self._lock = threading.Lock()
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiting: deque[tuple[int, asyncio.Future[bool]]] = deque()
 
     @property
     def reserved(self) -> int:
@@ -188,15 +188,15 @@ class InFlightBytes:
         """Whether ``size`` bytes fit now."""
         return not self._reserved or self._reserved + size <= self.limit
 
-    def wait_for_room(self, size: int) -> "asyncio.Future[None]":
-        """A future, done when ``size`` bytes may fit, in the order of the calls. Reserve then; call ``wait_no_more`` in
+    def wait_for_room(self, size: int) -> "asyncio.Future[bool]":
+        """A future, true when ``size`` bytes may fit, in the order of the calls. Reserve then; call ``wait_no_more`` in
         any case.
         """
-        room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        room: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append((size, room))
         return room
 
-    def wait_no_more(self, room: "asyncio.Future[None]") -> None:
+    def wait_no_more(self, room: "asyncio.Future[bool]") -> None:
         """End a wait. Room that was offered to it and not taken goes to the next one."""
         room.cancel()
         self._tell_of_room()
@@ -208,7 +208,7 @@ class InFlightBytes:
             if not room.done():
                 if not self.has_room(told + size):
                     return
-                room.set_result(None)
+                room.set_result(True)
                 told += size
             self._waiting.popleft()
 

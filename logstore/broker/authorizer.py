@@ -94,7 +94,7 @@ class Authorizer:
         # By principal and its groups, host, operation and type; then by name.
         self._decisions: dict[tuple[Principal, str, Operation, ResourceType], dict[str, bool]] = {}
         self._count = 0
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._readers: set[asyncio.Future[bool]] = set()
 
     @property
     def view(self) -> AuthorizerView:
@@ -105,16 +105,17 @@ class Authorizer:
         if view.version > self._view.version:
             self._view = view
             self._forget()
-            for waiting in list(self._waiting):
-                if not waiting.done():
-                    waiting.set_result(None)
+            while self._readers:
+                woken = self._readers.pop()
+                if not woken.done():
+                    woken.set_result(True)
 
-    def changed(self) -> "asyncio.Future[None]":
-        """A future, done when the view is replaced; cancel it to stop waiting."""
-        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(waiting)
-        waiting.add_done_callback(self._waiting.discard)
-        return waiting
+    def add_reader(self, woken: "asyncio.Future[bool]") -> None:
+        """``woken`` is true when the view is replaced, unless ``remove_reader`` comes first."""
+        self._readers.add(woken)
+
+    def remove_reader(self, woken: "asyncio.Future[bool]") -> None:
+        self._readers.discard(woken)
 
     def authorize(
         self, context: RequestContext, operation: Operation, resource_type: ResourceType, names: Sequence[str]

@@ -43,7 +43,7 @@ from logstore.records.schema import LOG_SCHEMA
 if TYPE_CHECKING:  # one node asks nobody
     from logstore.broker.remote_fetches import Asked, RemoteFetches
 
-__all__ = ["FetchLimits", "FetchPartition", "Fetched", "Fetching", "Gone"]
+__all__ = ["FetchLimits", "FetchPartition", "Fetched", "Fetching", "Gone", "WantedPartition"]
 
 T = TypeVar("T")
 
@@ -144,12 +144,15 @@ class Fetching:
         return await self._fetch(context, partitions, limits, gone, self._decoded, copies)
 
     async def fetch_batches(
-        self, context: RequestContext, partitions: Sequence[FetchPartition], limits: FetchLimits
+        self, context: RequestContext, wanted: Sequence[WantedPartition], limits: FetchLimits
     ) -> Fetched[list[Buffer]]:
         """As ``fetch_stored``, with the bytes of Kafka's record batches. Kafka's clients ask the leaders themselves:
         NotLeaderOrFollowerError is the answer for partitions that are led elsewhere.
         """
-        return await self._fetch(context, partitions, limits, None, self._batches, 1)
+        self._admission.require_quota(context, QuotaKind.FETCHED_BYTES)
+        permissions = Permissions(self._authorizer, context)
+        fetched = await self._fetch_here(permissions, wanted, limits, None, self._batches, 1)
+        return self._charged(context, fetched, self._batches)
 
     async def fetch(
         self,
@@ -171,10 +174,7 @@ class Fetching:
         wanted = WantedPartition(topic, topic.partition(partition), offset)
         limits = FetchLimits(max_bytes, max_bytes, min_bytes, max_wait_ms, fill=False)
         permissions = Permissions(self._authorizer, context)
-        try:
-            await wait_for_records([wanted], limits, Patience(max_wait_ms, None), permissions)
-        finally:
-            permissions.end()
+        await wait_for_records([wanted], limits, Patience(max_wait_ms, None), permissions)
         if wanted.error is not None:
             raise wanted.error
         return _counted(
@@ -227,13 +227,15 @@ class Fetching:
             and form.read_remote is not None
             and (elsewhere := self.remote.divide(context, found))
         ):
-            permissions.end()
             fetched = await self._fetch_everywhere(
                 self.remote, form.read_remote, context, found, elsewhere, limits, gone, form, copies
             )
         else:
             fetched = await self._fetch_here(permissions, found, limits, gone, form, copies)
-        held = sum(form.held_bytes(one) for one in fetched.answers.values() if isinstance(one, FetchResult))
+        return self._charged(context, fetched, form)
+
+    def _charged(self, context: RequestContext, fetched: Fetched[T], form: _Form[T]) -> Fetched[T]:
+        held = sum([form.held_bytes(one) for one in fetched.answers.values() if isinstance(one, FetchResult)])
         throttle_ms = self._admission.charge(context, QuotaKind.FETCHED_BYTES, held)
         return replace(fetched, throttle_ms=throttle_ms) if throttle_ms else fetched
 
@@ -252,10 +254,11 @@ class Fetching:
             if len(wanted) == len(found):  # no wait if there is an error to tell
                 await wait_for_records(wanted, limits, patience, permissions)
             todo = [(at, one) for at, one in enumerate(found) if isinstance(one, LogStoreError) or one.has_news]
+            if not todo:
+                return Fetched({}, self._answers.reserve())
             size = _held_bytes_max(todo, limits)
             reservation = await self._reserve(math.ceil(size * copies), patience)
         finally:
-            permissions.end()
             await patience.end()
         try:
             # Room may have come long after the records.
@@ -419,7 +422,7 @@ class Fetching:
         while not self._answers.has_room(size):
             room = self._answers.wait_for_room(size)
             try:
-                if not await patience.until_any([room]):
+                if not await patience.until(room):
                     break
             finally:
                 self._answers.wait_no_more(room)

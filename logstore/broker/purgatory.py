@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 
-from logstore.broker.authorizer import Authorizer, Operation, ResourceType, refusal
+from logstore.broker.authorizer import Authorizer, AuthorizerView, Operation, ResourceType, refusal
 from logstore.broker.context import RequestContext
 from logstore.errors import LogStoreError
 from logstore.limits import FETCH_BYTES_MAX, RECORD_OVERHEAD_BYTES
@@ -120,34 +120,39 @@ class WantedPartition:
 
 
 class Permissions:
-    """The permission to read, asked each time that a fetch looks for records: it may have been taken away."""
+    """The permission of one fetch to read its topics. A fetch looks at it each time that it looks for records: it may
+    have been taken away.
+    """
 
     def __init__(self, authorizer: Authorizer, context: RequestContext) -> None:
         self._authorizer = authorizer
         self._context = context
-        self._changed: asyncio.Future[None] | None = None
+        # The view that allowed all.
+        self._allowing: AuthorizerView | None = None
+
+    @property
+    def are_all_given(self) -> bool:
+        """Whether nothing was refused by the current view."""
+        return self._allowing is self._authorizer.view
 
     def refusals(self, topics: Iterable[str]) -> dict[str, LogStoreError]:
         """The error of each topic that may not be read."""
         names = list(dict.fromkeys(topics))
         allowed = self._authorizer.authorize(self._context, Operation.READ, ResourceType.TOPIC, names)
         if len(allowed) == len(names):
+            self._allowing = self._authorizer.view
             return {}
         refused = dict.fromkeys(names)
         for name in allowed:
             del refused[name]
         return {name: refusal(self._context, Operation.READ, ResourceType.TOPIC, name) for name in refused}
 
-    def changed(self) -> "asyncio.Future[None]":
-        """A future, done when the answer of ``refusals`` may have changed."""
-        if self._changed is None or self._changed.done():
-            self._changed = self._authorizer.changed()
-        return self._changed
+    def add_reader(self, woken: "asyncio.Future[bool]") -> None:
+        """``woken`` is true when the answer of ``refusals`` may have changed, until ``remove_reader``."""
+        self._authorizer.add_reader(woken)
 
-    def end(self) -> None:
-        """Stop waiting for a change."""
-        if self._changed is not None:
-            self._changed.cancel()
+    def remove_reader(self, woken: "asyncio.Future[bool]") -> None:
+        self._authorizer.remove_reader(woken)
 
 
 class Patience:
@@ -159,47 +164,39 @@ class Patience:
         self._gone = gone
         self._going: asyncio.Task[None] | None = None
 
-    async def until_any(self, futures: Sequence["asyncio.Future[None]"]) -> bool:
-        """Whether one of ``futures`` was done before. Raises the errors of ``gone``."""
-        left = self._end - self._loop.time()
-        if left <= 0 or (self._going is not None and self._going.done()):
+    async def until(self, news: "asyncio.Future[bool]") -> bool:
+        """Whether ``news`` comes, as true, before patience ends. Raises the errors of ``gone``."""
+        now = self._loop.time()
+        if now >= self._end or (self._going is not None and self._going.done()):
             return False
         if self._going is None and self._gone is not None:
             self._going = self._loop.create_task(self._gone())
-        done = await _first_done(futures if self._going is None else [*futures, self._going], left)
+
+        def end(_: "asyncio.Task[None] | None" = None) -> None:
+            if not news.done():
+                news.set_result(False)
+
+        # Fetches that wait for the same time end together: each turn of the loop has its price.
+        tick_s = min(_TICK_MAX_S, 2.0 ** math.floor(math.log2((self._end - now) / _TICKS)))
+        timer = self._loop.call_at(math.ceil(self._end / tick_s) * tick_s, end)
+        if self._going is not None:
+            self._going.add_done_callback(end)
+        try:
+            came = await news
+        finally:
+            timer.cancel()
+            if self._going is not None:
+                self._going.remove_done_callback(end)
         if self._going is not None and self._going.done():
             self._going.result()
             return False
-        return done
+        return came
 
     async def end(self) -> None:
         """Stop listening for the client."""
         if self._going is not None:
             self._going.cancel()
             await asyncio.gather(self._going, return_exceptions=True)
-
-
-async def _first_done(futures: Sequence["asyncio.Future[None]"], timeout_s: float) -> bool:
-    """Whether one of ``futures`` is done within the time. ``asyncio.wait`` does more for each of many idle fetches."""
-    if any(future.done() for future in futures):
-        return True
-    woken: asyncio.Future[bool] = (loop := asyncio.get_running_loop()).create_future()
-
-    def wake(future: "asyncio.Future[None] | None" = None) -> None:
-        if not woken.done():
-            woken.set_result(future is not None)
-
-    # Fetches that wait for the same time end together: each turn of the loop has its price.
-    tick_s = min(_TICK_MAX_S, 2.0 ** math.floor(math.log2(timeout_s / _TICKS)))
-    timer = loop.call_at(math.ceil((loop.time() + timeout_s) / tick_s) * tick_s, wake)
-    for future in futures:
-        future.add_done_callback(wake)
-    try:
-        return await woken
-    finally:
-        timer.cancel()
-        for future in futures:
-            future.remove_done_callback(wake)
 
 
 async def wait_for_records(
@@ -209,20 +206,22 @@ async def wait_for_records(
     end.
     """
     while not refuse(wanted, permissions) and not _is_enough(wanted, limits):
-        news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        growing = [one.log for one in wanted if one.may_grow]
-        for log in growing:
-            log.add_reader(news)
+        news: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        sources: list[Permissions | PartitionLog] = [permissions, *(one.log for one in wanted if one.may_grow)]
+        for source in sources:
+            source.add_reader(news)
         try:
-            if not await patience.until_any([news, permissions.changed()]):
+            if not await patience.until(news):
                 return
         finally:
-            for log in growing:
-                log.remove_reader(news)
+            for source in sources:
+                source.remove_reader(news)
 
 
 def refuse(wanted: Sequence[WantedPartition], permissions: Permissions) -> bool:
     """Whether some of ``wanted`` may not be read; then their ``error`` is set."""
+    if permissions.are_all_given:
+        return False
     refusals = permissions.refusals(one.topic.name for one in wanted)
     for one in wanted if refusals else ():
         one.error = refusals.get(one.topic.name) or one.error

@@ -89,12 +89,13 @@ class ConnectionLimits:
 
 
 class _InHand:
-    """A request in hand, and its answer once there is one."""
+    """A request in hand, its room among the bytes in flight, and its answer once there is one."""
 
-    __slots__ = ("answer", "api_key", "ends", "is_decoded", "task")
+    __slots__ = ("answer", "api_key", "ends", "is_decoded", "room", "task")
 
-    def __init__(self, api_key: int, *, is_decoded: bool) -> None:
+    def __init__(self, api_key: int, room: Reservation, *, is_decoded: bool) -> None:
         self.api_key = api_key
+        self.room = room
         self.is_decoded = is_decoded
         self.task: asyncio.Task[None] | None = None
         self.answer: Answer | None = None
@@ -122,7 +123,7 @@ class Connection(asyncio.BufferedProtocol):
         self._next_frame: Buffer | None = None
         # Room of the frame that is arriving, or waits; a wait for it.
         self._room: Reservation | None = None
-        self._wait_for_room: asyncio.Future[None] | None = None
+        self._wait_for_room: asyncio.Future[bool] | None = None
         # The end of a pause.
         self._throttle: asyncio.TimerHandle | None = None
         self._is_reading = True
@@ -256,7 +257,7 @@ class Connection(asyncio.BufferedProtocol):
             return False
         return True
 
-    def _room_came(self, wait: "asyncio.Future[None]") -> None:
+    def _room_came(self, wait: "asyncio.Future[bool]") -> None:
         if self._wait_for_room is not wait:
             return
         self._wait_for_room = None
@@ -269,32 +270,31 @@ class Connection(asyncio.BufferedProtocol):
             self._room = None
 
     def _begin(self, frame: Buffer) -> None:
-        assert self._room is not None
+        room, self._room = self._room, None
+        assert room is not None
         if len(frame) > _AT_ONCE_BYTES_MAX and not _is_produce(frame):
-            one = _InHand(int.from_bytes(frame[:2], "big"), is_decoded=False)
-            self._run(one, functools.partial(self._answer_long, frame))
+            one = _InHand(int.from_bytes(frame[:2], "big"), room, is_decoded=False)
+            self._run(one, self._answer_long(frame, one))
             return
         try:
             request = read_request(frame)
         except (MalformedMessageError, UnsupportedVersionError) as error:
+            room.release()
             self._end(error.message)
             return
-        one = _InHand(request.api_key, is_decoded=True)
-        self._run(one, functools.partial(self._answer, request))
+        one = _InHand(request.api_key, room, is_decoded=True)
+        self._run(one, self._answer(request, one))
 
-    def _run(self, one: _InHand, work: Callable[[_InHand, Reservation], Coroutine[Any, Any, None]]) -> None:
-        room, self._room = self._room, None
-        assert room is not None
+    def _run(self, one: _InHand, work: Coroutine[Any, Any, None]) -> None:
         self._in_hand.append(one)
+        one.task = self._listener.run(work)
+        one.task.add_done_callback(functools.partial(self._task_ended, one))
 
-        def ended(_: "asyncio.Task[None]") -> None:
-            if not one.is_done:  # it was cancelled before its first step
-                self._ended(one, room)
+    def _task_ended(self, one: _InHand, _: "asyncio.Task[None]") -> None:
+        if not one.is_done:  # it was cancelled before its first step
+            self._ended(one)
 
-        one.task = self._listener.run(work(one, room))
-        one.task.add_done_callback(ended)
-
-    async def _answer_long(self, frame: Buffer, one: _InHand, room: Reservation) -> None:
+    async def _answer_long(self, frame: Buffer, one: _InHand) -> None:
         """Nothing is begun behind the request before it is known that it can be read."""
         try:
             async with self._store.long_requests:
@@ -304,9 +304,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         one.is_decoded = True
         self._begin_requests()
-        await self._answer(request, one, room)
+        await self._answer(request, one)
 
-    async def _answer(self, request: Request, one: _InHand, room: Reservation) -> None:
+    async def _answer(self, request: Request, one: _InHand) -> None:
         began = time.perf_counter()
         client_id = _fit_for_a_log(request.client_id)
         context = RequestContext(
@@ -326,7 +326,7 @@ class Connection(asyncio.BufferedProtocol):
         except Exception as error:
             log.error("kafka.unexpected_error", api=APIS[request.api_key].name, exc_info=error)
         finally:
-            self._ended(one, room)
+            self._ended(one)
         seconds = time.perf_counter() - began
         api = APIS[request.api_key].name
         _requests(api, client_label(client_id)).inc()
@@ -336,8 +336,8 @@ class Connection(asyncio.BufferedProtocol):
 
     # ---- answers ----------------------------------------------------------------------------------------------------
 
-    def _ended(self, one: _InHand, room: Reservation) -> None:
-        room.release()
+    def _ended(self, one: _InHand) -> None:
+        one.room.release()
         if one.answer is None:  # refused, failed, or cancelled
             one.ends = True
         self._answered(one)

@@ -5,7 +5,8 @@ of the request, or of its session.
 """
 
 import functools
-from typing import Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Final
 from uuid import UUID
 
 import msgspec
@@ -13,8 +14,7 @@ import msgspec
 from consumer_offsets.steps import in_steps
 from logstore.broker.authorizer import Operation
 from logstore.broker.context import RequestContext
-from logstore.broker.fetching import FetchLimits, FetchPartition
-from logstore.broker.topic_ids import topic_id_text
+from logstore.broker.fetching import FetchLimits, WantedPartition
 from logstore.errors import (
     FencedLeaderEpochError,
     InvalidRequestError,
@@ -47,14 +47,8 @@ _AT_ONCE: Final = 1000
 _topic_id: Final = functools.lru_cache(4096)(lambda raw: UUID(bytes=raw))
 
 
-class _Found(NamedTuple):
-    """A partition of a fetch. ``answer``: what there is to be told without a look at its records."""
-
-    key: Key
-    asked: Asked
-    topic: Topic | None
-    log: PartitionLog | None
-    answer: Answer | None
+#: What is told of a partition without a look at its records; or else what is wanted of it.
+_Found = Answer | WantedPartition
 
 
 async def fetch(
@@ -71,23 +65,21 @@ async def fetch(
         await store.broker.until_known({str(topic) for (topic, _), _ in fetching.partitions})
     answers = _Answers(store, context, version, Isolation(request.isolation_level))
     found = await answers.find(fetching)
-    readable = [at for at, one in enumerate(found) if one.answer is None]
+    wanted = [one for _, one in found if isinstance(one, WantedPartition)]
     limits = FetchLimits(
         max_bytes=_bounded(request.max_bytes),
         max_partition_bytes=FETCH_BYTES_MAX,
         min_bytes=request.min_bytes,
         # No wait if there is something to tell.
-        max_wait_ms=request.max_wait_ms if len(readable) == len(found) else 0,
+        max_wait_ms=request.max_wait_ms if len(wanted) == len(found) else 0,
         isolation=answers.isolation,
     )
     try:
-        fetched = await store.broker.fetch_batches(context, [_wanted(found[at]) for at in readable], limits)
+        fetched = await store.broker.fetch_batches(context, wanted, limits)
     except ThrottledError as error:
         return fetching.throttled(error.retry_after_s * 1000)
     try:
-        read = {at: fetched.answers.get(place) for place, at in enumerate(readable)}
-        told = [(one.key, one.answer or answers.of(one, read[at])) for at, one in enumerate(found)]
-        response = fetching.answer(told, fetched.throttle_ms)
+        response = fetching.answer(answers.to_tell(fetching, found, fetched.answers), fetched.throttle_ms)
         return Held(answers.with_leaders(response), fetched.reservation.release)
     except BaseException:
         fetched.reservation.release()
@@ -96,19 +88,6 @@ async def fetch(
 
 def _bounded(num_bytes: int) -> int:
     return max(1, min(num_bytes, FETCH_BYTES_MAX))
-
-
-def _wanted(found: _Found) -> FetchPartition:
-    topic, log, asked = found.topic, found.log, found.asked
-    assert topic is not None
-    assert log is not None
-    return FetchPartition(
-        topic.name,
-        log.partition,
-        asked.fetch_offset,
-        topic_id_text(topic.topic_id),
-        _bounded(asked.partition_max_bytes),
-    )
 
 
 class _Answers:
@@ -123,13 +102,13 @@ class _Answers:
         #: The brokers that are named as leaders.
         self._leaders: set[int] = set()
 
-    async def find(self, fetching: Fetching) -> list[_Found]:
-        """All partitions of the fetch, with an answer if it is an error or a divergence."""
-        wanted = list(fetching.partitions)
-        if len(wanted) <= _AT_ONCE:
-            return [self._find(key, asked) for key, asked in wanted]
+    async def find(self, fetching: Fetching) -> list[tuple[Key, _Found]]:
+        """All partitions of the fetch; an error or a divergence is an answer."""
+        asked = list(fetching.partitions)
+        if len(asked) <= _AT_ONCE:
+            return [(key, self._find(key, one)) for key, one in asked]
         async with self._store.long_requests:
-            return [self._find(key, asked) async for key, asked in in_steps(wanted)]
+            return [(key, self._find(key, one)) async for key, one in in_steps(asked)]
 
     def _find(self, key: Key, asked: Asked) -> _Found:
         name, partition = key
@@ -137,13 +116,16 @@ class _Answers:
         if topic is None:
             topic = self._topics[name] = self._topic(name)
         if isinstance(topic, LogStoreError):
-            return _Found(key, asked, None, None, self._error(None, partition, topic))
+            return self._error(None, partition, topic)
         try:
             log = topic.partition(partition)
             require_leader(log, asked.current_leader_epoch)
-            return _Found(key, asked, topic, log, _divergence(log, asked))
+            diverged = _divergence(log, asked)
         except LogStoreError as error:
-            return _Found(key, asked, topic, None, self._error(topic, partition, error))
+            return self._error(topic, partition, error)
+        return diverged or WantedPartition(
+            topic, log, asked.fetch_offset, self.isolation, _bounded(asked.partition_max_bytes)
+        )
 
     def _topic(self, name: bytes | str) -> Topic | LogStoreError:
         broker = self._store.broker
@@ -154,12 +136,32 @@ class _Answers:
         except LogStoreError as error:
             return error
 
-    def of(self, found: _Found, read: FetchResult[list[Buffer]] | LogStoreError | None) -> Answer:
-        """The answer for a partition that was read; None: nothing is new there."""
-        log = found.log
-        assert log is not None
+    def to_tell(
+        self,
+        fetching: Fetching,
+        found: Sequence[tuple[Key, _Found]],
+        read: Mapping[int, FetchResult[list[Buffer]] | LogStoreError],
+    ) -> list[tuple[Key, Answer]]:
+        """The answers for all partitions but those of which the client knows everything. ``read``: what was read, by
+        the place among the wanted ones.
+        """
+        told = []
+        place = -1
+        for key, one in found:
+            if isinstance(one, Answer):
+                told.append((key, one))
+                continue
+            place += 1
+            records = read.get(place)
+            if records is not None or not fetching.has_told(key, one.log.high_watermark, one.log.log_start_offset):
+                told.append((key, self._of(one, records)))
+        return told
+
+    def _of(self, wanted: WantedPartition, read: FetchResult[list[Buffer]] | LogStoreError | None) -> Answer:
+        """The answer for a partition that was read; None: no records are new there."""
+        log = wanted.log
         if isinstance(read, LogStoreError):
-            return self._error(found.topic, log.partition, read)
+            return self._error(wanted.topic, log.partition, read)
         ends: FetchResult[list[Buffer]] | PartitionLog = log if read is None else read
         return Answer(
             partition_index=log.partition,

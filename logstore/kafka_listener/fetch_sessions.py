@@ -48,18 +48,17 @@ class _Partition:
         self.high_watermark = high_watermark
         self.log_start_offset = log_start_offset
 
+    def has_told(self, high_watermark: int, log_start_offset: int) -> bool:
+        """Whether these are the ends that the client was told last."""
+        return high_watermark == self.high_watermark and log_start_offset == self.log_start_offset
+
     def must_answer(self, answer: Answer) -> bool:
         """Whether the client has to be told; then it counts as told. An error has no ends, so that the ends are told
         after it.
         """
-        told = self.high_watermark, self.log_start_offset
+        has_told = self.has_told(answer.high_watermark, answer.log_start_offset)
         self.high_watermark, self.log_start_offset = answer.high_watermark, answer.log_start_offset
-        return (
-            bool(answer.error_code)
-            or bool(answer.records)
-            or told != (answer.high_watermark, answer.log_start_offset)
-            or answer.diverging_epoch.epoch >= 0
-        )
+        return bool(answer.error_code) or bool(answer.records) or not has_told or answer.diverging_epoch.epoch >= 0
 
 
 class _Session:
@@ -89,8 +88,14 @@ class Fetching:
     def partitions(self) -> Iterable[tuple[Key, Asked]]:
         return self._asked.items()
 
+    def has_told(self, key: Key, high_watermark: int, log_start_offset: int) -> bool:  # noqa: ARG002 - nothing yet
+        """Whether the client of a session was told these ends of the partition last: without records and errors there
+        is nothing to be told.
+        """
+        return False
+
     def answer(self, answers: Iterable[tuple[Key, Answer]], throttle_ms: int = 0) -> FetchResponse:
-        """``answers`` are those of all partitions, in their order."""
+        """``answers`` are those of all partitions, in their order; those that it ``has_told`` may be left out."""
         told = list(answers)
         session_id = _NO_SESSION
         if self._wants_session:
@@ -115,6 +120,10 @@ class _IncrementalFetching(Fetching):
     @property
     def partitions(self) -> Iterator[tuple[Key, Asked]]:
         return ((key, cached.asked) for key, cached in self._session.partitions.items())
+
+    def has_told(self, key: Key, high_watermark: int, log_start_offset: int) -> bool:
+        cached = self._session.partitions.get(key)  # None: another fetch has come, and taken it out
+        return cached is not None and cached.has_told(high_watermark, log_start_offset)
 
     def answer(self, answers: Iterable[tuple[Key, Answer]], throttle_ms: int = 0) -> FetchResponse:
         session = self._session

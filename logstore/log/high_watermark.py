@@ -18,7 +18,7 @@ class HighWatermark:
         #: The appends with acks=all that are not acknowledged yet.
         self.appends = AcknowledgementQueue()
         # A set: of a thousand readers that wait, each comes and goes alone.
-        self._readers: set[asyncio.Future[None]] = set()
+        self._readers: set[asyncio.Future[bool]] = set()
 
     def advance(self, offset: int) -> None:
         """Everything below ``offset`` is durable on all in-sync replicas: acknowledge it, and wake readers."""
@@ -31,11 +31,11 @@ class HighWatermark:
         """The records from ``offset`` on are dropped."""
         self.offset = min(self.offset, offset)
 
-    def add_reader(self, woken: "asyncio.Future[None]") -> None:
-        """``woken`` is done at the next ``wake_readers``, unless ``remove_reader`` comes first."""
+    def add_reader(self, woken: "asyncio.Future[bool]") -> None:
+        """``woken`` is true at the next ``wake_readers``, unless ``remove_reader`` comes first."""
         self._readers.add(woken)
 
-    def remove_reader(self, woken: "asyncio.Future[None]") -> None:
+    def remove_reader(self, woken: "asyncio.Future[bool]") -> None:
         self._readers.discard(woken)
 
     def wake_readers(self) -> None:
@@ -43,4 +43,4 @@ class HighWatermark:
         while self._readers:
             woken = self._readers.pop()
             if not woken.done():  # another partition has woken it
-                woken.set_result(None)
+                woken.set_result(True)

@@ -432,11 +432,11 @@ class PartitionLog:
 
     # ---- waiting ----------------------------------------------------------------------------------------------------
 
-    def add_reader(self, woken: "asyncio.Future[None]") -> None:
-        """``woken`` is done when readers see more than now, or an error, until ``remove_reader``."""
+    def add_reader(self, woken: "asyncio.Future[bool]") -> None:
+        """``woken`` is true when readers see more than now, or an error, until ``remove_reader``."""
         self._high_watermark.add_reader(woken)
 
-    def remove_reader(self, woken: "asyncio.Future[None]") -> None:
+    def remove_reader(self, woken: "asyncio.Future[bool]") -> None:
         self._high_watermark.remove_reader(woken)
 
     @property

@@ -9,7 +9,7 @@ from aiokafka.record.memory_records import MemoryRecords
 
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
-from logstore.broker.fetching import FetchLimits, FetchPartition
+from logstore.broker.fetching import FetchLimits, WantedPartition
 from logstore.kafka_batches.header import BatchHeader, check_crc
 from logstore.kafka_listener.dispatch import answer_to
 from logstore.kafka_listener.produce import Turn
@@ -63,7 +63,7 @@ async def fetch_one(
     broker: Broker, topic: Topic, offset: int, partition: int = 0, *, max_bytes: int = MIB, max_wait_ms: int = 0
 ) -> FetchResult[list[Any]]:
     """The answer for one partition; raises its error."""
-    wanted = [FetchPartition(topic.name, partition, offset)]
+    wanted = [WantedPartition(topic, topic.partition(partition), offset)]
     fetched = await broker.fetch_batches(INTERNAL, wanted, FetchLimits(max_bytes, max_bytes, 1, max_wait_ms))
     fetched.reservation.release()
     (answer,) = fetched.answers.values()

@@ -19,7 +19,7 @@ from logstore.broker.authorizer import CLUSTER_NAME, Operation, ResourceType
 from logstore.broker.batch_producing import TopicBatches
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
-from logstore.broker.fetching import FetchLimits, FetchPartition
+from logstore.broker.fetching import FetchLimits, FetchPartition, WantedPartition
 from logstore.broker.produce_appends import ProduceRequest
 from logstore.cluster.coordinator import ElectionType
 from logstore.errors import AuthorizationError, InvalidTopicError, TopicAuthorizationError
@@ -65,7 +65,10 @@ BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
     "fetch": (lambda topic: (topic, 0, 0), {(Operation.READ, TOPIC)}),
     "fetch_records": (lambda _: ([FetchPartition("t", 0, 0)], LIMITS), {(Operation.READ, TOPIC)}),
     "fetch_stored": (lambda _: ([FetchPartition("t", 0, 0)], LIMITS), {(Operation.READ, TOPIC)}),
-    "fetch_batches": (lambda _: ([FetchPartition("t", 0, 0)], LIMITS), {(Operation.READ, TOPIC)}),
+    "fetch_batches": (
+        lambda topic: ([WantedPartition(topic, topic.partition(0), 0)], LIMITS),
+        {(Operation.READ, TOPIC)},
+    ),
     "offset_for_timestamp": (lambda topic: (topic, 0, 0), {(Operation.DESCRIBE, TOPIC)}),
     "offset_of_max_timestamp": (lambda topic: (topic, 0), {(Operation.DESCRIBE, TOPIC)}),
     "roll": (lambda topic: (topic,), {(Operation.ALTER, TOPIC)}),
