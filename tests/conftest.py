@@ -142,10 +142,11 @@ def pytest_runtest_logfinish() -> None:
 
 # ---- order and processes of xdist ------------------------------------------------------------------------------------
 
-# They share a JVM. Those in tests/spark/programs start programs that have one of their own.
-_IN_ONE_SPARK = "tests/spark/test_"
+# Files that one process has: some share Spark's JVM, the others start programs with a Spark of their own. More of them
+# at once would leave each too little.
+_TOGETHER = ("tests/spark/test_", "tests/spark/programs/")
 # The longest tests begin first; the many short ones fill the remaining time of the processes.
-_FIRST = (_IN_ONE_SPARK, "tests/spark/programs/", "tests/faults/", "tests/concurrency/", "tests/stateful/")
+_FIRST = (*_TOGETHER, "tests/faults/", "tests/concurrency/", "tests/stateful/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -161,12 +162,11 @@ def pytest_collection_finish() -> None:
 
 
 class Scheduling(LoadFileScheduling):
-    """Of several processes one gets a whole file, with the servers that its tests share; one gets all files that share
-    Spark's JVM.
-    """
+    """Of several processes one gets a whole file, with the servers that its tests share, or all files ``_TOGETHER``."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "spark" if nodeid.startswith(_IN_ONE_SPARK) else str(super()._split_scope(nodeid))
+        together = (folder for folder in _TOGETHER if nodeid.startswith(folder))
+        return next(together, None) or str(super()._split_scope(nodeid))
 
     def remove_node(self, node: WorkerController) -> str | None:
         """A test whose process ended is not run again: it may have hung for ten minutes. Those behind it are next: were
