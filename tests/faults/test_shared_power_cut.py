@@ -1,6 +1,7 @@
 """The power of one machine fails, and the tree is shared with others: what these have made stays."""
 
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,20 @@ def test_a_power_cut_takes_nothing_that_another_machine_has_made(tmp_path: Path,
     cut.power_cut(random.Random(seed))
     assert (root / "brokers" / "2" / "lock").read_bytes() == b"content"
     assert (root / "topics" / "t" / "entry").read_bytes() == b"content"
+
+
+def test_a_power_cut_brings_back_no_directory_or_link_that_somebody_else_has_taken_away(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    topics = root / "topics"
+    _write(FaultyFileSystem(), topics / "t" / "entry", durable=False)
+    _write(FaultyFileSystem(), topics / "copy" / "entry", durable=False)
+    (topics / "link").symlink_to("t")
+    cut = FaultyFileSystem(root)
+    shutil.rmtree(topics / "copy")
+    (topics / "link").unlink()
+    cut.remove_tree(topics / "t")
+    cut.power_cut(random.Random(1), strict=True)
+    assert [path.name for path in topics.iterdir()] == ["t"], "its removal was not synced"
 
 
 def test_a_power_cut_takes_what_its_machine_has_not_synced(tmp_path: Path) -> None:

@@ -424,8 +424,11 @@ class FaultyFileSystem(FileSystem):
             super().link(old, new)
 
     def remove_tree(self, path: Path) -> None:
-        if not self.crashed:
-            super().remove_tree(path)
+        with self._lock:
+            if not self.crashed:
+                if self._covers(path) and path.exists():
+                    self._touched.add(path.stat().st_ino)
+                super().remove_tree(path)
 
     def unlink(self, path: Path) -> None:
         with self._lock:
@@ -484,6 +487,8 @@ class FaultyFileSystem(FileSystem):
     def _listing(self, directory: Path) -> "dict[str, int | _Directory]":
         names: dict[str, int | _Directory] = {}
         for path in self._entries(directory):
+            if path.is_symlink():
+                continue  # the store makes none
             try:
                 names[path.name] = self._directory(path) if path.is_dir() else self._seen(path)
             except FileNotFoundError:
@@ -546,6 +551,9 @@ class FaultyFileSystem(FileSystem):
         path.mkdir(exist_ok=True)
         for name in sorted({*now, *directory.names}):
             old, new = directory.names.get(name), now.get(name)
+            is_gone = new is None and (directory, name) not in self._forced
+            if is_gone and isinstance(old, _Directory) and not self._is_own(old):
+                continue  # somebody else has taken it away
             if self.of_others is not None and self.of_others(path / name):
                 continue
             if old != new and isinstance(new, int) and self._is_durable_elsewhere(path / name, new):
