@@ -414,6 +414,8 @@ class FaultyFileSystem(FileSystem):
                 entry = self._directory(old) if old.is_dir() else self._seen(old)
                 source, target = self._directory(old.parent), self._directory(new.parent)
                 self._renames.append(_Rename(source, old.name, target, new.name, entry))
+            if self._covers(new) and old.is_dir():
+                self._touched.add(old.stat().st_ino)
             super().rename(old, new)
             for path in [path for path in self._directories if path == old or old in path.parents]:
                 self._directories[new / path.relative_to(old)] = self._directories.pop(path)
@@ -570,7 +572,7 @@ class FaultyFileSystem(FileSystem):
                 self._restore(path / name, chosen, rng, strict=strict)
 
     def _is_own(self, entry: "int | _Directory | None") -> bool:
-        """Whether this process has made the directory, or changed or unlinked the file."""
+        """Whether this process has made, renamed or removed the directory, or changed or unlinked the file."""
         if isinstance(entry, _Directory):
             return entry.inode in self._touched
         return entry in self._inodes or entry in self._touched
