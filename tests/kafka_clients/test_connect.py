@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
 from benchmarks.kafka import Broker, Kafka, find_connect, find_kafka
 from tests.support.eventually import eventually
@@ -19,6 +19,8 @@ pytestmark = pytest.mark.long
 
 STANDALONE = "org.apache.kafka.connect.cli.ConnectStandalone"
 MIRROR_MAKER = "org.apache.kafka.connect.mirror.MirrorMaker"
+#: The records are of 2020. A Kafka takes those older than its topic's retention half a minute after its start.
+_THIRTY_YEARS_MS, _FIFTY_YEARS_MS = "946080000000", "1576800000000"
 
 
 @pytest.fixture
@@ -94,10 +96,10 @@ def real_kafka(tmp_path: Path) -> Iterator[Broker]:
 def test_mirror_maker_copies_from_a_real_kafka_and_back(tools: JavaTools, store: Served, new_topic, real_kafka: Broker):
     """Topics, their configuration, records with all that they have, and offsets of groups."""
     theirs = Served(real_kafka.bootstrap)
-    ours_topic = new_topic("ours", PARTITIONS, retention_ms="86400000")
+    ours_topic = new_topic("ours", PARTITIONS, retention_ms=_THIRTY_YEARS_MS)
     theirs_topic = f"theirs-{ours_topic}"
     admin = AdminClient({"bootstrap.servers": theirs.bootstrap, "broker.address.family": "v4"})
-    topic = NewTopic(theirs_topic, PARTITIONS, 1, config={"retention.ms": "43200000"})
+    topic = NewTopic(theirs_topic, PARTITIONS, 1, config={"retention.ms": _FIFTY_YEARS_MS})
     admin.create_topics([topic])[theirs_topic].result(60)
     sent = peculiar_records() + alike_records(500)
     CONFLUENT.produce(theirs, theirs_topic, sent, "snappy")
@@ -147,11 +149,22 @@ def test_mirror_maker_copies_from_a_real_kafka_and_back(tools: JavaTools, store:
             seconds=120,
             every_s=1,
         )
-    for server, name in ((store, f"kafka.{theirs_topic}"), (theirs, f"store.{ours_topic}")):
+    for server, name, retention_ms in (
+        (store, f"kafka.{theirs_topic}", _FIFTY_YEARS_MS),
+        (theirs, f"store.{ours_topic}", _THIRTY_YEARS_MS),
+    ):
+        assert configuration(server, name)["retention.ms"] == retention_ms
         copy = by_partition(CONFLUENT.read(server, {name: PARTITIONS})[name])
         assert {p: [record.sent for record in records] for p, records in copy.items()} == {
             p: [record for record in sent if record.partition == p] for p in range(PARTITIONS)
         }, name
+
+
+def configuration(server: Served, topic: str) -> dict[str, str | None]:
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    admin = AdminClient({"bootstrap.servers": server.bootstrap, "broker.address.family": "v4"})
+    described = admin.describe_configs([resource])[resource].result(60)
+    return {name: entry.value for name, entry in described.items()}
 
 
 def _commit(consumer: Consumer, place: TopicPartition) -> bool:
