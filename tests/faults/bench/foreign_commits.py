@@ -55,14 +55,14 @@ def restore(table: Path, back: int, lowest: int) -> Removal | None:
     """RESTORE to the version ``back`` before the newest, ``lowest`` at least; None if that took nothing away."""
     before = newest(table)
     _insist(lambda: DeltaTable(table).restore(max(lowest, newest(table) - back)))
-    return _removal(table, before, "RESTORE")
+    return _removal(table, _made(table, before, "RESTORE"))
 
 
 def empty(table: Path) -> Removal | None:
     """An overwrite with no rows; None if that took nothing away."""
     before = newest(table)
     _insist(lambda: write_deltalake(table, TABLE_SCHEMA.empty_table(), mode="overwrite"))
-    return _removal(table, before, "WRITE")
+    return _removal(table, _made(table, before, "WRITE"))
 
 
 def missing(table: Path, removal: Removal) -> Iterator[tuple[int, int]]:
@@ -138,11 +138,12 @@ def merge(table: Path, partition: int, values: Mapping[int, bytes | None]) -> in
     )
 
 
-def restore_to(table: Path, version: int) -> Removal | None:
-    """As ``restore``."""
+def restore_to(table: Path, version: int) -> tuple[int, Removal | None]:
+    """RESTORE; the version that it made, and what it took away: nothing if only others' commits have come since."""
     before = newest(table)
     _insist(lambda: DeltaTable(table).restore(version))
-    return _removal(table, before, "RESTORE")
+    made = _made(table, before, "RESTORE")
+    return made, _removal(table, made)
 
 
 def is_all_ours(table: Path) -> bool:
@@ -187,16 +188,21 @@ def _state(table: Path, statement: Callable[[DeltaTable, CommitProperties], obje
     return None
 
 
-def _removal(table: Path, before: int, operation: str) -> Removal | None:
+def _made(table: Path, before: int, operation: str) -> int:
+    """The newest version with this operation."""
     for version in range(newest(table), before, -1):
-        actions = list(_actions(table, version))
-        if any(action.get("commitInfo", {}).get("operation") == operation for action in actions):
-            adds = [_add_of(table, action["remove"]["path"], version) for action in actions if "remove" in action]
-            if not adds:
-                return None
-            last = max(adds, key=lambda add: _stats(add)["minValues"]["offset"])
-            return Removal(version, int(last["partitionValues"]["partition"]), _stats(last)["minValues"]["offset"])
+        if any(action.get("commitInfo", {}).get("operation") == operation for action in _actions(table, version)):
+            return version
     raise AssertionError(f"no {operation} in {table} after version {before}")
+
+
+def _removal(table: Path, version: int) -> Removal | None:
+    removed = [action["remove"]["path"] for action in _actions(table, version) if "remove" in action]
+    adds = [_add_of(table, path, version) for path in removed]
+    if not adds:
+        return None
+    last = max(adds, key=lambda add: _stats(add)["minValues"]["offset"])
+    return Removal(version, int(last["partitionValues"]["partition"]), _stats(last)["minValues"]["offset"])
 
 
 def _actions(table: Path, version: int) -> Iterator[Action]:

@@ -293,12 +293,12 @@ class Meddler(Nemesis):
         told = {**told, "how": "restore"}
         number = self._recorder.invoke("nemesis", "statement", **told)
         since = self._foreign(topic)
-        removal = foreign_commits.restore_to(self._table(topic), version - 1)
-        assert removal is not None
+        made, removal = foreign_commits.restore_to(self._table(topic), version - 1)
         self._require_as_stated(topic, told["partition"], list(told["values"]), told["values"])
-        self._require_served_again(topic, removal)
+        if removal is not None:
+            self._require_served_again(topic, removal)
         self._foreign(topic, since)
-        self._recorder.complete(number, "nemesis", "statement", "ok", **told, version=removal.version)
+        self._recorder.complete(number, "nemesis", "statement", "ok", **told, version=made)
 
     def _require_as_stated(
         self, topic: TopicSpec, partition: int, offsets: Sequence[int], values: Mapping[int, str]
