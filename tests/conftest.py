@@ -142,8 +142,8 @@ def pytest_runtest_logfinish() -> None:
 
 # ---- order and processes of xdist ------------------------------------------------------------------------------------
 
-# Files that one process has: some share Spark's JVM, the others start programs with a Spark of their own. More of them
-# at once would leave each too little.
+# All files with the same one of these prefixes run in one process. The first ones share Spark's JVM, the second ones
+# start programs with a Spark of their own: if more of these ran at once, each would have too little of the machine.
 _TOGETHER = ("tests/spark/test_", "tests/spark/programs/")
 # The longest tests begin first; the many short ones fill the remaining time of the processes.
 _FIRST = (*_TOGETHER, "tests/faults/", "tests/concurrency/", "tests/stateful/")
@@ -165,7 +165,7 @@ class Scheduling(LoadFileScheduling):
     """Of several processes one gets a whole file, with the servers that its tests share, or all files ``_TOGETHER``."""
 
     def _split_scope(self, nodeid: str) -> str:
-        together = (folder for folder in _TOGETHER if nodeid.startswith(folder))
+        together = (prefix for prefix in _TOGETHER if nodeid.startswith(prefix))
         return next(together, None) or str(super()._split_scope(nodeid))
 
     def remove_node(self, node: WorkerController) -> str | None:

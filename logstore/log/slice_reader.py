@@ -220,7 +220,8 @@ class SliceReader:
             in_file = self._cached(self._row_group_files, place.files, place.name, row_group_files)
             if in_file:
                 file = in_file[group.index]
-                # Behind other batches it is too large, or a merge has put records into it that those have.
+                # The answer has batches already: this one may be too large, or begin with records of theirs, because a
+                # merge or a roll has just made it.
                 if wanted.may_be_empty and (file.decoded_bytes > wanted.max_bytes or group.first_offset < wanted.start):
                     return Slice([], 0, 0, wanted.start)
                 payload = read_row_group_file(place.files, place.name, file)

@@ -1,10 +1,7 @@
 """Topics read from elsewhere: through Spark Connect, whose server knows nothing of this package, and on a cluster."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +10,7 @@ from tests.spark.store import Store
 from tests.support.server_process import ROOT
 from tests.support.spark_cluster import standalone_cluster
 from tests.support.spark_connect import connect_server
+from tests.support.spark_programs import output_of
 
 pytestmark = pytest.mark.long
 
@@ -23,17 +21,9 @@ def seen_by_client(master: str, store: Store, directory: Path, python_path: Path
     store.produce(topic, 0, 0, 20)
     store.roll(topic)
     store.produce(topic, 0, 20, 30)
-    ran = subprocess.run(
-        [sys.executable, ROOT / "tests/spark/remote_client.py", master, store.url, topic],
-        env={**os.environ, "PYTHONPATH": str(python_path), "PYSPARK_PYTHON": sys.executable},
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    seen = json.loads(ran.stdout)
+    script = ROOT / "tests/spark/remote_client.py"
+    printed = output_of(script, master, store.url, topic, directory=directory, timeout_s=300, python_path=python_path)
+    seen = json.loads(printed)
     (path,) = seen["workers"]
     assert ".zip/logstore/" in path, "the package was sent, and is what workers import"
     assert seen["batch"] == [*range(10, 30)]

@@ -1,9 +1,6 @@
 """Tasks that die in the middle of a read: Spark tries them again, and each record is there once."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
@@ -11,6 +8,7 @@ from logstore.client.admin import Admin
 from logstore.client.producer import Producer
 from tests.support.server_process import ROOT
 from tests.support.spark_cluster import standalone_cluster
+from tests.support.spark_programs import output_of
 
 pytestmark = pytest.mark.long
 
@@ -38,18 +36,11 @@ def killed_reads(master: str, store, topic: str, directory, victim: str) -> set[
     """What was killed, once all ways of reading gave each record once."""
     (directory / "killed").mkdir()
     script = ROOT / "tests/support/killed_readers.py"
-    ran = subprocess.run(
-        [sys.executable, script, master, store.url, topic, directory / "killed", victim],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
+    printed = output_of(
+        script, master, store.url, topic, directory / "killed", victim, directory=directory, timeout_s=400
     )
-    assert ran.returncode == 0, ran.stderr[-3000:]
     expected = [[partition, offset] for partition in range(PARTITIONS) for offset in range(HISTORY + TAIL)]
-    places = json.loads(ran.stdout.splitlines()[-1])
+    places = json.loads(printed.splitlines()[-1])
     assert set(places) == {"batch", "stream", "read_offsets"}
     for way, found in places.items():
         assert sorted(found) == expected, way

@@ -11,7 +11,7 @@ from logstore.broker.batch_producing import TopicBatches
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
 from logstore.broker.fetching import FetchLimits, WantedPartition
-from logstore.errors import LogStoreError, OffsetOutOfRangeError
+from logstore.errors import LogStoreError, OffsetOutOfRangeError, UnknownTopicError
 from logstore.kafka_batches.encoding import encode_batch
 from logstore.kafka_batches.header import Compression
 from logstore.log import kafka_records
@@ -241,11 +241,16 @@ def test_errors_and_room_are_those_of_every_fetch(tmp_path: Path) -> None:
             topic = await new_topic(broker)
             await produce_rows(broker, topic, [Row(7, None, b"v" * 1_000, None)] * 10)
             limits = FetchLimits(MIB, MIB, 1, 0)
-            wanted = [WantedPartition(topic, topic.partition(0), offset) for offset in (0, 11)]
+            deleted = await broker.create_topic(INTERNAL, "u")
+            assert deleted is not None
+            gone = WantedPartition(deleted, deleted.partition(0), 0)
+            await broker.delete_topic(INTERNAL, "u")
+            wanted = [gone, *(WantedPartition(topic, topic.partition(0), offset) for offset in (0, 11))]
             fetched = await broker.fetch_batches(INTERNAL, wanted, limits)
-            found = fetched.answers[0]
+            assert isinstance(fetched.answers[0], UnknownTopicError)
+            found = fetched.answers[1]
             assert not isinstance(found, LogStoreError)
-            assert isinstance(fetched.answers[1], OffsetOutOfRangeError)
+            assert isinstance(fetched.answers[2], OffsetOutOfRangeError)
             assert fetched.reservation.size == sum(map(len, found.records)) == found.num_bytes > 10_000
             assert broker.admission.answers.reserved == found.num_bytes
             fetched.reservation.release()
