@@ -30,7 +30,7 @@ READY_S = 90.0
 #: A store has noticed an error of its disk within this time.
 _NOTICED_S = 20.0
 #: A JVM has started beside all else, and each kind of query has made its first batch.
-_STREAMS_S = 600.0
+_STREAMS_S = 300.0
 _POLL_S = 0.02
 
 
@@ -46,6 +46,8 @@ class Streams(Neighbour, Protocol):
 
     @property
     def batches(self) -> Mapping[str, int]: ...
+    @property
+    def log(self) -> str: ...
 
 
 class StoreBrokenError(Exception):
@@ -139,7 +141,9 @@ class Nemesis:
         assert self._streams
         streams = self._streams
         if not self._wait_until(lambda: {"logstore", "delta"} <= streams.batches.keys(), _STREAMS_S):
-            raise StoreBrokenError(f"streaming queries make no batches: {dict(streams.batches)}")
+            raise StoreBrokenError(
+                f"streaming queries make no batches: {dict(streams.batches)}; their log ends: {streams.log[-6000:]}"
+            )
 
     def _block(self, fault: Fault) -> None:
         self._told(fault)

@@ -97,6 +97,7 @@ class Stream:
         print(self.name, flush=True)
 
     def _tell_error(self, error: BaseException | None) -> None:
+        print(f"{self.name}: {str(error)[:1000]}", file=sys.stderr, flush=True)
         for topic in self._topics:
             self._tell("info", topic, error=str(error)[:1000])
 
