@@ -73,9 +73,9 @@ class WantedPartition:
 
     def count(self) -> None:
         """Count the new records; ``error`` is set if the partition cannot be read."""
-        log = self.log
-        if not (self.has_news or log.is_closed or not log.is_settled):
+        if not self.may_have_changed:
             return
+        log = self.log
         try:
             log.require_open()
             leadership = log.require_leader()
@@ -90,6 +90,12 @@ class WantedPartition:
         if end > self._counted_to:
             self.num_bytes += log.stored_bytes(self._counted_to, end)
             self._counted_to = end
+
+    @property
+    def may_have_changed(self) -> bool:
+        """Whether records may have come, or the partition may not be read any more; cheaper than a look."""
+        log = self.log
+        return self.has_news or log.is_closed or not log.is_settled
 
     @property
     def has_news(self) -> bool:
@@ -155,6 +161,14 @@ class Permissions:
         self._authorizer.remove_reader(woken)
 
 
+def end_of_wait(now: float, end: float) -> float:
+    """When a wait from ``now`` to ``end`` is over, in seconds of the loop's clock: waits that take about the same time
+    end together, because each turn of the loop has its price.
+    """
+    tick_s = min(_TICK_MAX_S, 2.0 ** math.floor(math.log2((end - now) / _TICKS)))
+    return math.ceil(end / tick_s) * tick_s
+
+
 class Patience:
     """Waits until ``max_wait_ms`` are over, or ``gone`` says that no answer is waited for any more."""
 
@@ -176,9 +190,7 @@ class Patience:
             if not news.done():
                 news.set_result(False)
 
-        # Fetches that wait for the same time end together: each turn of the loop has its price.
-        tick_s = min(_TICK_MAX_S, 2.0 ** math.floor(math.log2((self._end - now) / _TICKS)))
-        timer = self._loop.call_at(math.ceil(self._end / tick_s) * tick_s, end)
+        timer = self._loop.call_at(end_of_wait(now, self._end), end)
         if self._going is not None:
             self._going.add_done_callback(end)
         try:

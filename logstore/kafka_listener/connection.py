@@ -1,7 +1,7 @@
 """One connection of a Kafka client: bytes to requests, their answers in the order of the requests.
 
 A connection is ready at once: PLAINTEXT has nobody prove anything. Requests are begun as they arrive, up to a bound;
-each has a task. Two kinds have a turn of their own:
+each has a task, but for a fetch that waits for something new (``idle_fetch``). Two kinds have a turn of their own:
 
 - Produce requests are appended one after the other; their acknowledgements are awaited together.
 - Behind a Fetch nothing is begun until its answer is out: a client that pipelines fetches without reading holds no more
@@ -24,6 +24,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
+import msgspec
 import structlog
 from prometheus_client import Counter, Histogram
 
@@ -31,8 +32,9 @@ from logstore.broker.admission import InFlightBytes, Reservation
 from logstore.broker.context import ANONYMOUS, Forwarding, RequestContext
 from logstore.errors import LogStoreError, MalformedMessageError, ThrottledError, UnsupportedVersionError
 from logstore.filesystem import Buffer
-from logstore.kafka_listener.dispatch import FETCH, PRODUCE, WAITING, Answer, answer_to
+from logstore.kafka_listener.dispatch import FETCH, PRODUCE, WAITING, Answer, answer_to, answer_to_idle_fetch
 from logstore.kafka_listener.http_refusal import HTTP_REFUSAL
+from logstore.kafka_listener.idle_fetch import IdleFetch
 from logstore.kafka_listener.produce import Turn
 from logstore.kafka_protocol.apis import APIS
 from logstore.kafka_protocol.frame_reader import FrameReader
@@ -91,9 +93,10 @@ class ConnectionLimits:
 class _InHand:
     """A request in hand, its room among the bytes in flight, and its answer once there is one."""
 
-    __slots__ = ("answer", "api_key", "ends", "is_decoded", "room", "task")
+    __slots__ = ("answer", "api_key", "began", "ends", "is_decoded", "room", "task")
 
     def __init__(self, api_key: int, room: Reservation, *, is_decoded: bool) -> None:
+        self.began = time.perf_counter()
         self.api_key = api_key
         self.room = room
         self.is_decoded = is_decoded
@@ -119,6 +122,9 @@ class Connection(asyncio.BufferedProtocol):
         self._reader = FrameReader(self._limits.request_bytes_max)
         self._in_hand: deque[_InHand] = deque()
         self._turn = Turn()
+        # The fetch that waits without a task.
+        self._idle_fetch: IdleFetch | None = None
+        self._waiting: tuple[_InHand, Request] | None = None
         # A whole frame that cannot be begun yet.
         self._next_frame: Buffer | None = None
         # Room of the frame that is arriving, or waits; a wait for it.
@@ -179,6 +185,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         """Handlers are cancelled, but for those that append: their records may be on disk."""
         self._is_ending = True
+        self._wait_no_more()
         for one in self._in_hand:
             if one.answer is not None and one.answer.release is not None:
                 one.answer.release()
@@ -274,6 +281,7 @@ class Connection(asyncio.BufferedProtocol):
         assert room is not None
         if len(frame) > _AT_ONCE_BYTES_MAX and not _is_produce(frame):
             one = _InHand(int.from_bytes(frame[:2], "big"), room, is_decoded=False)
+            self._in_hand.append(one)
             self._run(one, self._answer_long(frame, one))
             return
         try:
@@ -283,10 +291,46 @@ class Connection(asyncio.BufferedProtocol):
             self._end(error.message)
             return
         one = _InHand(request.api_key, room, is_decoded=True)
-        self._run(one, self._answer(request, one))
+        self._in_hand.append(one)
+        if request.api_key != FETCH or not self._may_wait(request):
+            self._run(one, self._answer(request, one))
+            return
+        self._waiting = one, request
+
+    def _may_wait(self, request: Request) -> bool:
+        """Whether the fetch waits for something new now."""
+        if self._idle_fetch is None:
+            self._idle_fetch = IdleFetch(self._store, self._wait_ended)
+        return self._idle_fetch.begin(request.message, request.api_version, lambda: self._context_of(request))
+
+    def _wait_ended(self, has_news: bool) -> None:
+        assert self._idle_fetch is not None
+        assert self._waiting is not None
+        (one, request), self._waiting = self._waiting, None
+        if has_news:
+            left = msgspec.structs.replace(request.message, max_wait_ms=self._idle_fetch.ms_left)
+            self._run(one, self._answer(msgspec.structs.replace(request, message=left), one))
+            return
+        context = self._context_of(request)
+        try:
+            one.answer = answer_to_idle_fetch(self._store, context, request)
+        except Exception as error:
+            log.error("kafka.unexpected_error", api=APIS[FETCH].name, exc_info=error)
+        self._ended(one)
+        self._count(request, one, context.client_id)
+
+    def _wait_no_more(self) -> _InHand | None:
+        """The fetch that waited, which has no answer."""
+        if self._waiting is None:
+            return None
+        assert self._idle_fetch is not None
+        self._idle_fetch.cancel()
+        (one, _), self._waiting = self._waiting, None
+        one.room.release()
+        one.ends = True
+        return one
 
     def _run(self, one: _InHand, work: Coroutine[Any, Any, None]) -> None:
-        self._in_hand.append(one)
         one.task = self._listener.run(work)
         one.task.add_done_callback(functools.partial(self._task_ended, one))
 
@@ -306,19 +350,20 @@ class Connection(asyncio.BufferedProtocol):
         self._begin_requests()
         await self._answer(request, one)
 
-    async def _answer(self, request: Request, one: _InHand) -> None:
-        began = time.perf_counter()
-        client_id = _fit_for_a_log(request.client_id)
-        context = RequestContext(
+    def _context_of(self, request: Request) -> RequestContext:
+        return RequestContext(
             f"{self._name}-{request.correlation_id}",
-            client_id,
+            _fit_for_a_log(request.client_id),
             LISTENER,
             self.peer,
             None,
             ANONYMOUS,
             Forwarding.REFUSED,
         )
-        LOG_FIELDS.set({"request_id": context.request_id, "client_id": client_id, "peer": self.peer})
+
+    async def _answer(self, request: Request, one: _InHand) -> None:
+        context = self._context_of(request)
+        LOG_FIELDS.set({"request_id": context.request_id, "client_id": context.client_id, "peer": self.peer})
         try:
             one.answer = await answer_to(self._store, context, request, self._turn)
         except LogStoreError as error:
@@ -327,7 +372,11 @@ class Connection(asyncio.BufferedProtocol):
             log.error("kafka.unexpected_error", api=APIS[request.api_key].name, exc_info=error)
         finally:
             self._ended(one)
-        seconds = time.perf_counter() - began
+        self._count(request, one, context.client_id)
+
+    @staticmethod
+    def _count(request: Request, one: _InHand, client_id: str) -> None:
+        seconds = time.perf_counter() - one.began
         api = APIS[request.api_key].name
         _requests(api, client_label(client_id)).inc()
         _request_seconds(api).observe(seconds)
@@ -437,6 +486,8 @@ class Connection(asyncio.BufferedProtocol):
         for one in self._in_hand:
             if one.api_key in WAITING and one.task is not None:
                 one.task.cancel()
+        if self._wait_no_more() is not None:
+            self._send_answers()
 
     def abort(self) -> None:
         if self._transport is not None:

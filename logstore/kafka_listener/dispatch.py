@@ -21,7 +21,7 @@ from logstore.kafka_listener.describe_cluster import describe_cluster
 from logstore.kafka_listener.describe_configs import describe_configs
 from logstore.kafka_listener.describe_log_dirs import describe_log_dirs
 from logstore.kafka_listener.describe_topic_partitions import describe_topic_partitions
-from logstore.kafka_listener.fetch import fetch
+from logstore.kafka_listener.fetch import fetch, fetch_nothing
 from logstore.kafka_listener.find_coordinator import find_coordinator
 from logstore.kafka_listener.group_admin import delete_groups, describe_groups, list_groups
 from logstore.kafka_listener.group_offsets import offset_commit, offset_delete, offset_fetch
@@ -100,15 +100,25 @@ async def answer_to(store: KafkaStore, context: RequestContext, request: Request
         message = await HANDLERS[request.api_key](store, context, request.message, request.api_version)
         if isinstance(message, Held):
             message, release = message
-    throttle_ms = max(math.ceil(over_quota * 1000), getattr(message, "throttle_time_ms", 0))
-    if message is None:
-        return Answer([], throttle_ms, None)
     try:
-        if over_quota > 0 and hasattr(message, "throttle_time_ms"):
-            message = msgspec.structs.replace(message, throttle_time_ms=throttle_ms)
-        buffers = write_response(request.api_key, request.response_version, request.correlation_id, message)
+        return _answer(request, message, over_quota, release)
     except BaseException:
         if release is not None:
             release()
         raise
+
+
+def answer_to_idle_fetch(store: KafkaStore, context: RequestContext, request: Request) -> Answer:
+    """As ``answer_to``, for a fetch that ``IdleFetch`` has found nothing for."""
+    over_quota = store.broker.quotas.charge(context, QuotaKind.REQUESTS, 1)
+    return _answer(request, fetch_nothing(store, context, request.message, request.api_version), over_quota, None)
+
+
+def _answer(request: Request, message: Any, over_quota: float, release: Callable[[], None] | None) -> Answer:
+    throttle_ms = max(math.ceil(over_quota * 1000), getattr(message, "throttle_time_ms", 0))
+    if message is None:
+        return Answer([], throttle_ms, None)
+    if over_quota > 0 and hasattr(message, "throttle_time_ms"):
+        message = msgspec.structs.replace(message, throttle_time_ms=throttle_ms)
+    buffers = write_response(request.api_key, request.response_version, request.correlation_id, message)
     return Answer(buffers, throttle_ms, release)

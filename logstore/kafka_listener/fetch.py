@@ -15,6 +15,7 @@ from consumer_offsets.steps import in_steps
 from logstore.broker.authorizer import Operation
 from logstore.broker.context import RequestContext
 from logstore.broker.fetching import FetchLimits, WantedPartition
+from logstore.broker.quotas import QuotaKind
 from logstore.errors import (
     FencedLeaderEpochError,
     InvalidRequestError,
@@ -37,7 +38,7 @@ from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 
 #: The first version of requests that names topics by their ids.
-_TOPIC_IDS_VERSION: Final = 13
+TOPIC_IDS_VERSION: Final = 13
 #: The first version of answers that tells the addresses of leaders (KIP-951).
 _LEADERS_VERSION: Final = 16
 _NO_RECORDS: Final = b""
@@ -58,10 +59,10 @@ async def fetch(
     if request.isolation_level not in ISOLATION_LEVELS:
         return FetchResponse(error_code=InvalidRequestError.kafka_code)
     try:
-        fetching = store.fetch_sessions.begin(request, by_id=version >= _TOPIC_IDS_VERSION)
+        fetching = store.fetch_sessions.begin(request, by_id=version >= TOPIC_IDS_VERSION)
     except LogStoreError as error:
         return FetchResponse(error_code=number_of(error))
-    if store.broker.others is not None and version < _TOPIC_IDS_VERSION:
+    if store.broker.others is not None and version < TOPIC_IDS_VERSION:
         await store.broker.until_known({str(topic) for (topic, _), _ in fetching.partitions})
     answers = _Answers(store, context, version, Isolation(request.isolation_level))
     found = await answers.find(fetching)
@@ -84,6 +85,26 @@ async def fetch(
     except BaseException:
         fetched.reservation.release()
         raise
+
+
+def fetch_nothing(store: KafkaStore, context: RequestContext, request: FetchRequest, version: int) -> FetchResponse:
+    """The answer to a fetch of a session that has nothing new (``IdleFetch``), without a task."""
+    try:
+        fetching = store.fetch_sessions.begin(request, by_id=version >= TOPIC_IDS_VERSION)
+    except LogStoreError as error:
+        return FetchResponse(error_code=number_of(error))
+    try:
+        store.broker.admission.require_quota(context, QuotaKind.FETCHED_BYTES)
+    except ThrottledError as error:
+        return fetching.throttled(error.retry_after_s * 1000)
+    return fetching.answer(())
+
+
+def topic_of(store: KafkaStore, context: RequestContext, name: bytes | str) -> Topic:
+    """The topic with this id (bytes) or name. Raises why it may not be read, or is not there."""
+    if isinstance(name, str):
+        return store.broker.topic(context, name, Operation.READ)
+    return store.broker.topic_by_id(context, _topic_id(name), Operation.READ)
 
 
 def _bounded(num_bytes: int) -> int:
@@ -128,11 +149,8 @@ class _Answers:
         )
 
     def _topic(self, name: bytes | str) -> Topic | LogStoreError:
-        broker = self._store.broker
         try:
-            if isinstance(name, str):
-                return broker.topic(self._context, name, Operation.READ)
-            return broker.topic_by_id(self._context, _topic_id(name), Operation.READ)
+            return topic_of(self._store, self._context, name)
         except LogStoreError as error:
             return error
 

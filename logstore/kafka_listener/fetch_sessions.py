@@ -38,7 +38,7 @@ def next_epoch(epoch: int) -> int:
     return 1 if epoch == _EPOCH_MAX else epoch + 1
 
 
-class _Partition:
+class CachedPartition:
     """A partition of a session: what is asked of it, and what its client was told last."""
 
     __slots__ = ("asked", "high_watermark", "log_start_offset")
@@ -61,8 +61,10 @@ class _Partition:
         return bool(answer.error_code) or bool(answer.records) or not has_told or answer.diverging_epoch.epoch >= 0
 
 
-class _Session:
-    def __init__(self, session_id: int, partitions: dict[Key, _Partition], now: float, *, by_id: bool) -> None:
+class Session:
+    """``partitions`` in the order in which they are read."""
+
+    def __init__(self, session_id: int, partitions: dict[Key, CachedPartition], now: float, *, by_id: bool) -> None:
         self.id = session_id
         self.partitions = partitions
         self.by_id = by_id
@@ -71,6 +73,8 @@ class _Session:
         self.used = now
         #: The number of partitions as the cache counts it.
         self.size = len(partitions)
+        #: Counts the fetches that have changed what is asked for.
+        self.changes = 0
 
 
 class Fetching:
@@ -100,7 +104,7 @@ class Fetching:
         session_id = _NO_SESSION
         if self._wants_session:
             cached = {
-                key: _Partition(self._asked[key], answer.high_watermark, answer.log_start_offset)
+                key: CachedPartition(self._asked[key], answer.high_watermark, answer.log_start_offset)
                 for key, answer in told
             }
             session_id = self._sessions.add(cached, by_id=self._by_id)
@@ -112,7 +116,7 @@ class Fetching:
 
 
 class _IncrementalFetching(Fetching):
-    def __init__(self, sessions: "FetchSessions", session: _Session) -> None:
+    def __init__(self, sessions: "FetchSessions", session: Session) -> None:
         super().__init__(sessions, {}, by_id=session.by_id, wants_session=False)
         self._session = session
         self._epoch = session.epoch
@@ -155,7 +159,7 @@ class FetchSessions:
         self._sessions_max = sessions_max
         self._partitions_max = partitions_max
         #: The session that was used last comes last.
-        self._sessions: OrderedDict[int, _Session] = OrderedDict()
+        self._sessions: OrderedDict[int, Session] = OrderedDict()
         self.num_partitions = 0
 
     def __len__(self) -> int:
@@ -185,13 +189,23 @@ class FetchSessions:
             raise FetchSessionTopicIdError(f"Fetch session {session.id} names topics in another way: begin a new one.")
         return self._next_of(session, request, asked)
 
-    def _next_of(self, session: _Session, request: FetchRequest, asked: dict[Key, Asked]) -> Fetching:
+    def unchanged(self, request: FetchRequest, *, by_id: bool) -> Session | None:
+        """The session for which ``request``, which names nothing, is the next fetch; None if ``begin`` would refuse it,
+        or if it is a fetch without a session. Nothing is changed.
+        """
+        session = self._sessions.get(request.session_id)
+        if session is None or session.epoch != request.session_epoch or session.by_id != by_id:
+            return None
+        return session
+
+    def _next_of(self, session: Session, request: FetchRequest, asked: dict[Key, Asked]) -> Fetching:
         # An earlier fetch that is still to be answered has lost its turn, also if the session ends here.
         session.epoch = next_epoch(session.epoch)
         partitions = session.partitions
+        session.changes += bool(asked or request.forgotten_topics_data)
         for key, one in asked.items():
             if (cached := partitions.get(key)) is None:
-                partitions[key] = _Partition(one)
+                partitions[key] = CachedPartition(one)
             else:
                 cached.asked = one
         for topic in request.forgotten_topics_data:
@@ -212,7 +226,7 @@ class FetchSessions:
             )
         return _IncrementalFetching(self, session)
 
-    def add(self, partitions: dict[Key, _Partition], *, by_id: bool) -> int:
+    def add(self, partitions: dict[Key, CachedPartition], *, by_id: bool) -> int:
         """The id of a new session; 0 if there is no room for it."""
         now = self._clock.monotonic()
         if not self._make_room(len(partitions), now):
@@ -220,7 +234,7 @@ class FetchSessions:
         session_id = 0
         while session_id == _NO_SESSION or session_id in self._sessions:
             session_id = secrets.randbits(31)
-        self._sessions[session_id] = _Session(session_id, partitions, now, by_id=by_id)
+        self._sessions[session_id] = Session(session_id, partitions, now, by_id=by_id)
         self.num_partitions += len(partitions)
         return session_id
 

@@ -1,0 +1,351 @@
+"""Fetches of sessions that wait for something new: what ends the wait, and what is answered then."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logstore.broker.context import INTERNAL, RequestContext
+from logstore.broker.quotas import QuotaKind, Quotas
+from logstore.kafka_protocol.messages import FetchRequest, FetchResponse
+from logstore.limits import MIB
+from logstore.log.topic import Topic
+from tests.support.authorizer_views import Denied
+from tests.support.eventually import eventually_async
+from tests.support.kafka_client import FETCH, PRODUCE, KafkaConnection, KafkaServer, batch_of, kafka_server
+from tests.support.kafka_client import produce_request as produce
+from tests.support.running_broker import run
+
+LONG_MS = 30_000
+
+
+@dataclass
+class Session:
+    """A consumer that stands at the end of all partitions of a topic, with the answers that it gets."""
+
+    connection: KafkaConnection
+    topic: Topic
+    version: int
+    id: int = 0
+    epoch: int = 0
+
+    async def begin(self) -> "Session":
+        partitions = [
+            FetchRequest.FetchPartition(
+                partition=log.partition,
+                fetch_offset=log.high_watermark,
+                partition_max_bytes=MIB,
+                current_leader_epoch=log.leader_epoch if self.version >= 9 else -1,
+            )
+            for log in self.topic.partitions
+        ]
+        named = {"topic_id": self.topic.topic_id.bytes} if self.version >= 13 else {"topic": self.topic.name}
+        self.send(0, topics=[FetchRequest.FetchTopic(partitions=partitions, **named)])
+        answer = await self.receive()
+        assert answer.session_id
+        self.id = answer.session_id
+        return self
+
+    def send(self, max_wait_ms: int, client_id: str = "test", **fields: Any) -> None:
+        request = FetchRequest(
+            max_wait_ms=max_wait_ms,
+            min_bytes=1,
+            max_bytes=MIB,
+            session_id=self.id,
+            session_epoch=self.epoch,
+            **fields,
+        )
+        self.connection.send(FETCH, self.version, request, client_id)
+        self.epoch += 1
+
+    async def receive(self) -> FetchResponse:
+        _, answer = await self.connection.receive(FETCH, self.version)
+        return answer
+
+
+async def session_of(server: KafkaServer, topic: Topic, version: int = 17) -> Session:
+    return await Session(await server.connect(), topic, version).begin()
+
+
+def tasks_of(server: KafkaServer) -> list[str]:
+    """The tasks that the listener begins from now on."""
+    begun = []
+    run_task = server.listener.run
+
+    def run_and_tell(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        begun.append(work.__qualname__)
+        return run_task(work)
+
+    server.listener.run = run_and_tell  # type: ignore[method-assign]
+    return begun
+
+
+async def waits(topic: Topic, waiting: int = 1) -> None:
+    readers = topic.partition(0)._high_watermark._readers
+    await eventually_async(lambda: len(readers) == waiting)
+
+
+def end_waits(server: KafkaServer) -> None:
+    """As if the time were over."""
+    for connection in server.listener._connections:
+        if connection._waiting is not None:
+            assert connection._idle_fetch is not None
+            connection._idle_fetch._end = 0.0
+            connection._idle_fetch._time_is_over()
+
+
+def told(answer: FetchResponse) -> list[tuple[int, int, int, int, bool]]:
+    """Partition, error, high watermark, log start, whether there are records."""
+    return [
+        (one.partition_index, one.error_code, one.high_watermark, one.log_start_offset, bool(one.records))
+        for topic in answer.responses
+        for one in topic.partitions
+    ]
+
+
+@pytest.mark.parametrize("version", [7, 11, 12, 13, 18])
+def test_the_answer_of_nothing_is_that_of_a_fetch_that_does_not_wait(tmp_path: Path, version: int) -> None:
+    async def ask() -> None:
+        async with kafka_server(tmp_path) as server:
+            topic = await server.topic(partitions=3)
+            session = await session_of(server, topic, version)
+            tasks = tasks_of(server)
+            answers = []
+            for max_wait_ms, with_a_task in ((60, False), (0, True), (70, False)):
+                began = asyncio.get_running_loop().time()
+                session.send(max_wait_ms)
+                answers.append(await session.connection.frame())
+                assert asyncio.get_running_loop().time() - began >= max_wait_ms / 1000
+                assert bool(tasks) == with_a_task
+                tasks.clear()
+            # Behind the correlation ids.
+            assert answers[0][4:] == answers[1][4:] == answers[2][4:]
+            assert not topic.partition(0)._high_watermark._readers
+
+    run(ask())
+
+
+async def records_come(server: KafkaServer, topic: Topic) -> None:
+    client = await server.connect()
+    await client.ask(PRODUCE, 9, produce({1: batch_of(b"v")}, topic=topic.name))
+
+
+async def topic_goes(server: KafkaServer, topic: Topic) -> None:
+    await server.store.broker.delete_topic(INTERNAL, topic.name)
+
+
+async def permission_goes(server: KafkaServer, topic: Topic) -> None:
+    server.store.broker.authorizer.replace(Denied({topic.name}))
+
+
+async def other_permissions_go(server: KafkaServer, topic: Topic) -> None:
+    server.store.broker.authorizer.replace(Denied({"another"}))
+    await waits(topic)
+    await records_come(server, topic)
+
+
+async def leader_resigns(_: KafkaServer, topic: Topic) -> None:
+    log = topic.partition(1)
+    log.resign(log.leader_epoch)
+
+
+@pytest.mark.parametrize(
+    ("happens", "expected"),
+    [
+        (records_come, [(1, 0, 1, 0, True)]),
+        (topic_goes, [(at, 3, -1, -1, False) for at in range(2)]),
+        (permission_goes, [(at, 29, -1, -1, False) for at in range(2)]),
+        (other_permissions_go, [(1, 0, 1, 0, True)]),
+        (leader_resigns, [(1, 6, -1, -1, False)]),
+    ],
+)
+def test_what_ends_the_wait_is_told_at_once(
+    tmp_path: Path, happens: Callable[[KafkaServer, Topic], Awaitable[None]], expected: list[tuple[int, ...]]
+) -> None:
+    async def ask() -> None:
+        async with kafka_server(tmp_path) as server:
+            topic = await server.topic(partitions=2)
+            session = await session_of(server, topic, 12)
+            tasks = tasks_of(server)
+            began = asyncio.get_running_loop().time()
+            session.send(LONG_MS)
+            await waits(topic)
+            assert not tasks
+            await happens(server, topic)
+            assert told(await session.receive()) == expected
+            assert asyncio.get_running_loop().time() - began < LONG_MS / 3000
+
+    run(ask())
+
+
+def test_records_that_are_not_enough_are_waited_on_for_the_rest_of_the_time(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with kafka_server(tmp_path) as server:
+            topic = await server.topic(partitions=2)
+            session = await session_of(server, topic)
+            request = FetchRequest(
+                max_wait_ms=3_000, min_bytes=100_000, max_bytes=MIB, session_id=session.id, session_epoch=1
+            )
+            began = asyncio.get_running_loop().time()
+            session.connection.send(FETCH, 17, request)
+            await waits(topic)
+            await asyncio.sleep(1.5)
+            await records_come(server, topic)
+            assert told(await session.receive()) == [(1, 0, 1, 0, True)]
+            assert 2.9 <= asyncio.get_running_loop().time() - began < 4.3
+
+    run(ask())
+
+
+def test_a_new_log_start_is_told_when_the_time_is_over(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with kafka_server(tmp_path) as server:
+            topic = await server.topic(partitions=2)
+            await records_come(server, topic)
+            session = await session_of(server, topic)
+            session.send(LONG_MS)
+            await waits(topic)
+            await server.store.broker.delete_records(INTERNAL, topic, 1, 1)
+            end_waits(server)
+            assert told(await session.receive()) == [(1, 0, 1, 1, False)]
+            session.send(50)
+            assert told(await session.receive()) == []
+
+    run(ask())
+
+
+def test_what_a_fetch_changes_in_the_session_counts_for_those_after_it(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with kafka_server(tmp_path) as server:
+            topic = await server.topic(partitions=2)
+            session = await session_of(server, topic)
+            session.send(50)
+            assert told(await session.receive()) == []
+            await records_come(server, topic)
+            session.send(LONG_MS)
+            assert told(await session.receive()) == [(1, 0, 1, 0, True)]
+            # It has not gone on: the same records are told again.
+            session.send(LONG_MS)
+            assert told(await session.receive()) == [(1, 0, 1, 0, True)]
+            moved = FetchRequest.FetchTopic(
+                topic_id=topic.topic_id.bytes,
+                partitions=[FetchRequest.FetchPartition(partition=1, fetch_offset=1, partition_max_bytes=MIB)],
+            )
+            session.send(50, topics=[moved])
+            assert told(await session.receive()) == []
+            tasks = tasks_of(server)
+            session.send(50)
+            assert told(await session.receive()) == []
+            assert not tasks
+            forgotten = FetchRequest.ForgottenTopic(topic_id=topic.topic_id.bytes, partitions=[1])
+            session.send(50, forgotten_topics_data=[forgotten])
+            assert told(await session.receive()) == []
+            await records_come(server, topic)
+            tasks.clear()
+            session.send(50)
+            assert told(await session.receive()) == []
+            assert not tasks
+
+    run(ask())
+
+
+def test_a_client_that_knows_an_earlier_leader_is_told_so(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with kafka_server(tmp_path) as server:
+            topic = await server.topic(partitions=2)
+            session = await session_of(server, topic)
+            log = topic.partition(1)
+            log.become_leader(log.leader_epoch + 1)
+            await eventually_async(lambda: log.is_settled)
+            session.send(LONG_MS)
+            assert told(await session.receive()) == [(1, 74, -1, -1, False)]
+
+    run(ask())
+
+
+def test_of_two_fetches_in_one_turn_of_a_session_one_is_answered(tmp_path: Path) -> None:
+    """The other one has lost its turn, whichever ends first."""
+
+    async def ask() -> None:
+        async with kafka_server(tmp_path) as server:
+            topic = await server.topic()
+            session = await session_of(server, topic)
+            again = Session(await server.connect(), topic, 17, session.id, session.epoch)
+            session.send(LONG_MS)
+            again.send(LONG_MS)
+            await waits(topic, 2)
+            end_waits(server)
+            answers = [await session.receive(), await again.receive()]
+            assert sorted(answer.error_code for answer in answers) == [0, 71]
+            session.send(50)
+            assert (await session.receive()).error_code == 0
+
+    run(ask())
+
+
+def test_a_session_that_has_ended_meanwhile_is_not_found(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with kafka_server(tmp_path) as server:
+            topic = await server.topic()
+            session = await session_of(server, topic)
+            session.send(LONG_MS)
+            await waits(topic)
+            closing = await server.connect()
+            await closing.ask(FETCH, 17, FetchRequest(session_id=session.id, session_epoch=-1))
+            end_waits(server)
+            assert (await session.receive()).error_code == 70
+
+    run(ask())
+
+
+def test_a_client_that_goes_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with kafka_server(tmp_path) as server:
+            topic = await server.topic()
+            session = await session_of(server, topic)
+            session.send(LONG_MS)
+            await waits(topic)
+            await session.connection.close()
+            await eventually_async(lambda: not server.listener.connection_count)
+            assert not topic.partition(0)._high_watermark._readers
+            assert not server.store.broker.authorizer._readers
+            assert server.store.broker.admission.requests.reserved == 0
+
+    run(ask())
+
+
+def test_a_stop_ends_the_wait_and_the_connection(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with kafka_server(tmp_path) as server:
+            topic = await server.topic()
+            session = await session_of(server, topic)
+            session.send(LONG_MS)
+            await waits(topic)
+            async with asyncio.timeout(5):
+                await server.listener.stop()
+            assert await session.connection.is_closed()
+
+    run(ask())
+
+
+class _Greedy(Quotas):
+    def charge(self, context: RequestContext, kind: QuotaKind, amount: int) -> float:
+        assert amount == 1 or kind is not QuotaKind.REQUESTS
+        return 0.2 if kind is QuotaKind.REQUESTS and context.client_id == "greedy" else 0.0
+
+
+def test_over_the_quota_of_requests_the_answer_says_so(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with kafka_server(tmp_path, quotas=_Greedy()) as server:
+            topic = await server.topic()
+            session = await session_of(server, topic)
+            tasks = tasks_of(server)
+            session.send(50, "greedy")
+            answer = await session.receive()
+            assert not tasks
+            assert (answer.throttle_time_ms, answer.session_id) == (200, session.id)
+
+    run(ask())
