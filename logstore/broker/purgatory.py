@@ -93,7 +93,7 @@ class WantedPartition:
 
     @property
     def may_have_changed(self) -> bool:
-        """Whether records may have come, or the partition may not be read any more; cheaper than a look."""
+        """Whether records may have come, or the partition may not be read any more; ``count`` finds out."""
         log = self.log
         return self.has_news or log.is_closed or not log.is_settled
 

@@ -1,7 +1,8 @@
 """One connection of a Kafka client: bytes to requests, their answers in the order of the requests.
 
 A connection is ready at once: PLAINTEXT has nobody prove anything. Requests are begun as they arrive, up to a bound;
-each has a task, but for a fetch that waits for something new (``idle_fetch``). Two kinds have a turn of their own:
+each has a task, but for the fetch of an idle consumer while it waits (``idle_fetch``). Two kinds have a turn of their
+own:
 
 - Produce requests are appended one after the other; their acknowledgements are awaited together.
 - Behind a Fetch nothing is begun until its answer is out: a client that pipelines fetches without reading holds no more
@@ -33,6 +34,7 @@ from logstore.broker.context import ANONYMOUS, Forwarding, RequestContext
 from logstore.errors import LogStoreError, MalformedMessageError, ThrottledError, UnsupportedVersionError
 from logstore.filesystem import Buffer
 from logstore.kafka_listener.dispatch import FETCH, PRODUCE, WAITING, Answer, answer_to, answer_to_idle_fetch
+from logstore.kafka_listener.fetch_sessions import Fetching
 from logstore.kafka_listener.http_refusal import HTTP_REFUSAL
 from logstore.kafka_listener.idle_fetch import IdleFetch
 from logstore.kafka_listener.produce import Turn
@@ -124,7 +126,7 @@ class Connection(asyncio.BufferedProtocol):
         self._turn = Turn()
         # The fetch that waits without a task.
         self._idle_fetch: IdleFetch | None = None
-        self._waiting: tuple[_InHand, Request] | None = None
+        self._waiting: tuple[_InHand, Request, RequestContext] | None = None
         # A whole frame that cannot be begun yet.
         self._next_frame: Buffer | None = None
         # Room of the frame that is arriving, or waits; a wait for it.
@@ -185,7 +187,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         """Handlers are cancelled, but for those that append: their records may be on disk."""
         self._is_ending = True
-        self._wait_no_more()
+        self._end_wait()
+        self._idle_fetch = None
         for one in self._in_hand:
             if one.answer is not None and one.answer.release is not None:
                 one.answer.release()
@@ -292,43 +295,44 @@ class Connection(asyncio.BufferedProtocol):
             return
         one = _InHand(request.api_key, room, is_decoded=True)
         self._in_hand.append(one)
-        if request.api_key != FETCH or not self._may_wait(request):
+        if request.api_key != FETCH or not self._waits(one, request):
             self._run(one, self._answer(request, one))
-            return
-        self._waiting = one, request
 
-    def _may_wait(self, request: Request) -> bool:
-        """Whether the fetch waits for something new now."""
+    def _waits(self, one: _InHand, request: Request) -> bool:
+        """Whether the fetch waits for something new, without a task."""
         if self._idle_fetch is None:
             self._idle_fetch = IdleFetch(self._store, self._wait_ended)
-        return self._idle_fetch.begin(request.message, request.api_version, lambda: self._context_of(request))
+        context = self._context_of(request)
+        if not self._idle_fetch.begin(request.message, request.api_version, context):
+            return False
+        self._waiting = one, request, context
+        return True
 
-    def _wait_ended(self, has_news: bool) -> None:
+    def _wait_ended(self, fetching: Fetching, has_news: bool) -> None:
         assert self._idle_fetch is not None
         assert self._waiting is not None
-        (one, request), self._waiting = self._waiting, None
+        (one, request, context), self._waiting = self._waiting, None
         if has_news:
             left = msgspec.structs.replace(request.message, max_wait_ms=self._idle_fetch.ms_left)
-            self._run(one, self._answer(msgspec.structs.replace(request, message=left), one))
+            self._run(one, self._answer(msgspec.structs.replace(request, message=left), one, fetching))
             return
-        context = self._context_of(request)
+        LOG_FIELDS.set(_log_fields(context))
         try:
-            one.answer = answer_to_idle_fetch(self._store, context, request)
+            one.answer = answer_to_idle_fetch(self._store, context, request, fetching)
         except Exception as error:
             log.error("kafka.unexpected_error", api=APIS[FETCH].name, exc_info=error)
-        self._ended(one)
+        finally:
+            self._ended(one)
         self._count(request, one, context.client_id)
 
-    def _wait_no_more(self) -> _InHand | None:
-        """The fetch that waited, which has no answer."""
-        if self._waiting is None:
-            return None
-        assert self._idle_fetch is not None
-        self._idle_fetch.cancel()
-        (one, _), self._waiting = self._waiting, None
-        one.room.release()
-        one.ends = True
-        return one
+    def _end_wait(self) -> None:
+        """End a wait for something new; the fetch has no answer."""
+        if self._waiting is not None:
+            assert self._idle_fetch is not None
+            self._idle_fetch.cancel()
+            (one, _, _), self._waiting = self._waiting, None
+            one.room.release()
+            one.ends = True
 
     def _run(self, one: _InHand, work: Coroutine[Any, Any, None]) -> None:
         one.task = self._listener.run(work)
@@ -361,11 +365,11 @@ class Connection(asyncio.BufferedProtocol):
             Forwarding.REFUSED,
         )
 
-    async def _answer(self, request: Request, one: _InHand) -> None:
+    async def _answer(self, request: Request, one: _InHand, fetching: Fetching | None = None) -> None:
         context = self._context_of(request)
-        LOG_FIELDS.set({"request_id": context.request_id, "client_id": context.client_id, "peer": self.peer})
+        LOG_FIELDS.set(_log_fields(context))
         try:
-            one.answer = await answer_to(self._store, context, request, self._turn)
+            one.answer = await answer_to(self._store, context, request, self._turn, fetching)
         except LogStoreError as error:
             self._tell(error.message, request)
         except Exception as error:
@@ -480,13 +484,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def stop(self) -> None:
         """Take no more requests, end long waits, and close behind the answers to the others."""
-        if self._is_ending:
-            return
-        self._stop_taking()
+        if not self._is_ending:
+            self._stop_taking()
         for one in self._in_hand:
             if one.api_key in WAITING and one.task is not None:
                 one.task.cancel()
-        if self._wait_no_more() is not None:
+        if self._waiting is not None:
+            self._end_wait()
             self._send_answers()
 
     def abort(self) -> None:
@@ -564,6 +568,10 @@ def _requests(api: str, client: str) -> Counter:
 @functools.cache
 def _request_seconds(api: str) -> Histogram:
     return KAFKA_REQUEST_SECONDS.labels(api)
+
+
+def _log_fields(context: RequestContext) -> dict[str, str]:
+    return {"request_id": context.request_id, "client_id": context.client_id, "peer": context.peer}
 
 
 def _fit_for_a_log(client_id: str | None) -> str:

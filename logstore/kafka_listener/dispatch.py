@@ -21,7 +21,8 @@ from logstore.kafka_listener.describe_cluster import describe_cluster
 from logstore.kafka_listener.describe_configs import describe_configs
 from logstore.kafka_listener.describe_log_dirs import describe_log_dirs
 from logstore.kafka_listener.describe_topic_partitions import describe_topic_partitions
-from logstore.kafka_listener.fetch import fetch, fetch_nothing
+from logstore.kafka_listener.fetch import fetch
+from logstore.kafka_listener.fetch_sessions import Fetching
 from logstore.kafka_listener.find_coordinator import find_coordinator
 from logstore.kafka_listener.group_admin import delete_groups, describe_groups, list_groups
 from logstore.kafka_listener.group_offsets import offset_commit, offset_delete, offset_fetch
@@ -87,19 +88,24 @@ class Answer(NamedTuple):
     release: Callable[[], None] | None
 
 
-async def answer_to(store: KafkaStore, context: RequestContext, request: Request, turn: Turn) -> Answer:
-    """``turn`` is that of the connection's Produce requests.
+async def answer_to(
+    store: KafkaStore, context: RequestContext, request: Request, turn: Turn, fetching: Fetching | None = None
+) -> Answer:
+    """``turn`` is that of the connection's Produce requests; ``fetching`` a fetch that has waited.
 
     An exception means that there is no answer, and that the connection ends.
     """
     over_quota = store.broker.quotas.charge(context, QuotaKind.REQUESTS, 1)
     release = None
+    message: Any
     if request.api_key == PRODUCE:
         message = await produce(store, context, request.message, request.api_version, turn)
+    elif fetching is not None:
+        message = await fetch(store, context, request.message, request.api_version, fetching)
     else:
         message = await HANDLERS[request.api_key](store, context, request.message, request.api_version)
-        if isinstance(message, Held):
-            message, release = message
+    if isinstance(message, Held):
+        message, release = message
     try:
         return _answer(request, message, over_quota, release)
     except BaseException:
@@ -108,10 +114,11 @@ async def answer_to(store: KafkaStore, context: RequestContext, request: Request
         raise
 
 
-def answer_to_idle_fetch(store: KafkaStore, context: RequestContext, request: Request) -> Answer:
-    """As ``answer_to``, for a fetch that ``IdleFetch`` has found nothing for."""
+def answer_to_idle_fetch(store: KafkaStore, context: RequestContext, request: Request, fetching: Fetching) -> Answer:
+    """The answer to a fetch that has waited, and has nothing to tell."""
     over_quota = store.broker.quotas.charge(context, QuotaKind.REQUESTS, 1)
-    return _answer(request, fetch_nothing(store, context, request.message, request.api_version), over_quota, None)
+    throttle_ms = store.broker.admission.charge(context, QuotaKind.FETCHED_BYTES, 0)
+    return _answer(request, fetching.answer((), throttle_ms), over_quota, None)
 
 
 def _answer(request: Request, message: Any, over_quota: float, release: Callable[[], None] | None) -> Answer:

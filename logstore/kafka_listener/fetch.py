@@ -15,7 +15,6 @@ from consumer_offsets.steps import in_steps
 from logstore.broker.authorizer import Operation
 from logstore.broker.context import RequestContext
 from logstore.broker.fetching import FetchLimits, WantedPartition
-from logstore.broker.quotas import QuotaKind
 from logstore.errors import (
     FencedLeaderEpochError,
     InvalidRequestError,
@@ -53,13 +52,13 @@ _Found = Answer | WantedPartition
 
 
 async def fetch(
-    store: KafkaStore, context: RequestContext, request: FetchRequest, version: int
+    store: KafkaStore, context: RequestContext, request: FetchRequest, version: int, begun: Fetching | None = None
 ) -> FetchResponse | Held:
-    """The bytes of the records are held until the answer has gone out."""
+    """The bytes of the records are held until the answer has gone out. ``begun``: the fetch, if it has waited."""
     if request.isolation_level not in ISOLATION_LEVELS:
         return FetchResponse(error_code=InvalidRequestError.kafka_code)
     try:
-        fetching = store.fetch_sessions.begin(request, by_id=version >= TOPIC_IDS_VERSION)
+        fetching = begun or store.fetch_sessions.begin(request, by_id=version >= TOPIC_IDS_VERSION)
     except LogStoreError as error:
         return FetchResponse(error_code=number_of(error))
     if store.broker.others is not None and version < TOPIC_IDS_VERSION:
@@ -85,19 +84,6 @@ async def fetch(
     except BaseException:
         fetched.reservation.release()
         raise
-
-
-def fetch_nothing(store: KafkaStore, context: RequestContext, request: FetchRequest, version: int) -> FetchResponse:
-    """The answer to a fetch of a session that has nothing new (``IdleFetch``), without a task."""
-    try:
-        fetching = store.fetch_sessions.begin(request, by_id=version >= TOPIC_IDS_VERSION)
-    except LogStoreError as error:
-        return FetchResponse(error_code=number_of(error))
-    try:
-        store.broker.admission.require_quota(context, QuotaKind.FETCHED_BYTES)
-    except ThrottledError as error:
-        return fetching.throttled(error.retry_after_s * 1000)
-    return fetching.answer(())
 
 
 def topic_of(store: KafkaStore, context: RequestContext, name: bytes | str) -> Topic:

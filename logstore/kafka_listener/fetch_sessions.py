@@ -6,6 +6,7 @@ smaller one that is older than two minutes; if there is none, the client gets no
 Invariant: all sessions together have at most ``partitions_max`` partitions. No I/O, and no clock of its own.
 """
 
+import itertools
 import secrets
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -26,6 +27,7 @@ _NO_SESSION: Final = 0
 _INITIAL_EPOCH: Final = 0
 _FINAL_EPOCH: Final = -1
 _EPOCH_MAX: Final = 2**31 - 1
+_NUMBERS: Final = itertools.count()
 
 #: The topic as the request names it, by its id (bytes) or its name, and the partition.
 Key = tuple[bytes | str, int]
@@ -73,8 +75,8 @@ class Session:
         self.used = now
         #: The number of partitions as the cache counts it.
         self.size = len(partitions)
-        #: Counts the fetches that have changed what is asked for.
-        self.changes = 0
+        #: The number of the session among all that there were, and how often what it asks for has changed.
+        self.state = next(_NUMBERS), 0
 
 
 class Fetching:
@@ -189,9 +191,9 @@ class FetchSessions:
             raise FetchSessionTopicIdError(f"Fetch session {session.id} names topics in another way: begin a new one.")
         return self._next_of(session, request, asked)
 
-    def unchanged(self, request: FetchRequest, *, by_id: bool) -> Session | None:
-        """The session for which ``request``, which names nothing, is the next fetch; None if ``begin`` would refuse it,
-        or if it is a fetch without a session. Nothing is changed.
+    def find(self, request: FetchRequest, *, by_id: bool) -> Session | None:
+        """The session of which ``request`` is the next fetch; None if ``begin`` would refuse it, or if it is of none.
+        Nothing is changed.
         """
         session = self._sessions.get(request.session_id)
         if session is None or session.epoch != request.session_epoch or session.by_id != by_id:
@@ -202,7 +204,9 @@ class FetchSessions:
         # An earlier fetch that is still to be answered has lost its turn, also if the session ends here.
         session.epoch = next_epoch(session.epoch)
         partitions = session.partitions
-        session.changes += bool(asked or request.forgotten_topics_data)
+        if asked or request.forgotten_topics_data:
+            number, changes = session.state
+            session.state = number, changes + 1
         for key, one in asked.items():
             if (cached := partitions.get(key)) is None:
                 partitions[key] = CachedPartition(one)

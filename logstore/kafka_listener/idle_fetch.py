@@ -1,9 +1,10 @@
 """The wait of a fetch that finds nothing new, without a task around it.
 
-The fetch of a session that names nothing asks again for what the one before asked for (KIP-227): all that a consumer at
-the end of its partitions sends. The tasks of a thousand such fetches, each with all that it has found, are memory that
-is cold when their time is over: most of what an idle fetch would cost. Invariants: nothing is answered, and nothing of
-the session changes, before the wait ends; then the request is answered as if it had come at that moment.
+A consumer at the end of its partitions sends fetches that name nothing: they ask again for what their session asked for
+before (KIP-227). A task for each of a thousand such fetches, with its coroutines and all that it has found, is memory
+that is cold when the time is over: most of what an idle fetch would cost. Invariants: the session is told of the fetch
+when it comes, and it is answered once; a wait ends when anything happens to one of the partitions, or when its time is
+over.
 """
 
 import asyncio
@@ -13,9 +14,10 @@ from typing import Final, NamedTuple
 
 from logstore.broker.context import RequestContext
 from logstore.broker.purgatory import Permissions, WantedPartition, end_of_wait, refuse
+from logstore.broker.quotas import QuotaKind
 from logstore.errors import LogStoreError
 from logstore.kafka_listener.fetch import TOPIC_IDS_VERSION, topic_of
-from logstore.kafka_listener.fetch_sessions import CachedPartition, Session
+from logstore.kafka_listener.fetch_sessions import CachedPartition, Fetching, Session
 from logstore.kafka_listener.leader_epochs import UNDEFINED
 from logstore.kafka_listener.store import KafkaStore
 from logstore.kafka_protocol.messages import FetchRequest
@@ -23,14 +25,12 @@ from logstore.log.isolation import ISOLATION_LEVELS, Isolation
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 
-#: The session of a fetch that waits longer might be taken for one that is not used any more.
-_WAIT_MS_MAX: Final = 60_000
-#: A connection holds what it knows of so many partitions.
+#: Sessions with more partitions are none of an idle consumer's: what is known of them would take too much memory.
 _PARTITIONS_MAX: Final = 200
 
 
 class _Watched(NamedTuple):
-    """A partition of the session, and what its client asked for and was told last."""
+    """A partition of a session, and what its client asked for and was told last."""
 
     wanted: WantedPartition
     cached: CachedPartition
@@ -49,54 +49,71 @@ class _Watched(NamedTuple):
 
 
 class IdleFetch:
-    """For the fetches of one connection, of which one waits at a time. ``ended`` is called when its wait is over, with
-    whether there may be something to tell; then ``request`` is to be answered.
+    """The wait for the fetches of one connection, one at a time.
+
+    ``ended(fetching, has_news)`` is called when a wait is over: the fetch is to be answered, with its partitions if
+    there may be news, or with none.
     """
 
-    def __init__(self, store: KafkaStore, ended: Callable[[bool], None]) -> None:
+    def __init__(self, store: KafkaStore, ended: Callable[[Fetching, bool], None]) -> None:
         self._store = store
         self._ended = ended
         self._loop = asyncio.get_running_loop()
-        # The partitions of the fetch before, and of what session they are.
+        # What the last wait was for: the partitions, the state of their session, and how they are read. It is kept for
+        # the next fetch, unless something has happened.
         self._watched: Sequence[_Watched] = ()
-        self._session: Session | None = None
-        self._changes = 0
-        self._isolation_level = Isolation.READ_UNCOMMITTED.value
-        self._permissions: Permissions | None = None
-        # The wait.
         self._sources: Sequence[Permissions | PartitionLog] = ()
+        self._permissions: Permissions | None = None
+        self._state: tuple[int, int] | None = None
+        self._isolation_level = -1
+        # The wait.
+        self._fetching: Fetching | None = None
         self._news: asyncio.Future[bool] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._end = 0.0
 
-    def begin(self, request: FetchRequest, version: int, context_of: Callable[[], RequestContext]) -> bool:
-        """Wait, if the request is a fetch that may find nothing until its time is over. Otherwise False, and nothing is
-        done.
+    def begin(self, request: FetchRequest, version: int, context: RequestContext) -> bool:
+        """Wait, if the request is the fetch of a session that names nothing, and there is nothing to tell. Otherwise
+        False: the fetch has not begun.
         """
-        if request.topics or request.forgotten_topics_data or not 0 < request.max_wait_ms <= _WAIT_MS_MAX:
+        waits = False
+        try:
+            waits = self._begin(request, version, context)
+        except Exception:  # noqa: BLE001 - who answers the fetch meets it, and tells it
             return False
-        session = self._store.fetch_sessions.unchanged(request, by_id=version >= TOPIC_IDS_VERSION)
-        if session is None:
+        finally:
+            if not waits:
+                self.cancel()
+                self._forget()
+        return waits
+
+    def _begin(self, request: FetchRequest, version: int, context: RequestContext) -> bool:
+        if request.topics or request.forgotten_topics_data or request.max_wait_ms <= 0:
             return False
+        by_id = version >= TOPIC_IDS_VERSION
+        sessions = self._store.fetch_sessions
+        session = sessions.find(request, by_id=by_id)
+        if session is None or not 0 < len(session.partitions) <= _PARTITIONS_MAX:
+            return False
+        self._store.broker.admission.require_quota(context, QuotaKind.FETCHED_BYTES)
         level = request.isolation_level
-        if not (self._is_watched(session, level) or self._watch(session, level, context_of())) or not self._is_idle:
+        if not (self._is_watched(session, level) or self._watch(session, level, context)) or not self._is_idle:
             return False
+        self._fetching = sessions.begin(request, by_id=by_id)
         self._wait(request.max_wait_ms / 1000)
         return True
 
     def _is_watched(self, session: Session, isolation_level: int) -> bool:
         return (
-            session is self._session
-            and session.changes == self._changes
+            session.state == self._state
             and isolation_level == self._isolation_level
             and self._permissions is not None
             and self._permissions.are_all_given
         )
 
     def _watch(self, session: Session, isolation_level: int, context: RequestContext) -> bool:
-        """Look the partitions of the session up; whether all can be read."""
-        self._session = None
-        if len(session.partitions) > _PARTITIONS_MAX or isolation_level not in ISOLATION_LEVELS:
+        """Look up the partitions of the session; whether all can be read."""
+        if isolation_level not in ISOLATION_LEVELS:
             return False
         isolation = Isolation(isolation_level)
         topics: dict[bytes | str, Topic] = {}
@@ -104,25 +121,27 @@ class IdleFetch:
         try:
             for (name, partition), cached in session.partitions.items():
                 if cached.asked.last_fetched_epoch != UNDEFINED:
-                    return False  # by its history, more than records may be news
+                    return False  # its history may be news, too
                 if (topic := topics.get(name)) is None:
                     topic = topics[name] = topic_of(self._store, context, name)
                 wanted = WantedPartition(topic, topic.partition(partition), cached.asked.fetch_offset, isolation)
                 watched.append(_Watched(wanted, cached, cached.asked.current_leader_epoch))
         except LogStoreError:
-            return False  # the fetch tells it
-        self._permissions = Permissions(self._store.broker.authorizer, context)
-        if refuse([one.wanted for one in watched], self._permissions):
             return False
-        self._session, self._changes, self._isolation_level = session, session.changes, isolation_level
-        self._watched = watched
-        self._sources = [self._permissions, *(one.wanted.log for one in watched)]
+        permissions = Permissions(self._store.broker.authorizer, context)
+        if refuse([one.wanted for one in watched], permissions):
+            return False
+        self._state, self._isolation_level = session.state, isolation_level
+        self._watched, self._permissions = watched, permissions
+        self._sources = [permissions, *(one.wanted.log for one in watched)]
         return True
+
+    def _forget(self) -> None:
+        self._watched, self._sources, self._permissions, self._state = (), (), None, None
 
     @property
     def _is_idle(self) -> bool:
-        assert self._permissions is not None
-        return self._permissions.are_all_given and all(one.is_idle for one in self._watched)
+        return all(one.is_idle for one in self._watched)
 
     # ---- the wait ---------------------------------------------------------------------------------------------------
 
@@ -137,13 +156,22 @@ class IdleFetch:
 
     def _news_came(self, news: "asyncio.Future[bool]") -> None:
         if news is self._news:
-            self.cancel()
-            self._ended(True)
+            self._over(has_news=True)
 
     def _time_is_over(self) -> None:
+        has_news = True
+        try:
+            has_news = not self._is_idle  # a new log start wakes nobody
+        finally:
+            self._over(has_news=has_news)
+
+    def _over(self, *, has_news: bool) -> None:
+        fetching = self._fetching
+        assert fetching is not None
         self.cancel()
-        # The log may have a new start, which wakes nobody.
-        self._ended(not self._is_idle)
+        if has_news:
+            self._forget()
+        self._ended(fetching, has_news)
 
     @property
     def ms_left(self) -> int:
@@ -152,11 +180,9 @@ class IdleFetch:
 
     def cancel(self) -> None:
         """Wait no longer; ``ended`` is not called."""
-        if self._news is None:
-            return
-        for source in self._sources:
-            source.remove_reader(self._news)
-        self._news = None
+        if self._news is not None:
+            for source in self._sources:
+                source.remove_reader(self._news)
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        self._fetching = self._news = self._timer = None

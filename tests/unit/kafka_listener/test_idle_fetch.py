@@ -1,6 +1,8 @@
 """Fetches of sessions that wait for something new: what ends the wait, and what is answered then."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +12,22 @@ import pytest
 
 from logstore.broker.context import INTERNAL, RequestContext
 from logstore.broker.quotas import QuotaKind, Quotas
-from logstore.kafka_protocol.messages import FetchRequest, FetchResponse
+from logstore.kafka_listener import idle_fetch
+from logstore.kafka_protocol.messages import ApiVersionsRequest, FetchRequest, FetchResponse
 from logstore.limits import MIB
 from logstore.log.topic import Topic
 from tests.support.authorizer_views import Denied
+from tests.support.captured_logs import captured_logs
 from tests.support.eventually import eventually_async
-from tests.support.kafka_client import FETCH, PRODUCE, KafkaConnection, KafkaServer, batch_of, kafka_server
+from tests.support.kafka_client import (
+    API_VERSIONS,
+    FETCH,
+    PRODUCE,
+    KafkaConnection,
+    KafkaServer,
+    batch_of,
+    kafka_server,
+)
 from tests.support.kafka_client import produce_request as produce
 from tests.support.running_broker import run
 
@@ -177,6 +189,8 @@ def test_what_ends_the_wait_is_told_at_once(
             await happens(server, topic)
             assert told(await session.receive()) == expected
             assert asyncio.get_running_loop().time() - began < LONG_MS / 3000
+            known = [one._idle_fetch for one in server.listener._connections if one._idle_fetch is not None]
+            assert [one._watched for one in known] == [()], "what has ended is not kept"
 
     run(ask())
 
@@ -266,37 +280,239 @@ def test_a_client_that_knows_an_earlier_leader_is_told_so(tmp_path: Path) -> Non
     run(ask())
 
 
-def test_of_two_fetches_in_one_turn_of_a_session_one_is_answered(tmp_path: Path) -> None:
-    """The other one has lost its turn, whichever ends first."""
+def test_what_another_connection_changes_in_the_session_counts(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with kafka_server(tmp_path) as server:
+            topic = await server.topic(partitions=2)
+            await records_come(server, topic)
+            session = await session_of(server, topic)
+            session.send(50)
+            assert told(await session.receive()) == []
+            other = Session(await server.connect(), topic, 17, session.id, session.epoch)
+            back = FetchRequest.FetchPartition(partition=1, fetch_offset=0, partition_max_bytes=MIB)
+            other.send(0, topics=[FetchRequest.FetchTopic(topic_id=topic.topic_id.bytes, partitions=[back])])
+            assert told(await other.receive()) == [(1, 0, 1, 0, True)]
+            session.epoch += 1
+            session.send(LONG_MS)
+            assert told(await session.receive()) == [(1, 0, 1, 0, True)]
 
+    run(ask())
+
+
+def test_of_two_fetches_with_one_epoch_the_second_is_refused_at_once(tmp_path: Path) -> None:
     async def ask() -> None:
         async with kafka_server(tmp_path) as server:
             topic = await server.topic()
             session = await session_of(server, topic)
             again = Session(await server.connect(), topic, 17, session.id, session.epoch)
             session.send(LONG_MS)
+            await waits(topic)
             again.send(LONG_MS)
-            await waits(topic, 2)
+            assert (await again.receive()).error_code == 71
             end_waits(server)
-            answers = [await session.receive(), await again.receive()]
-            assert sorted(answer.error_code for answer in answers) == [0, 71]
+            assert (await session.receive()).error_code == 0
             session.send(50)
             assert (await session.receive()).error_code == 0
 
     run(ask())
 
 
-def test_a_session_that_has_ended_meanwhile_is_not_found(tmp_path: Path) -> None:
+def test_a_fetch_that_waits_has_lost_its_turn_when_the_next_one_comes(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with kafka_server(tmp_path) as server:
+            topic = await server.topic()
+            session = await session_of(server, topic)
+            following = Session(await server.connect(), topic, 17, session.id, session.epoch + 1)
+            session.send(LONG_MS)
+            await waits(topic)
+            following.send(50)
+            assert (await following.receive()).error_code == 0
+            end_waits(server)
+            assert (await session.receive()).error_code == 71
+
+    run(ask())
+
+
+def test_a_session_counts_as_used_when_its_fetch_begins(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with kafka_server(tmp_path) as server:
+            topic = await server.topic()
+            session = await session_of(server, topic)
+            cached = server.kafka.fetch_sessions._sessions[session.id]
+            used = cached.used
+            session.send(LONG_MS)
+            await waits(topic)
+            assert cached.used > used
+
+    run(ask())
+
+
+def test_a_session_that_has_ended_is_not_kept(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with kafka_server(tmp_path) as server:
+            topic = await server.topic()
+            session = await session_of(server, topic)
+            session.send(50)
+            await session.receive()
+            cached = weakref.ref(server.kafka.fetch_sessions._sessions[session.id])
+            closing = await server.connect()
+            await closing.ask(FETCH, 17, FetchRequest(session_id=session.id, session_epoch=-1))
+            gc.collect()
+            assert cached() is None
+            session.send(LONG_MS)
+            assert (await session.receive()).error_code == 70
+
+    run(ask())
+
+
+def test_a_session_without_partitions_has_nothing_to_wait_for(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with kafka_server(tmp_path) as server:
+            topic = await server.topic()
+            session = Session(await server.connect(), topic, 17)
+            session.send(0)
+            session.id = (await session.receive()).session_id
+            session.send(LONG_MS)
+            assert told(await session.receive()) == []
+
+    run(ask())
+
+
+def test_a_topic_that_is_made_anew_is_waited_for(tmp_path: Path) -> None:
+    """A session of names: the name is another topic's now."""
+
+    async def ask() -> None:
+        async with kafka_server(tmp_path) as server:
+            topic = await server.topic(partitions=2)
+            session = await session_of(server, topic, 12)
+            session.send(LONG_MS)
+            await waits(topic)
+            await topic_goes(server, topic)
+            assert {error for _, error, *_ in told(await session.receive())} == {3}
+            again = await server.topic(partitions=2)
+            session.send(50)
+            await session.receive()  # it tells the ends
+            tasks = tasks_of(server)
+            session.send(LONG_MS)
+            await waits(again)
+            assert not tasks
+
+    run(ask())
+
+
+def test_a_permission_that_went_between_two_fetches_is_missed_at_once(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with kafka_server(tmp_path) as server:
+            topic = await server.topic()
+            session = await session_of(server, topic)
+            session.send(50)
+            assert told(await session.receive()) == []
+            await permission_goes(server, topic)
+            session.send(LONG_MS)
+            assert [code for _, code, *_ in told(await session.receive())] == [29]
+
+    run(ask())
+
+
+def test_an_unknown_isolation_level_is_refused_at_once(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with kafka_server(tmp_path) as server:
+            session = await session_of(server, await server.topic())
+            session.send(50)
+            assert told(await session.receive()) == []
+            session.send(LONG_MS, isolation_level=7)
+            assert (await session.receive()).error_code == 42
+
+    run(ask())
+
+
+@pytest.mark.parametrize("kind", ["many partitions", "history"])
+def test_some_fetches_wait_in_a_task(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of sessions with too many partitions; those that tell an epoch, which may have diverged."""
+    if kind == "many partitions":
+        monkeypatch.setattr(idle_fetch, "_PARTITIONS_MAX", 1)
+
+    async def ask() -> None:
+        async with kafka_server(tmp_path) as server:
+            topic = await server.topic(partitions=2)
+            session = await session_of(server, topic)
+            if kind == "history":
+                told_of = FetchRequest.FetchPartition(
+                    partition=0, fetch_offset=0, partition_max_bytes=MIB, last_fetched_epoch=0
+                )
+                session.send(50, topics=[FetchRequest.FetchTopic(topic_id=topic.topic_id.bytes, partitions=[told_of])])
+                await session.receive()
+            tasks = tasks_of(server)
+            session.send(50)
+            assert told(await session.receive()) == []
+            assert tasks
+
+    run(ask())
+
+
+def test_the_time_of_a_wait_that_has_ended_ends_no_other(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with kafka_server(tmp_path) as server:
+            topic = await server.topic(partitions=2)
+            session = await session_of(server, topic)
+            session.send(600)
+            await waits(topic)
+            await records_come(server, topic)
+            assert told(await session.receive()) == [(1, 0, 1, 0, True)]
+            moved = FetchRequest.FetchPartition(partition=1, fetch_offset=1, partition_max_bytes=MIB)
+            session.send(0, topics=[FetchRequest.FetchTopic(topic_id=topic.topic_id.bytes, partitions=[moved])])
+            assert told(await session.receive()) == []
+            session.send(LONG_MS)
+            await waits(topic)
+            await asyncio.sleep(1)
+            await waits(topic)
+            (waiting,) = [one for one in server.listener._connections if one._waiting is not None]
+            assert waiting._idle_fetch is not None
+
+    run(ask())
+
+
+class _Broken:
+    """A view that fails for a topic."""
+
+    version = 1
+
+    def allows(self, *_: object) -> bool:
+        raise RuntimeError("broken view")
+
+
+def test_an_error_of_the_look_for_news_ends_the_connection(tmp_path: Path) -> None:
+    """Behind another request, whose task begins the fetch."""
+
+    async def ask() -> None:
+        async with kafka_server(tmp_path) as server:
+            topic = await server.topic()
+            session = await session_of(server, topic)
+            server.store.broker.authorizer.replace(_Broken())
+            with captured_logs() as logs:
+                session.connection.send(API_VERSIONS, 0, ApiVersionsRequest())
+                session.send(LONG_MS)
+                await session.connection.receive(API_VERSIONS, 0)
+                assert await session.connection.is_closed()
+            assert "kafka.unexpected_error" in str(logs)
+
+    run(ask())
+
+
+def test_an_error_when_the_time_is_over_leaves_the_answer_to_a_task(tmp_path: Path) -> None:
     async def ask() -> None:
         async with kafka_server(tmp_path) as server:
             topic = await server.topic()
             session = await session_of(server, topic)
             session.send(LONG_MS)
             await waits(topic)
-            closing = await server.connect()
-            await closing.ask(FETCH, 17, FetchRequest(session_id=session.id, session_epoch=-1))
-            end_waits(server)
-            assert (await session.receive()).error_code == 70
+            (waiting,) = [one for one in server.listener._connections if one._waiting is not None]
+            assert waiting._idle_fetch is not None
+            waiting._idle_fetch._watched = [None]  # type: ignore[list-item]
+            with pytest.raises(AttributeError):
+                end_waits(server)
+            assert told(await session.receive()) == []
+            assert not topic.partition(0)._high_watermark._readers
 
     run(ask())
 
@@ -331,21 +547,29 @@ def test_a_stop_ends_the_wait_and_the_connection(tmp_path: Path) -> None:
     run(ask())
 
 
-class _Greedy(Quotas):
+@dataclass
+class _Over(Quotas):
+    """The client ``greedy`` is over its quota."""
+
+    of: QuotaKind
+
     def charge(self, context: RequestContext, kind: QuotaKind, amount: int) -> float:
         assert amount == 1 or kind is not QuotaKind.REQUESTS
-        return 0.2 if kind is QuotaKind.REQUESTS and context.client_id == "greedy" else 0.0
+        return 0.2 if kind is self.of and context.client_id == "greedy" else 0.0
 
 
-def test_over_the_quota_of_requests_the_answer_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [QuotaKind.REQUESTS, QuotaKind.FETCHED_BYTES])
+def test_over_a_quota_the_answer_says_so_with_a_wait_and_without(tmp_path: Path, kind: QuotaKind) -> None:
     async def ask() -> None:
-        async with kafka_server(tmp_path, quotas=_Greedy()) as server:
+        async with kafka_server(tmp_path, quotas=_Over(kind)) as server:
             topic = await server.topic()
-            session = await session_of(server, topic)
-            tasks = tasks_of(server)
-            session.send(50, "greedy")
-            answer = await session.receive()
-            assert not tasks
-            assert (answer.throttle_time_ms, answer.session_id) == (200, session.id)
+            for max_wait_ms in (50, 0):
+                session = await session_of(server, topic)
+                tasks = tasks_of(server)
+                session.send(max_wait_ms, "greedy")
+                answer = await session.receive()
+                assert bool(tasks) == (max_wait_ms == 0)
+                assert (answer.throttle_time_ms, answer.session_id) == (200, session.id)
+                await asyncio.sleep(0.3)
 
     run(ask())
