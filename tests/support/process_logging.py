@@ -11,9 +11,12 @@ import structlog
 def logging_put_back() -> Iterator[None]:
     """After the block structlog and every logger of the standard library are set up as before it.
 
-    Handlers of pytest come and go by themselves. A logger that is new keeps nothing but handlers that do nothing.
+    Handlers of pytest come and go by themselves, with the formatters that they had: pytest adds them to loggers that do
+    not propagate, and those of PySpark give each handler a formatter of their own. A logger that is new keeps nothing
+    but handlers that do nothing.
     """
     before = {logger: _state(logger) for logger in _loggers()}
+    formatters = {handler: handler.formatter for handler in filter(_is_pytests, logging.root.handlers)}
     config = structlog.get_config()
     try:
         yield
@@ -25,6 +28,8 @@ def logging_put_back() -> Iterator[None]:
                 logger, (silent, logging.NOTSET, True, False)
             )
             logger.handlers[:] = [*filter(_is_pytests, logger.handlers), *handlers]
+        for handler, formatter in formatters.items():
+            handler.setFormatter(formatter)
         logging.root.manager._clear_cache()  # type: ignore[attr-defined]  # what is enabled, by level
 
 

@@ -3,8 +3,10 @@
 import logging
 import logging.config
 
+import pytest
 import structlog
 import uvicorn.config
+from pyspark.logger import PySparkLogger
 
 from logstore.observability import configure_logging
 from tests.support.process_logging import logging_put_back
@@ -28,6 +30,14 @@ def test_logging_is_put_back() -> None:
         assert not logging.getLogger("new.of.this.test").handlers
     finally:
         root.removeHandler(own)
+
+
+def test_handlers_of_pytest_keep_their_formatters(caplog: pytest.LogCaptureFixture) -> None:
+    """As if a query of Spark had failed, and pytest had found the logger that tells it."""
+    with logging_put_back():
+        PySparkLogger("SQLQueryContextLogger").addHandler(caplog.handler)
+    logging.getLogger("test").warning("%s for all", "one")
+    assert [record.message for record in caplog.records] == ["one for all"]
 
 
 def test_a_test_that_sets_up_logging() -> None:
