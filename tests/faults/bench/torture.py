@@ -47,6 +47,7 @@ _LONG_FORMS = (
     "tests/faults/test_slow_clients.py",
     "tests/faults/test_mutants.py",
     "tests/faults/test_long_life.py",
+    "tests/stateful/test_group_state_model.py",
 )
 #: Of one test in its long form; others have ten minutes (pyproject.toml).
 _TEST_MAX_S = 4_000
