@@ -14,7 +14,7 @@ import pytest
 from tests.faults.bench.bench import TOPICS, Bench, Load
 from tests.faults.bench.schedule import faults
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1_200)]
 
 KINDS = ("stream_kill", "kill", "power_cut", "rewrite")
 STREAMED = ("plain", "bounded")

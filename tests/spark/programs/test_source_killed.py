@@ -19,7 +19,7 @@ from tests.support.background_load import BackgroundLoad
 from tests.support.eventually import eventually
 from tests.support.server_process import ROOT
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1_200)]
 
 PARTITIONS, KILLS, GROUP = 3, 4, "killed"
 _NUMBERS = itertools.count()
