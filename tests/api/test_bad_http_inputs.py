@@ -695,6 +695,7 @@ def test_a_pattern_without_end_costs_no_time(server):
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_memory_files_and_threads_are_back_to_before(server):
     """After all tables again; the first time fills caches and thread pools. The allocator takes memory in large steps
     now and then: what is lost with the requests is lost each time.

@@ -208,6 +208,7 @@ def test_a_killed_driver_neither_loses_nor_doubles(spark, store, admin, tmp_path
     assert admin.group_lag(name).total_lag == 0
 
 
+@pytest.mark.long
 def test_of_two_runs_at_once_one_writes_and_the_other_goes_on_from_there(spark, store, admin, tmp_path, caplog):
     topic, sink = store.create("at-once"), tmp_path / "sink"
     store.produce(topic, 0, 0, 10)
@@ -442,6 +443,7 @@ def test_a_streaming_query_writes_a_batch_once(spark, store, tmp_path, stop_at, 
         delta_writer(sink)(spark.range(1), 0)
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_is_older_than_the_sink_fails_the_query(spark, store, tmp_path, stream):
     (topic, _, run), sink, checkpoint = stream, tmp_path / "sink", tmp_path / "checkpoint"
 
