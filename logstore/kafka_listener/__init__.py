@@ -1,8 +1,8 @@
 """Kafka's protocol over TCP: the listener beside HTTP, for any Kafka client. One module for each API or family of APIs.
 
 ``listener`` has the socket and all connections, ``connection`` one of them: bytes to requests, answers in the order of
-requests. ``dispatch`` has the table of handlers; a fetch that waits is with ``idle_fetch`` meanwhile. A handler is an
-async function::
+requests. ``dispatch`` has the table of handlers, ``idle_fetch`` the waits of idle consumers. A handler is an async
+function::
 
     async def list_groups(store: KafkaStore, context: RequestContext, request: ListGroupsRequest, version: int)
         -> ListGroupsResponse | None

@@ -295,14 +295,14 @@ class Connection(asyncio.BufferedProtocol):
             return
         one = _InHand(request.api_key, room, is_decoded=True)
         self._in_hand.append(one)
-        if request.api_key != FETCH or not self._waits(one, request):
-            self._run(one, self._answer(request, one))
+        context = self._context_of(request)
+        if request.api_key != FETCH or not self._waits(one, request, context):
+            self._run(one, self._answer(request, one, context))
 
-    def _waits(self, one: _InHand, request: Request) -> bool:
+    def _waits(self, one: _InHand, request: Request, context: RequestContext) -> bool:
         """Whether the fetch waits for something new, without a task."""
         if self._idle_fetch is None:
             self._idle_fetch = IdleFetch(self._store, self._wait_ended)
-        context = self._context_of(request)
         if not self._idle_fetch.begin(request.message, request.api_version, context):
             return False
         self._waiting = one, request, context
@@ -314,7 +314,7 @@ class Connection(asyncio.BufferedProtocol):
         (one, request, context), self._waiting = self._waiting, None
         if has_news:
             left = msgspec.structs.replace(request.message, max_wait_ms=self._idle_fetch.ms_left)
-            self._run(one, self._answer(msgspec.structs.replace(request, message=left), one, fetching))
+            self._run(one, self._answer(msgspec.structs.replace(request, message=left), one, context, fetching))
             return
         LOG_FIELDS.set(_log_fields(context))
         try:
@@ -352,7 +352,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         one.is_decoded = True
         self._begin_requests()
-        await self._answer(request, one)
+        await self._answer(request, one, self._context_of(request))
 
     def _context_of(self, request: Request) -> RequestContext:
         return RequestContext(
@@ -365,8 +365,9 @@ class Connection(asyncio.BufferedProtocol):
             Forwarding.REFUSED,
         )
 
-    async def _answer(self, request: Request, one: _InHand, fetching: Fetching | None = None) -> None:
-        context = self._context_of(request)
+    async def _answer(
+        self, request: Request, one: _InHand, context: RequestContext, fetching: Fetching | None = None
+    ) -> None:
         LOG_FIELDS.set(_log_fields(context))
         try:
             one.answer = await answer_to(self._store, context, request, self._turn, fetching)

@@ -6,7 +6,6 @@ smaller one that is older than two minutes; if there is none, the client gets no
 Invariant: all sessions together have at most ``partitions_max`` partitions. No I/O, and no clock of its own.
 """
 
-import itertools
 import secrets
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -27,7 +26,6 @@ _NO_SESSION: Final = 0
 _INITIAL_EPOCH: Final = 0
 _FINAL_EPOCH: Final = -1
 _EPOCH_MAX: Final = 2**31 - 1
-_NUMBERS: Final = itertools.count()
 
 #: The topic as the request names it, by its id (bytes) or its name, and the partition.
 Key = tuple[bytes | str, int]
@@ -75,8 +73,8 @@ class Session:
         self.used = now
         #: The number of partitions as the cache counts it.
         self.size = len(partitions)
-        #: The number of the session among all that there were, and how often what it asks for has changed.
-        self.state = next(_NUMBERS), 0
+        #: Stands for what is asked for: another object after each change.
+        self.state = object()
 
 
 class Fetching:
@@ -205,8 +203,7 @@ class FetchSessions:
         session.epoch = next_epoch(session.epoch)
         partitions = session.partitions
         if asked or request.forgotten_topics_data:
-            number, changes = session.state
-            session.state = number, changes + 1
+            session.state = object()
         for key, one in asked.items():
             if (cached := partitions.get(key)) is None:
                 partitions[key] = CachedPartition(one)

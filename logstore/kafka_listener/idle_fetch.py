@@ -64,7 +64,7 @@ class IdleFetch:
         self._watched: Sequence[_Watched] = ()
         self._sources: Sequence[Permissions | PartitionLog] = ()
         self._permissions: Permissions | None = None
-        self._state: tuple[int, int] | None = None
+        self._state: object = None
         self._isolation_level = -1
         # The wait.
         self._fetching: Fetching | None = None
@@ -105,7 +105,7 @@ class IdleFetch:
 
     def _is_watched(self, session: Session, isolation_level: int) -> bool:
         return (
-            session.state == self._state
+            session.state is self._state
             and isolation_level == self._isolation_level
             and self._permissions is not None
             and self._permissions.are_all_given
