@@ -4,6 +4,7 @@ import gc
 import os
 import platform
 import socket
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -58,8 +59,11 @@ def _acknowledge_input() -> None:
     if quick_ack is None:
         return
     for descriptor in range(_DESCRIPTORS):
-        with suppress(OSError), socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM) as connection:
-            connection.setsockopt(socket.IPPROTO_TCP, quick_ack, 1)
+        with suppress(OSError):
+            # ``fromfd`` of anything but a socket leaves a descriptor open.
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                with socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM) as connection:
+                    connection.setsockopt(socket.IPPROTO_TCP, quick_ack, 1)
 
 
 @contextmanager

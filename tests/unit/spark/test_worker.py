@@ -52,7 +52,7 @@ def test_an_error_of_ours_has_no_traceback_where_a_worker_tells_it(monkeypatch, 
 def test_a_task_begins_with_modules_spared_and_what_has_come_acknowledged():
     # In a process of its own: nothing takes objects back from `gc.freeze` without making others collectable, too.
     code = """
-import gc, socket, time
+import gc, os, socket, time
 from pyspark import SparkFiles
 from logstore.spark.worker import begin_task
 
@@ -83,9 +83,11 @@ for _ in range(20):  # until one is looked at within 40 ms
     if before:
         break
 print(before, unacknowledged())
-spared = gc.get_freeze_count()
+spared, descriptors = gc.get_freeze_count(), os.listdir("/proc/self/fd")
 begin_task()
 assert gc.get_freeze_count() == spared > 10_000, "once, with the modules"
+# A worker has hundreds of tasks, and descriptors that are no sockets: files, pipes.
+assert os.listdir("/proc/self/fd") == descriptors, "no descriptor is left open"
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert (done.stdout.split(), done.stderr) == (["1", "0"], "")
