@@ -345,6 +345,7 @@ _REMEMBER = {"idempotency.window.ms": str(24 * HOUR_MS)}
 
 
 def create_topic(url: str, topic: TopicSpec, recorder: Recorder, *, replicas: int | None = None) -> None:
+    """Brokers that have just started may refuse it for a while."""
     cluster = httpx.get(f"{url}/v3/clusters", timeout=60).json()["data"][0]["cluster_id"]
     body = {
         "topic_name": topic.name,
@@ -352,7 +353,14 @@ def create_topic(url: str, topic: TopicSpec, recorder: Recorder, *, replicas: in
         "replication_factor": replicas,
         "configs": [{"name": name, "value": value} for name, value in {**_REMEMBER, **topic.configs}.items()],
     }
-    httpx.post(f"{url}/v3/clusters/{cluster}/topics", json=body, timeout=60).raise_for_status()
+    deadline = time.monotonic() + READY_S
+    while True:
+        answer = httpx.post(f"{url}/v3/clusters/{cluster}/topics", json=body, timeout=60)
+        if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
+            break
+        time.sleep(1)
+    if answer.is_error:
+        raise RuntimeError(f"topic {topic.name} is not created: {answer.status_code} {answer.text}")
     tell_topic(recorder, topic)
 
 

@@ -109,7 +109,10 @@ def main(
 
 
 def _work_until(stopping: threading.Event, member: Member, consumer: Consumer) -> None:
-    """Work until the process is to stop, or a poll came later than ``max.poll.interval.ms``."""
+    """Work until the process is to stop, or this consumer can go on no more: a poll came later than
+    ``max.poll.interval.ms``, or the error is fatal. A static member of the consumer protocol gets a fatal one,
+    UNRELEASED_INSTANCE_ID, for as long as the session of its killed predecessor lasts (KIP-848).
+    """
     while not stopping.is_set():
         try:
             member.work(consumer)
@@ -119,6 +122,8 @@ def _work_until(stopping: threading.Event, member: Member, consumer: Consumer) -
             if error.args[0].code() == KafkaError._MAX_POLL_EXCEEDED:
                 return  # it may not join again if its coordinator was away, too
             stopping.wait(REST_S)
+            if error.args[0].code() == KafkaError._FATAL:
+                return
 
 
 if __name__ == "__main__":

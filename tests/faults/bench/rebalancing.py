@@ -89,6 +89,12 @@ class Rebalancer(Meddler):
             self._groups.add(spec)
         self._require_settled(spec)
         fields, owned = self._groups.describe(spec).members.get(member.name, ({}, []))
+        if spec.kafka:
+            # librdkafka 2.16 goes back to the beginning of what it is assigned again, if it stood still between its
+            # question for the beginning and the answer. It asks for partitions that have no committed offset.
+            begun = lambda: self._groups.committed(spec).keys() >= {*owned}  # noqa: E731
+            if not self._wait_until(begun, self._patience_s):
+                raise StoreBrokenError(f"group {spec.name} commits nothing of some of {owned}")
         self._told(fault, member=member.name)
         member.process.send_signal(signal.SIGSTOP)
         try:
