@@ -101,13 +101,14 @@ class LogReader:
             at = wanted.start
             frames = log.index.frames_by_bytes(at, wanted.end, wanted.max_bytes)
             num_bytes = sum(frame.inflated_bytes for frame in frames)
-            if num_bytes > wanted.max_bytes and (wanted.may_be_empty or len(frames) > 1):
+            is_full = num_bytes > wanted.max_bytes and (wanted.may_be_empty or len(frames) > 1)
+            if is_full:
                 num_bytes -= frames.pop().inflated_bytes
             if not frames:
-                return Slice([], 0, 0, at)
+                return Slice([], 0, 0, at, is_full)
             batches = await self._in_thread(lambda: self._slices.read_stored_frames(frames))
             count = sum(frame.end_offset - max(at, frame.base_offset) for frame in frames if frame.has_records)
-            return Slice(batches, count, num_bytes, frames[-1].end_offset)
+            return Slice(batches, count, num_bytes, frames[-1].end_offset, is_full)
 
         of_segment = self._slices.read_stored_segment
         return await self._read(topic, log, offset, of_segment, of_tail, max_bytes, min_bytes, isolation)
@@ -132,7 +133,7 @@ class LogReader:
         async def of_tail(wanted: Wanted) -> Slice[Buffer]:
             locations = log.index.locations_by_length(wanted.start, wanted.end, wanted.max_bytes)
             if wanted.may_be_empty and locations[0].length - HEADER_BYTES > wanted.max_bytes:
-                return Slice([], 0, 0, wanted.start)
+                return Slice([], 0, 0, wanted.start, is_full=True)
             return await self._in_thread(lambda: self._slices.read_frame_batches(locations, wanted))
 
         of_segment = functools.partial(self._slices.read_segment_batches, epochs=epochs)
@@ -175,12 +176,10 @@ class LogReader:
                 taken += piece.batches
                 count += piece.count
                 num_bytes += piece.num_bytes
-            elif piece.next_offset == at and at < log.readable_end(isolation):
-                if taken:
-                    break  # the next record does not fit
+            elif piece.next_offset == at and at < log.readable_end(isolation) and not piece.is_full:
                 raise CorruptionError(f"Neither a record nor the next segment is found at offset {at} of {log}.")
             at = piece.next_offset
-            if at >= log.readable_end(isolation) or num_bytes >= min(max(1, min_bytes), max_bytes):
+            if piece.is_full or at >= log.readable_end(isolation) or num_bytes >= min(max(1, min_bytes), max_bytes):
                 break
         return FetchResult(
             taken, count, num_bytes, at, log.log_start_offset, log.high_watermark, log.last_stable_offset

@@ -55,13 +55,14 @@ _ROWS_LOOKED_AT = 1024
 class Slice(Generic[C]):
     """Batches from one place: ``count`` records, which use up ``num_bytes`` of ``max_bytes``.
 
-    Reading goes on at ``next_offset``.
+    Reading goes on at ``next_offset``. ``is_full``: with the next record it would have been too large.
     """
 
     batches: list[C]
     count: int
     num_bytes: int
     next_offset: int
+    is_full: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +160,12 @@ class SliceReader:
                 taken = at
                 break
         if not taken:
-            return Slice([], 0, 0, wanted.start)
+            return Slice([], 0, 0, wanted.start, is_full=True)
         frames = filter_frames(found[:taken])
         batches = frame_batches(frames)
         count = sum(frame.header.end_offset - max(wanted.start, frame.header.base_offset) for frame in frames)
-        return Slice(batches, count, sum(map(len, batches)), found[taken - 1].header.end_offset)
+        end = found[taken - 1].header.end_offset
+        return Slice(batches, count, sum(map(len, batches)), end, is_full=taken < len(found))
 
     def read_segment_batches(
         self, files: TableFiles, segment: SegmentFile, following: int, wanted: Wanted, epochs: Epochs
@@ -172,7 +174,7 @@ class SliceReader:
         rows = self.read_segment(files, segment, following, wanted)
         append_times = self._index(files, segment).log_append_times
         batches = encode_history(rows.batches, rows.next_offset, epochs, append_times)
-        return Slice(batches, rows.count, sum(map(len, batches)), rows.next_offset)
+        return Slice(batches, rows.count, sum(map(len, batches)), rows.next_offset, rows.is_full)
 
     def read_segment(
         self, files: TableFiles, segment: SegmentFile, following: int, wanted: Wanted
@@ -223,17 +225,17 @@ class SliceReader:
                 # The answer has batches already: this one may be too large, or begin with records of theirs, because a
                 # merge or a roll has just made it.
                 if wanted.may_be_empty and (file.decoded_bytes > wanted.max_bytes or group.first_offset < wanted.start):
-                    return Slice([], 0, 0, wanted.start)
+                    return Slice([], 0, 0, wanted.start, is_full=True)
                 payload = read_row_group_file(place.files, place.name, file)
                 batch = RecordBatch(group.first_offset, 0, group.num_rows, PARQUET, payload)
                 count = min(group.num_rows, group.last_offset + 1 - wanted.start)
                 return Slice([batch], count, file.decoded_bytes, min(place.scanned_to, wanted.end))
         rows = self._rows(place, wanted)
         if not rows.batches:
-            return Slice([], 0, 0, rows.next_offset)
+            return Slice([], 0, 0, rows.next_offset, rows.is_full)
         first_offset = int(int64_values(rows.batches[0].column("offset"))[0])
         batch = RecordBatch(first_offset, 0, rows.count, PARQUET, write_row_group_file(rows.batches))
-        return Slice([batch], rows.count, rows.num_bytes, rows.next_offset)
+        return Slice([batch], rows.count, rows.num_bytes, rows.next_offset, rows.is_full)
 
     def _read_on(
         self,
@@ -373,7 +375,7 @@ def _cut(batches: Iterable[pa.RecordBatch], wanted: Wanted, scanned_to: int) -> 
             count += fitting
             num_bytes += size
         if fitting < rows.num_rows:
-            return Slice(taken, count, num_bytes, int(offsets[first + fitting]))
+            return Slice(taken, count, num_bytes, int(offsets[first + fitting]), is_full=True)
     return Slice(taken, count, num_bytes, max(wanted.start, min(scanned_to, wanted.end)))
 
 

@@ -15,7 +15,7 @@ from logstore.log import slice_reader
 from logstore.log.topic import Topic
 from logstore.segments import reader as segments_reader
 from tests.support.journals import control_frame
-from tests.support.kafka_reading import consume, rows_from
+from tests.support.kafka_reading import consume, fetch_one, rows_from
 from tests.support.running_broker import produce, read_all, run, running_broker
 
 NEVER = {"segment.ms": "100000000"}
@@ -98,6 +98,26 @@ def test_history_is_decoded_once_for_each_of_two_readers_in_step(
             assert not broker._fetching._reader._slices._begun
             assert await read_all(broker, topic) == list(enumerate(records))
             assert len(begun) <= 3
+
+    run(scenario())
+
+
+def test_history_for_kafkas_clients_is_read_in_one_step_for_each_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Record batches are smaller than the rows were measured: an answer that is full would else be filled up, with ever
+    fewer records at a time.
+    """
+    steps = counted(monkeypatch, slice_reader.SliceReader, "read_segment")
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await history(broker, values(3_000, 200))
+            at = answers = 0
+            while at < 3_000:
+                at = (await fetch_one(broker, topic, at, max_bytes=30_000)).next_offset
+                answers += 1
+            assert len(steps) == answers > 10
 
     run(scenario())
 
