@@ -34,6 +34,8 @@ T = TypeVar("T")
 C = TypeVar("C")
 SegmentRead = Callable[[TableFiles, SegmentFile, int, Wanted], Slice[C]]
 _ATTEMPTS = 5
+# An answer with this part of the bytes that it may have is not filled up.
+_FULL_PART = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +178,15 @@ class LogReader:
                 taken += piece.batches
                 count += piece.count
                 num_bytes += piece.num_bytes
-            elif piece.next_offset == at and at < log.readable_end(isolation) and not piece.is_full:
+            elif piece.next_offset == at and at < log.readable_end(isolation):
+                if taken:
+                    break  # the next record does not fit
                 raise CorruptionError(f"Neither a record nor the next segment is found at offset {at} of {log}.")
             at = piece.next_offset
-            if piece.is_full or at >= log.readable_end(isolation) or num_bytes >= min(max(1, min_bytes), max_bytes):
+            if at >= log.readable_end(isolation) or num_bytes >= min(max(1, min_bytes), max_bytes):
                 break
+            if piece.is_full and num_bytes >= _FULL_PART * max_bytes:
+                break  # another slice would have little room, and cost as much
         return FetchResult(
             taken, count, num_bytes, at, log.log_start_offset, log.high_watermark, log.last_stable_offset
         )

@@ -55,7 +55,7 @@ _ROWS_LOOKED_AT = 1024
 class Slice(Generic[C]):
     """Batches from one place: ``count`` records, which use up ``num_bytes`` of ``max_bytes``.
 
-    Reading goes on at ``next_offset``. ``is_full``: with the next record it would have been too large.
+    Reading goes on at ``next_offset``. ``is_full``: a record, frame or row group was left out for want of room.
     """
 
     batches: list[C]

@@ -345,8 +345,7 @@ _REMEMBER = {"idempotency.window.ms": str(24 * HOUR_MS)}
 
 
 def create_topic(url: str, topic: TopicSpec, recorder: Recorder, *, replicas: int | None = None) -> None:
-    """Brokers that have just started may refuse it for a while."""
-    cluster = httpx.get(f"{url}/v3/clusters", timeout=60).json()["data"][0]["cluster_id"]
+    """Brokers that have just started may refuse it: it is asked for again for ``READY_S``. RuntimeError."""
     body = {
         "topic_name": topic.name,
         "partitions_count": topic.partitions,
@@ -355,7 +354,10 @@ def create_topic(url: str, topic: TopicSpec, recorder: Recorder, *, replicas: in
     }
     deadline = time.monotonic() + READY_S
     while True:
-        answer = httpx.post(f"{url}/v3/clusters/{cluster}/topics", json=body, timeout=60)
+        answer = httpx.get(f"{url}/v3/clusters", timeout=60)
+        if answer.is_success:
+            cluster = answer.json()["data"][0]["cluster_id"]
+            answer = httpx.post(f"{url}/v3/clusters/{cluster}/topics", json=body, timeout=60)
         if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
             break
         time.sleep(1)

@@ -110,8 +110,8 @@ def main(
 
 def _work_until(stopping: threading.Event, member: Member, consumer: Consumer) -> None:
     """Work until the process is to stop, or this consumer can go on no more: a poll came later than
-    ``max.poll.interval.ms``, or the error is fatal. A static member of the consumer protocol gets a fatal one,
-    UNRELEASED_INSTANCE_ID, for as long as the session of its killed predecessor lasts (KIP-848).
+    ``max.poll.interval.ms``, or it got a fatal error. A static member of the consumer protocol gets
+    UNRELEASED_INSTANCE_ID, which is fatal, for as long as the session of its killed predecessor lasts (KIP-848).
     """
     while not stopping.is_set():
         try:

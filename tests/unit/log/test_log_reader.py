@@ -102,22 +102,47 @@ def test_history_is_decoded_once_for_each_of_two_readers_in_step(
     run(scenario())
 
 
-def test_history_for_kafkas_clients_is_read_in_one_step_for_each_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("value_bytes", "steps_most"), [(0, 5), (10, 3), (100, 1), (1_000, 1)])
+def test_history_for_kafkas_clients_is_read_in_few_steps_for_each_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value_bytes: int, steps_most: int
 ) -> None:
-    """Record batches are smaller than the rows were measured: an answer that is full would else be filled up, with ever
-    fewer records at a time.
+    """Record batches are smaller than their rows were measured. An answer that is filled up to the last byte takes ever
+    more steps, with ever fewer records.
     """
     steps = counted(monkeypatch, slice_reader.SliceReader, "read_segment")
+    max_bytes = 30_000
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await history(broker, values(3_000, 200))
-            at = answers = 0
-            while at < 3_000:
-                at = (await fetch_one(broker, topic, at, max_bytes=30_000)).next_offset
-                answers += 1
-            assert len(steps) == answers > 10
+            topic = await history(broker, [bytes(value_bytes)] * 12_000)
+            at = 0
+            while True:
+                steps.clear()
+                answer = await fetch_one(broker, topic, at, max_bytes=max_bytes)
+                at = answer.next_offset
+                assert len(steps) <= steps_most
+                if at == 12_000:
+                    break
+                assert 0.75 * max_bytes <= answer.num_bytes <= max_bytes
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("max_bytes", [500, 5_000])
+def test_an_answer_behind_a_marker_has_a_record(tmp_path: Path, max_bytes: int) -> None:
+    """The record that follows is larger than the answer may be; the marker before it is none."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            assert topic is not None
+            await produce(broker, topic, [b"first"])
+            await append_marker(broker, topic)
+            await produce(broker, topic, [bytes(100_000)])
+            reader, log = broker._fetching._reader, topic.partition(0)
+            for read in (reader.read, reader.read_stored, reader.read_batches):
+                found = await read(topic, log, 1, max_bytes=max_bytes, min_bytes=1)
+                assert (found.count, found.next_offset) == (1, 3)
 
     run(scenario())
 
