@@ -1176,6 +1176,26 @@ def stored_and_answered_with_an_error() -> list[Event]:
     return story(refuse)
 
 
+@pytest.mark.parametrize(
+    ("process", "later_s", "expected"),
+    [
+        ("machine", 4, []),
+        ("machine", 6, ["J1: error of the server without a fault"]),
+        ("consumer-m0", 4, ["J1: error of the server without a fault"]),
+    ],
+)
+def test_a_stall_of_the_machine_explains_errors(process: str, later_s: float, expected: list[str]) -> None:
+    def stall(store: ModelStore) -> None:
+        since = store.events[-1]["t"]
+        store.wait(2)
+        store.tell(process, "stall", since=since)
+        store.wait(later_s)
+        store.do(store.produce(PLAIN, 1), "info")
+        store.events[-1].update(status=503, error_code=50304)
+
+    assert found(story(stall)) == expected
+
+
 @anomaly("J1: error that is not documented")
 def error_of_a_bug() -> list[Event]:
     def fail(store: ModelStore) -> None:

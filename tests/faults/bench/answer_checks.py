@@ -1,6 +1,7 @@
 """Answers of the store, and their times: A1 of a journal that failed, J1 of unexplained errors, J2 of progress.
 
-A fault explains errors of the server from its beginning until a while after the next ``heal``.
+A fault explains errors of the server from its beginning until a while after the next ``heal``, a stall of the machine
+until a while after its end.
 """
 
 from bisect import bisect_right
@@ -8,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.faults.bench.evidence import FOREVER, Anomaly, Call, Evidence
-from tests.faults.bench.history import Fetch, Final, Processed, Produce
+from tests.faults.bench.history import MACHINE, Fetch, Final, Processed, Produce, Stall
 
 #: A coordinator reads its groups when it begins: also when the first request of a group has made their topic.
 _BEGINS = 50305
@@ -53,6 +54,8 @@ def _check_errors(evidence: Evidence) -> Iterator[Anomaly]:
     for fault in evidence.faults:
         healed = bisect_right(heals, fault.t)
         troubled.append((fault.t, heals[healed] + SETTLED_S * 10**9 if healed < len(heals) else FOREVER))
+    stalls = [stall for stall in evidence.singles(Stall) if stall.process == MACHINE]
+    troubled += [(stall.since, stall.t + SETTLED_S * 10**9) for stall in stalls]
     for call in evidence.answered():
         told = call.told
         if told is None or told.status < 500:

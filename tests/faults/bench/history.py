@@ -136,8 +136,12 @@ class Processed(Event, tag="processed", frozen=True, kw_only=True):
     rows: list[tuple[int, str | None]]
 
 
+#: Of a stall of all processes.
+MACHINE = "machine"
+
+
 class Stall(Event, tag="stall", frozen=True, kw_only=True):
-    """The process of a member did not run from ``since`` until now."""
+    """The process of a member, or the ``MACHINE``, did not run from ``since`` until now."""
 
     since: int
 

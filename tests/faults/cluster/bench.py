@@ -29,6 +29,7 @@ from tests.faults.cluster.brokers import MIN_IN_SYNC, Brokers
 from tests.faults.cluster.cluster_checks import check_cluster
 from tests.faults.cluster.nemesis import HEALED_S, KINDS, Nemesis, rounds
 from tests.faults.cluster.probes import Probes
+from tests.faults.cluster.pulse import Pulse
 from tests.faults.cluster.registrations import Registrations
 
 TOPICS = (
@@ -201,7 +202,7 @@ def _run(brokers: Brokers, recorder: Recorder, directory: Path, report: Report, 
     observer.start()
     try:
         groups.start()
-        with Registrations(brokers.zookeeper.connect, recorder):
+        with Registrations(brokers.zookeeper.connect, recorder), Pulse(recorder, directory):
             with workload, kafka, Probes(brokers, recorder, written, PROBED):
                 for number, kind in enumerate(rounds(chance, load.kinds or KINDS)):
                     if time.monotonic() > until or number >= load.faults:
