@@ -130,7 +130,7 @@ def test_history_for_kafkas_clients_is_read_in_few_steps_for_each_answer(
 
 @pytest.mark.parametrize("max_bytes", [500, 5_000])
 def test_an_answer_behind_a_marker_has_a_record(tmp_path: Path, max_bytes: int) -> None:
-    """The record that follows is larger than the answer may be; the marker before it is none."""
+    """The record behind the marker is larger than the answer may be."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
