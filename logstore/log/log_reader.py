@@ -103,14 +103,13 @@ class LogReader:
             at = wanted.start
             frames = log.index.frames_by_bytes(at, wanted.end, wanted.max_bytes)
             num_bytes = sum(frame.inflated_bytes for frame in frames)
-            is_full = num_bytes > wanted.max_bytes and (wanted.may_be_empty or len(frames) > 1)
-            if is_full:
+            if num_bytes > wanted.max_bytes and (wanted.may_be_empty or len(frames) > 1):
                 num_bytes -= frames.pop().inflated_bytes
             if not frames:
-                return Slice([], 0, 0, at, is_full)
+                return Slice([], 0, 0, at)
             batches = await self._in_thread(lambda: self._slices.read_stored_frames(frames))
             count = sum(frame.end_offset - max(at, frame.base_offset) for frame in frames if frame.has_records)
-            return Slice(batches, count, num_bytes, frames[-1].end_offset, is_full)
+            return Slice(batches, count, num_bytes, frames[-1].end_offset)
 
         of_segment = self._slices.read_stored_segment
         return await self._read(topic, log, offset, of_segment, of_tail, max_bytes, min_bytes, isolation)
@@ -135,7 +134,7 @@ class LogReader:
         async def of_tail(wanted: Wanted) -> Slice[Buffer]:
             locations = log.index.locations_by_length(wanted.start, wanted.end, wanted.max_bytes)
             if wanted.may_be_empty and locations[0].length - HEADER_BYTES > wanted.max_bytes:
-                return Slice([], 0, 0, wanted.start, is_full=True)
+                return Slice([], 0, 0, wanted.start)
             return await self._in_thread(lambda: self._slices.read_frame_batches(locations, wanted))
 
         of_segment = functools.partial(self._slices.read_segment_batches, epochs=epochs)

@@ -55,7 +55,7 @@ _ROWS_LOOKED_AT = 1024
 class Slice(Generic[C]):
     """Batches from one place: ``count`` records, which use up ``num_bytes`` of ``max_bytes``.
 
-    Reading goes on at ``next_offset``. ``is_full``: a record, frame or row group was left out for want of room.
+    Reading goes on at ``next_offset``. ``is_full``: a record or frame behind them was left out for want of room.
     """
 
     batches: list[C]
@@ -160,7 +160,7 @@ class SliceReader:
                 taken = at
                 break
         if not taken:
-            return Slice([], 0, 0, wanted.start, is_full=True)
+            return Slice([], 0, 0, wanted.start)
         frames = filter_frames(found[:taken])
         batches = frame_batches(frames)
         count = sum(frame.header.end_offset - max(wanted.start, frame.header.base_offset) for frame in frames)
@@ -225,14 +225,14 @@ class SliceReader:
                 # The answer has batches already: this one may be too large, or begin with records of theirs, because a
                 # merge or a roll has just made it.
                 if wanted.may_be_empty and (file.decoded_bytes > wanted.max_bytes or group.first_offset < wanted.start):
-                    return Slice([], 0, 0, wanted.start, is_full=True)
+                    return Slice([], 0, 0, wanted.start)
                 payload = read_row_group_file(place.files, place.name, file)
                 batch = RecordBatch(group.first_offset, 0, group.num_rows, PARQUET, payload)
                 count = min(group.num_rows, group.last_offset + 1 - wanted.start)
                 return Slice([batch], count, file.decoded_bytes, min(place.scanned_to, wanted.end))
         rows = self._rows(place, wanted)
         if not rows.batches:
-            return Slice([], 0, 0, rows.next_offset, rows.is_full)
+            return Slice([], 0, 0, rows.next_offset)
         first_offset = int(int64_values(rows.batches[0].column("offset"))[0])
         batch = RecordBatch(first_offset, 0, rows.count, PARQUET, write_row_group_file(rows.batches))
         return Slice([batch], rows.count, rows.num_bytes, rows.next_offset, rows.is_full)
