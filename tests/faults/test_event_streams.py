@@ -7,7 +7,6 @@ import json
 import shutil
 import subprocess
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -120,9 +119,9 @@ def test_a_slow_reader_is_cut_and_goes_on_where_it_was_while_memory_stays(tmp_pa
         asyncio.run(schedule(server))
 
 
-def test_a_stop_ends_all_streams_within_seconds_even_of_clients_that_take_nothing(tmp_path: Path) -> None:
-    async def schedule(server: ServerProcess) -> float:
-        await Producer(server.url, LARGE).run(50)
+def test_a_stop_ends_all_streams_even_of_clients_that_take_nothing(tmp_path: Path) -> None:
+    async def schedule(server: ServerProcess) -> None:
+        await Producer(server.url, LARGE).run(200)
         port = int(server.url.rpartition(":")[2])
         async with (
             RawClient.connected(port, receive_bytes=4096) as stuck,
@@ -130,18 +129,17 @@ def test_a_stop_ends_all_streams_within_seconds_even_of_clients_that_take_nothin
         ):
             await stuck.send(b"GET /topics/t/events?from=earliest HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await stuck.take(100)
-            began = time.monotonic()
+            await asyncio.sleep(1)  # all buffers on the way fill up
             assert await asyncio.to_thread(server.stop) == 0
-            seconds = time.monotonic() - began
             for client in clients:
                 assert await client.rest() == []
                 assert client.parser.comments[-1].startswith("the store is stopping")
-        return seconds
 
     with ServerProcess(tmp_path / "data") as server:
         create_topic(server.url)
-        # Not the ten seconds after which requests are cut.
-        assert asyncio.run(schedule(server)) < 8
+        asyncio.run(schedule(server))
+    # uvicorn says it when requests were cut after the ten seconds that they have.
+    assert "graceful shutdown exceeded" not in server.log
     assert "Traceback" not in server.log
 
 

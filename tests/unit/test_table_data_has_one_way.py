@@ -13,7 +13,7 @@ CONTRACT = "Table data goes through logstore.table_files"
 NO_TABLES = {f"logstore/spark/{name}.py" for name in ("jars", "session", "shipping", "spark_conf")}
 #: Not file calls, or of the descriptors of a process.
 OF_OS = {"environ", "cpu_count", "fspath", "PathLike", "setpriority", "getpriority", "PRIO_PROCESS", "nice", "_exit"}
-OF_OS |= {"dup", "dup2", "fdopen"}
+OF_OS |= {"dup", "dup2", "fdopen", "fstat"}
 #: A task of Spark that needs nothing of this package reads through pyarrow's storages.
 THROUGH_PYARROW = {"logstore/spark/history_check.py"}
 FILE_CALLS = {

@@ -131,7 +131,7 @@ def run(directory: Path, seed: int, seconds: float, load: Load | None = None, *,
         try:
             _run(brokers, recorder, directory, report, began + seconds, load)
         except (AssertionError, OSError, RuntimeError, httpx.HTTPError) as error:
-            report.anomalies.append(f"the run broke off: {error!r}")
+            report.anomalies.append(f"the run broke off: {type(error).__name__}: {error}")
     events = read_history(history)
     report.anomalies += judge(events)
     report.moves = sum(len(event.partitions) for event in events if isinstance(event, Assigned))

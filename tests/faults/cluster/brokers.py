@@ -39,6 +39,8 @@ _ENVIRONMENT = {
 }
 #: Each look is six requests.
 _POLL_S = 0.2
+#: Of the log of all brokers, in an error.
+_LOG_LINES = 40
 #: kazoo tells of every connection that breaks, and here they are to.
 QUIET = logging.getLogger("tests.kazoo")
 QUIET.setLevel(logging.CRITICAL)
@@ -240,7 +242,7 @@ class Brokers:
         """Brokers that know less than all brokers, and partitions without a leader or with fewer replicas in sync than
         they have, as any broker knows them.
         """
-        found = []
+        found = [f"broker {broker.number} does not run" for broker in self.all if not broker.is_running]
         views: set[tuple[tuple[str, int, int], ...]] = set()
         for broker in self.all:
             cluster, answer = self._get(f"{broker.url}/cluster"), self._get(f"{broker.url}/cluster/partitions")
@@ -252,7 +254,8 @@ class Brokers:
             rows = answer["partitions"]
             views.add(tuple((row["topic"], row["partition"], row["leader_epoch"]) for row in rows))
             found += [
-                f"{row['topic']}-{row['partition']}: {row} of broker {broker.number}"
+                f"{row['topic']}-{row['partition']} has the leader {row['leader']} of epoch {row['leader_epoch']} and "
+                f"{row['in_sync_replicas']} in sync, as broker {broker.number} knows it"
                 for row in rows
                 if row["leader"] in {-1, None} or len(row["in_sync_replicas"]) < len(row["replicas"])
             ]
@@ -275,7 +278,9 @@ class Brokers:
         deadline = time.monotonic() + seconds
         while unhealed := self.unhealed():
             if time.monotonic() > deadline:
-                raise RuntimeError(f"not healed: {unhealed[:5]}")
+                log = (self.data.parent / f"{self.data.name}-server.log").read_text(errors="replace")
+                said = "\n".join(log.splitlines()[-_LOG_LINES:])
+                raise RuntimeError("\n".join(["not healed:", *unhealed, "the brokers said at last:", said]))
             time.sleep(_POLL_S)
 
     def _get(self, url: str) -> Any:
