@@ -29,6 +29,8 @@ from logstore.errors import InvalidConfigError, LogStoreError, ZooKeeperUnavaila
 SESSION_TIMEOUT_MS: Final = 18_000
 #: Between two tries to connect. With kazoo's own pauses, which double, a session is lost while ZooKeeper is back.
 _RECONNECT: Final = {"max_tries": -1, "delay": 0.05, "backoff": 1.5, "max_delay": 0.2, "max_jitter": 0.2}
+#: Before a thread that could not be started is started again.
+_RESTART_S: Final = 1.0
 
 log = structlog.stdlib.get_logger(__name__)
 # Without a server kazoo warns five times a second.
@@ -163,8 +165,10 @@ class ZooKeeper:
         self.state = SessionState.SUSPENDED
         self._listeners: list[Callable[[SessionState], None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._restarting: asyncio.Task[object] | None = None
+        self._is_stopping = False
+        self._restarting: asyncio.Task[None] | None = None
         self._note_granted_timeout()
+        self._outlive_the_thread()
 
     def _note_granted_timeout(self) -> None:
         """kazoo keeps to itself what timeout it was granted; it follows from that for reads, which is two thirds."""
@@ -177,6 +181,22 @@ class ZooKeeper:
             return read_timeout_ms, connect_timeout_ms
 
         connection._connect = connect_and_note  # noqa: SLF001
+
+    def _outlive_the_thread(self) -> None:
+        """kazoo's thread ends after an answer that it did not expect, for example (python-zk/kazoo#641): another one
+        begins a new session. Not before the first has ended, since it clears what is kazoo's at last; and whatever the
+        state is by then, because kazoo tells of no loss behind the end of a session.
+        """
+        connection = self._client._connection  # noqa: SLF001 - kazoo is pinned, and a test holds it to this
+        run = connection.zk_loop
+
+        def run_and_tell() -> None:
+            try:
+                run()
+            finally:
+                self._call(self._thread_ended)
+
+        connection.zk_loop = run_and_tell
 
     # ---- session ----------------------------------------------------------------------------------------------------
 
@@ -207,6 +227,7 @@ class ZooKeeper:
 
     async def stop(self) -> None:
         """End the session, and its ephemeral nodes with it."""
+        self._is_stopping = True
         self._client.remove_listener(self._state_changed)
         if self._restarting is not None:
             await asyncio.gather(self._restarting, return_exceptions=True)
@@ -226,15 +247,22 @@ class ZooKeeper:
             self._call(self._settle_state, SessionState.SUSPENDED, None, None)
         else:
             self._call(self._settle_state, SessionState.EXPIRED, 0, self._clock.monotonic())
-            if self._client._connection.connection_stopped.is_set():  # noqa: SLF001 - nothing else tells
-                self._call(self._restart)
 
-    def _restart(self) -> None:
-        """kazoo's thread has ended, after an answer that it did not expect for example (python-zk/kazoo#641): another
-        one begins a new session.
-        """
+    def _thread_ended(self) -> None:
+        if self._is_stopping:
+            return
         log.error("zookeeper.client_ended", servers=self.servers.hosts, then="a new session begins")
-        self._restarting = asyncio.create_task(asyncio.to_thread(self._client.start_async))
+        self._restarting = asyncio.create_task(self._start_again())
+
+    async def _start_again(self) -> None:
+        while not self._is_stopping:
+            try:
+                await asyncio.to_thread(self._client.start_async)
+            except Exception as error:
+                log.exception("zookeeper.not_started", servers=self.servers.hosts, why=str(error))
+                await asyncio.sleep(_RESTART_S)
+            else:
+                return
 
     def _settle_state(self, state: SessionState, session_id: int | None, session_began: float | None) -> None:
         if session_began is not None:

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 
 import pytest
+from kazoo.exceptions import SessionExpiredError
 
 from logstore.cluster import checked_file, znodes
 from logstore.cluster.coordinator import BrokerEndpoint
@@ -273,6 +274,33 @@ async def test_an_answer_that_the_client_does_not_expect_costs_a_session_and_no_
     monkeypatch.setattr(connection, "_read_socket", unexpected)
     with contextlib.suppress(ZooKeeperUnavailableError):
         await first.zookeeper.sync()
+    await eventually_async(lambda: first.registration.broker_epoch > before, "not registered again")
+    assert not thread.is_alive()
+    await brokers.seen_by([first, second], lambda it: it.brokers == [1, 2], "not both are there")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_client_that_ends_behind_its_session_begins_another(brokers: Brokers, monkeypatch: pytest.MonkeyPatch):
+    """kazoo tells of no second loss."""
+    first, second = await brokers.start(1, 2)
+    before = first.registration.broker_epoch
+    connection = first.zookeeper._client._connection
+    connect, thread = connection._connect, connection._connection_routine
+    has_expired = False
+
+    def unexpected(*where: object) -> object:
+        nonlocal has_expired
+        if has_expired:
+            monkeypatch.setattr(connection, "_connect", connect)
+            raise ValueError("an answer of no kind")
+        try:
+            return connect(*where)
+        except SessionExpiredError:
+            has_expired = True
+            raise
+
+    monkeypatch.setattr(connection, "_connect", unexpected)
+    await expire(first)
     await eventually_async(lambda: first.registration.broker_epoch > before, "not registered again")
     assert not thread.is_alive()
     await brokers.seen_by([first, second], lambda it: it.brokers == [1, 2], "not both are there")
