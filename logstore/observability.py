@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol, Self, cast
 
 import structlog
 from prometheus_client import (
@@ -67,6 +67,9 @@ class _TopicCounter(Counter):
             self.labels(topic.name, *labels).inc(amount)
 
     def labels(self, *values: object, **named: object) -> Self:
+        # Mostly there: without the checks and the lock of ``Counter``.
+        if not named and (known := cast("dict[tuple[object, ...], Self]", self._metrics).get(values)) is not None:
+            return known
         if values and values[0] not in _topics:
             values = (_label(str(values[0]), _topics, TOPIC_LABELS_MAX, OTHER_TOPICS), *values[1:])
         return super().labels(*values, **named)

@@ -53,6 +53,10 @@ class Admission:
         self._press = press
         self._quotas = quotas
         self._clock = clock
+        #: The least bound of what the journal may hold: of one topic, or of all that are not the store's own.
+        self._held_max = min(
+            settings.topic_journal_bytes_max, settings.journal_max_bytes - settings.journal_max_bytes // _INTERNAL_PART
+        )
         #: By principal and kind of quota: when a principal over its quota may go on, in seconds of the clock.
         self._over_quota: dict[tuple[Principal, QuotaKind], float] = {}
         #: Topics whose records were refused for want of room in the journal.
@@ -90,8 +94,18 @@ class Admission:
         if self.not_ready is not None:
             raise BrokerNotReadyError(f"Not now: {self.not_ready}. Try again in a few seconds.")
 
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether the journal has room for ``num_bytes`` more of whatever topic."""
+        queued = self._journal.queued_bytes
+        return (
+            queued + num_bytes <= self._settings.queued_max_request_bytes
+            and self._journal.needed_bytes + queued + num_bytes <= self._held_max
+        )
+
     def require_room(self, topic: Topic, num_bytes: int) -> None:
         """Raise ThrottledError unless the journal has room for ``num_bytes`` more of the topic."""
+        if self.has_room(num_bytes):
+            return
         journal, settings = self._journal, self._settings
         # Bytes of acks=0 and of timed-out requests are in no request's account any more, but still in memory.
         if journal.queued_bytes and journal.queued_bytes + num_bytes > settings.queued_max_request_bytes:

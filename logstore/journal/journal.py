@@ -154,7 +154,7 @@ class Journal:
     @property
     def retained_bytes(self) -> int:
         """Bytes of the files kept."""
-        return sum(file.size for file in self._files)
+        return sum([file.size for file in self._files])
 
     @property
     def needed_bytes(self) -> int:
@@ -162,7 +162,10 @@ class Journal:
 
         The file being written to does not count when all in it is sealed: the next append beyond its bound ends it.
         """
-        return sum(file.size for file in itertools.dropwhile(lambda file: not file.needed_by, self._files))
+        for at, file in enumerate(self._files):
+            if file.needed_by:
+                return sum([needed.size for needed in self._files[at:]])
+        return 0
 
     @property
     def files(self) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ never see an error for it unless their time is up.
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
@@ -107,15 +107,17 @@ class _InvalidRequiredAcksError(InvalidRequestError):
 
 
 async def _until_room(
-    store: KafkaStore, context: RequestContext, batches: Iterable[TopicBatches], deadline: float
+    store: KafkaStore, context: RequestContext, batches: Sequence[TopicBatches], deadline: float
 ) -> int:
     """Wait until the journal takes the batches, or for the time of ``deadline``: how long that was, in ms."""
+    admission = store.broker.admission
+    if admission.has_room(sum([len(records) for one in batches for _, records in one.batches if records])):
+        return 0
     wanted = [
         (topic, sum(len(records) for _, records in one.batches if records))
         for one in batches
         if (topic := _topic(store, context, one.topic)) is not None
     ]
-    admission = store.broker.admission
     began = time.monotonic()
     pause = _LOOK_MIN_S
     while True:

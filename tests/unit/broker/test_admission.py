@@ -2,14 +2,23 @@
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from logstore.broker.admission import Admission
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.broker.problems import ProblemState
+from logstore.broker.quotas import Quotas
+from logstore.clock import SystemClock
 from logstore.errors import StorageError, StorageFullError, ThrottledError
+from logstore.journal.journal import Journal
 from logstore.log.topic import Topic
+from logstore.settings import Settings
 from tests.support.eventually import eventually_async
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.running_broker import produce, read_all, records, run, running_broker
@@ -218,3 +227,24 @@ def test_bytes_of_a_topic_are_counted_from_the_append_until_they_are_sealed(tmp_
             assert held == counted(topic) > 0
 
     run(scenario())
+
+
+@given(data=st.data())
+def test_room_for_any_topic_is_room_for_each(data: st.DataObject) -> None:
+    """``has_room`` looks up no topic, and says yes to nothing that the bounds of one refuse."""
+    settings = Settings(
+        journal_max_bytes=data.draw(st.integers(4 * MIB, 8 * MIB)),
+        journal_topic_max_bytes=data.draw(st.sampled_from([None, 1 * MIB, 4 * MIB])),
+        queued_max_request_bytes=data.draw(st.integers(1 * MIB, 4 * MIB)),
+        max_request_size=1 * MIB,
+    )
+    needed, queued = (data.draw(st.integers(0, 12)) * MIB // 4 for _ in range(2))
+    journal = SimpleNamespace(needed_bytes=needed, queued_bytes=queued, failed=None)
+    # All frames are the topic's: in the files that are needed, or on their way there.
+    topic = SimpleNamespace(name="t", is_internal=data.draw(st.booleans()), journal_bytes=needed + queued)
+    admission = Admission(settings, cast("Journal", journal), (), lambda: None, Quotas(), SystemClock())
+    num_bytes = data.draw(st.integers(1, 12)) * MIB // 4
+    if admission.has_room(num_bytes):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(admission, "has_room", lambda _: False)  # the bounds of the topic count alone
+            admission.require_room(cast("Topic", topic), num_bytes)
