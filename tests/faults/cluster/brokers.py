@@ -39,6 +39,8 @@ _ENVIRONMENT = {
 }
 #: Each look is six requests.
 _POLL_S = 0.2
+#: Until brokers that have started know each other.
+_KNOWN_S = 60.0
 #: Of the log of all brokers, in an error.
 _LOG_LINES = 100
 #: kazoo tells of every connection that breaks, and here they are to.
@@ -165,6 +167,7 @@ class Brokers:
     def __enter__(self) -> Self:
         try:
             self.start()
+            self.wait_until_healed(_KNOWN_S)
         except BaseException:
             self.__exit__()
             raise
