@@ -168,7 +168,7 @@ class Controller:
             if self.is_active:
                 try:
                     await self.elect_leaders(self._policy)
-                except (ZooKeeperUnavailableError, NotControllerError) as error:
+                except LogStoreError as error:
                     log.info("controller.not_rebalanced", why=error.message)
 
     async def _prepare(self) -> None:

@@ -49,7 +49,7 @@ from logstore.cluster.zookeeper import (
     Write,
     ZooKeeper,
 )
-from logstore.errors import ClusterStateError, DataDirectoryError, ZooKeeperUnavailableError
+from logstore.errors import ClusterStateError, DataDirectoryError, LogStoreError
 from logstore.filesystem import FileSystem
 from logstore.lock_file import LockFile
 
@@ -363,7 +363,7 @@ class Registration:
             sent = self._clock.monotonic()
             try:
                 found = await self._zookeeper.renew(self._path)
-            except (ZooKeeperUnavailableError, NoNodeError):
+            except LogStoreError:
                 continue
             if self._node is not node and self.broker_epoch != node.czxid:
                 continue

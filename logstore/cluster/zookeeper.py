@@ -19,7 +19,6 @@ from typing import Any, Final
 import structlog
 from kazoo import exceptions as kazoo_errors
 from kazoo.client import KazooClient, KazooState
-from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.retry import KazooRetry
 
 from logstore.clock import Clock, SystemClock
@@ -29,8 +28,8 @@ from logstore.errors import InvalidConfigError, LogStoreError, ZooKeeperUnavaila
 SESSION_TIMEOUT_MS: Final = 18_000
 #: Between two tries to connect. With kazoo's own pauses, which double, a session is lost while ZooKeeper is back.
 _RECONNECT: Final = {"max_tries": -1, "delay": 0.05, "backoff": 1.5, "max_delay": 0.2, "max_jitter": 0.2}
-#: Before a thread that could not be started is started again.
-_RESTART_S: Final = 1.0
+#: Before kazoo's thread is started again: one that ends at once must not keep the broker busy.
+_RESTART_S: Final = 0.2
 
 log = structlog.stdlib.get_logger(__name__)
 # Without a server kazoo warns five times a second.
@@ -207,15 +206,15 @@ class ZooKeeper:
         self._loop = asyncio.get_running_loop()
         self._client.add_listener(self._state_changed)
         self.session_began = self._clock.monotonic()
-        connected = await asyncio.to_thread(self._client.start_async)
-        if not await asyncio.to_thread(connected.wait, self.session_timeout_s):
-            await self.stop()
-            raise ZooKeeperUnavailableError(
-                f"ZooKeeper at {self.servers.hosts} (zookeeper.connect) does not answer: start it, or correct the "
-                "addresses."
-            )
-        self._settle_state(SessionState.CONNECTED, self._client.client_id[0], self.session_began)
         try:
+            connected = await asyncio.to_thread(self._client.start_async)
+            await asyncio.to_thread(connected.wait, self.session_timeout_s)
+            if (client_id := self._client.client_id) is None:  # not connected
+                raise ZooKeeperUnavailableError(
+                    f"ZooKeeper at {self.servers.hosts} (zookeeper.connect) does not answer: start it, or correct the "
+                    "addresses."
+                )
+            self._settle_state(SessionState.CONNECTED, client_id[0], self.session_began)
             if self.servers.chroot and await self.exists("/") is None:
                 raise InvalidConfigError(
                     f"ZooKeeper at {self.servers.hosts} has no node {self.servers.chroot}, with which "
@@ -251,16 +250,18 @@ class ZooKeeper:
     def _thread_ended(self) -> None:
         if self._is_stopping:
             return
-        log.error("zookeeper.client_ended", servers=self.servers.hosts, then="a new session begins")
         self._restarting = asyncio.create_task(self._start_again())
+        log.error("zookeeper.client_ended", servers=self.servers.hosts, then="a new session begins")
 
     async def _start_again(self) -> None:
-        while not self._is_stopping:
+        while True:
+            await asyncio.sleep(_RESTART_S)
+            if self._is_stopping:
+                return
             try:
                 await asyncio.to_thread(self._client.start_async)
             except Exception as error:
                 log.exception("zookeeper.not_started", servers=self.servers.hosts, why=str(error))
-                await asyncio.sleep(_RESTART_S)
             else:
                 return
 
@@ -372,7 +373,8 @@ class ZooKeeper:
             raise ZooKeeperUnavailableError(
                 f"ZooKeeper at {self.servers.hosts} did not answer about {subject} within the session timeout."
             ) from None
-        except (kazoo_errors.KazooException, KazooTimeoutError) as error:
+        except Exception as error:
+            # kazoo's own, and whatever its thread met in an answer that it could not read, or did not expect.
             raise _error(error, subject) from error
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 from kazoo.exceptions import SessionExpiredError
+from kazoo.protocol.serialization import Sync
 
 from logstore.cluster import checked_file, znodes
 from logstore.cluster.coordinator import BrokerEndpoint
@@ -277,6 +278,52 @@ async def test_an_answer_that_the_client_does_not_expect_costs_a_session_and_no_
     await eventually_async(lambda: first.registration.broker_epoch > before, "not registered again")
     assert not thread.is_alive()
     await brokers.seen_by([first, second], lambda it: it.brokers == [1, 2], "not both are there")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_an_answer_to_another_request_costs_no_more_either(brokers: Brokers, monkeypatch: pytest.MonkeyPatch):
+    """kazoo fails the request that waits with a RuntimeError, in the midst of a renewal of the lease."""
+    (one,) = await brokers.start(1, session_timeout_ms=1_000)
+    before = one.registration.broker_epoch
+    connection = one.zookeeper._client._connection
+    read_response = connection._read_response
+
+    def of_another(header: object, buffer: object, offset: int) -> object:
+        pending = one.zookeeper._client._pending
+        if not isinstance(pending[0][0], Sync):
+            return read_response(header, buffer, offset)
+        _, waiting, _ = pending.popleft()
+        monkeypatch.setattr(connection, "_read_response", read_response)
+        error = RuntimeError("xids do not match, expected 8 received 7")
+        waiting.set_exception(error)
+        raise error
+
+    monkeypatch.setattr(connection, "_read_response", of_another)
+    await eventually_async(lambda: one.registration.broker_epoch > before, "not registered again")
+    await asyncio.sleep(2 * one.zookeeper.session_timeout_s)
+    await eventually_async(lambda: one.has_lease, "the lease is not renewed any more", seconds=10)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_client_that_cannot_be_started_is_started_again(brokers: Brokers, monkeypatch: pytest.MonkeyPatch):
+    (one,) = await brokers.start(1)
+    before = one.registration.broker_epoch
+    client = one.zookeeper._client
+    connection, start_async = client._connection, client.start_async
+
+    def refuse() -> object:
+        monkeypatch.setattr(client, "start_async", start_async)
+        raise RuntimeError("can't start new thread")
+
+    def unexpected(_: float) -> object:
+        monkeypatch.undo()
+        monkeypatch.setattr(client, "start_async", refuse)
+        raise IndexError("pop from an empty deque")
+
+    monkeypatch.setattr(connection, "_read_socket", unexpected)
+    with contextlib.suppress(ZooKeeperUnavailableError):
+        await one.zookeeper.sync()
+    await eventually_async(lambda: one.registration.broker_epoch > before, "not registered again")
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
