@@ -63,11 +63,17 @@ async def stop_broker(broker: Broker) -> None:
 async def running_broker(
     data: Path, *, clock: Clock | None = None, filesystem: FileSystem | None = None, **settings: Any
 ) -> AsyncIterator[Broker]:
-    """A broker with nothing above it."""
+    """A broker with nothing above it.
+
+    Whatever happened to it, its topics' frames are in files that the journal needs, or on their way there:
+    ``Admission.has_room`` counts on it.
+    """
     wanted = Settings(data=data, **settings)
     broker = await start_broker(wanted, clock=clock, filesystem=filesystem)
     try:
         yield broker
+        in_topics = sum(topic.journal_bytes for topic in broker.topics(INTERNAL, include_internal=True))
+        assert in_topics <= broker.journal.needed_bytes + broker.journal.queued_bytes
     finally:
         await stop_broker(broker)
 
