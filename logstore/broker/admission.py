@@ -53,10 +53,6 @@ class Admission:
         self._press = press
         self._quotas = quotas
         self._clock = clock
-        #: The least bound of what the journal may hold: of one topic, or of all that are not the store's own.
-        self._held_max = min(
-            settings.topic_journal_bytes_max, settings.journal_max_bytes - settings.journal_max_bytes // _INTERNAL_PART
-        )
         #: By principal and kind of quota: when a principal over its quota may go on, in seconds of the clock.
         self._over_quota: dict[tuple[Principal, QuotaKind], float] = {}
         #: Topics whose records were refused for want of room in the journal.
@@ -96,10 +92,11 @@ class Admission:
 
     def has_room(self, num_bytes: int) -> bool:
         """Whether the journal has room for ``num_bytes`` more of whatever topic."""
-        queued = self._journal.queued_bytes
+        settings, queued = self._settings, self._journal.queued_bytes
+        in_journal_max = settings.journal_max_bytes - settings.journal_max_bytes // _INTERNAL_PART
         return (
-            queued + num_bytes <= self._settings.queued_max_request_bytes
-            and self._journal.needed_bytes + queued + num_bytes <= self._held_max
+            queued + num_bytes <= settings.queued_max_request_bytes
+            and self._journal.needed_bytes + queued + num_bytes <= min(settings.topic_journal_bytes_max, in_journal_max)
         )
 
     def require_room(self, topic: Topic, num_bytes: int) -> None:
