@@ -67,7 +67,7 @@ class _TopicCounter(Counter):
             self.labels(topic.name, *labels).inc(amount)
 
     def labels(self, *values: object, **named: object) -> Self:
-        # Mostly there: without the checks and the lock of ``Counter``.
+        # A series that exists needs neither the checks nor the lock of ``Counter``.
         if not named and (known := cast("dict[tuple[object, ...], Self]", self._metrics).get(values)) is not None:
             return known
         if values and values[0] not in _topics:

@@ -90,13 +90,20 @@ class Admission:
         if self.not_ready is not None:
             raise BrokerNotReadyError(f"Not now: {self.not_ready}. Try again in a few seconds.")
 
+    @property
+    def _producers_max(self) -> int:
+        """Bytes that the journal may hold before producers have to wait. The last part is for the store's own topics:
+        consumers commit their offsets then, too.
+        """
+        return self._settings.journal_max_bytes - self._settings.journal_max_bytes // _INTERNAL_PART
+
     def has_room(self, num_bytes: int) -> bool:
-        """Whether the journal has room for ``num_bytes`` more of whatever topic."""
+        """Whether the journal has room for ``num_bytes`` more of whatever topic: a topic holds no more than all do."""
         settings, queued = self._settings, self._journal.queued_bytes
-        in_journal_max = settings.journal_max_bytes - settings.journal_max_bytes // _INTERNAL_PART
+        held_max = min(settings.topic_journal_bytes_max, self._producers_max)
         return (
             queued + num_bytes <= settings.queued_max_request_bytes
-            and self._journal.needed_bytes + queued + num_bytes <= min(settings.topic_journal_bytes_max, in_journal_max)
+            and self._journal.needed_bytes + queued + num_bytes <= held_max
         )
 
     def require_room(self, topic: Topic, num_bytes: int) -> None:
@@ -121,9 +128,7 @@ class Admission:
                 "topic's next roll."
             )
         held = journal.needed_bytes + journal.queued_bytes
-        # The last part is for the store's own topics: consumers commit their offsets also when producers have to wait.
-        reserved = 0 if topic.is_internal else settings.journal_max_bytes // _INTERNAL_PART
-        if held and held + num_bytes > settings.journal_max_bytes - reserved:
+        if held and held + num_bytes > (settings.journal_max_bytes if topic.is_internal else self._producers_max):
             self._press()
             self._refused_all = True
             THROTTLED.labels("journal").inc()

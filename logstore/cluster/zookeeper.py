@@ -28,7 +28,7 @@ from logstore.errors import InvalidConfigError, LogStoreError, ZooKeeperUnavaila
 SESSION_TIMEOUT_MS: Final = 18_000
 #: Between two tries to connect. With kazoo's own pauses, which double, a session is lost while ZooKeeper is back.
 _RECONNECT: Final = {"max_tries": -1, "delay": 0.05, "backoff": 1.5, "max_delay": 0.2, "max_jitter": 0.2}
-#: Before kazoo's thread is started again: one that ends at once must not keep the broker busy.
+#: The pause before kazoo's thread is started again: a thread that ends at once must not keep the broker busy.
 _RESTART_S: Final = 0.2
 
 log = structlog.stdlib.get_logger(__name__)
@@ -182,9 +182,10 @@ class ZooKeeper:
         connection._connect = connect_and_note  # noqa: SLF001
 
     def _outlive_the_thread(self) -> None:
-        """kazoo's thread ends after an answer that it did not expect, for example (python-zk/kazoo#641): another one
-        begins a new session. Not before the first has ended, since it clears what is kazoo's at last; and whatever the
-        state is by then, because kazoo tells of no loss behind the end of a session.
+        """Start kazoo's thread again whenever it ends by itself, which begins a new session.
+
+        An answer that kazoo does not expect ends it, for example (python-zk/kazoo#641). The listener cannot tell: kazoo
+        calls it only if the state changes, and between two sessions the state is "lost" already.
         """
         connection = self._client._connection  # noqa: SLF001 - kazoo is pinned, and a test holds it to this
         run = connection.zk_loop
@@ -374,7 +375,7 @@ class ZooKeeper:
                 f"ZooKeeper at {self.servers.hosts} did not answer about {subject} within the session timeout."
             ) from None
         except Exception as error:
-            # kazoo's own, and whatever its thread met in an answer that it could not read, or did not expect.
+            # Not only kazoo's exceptions: an answer that its thread cannot read, or does not expect, gives any other.
             raise _error(error, subject) from error
 
 

@@ -111,11 +111,12 @@ async def _until_room(
 ) -> int:
     """Wait until the journal takes the batches, or for the time of ``deadline``: how long that was, in ms."""
     admission = store.broker.admission
-    if admission.has_room(sum([len(records) for one in batches for _, records in one.batches if records])):
+    sizes = [sum([len(records) for _, records in one.batches if records]) for one in batches]
+    if admission.has_room(sum(sizes)):
         return 0
     wanted = [
-        (topic, sum(len(records) for _, records in one.batches if records))
-        for one in batches
+        (topic, num_bytes)
+        for one, num_bytes in zip(batches, sizes, strict=True)
         if (topic := _topic(store, context, one.topic)) is not None
     ]
     began = time.monotonic()

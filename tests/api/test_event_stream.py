@@ -150,7 +150,7 @@ def test_each_client_has_each_record_once_and_in_order(steps: list[tuple[Callabl
                 client.allow(100_000)
             for client in store.clients:
                 with contextlib.suppress(AssertionError):  # the comparison below says more
-                    await eventually_async(lambda c=client: c.found() == store.expected(c))
+                    await eventually_async(lambda c=client: c.found() == store.expected(c), seconds=5)
                 assert client.found() == store.expected(client)
             for client in store.clients:
                 await client.disconnect()

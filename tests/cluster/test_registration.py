@@ -13,7 +13,7 @@ from logstore.cluster import checked_file, znodes
 from logstore.cluster.coordinator import BrokerEndpoint
 from logstore.cluster.registration import BrokerIdInUseError
 from logstore.cluster.znodes import NO_LEADER
-from logstore.cluster.zookeeper import MultiRefusedError, NoNodeError, Operation
+from logstore.cluster.zookeeper import MultiRefusedError, NoNodeError, Operation, ZooKeeper
 from logstore.errors import (
     ClusterStateError,
     DataDirectoryError,
@@ -257,24 +257,28 @@ async def test_what_a_broker_says_of_itself_outlives_a_session(brokers: Brokers)
     assert second.view.brokers[1].registration.offline == {"t": (3,)}
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-async def test_an_answer_that_the_client_does_not_expect_costs_a_session_and_no_more(
-    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
-):
-    """kazoo's thread ends with it (python-zk/kazoo#641)."""
-    first, second = await brokers.start(1, 2)
-    before = first.registration.broker_epoch
-    connection = first.zookeeper._client._connection
+async def answer_unexpectedly(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give kazoo an answer that it does not expect: its thread ends with it (python-zk/kazoo#641)."""
+    connection = zookeeper._client._connection
     read_socket = connection._read_socket
 
     def unexpected(_: float) -> object:
         monkeypatch.setattr(connection, "_read_socket", read_socket)
         raise IndexError("pop from an empty deque")
 
-    thread = connection._connection_routine
     monkeypatch.setattr(connection, "_read_socket", unexpected)
     with contextlib.suppress(ZooKeeperUnavailableError):
-        await first.zookeeper.sync()
+        await zookeeper.sync()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_an_answer_that_the_client_does_not_expect_costs_a_session_and_no_more(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+):
+    first, second = await brokers.start(1, 2)
+    before = first.registration.broker_epoch
+    thread = first.zookeeper._client._connection._connection_routine
+    await answer_unexpectedly(first.zookeeper, monkeypatch)
     await eventually_async(lambda: first.registration.broker_epoch > before, "not registered again")
     assert not thread.is_alive()
     await brokers.seen_by([first, second], lambda it: it.brokers == [1, 2], "not both are there")
@@ -309,21 +313,19 @@ async def test_a_client_that_cannot_be_started_is_started_again(brokers: Brokers
     (one,) = await brokers.start(1)
     before = one.registration.broker_epoch
     client = one.zookeeper._client
-    connection, start_async = client._connection, client.start_async
+    start_async = client.start_async
+    refused = 0
 
     def refuse() -> object:
+        nonlocal refused
+        refused += 1
         monkeypatch.setattr(client, "start_async", start_async)
         raise RuntimeError("can't start new thread")
 
-    def unexpected(_: float) -> object:
-        monkeypatch.undo()
-        monkeypatch.setattr(client, "start_async", refuse)
-        raise IndexError("pop from an empty deque")
-
-    monkeypatch.setattr(connection, "_read_socket", unexpected)
-    with contextlib.suppress(ZooKeeperUnavailableError):
-        await one.zookeeper.sync()
+    monkeypatch.setattr(client, "start_async", refuse)
+    await answer_unexpectedly(one.zookeeper, monkeypatch)
     await eventually_async(lambda: one.registration.broker_epoch > before, "not registered again")
+    assert refused == 1
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
