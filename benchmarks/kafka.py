@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock
+
 from benchmarks.server import ROOT, BenchmarkError, Server, SingleServer, Store, run_command
 
 _PEER = ROOT / "benchmarks/kafka-peer"
@@ -88,13 +90,24 @@ def _fetch(name: str, pom: str) -> Path | str:
         if not maven:
             return "Maven is missing, which fetches Kafka's jars (sudo apt-get install maven)"
         home.mkdir(parents=True, exist_ok=True)
-        arriving = home / f"{name}.arriving"
-        goal = ["dependency:copy-dependencies", f"-DoutputDirectory={arriving}"]
-        try:
-            run_command([maven, "-q", "-B", "-f", str(_PEER / pom), *goal], timeout=900)
-        except BenchmarkError as error:
-            return f"Maven could not fetch Kafka's jars: {str(error).strip().splitlines()[-1]}"
-        arriving.rename(jars)
+        # Tests in several processes ask at once. The first one fetches, the others wait for it.
+        with FileLock(home / f"{name}.lock"):
+            if not jars.is_dir():
+                return _copy(maven, pom, jars)
+    return jars
+
+
+def _copy(maven: str, pom: str, jars: Path) -> Path | str:
+    """``jars``, the directory, with what the ``pom`` names; or what is missing, as a sentence."""
+    arriving = jars.with_name(f"{jars.name}.arriving")
+    # Of a run that was killed.
+    shutil.rmtree(arriving, ignore_errors=True)
+    goal = ["dependency:copy-dependencies", f"-DoutputDirectory={arriving}"]
+    try:
+        run_command([maven, "-q", "-B", "-f", str(_PEER / pom), *goal], timeout=900)
+    except BenchmarkError as error:
+        return f"Maven could not fetch Kafka's jars: {str(error).strip().splitlines()[-1]}"
+    arriving.rename(jars)
     return jars
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -157,6 +158,30 @@ def test_a_missing_tool_for_kafka_is_named(tmp_path: Path, monkeypatch: pytest.M
     found = kafka.find_kafka()
     assert isinstance(found, kafka.Kafka)
     assert found.version == "4.1.1"
+
+
+@pytest.mark.system
+def test_jars_that_several_ask_for_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("KAFKA_PEER_HOME", str(tmp_path / "peer"))
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "java").touch(mode=0o755)
+    maven = tmp_path / "mvn"
+    # A run that was killed has left a jar of another version.
+    (tmp_path / "peer/libs.arriving").mkdir(parents=True)
+    (tmp_path / "peer/libs.arriving/kafka-clients-1.0.jar").touch()
+    maven.write_text(
+        "#!/bin/sh\n"
+        f"echo run >> {tmp_path}/runs; sleep 0.2\n"
+        'for argument; do case "$argument" in -DoutputDirectory=*) directory="${argument#*=}"; esac; done\n'
+        'mkdir -p "$directory" && touch "$directory/kafka-clients-4.1.1.jar"\n'
+    )
+    maven.chmod(0o755)
+    with ThreadPoolExecutor(4) as pool:
+        found = [asked.result() for asked in [pool.submit(kafka.find_kafka) for _ in range(4)]]
+    assert all(isinstance(each, kafka.Kafka) for each in found), found
+    assert (tmp_path / "runs").read_text() == "run\n"
+    assert [jar.name for jar in (tmp_path / "peer/libs").iterdir()] == ["kafka-clients-4.1.1.jar"]
 
 
 @pytest.mark.long
