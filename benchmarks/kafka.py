@@ -7,7 +7,6 @@ The jars are fetched once into ``.cache/kafka-peer`` (``KAFKA_PEER_HOME`` names 
 import base64
 import os
 import shutil
-import socket
 import subprocess
 import time
 import uuid
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from benchmarks.free_port import free_port
 from benchmarks.server import ROOT, BenchmarkError, Server, SingleServer, Store, run_command
 
 _PEER = ROOT / "benchmarks/kafka-peer"
@@ -160,7 +160,7 @@ class Broker(SingleServer, KafkaServer):
         self.kafka = kafka
         self._directory = directory
         directory.mkdir(parents=True)
-        port, controller_port = _free_ports(2)
+        port, controller_port = free_port(), free_port()
         self.bootstrap = f"127.0.0.1:{port}"
         self._properties = directory / "server.properties"
         listeners = f"PLAINTEXT://{self.bootstrap}"
@@ -237,18 +237,9 @@ class ListeningStore(Store, KafkaServer):
 
     def __init__(self, kafka: Kafka, data: Path, settings: Mapping[str, str] | None = None) -> None:
         self.kafka = kafka
-        (port,) = _free_ports(1)
-        self.bootstrap = f"127.0.0.1:{port}"
+        self.bootstrap = f"127.0.0.1:{free_port()}"
         super().__init__(data, {**(settings or {}), "KAFKA_LISTENERS": self.bootstrap})
 
     def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
         with self.awake():
             super().create_topic(topic, partitions, configs)
-
-
-def _free_ports(count: int) -> list[int]:
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports

@@ -32,6 +32,9 @@ structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.
 # httpx reads the certificates of all authorities for each client, and for each call without one: 24 ms of CPU.
 _of_httpx = httpx._transports.default
 _of_httpx.create_ssl_context = functools.cache(_of_httpx.create_ssl_context)
+# Its own 5 s for a call without a timeout are less than a busy machine may take for an fsync.
+_of_calls = httpx._config.DEFAULT_TIMEOUT_CONFIG
+_of_calls.connect = _of_calls.read = _of_calls.write = _of_calls.pool = 60
 
 # `--hypothesis-profile many` overrides it.
 for name, number in examples.PROFILES.items():

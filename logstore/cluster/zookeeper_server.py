@@ -140,8 +140,10 @@ class ZooKeeperServer:
             time.sleep(0.02)
 
     def _last_lines(self) -> str:
+        """Without the frames of stacks: there are more of them than lines are shown, below the error itself."""
         log = self.directory / "zookeeper.log"
-        return "\n".join(log.read_text(errors="replace").splitlines()[-10:]) if log.exists() else ""
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        return "\n".join([line for line in lines if not line.startswith("\tat ")][-10:])
 
     def stop(self) -> None:
         """SIGTERM, and SIGKILL if that does not help."""

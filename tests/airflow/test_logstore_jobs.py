@@ -17,7 +17,7 @@ from tests.airflow.conftest import LOGSTORE, Airflow
 from tests.support.eventually import eventually
 from tests.support.server_process import ServerProcess
 
-pytestmark = pytest.mark.airflow
+pytestmark = [pytest.mark.airflow, pytest.mark.timeout(2400)]
 
 DAY = "2026-01-02"
 DAGS = ["logstore_compact", "logstore_merge", "logstore_retention", "logstore_vacuum"]

@@ -57,7 +57,7 @@ class RealServer:
     def wait_until_listening(self) -> str:
         """The line that the server prints; "" if it ended without one."""
         assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], 60)
+        ready, _, _ = select.select([self.process.stdout], [], [], 180)
         line = self.process.stdout.readline() if ready else ""
         self.url = line.removeprefix("listening on ").strip()
         self.port = int(self.url.rpartition(":")[2]) if self.url else 0

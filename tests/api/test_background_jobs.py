@@ -84,7 +84,7 @@ def test_jobs_run_beside_the_store_and_end_with_it(tmp_path: Path):
         assert "libjvm" not in modules_of(psutil.Process(server.process.pid))
         began = time.monotonic()
         assert server.stop() == 0
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 60
         eventually(lambda: is_gone(jobs))
         assert "jobs.process_ended" not in server.log
 
@@ -94,7 +94,7 @@ def test_a_killed_store_leaves_no_jobs_behind(tmp_path: Path):
     jobs = process_of_jobs(server)
     eventually(lambda: "logstore_jobs_process_ended_total" in metrics(server))
     server.kill()
-    eventually(lambda: is_gone(jobs), seconds=20)
+    eventually(lambda: is_gone(jobs))
 
 
 def test_the_failure_of_a_job_is_told_and_the_store_goes_on(tmp_path: Path):

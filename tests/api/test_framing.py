@@ -178,7 +178,7 @@ def test_a_long_poll_whose_client_sends_nothing_more_is_answered_with_what_there
             assert answer.status == 200
             assert (len(answer.body) > 1000) == (b"offset=0&" in sent)
             assert connection.answer() is None
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < 40
 
 
 def in_flight_bytes(server) -> int:

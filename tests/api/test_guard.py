@@ -200,7 +200,7 @@ def all_that_could_change(api: ApiClient) -> Any:
 
 @pytest.fixture
 async def store(api: ApiClient) -> ApiClient:
-    await api.create_topic("t", partitions=2)
+    await api.create_topic("t", partitions=2, segment_ms="86400000")
     await api.produce("t", [1, 2])
     offsets = [{"topic": "t", "partition": 0, "offset": 0}]
     assert (await api.post("/groups/g/offsets", json={"offsets": offsets})).status_code == 200

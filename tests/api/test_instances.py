@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
@@ -32,12 +33,11 @@ async def api(tmp_path, anyio_backend) -> AsyncIterator[ApiClient]:
 
 async def held(instance: InstanceClient, count: int) -> list[tuple[str, int]]:
     """The partitions of the instance once there are ``count``, without a poll."""
-    for _ in range(500):
-        found = await instance.assigned()
-        if len(found) == count:
-            return found
+    deadline = time.monotonic() + 60
+    while len(found := await instance.assigned()) != count:
+        assert time.monotonic() < deadline, found
         await asyncio.sleep(0.01)
-    raise AssertionError(found)
+    return found
 
 
 # ---- create and delete ----------------------------------------------------------------------------------------------
@@ -142,11 +142,12 @@ async def test_an_instance_that_is_unknown_deleted_or_of_another_group_is_not_fo
 
 
 async def test_an_idle_instance_is_removed_and_its_partitions_are_anothers(tmp_path):
-    async with running_api(tmp_path, **SETTINGS, consumer_instance_timeout_ms=400) as api:
+    async with running_api(tmp_path, **SETTINGS, consumer_instance_timeout_ms=2_000) as api:
         await api.create_topic("t", partitions=2)
-        idle, busy = await create(api, "idle"), await create(api, "busy")
+        idle = await create(api, "idle")
         await idle.subscribe("t")
         await held(idle, 2)
+        busy = await create(api, "busy")
         await busy.subscribe("t")
         for _ in range(100):
             if len(await busy.assigned()) == 2:
@@ -158,7 +159,7 @@ async def test_an_idle_instance_is_removed_and_its_partitions_are_anothers(tmp_p
 
 async def test_an_instance_whose_record_is_gone_is_let_go(tmp_path):
     """The answer to its deletion did not come in time, or its client deleted it while it was made."""
-    async with running_api(tmp_path, **SETTINGS, consumer_instance_timeout_ms=400, max_consumer_instances=1) as api:
+    async with running_api(tmp_path, **SETTINGS, consumer_instance_timeout_ms=2_000, max_consumer_instances=1) as api:
         instance = await create(api, "first")
         found = api.app.state.api.groups.instances.get(INTERNAL, "g", "first")
         await found._starts.put(None)
@@ -181,7 +182,7 @@ async def test_an_instance_in_use_is_not_idle(tmp_path):
 
 
 async def test_an_instance_that_is_stuck_keeps_no_other_from_timing_out(tmp_path):
-    async with running_api(tmp_path, **SETTINGS, consumer_instance_timeout_ms=300) as api:
+    async with running_api(tmp_path, **SETTINGS, consumer_instance_timeout_ms=2_000) as api:
         await api.create_topic("t")
         for name in ("stuck", "idle"):
             await create(api, name)
@@ -189,7 +190,7 @@ async def test_an_instance_that_is_stuck_keeps_no_other_from_timing_out(tmp_path
         stuck = found.get(INTERNAL, "g", "stuck")
         async with stuck._changing:
             await eventually_async(lambda: InstanceKey("g", "idle") not in found._instances)
-            await asyncio.sleep(0.4)
+            await asyncio.sleep(2.5)
             # A request that begins before its turn comes keeps it.
             request = asyncio.create_task(InstanceClient(api, "g", "stuck").assign(0))
             await eventually_async(lambda: stuck._uses == 1)
@@ -363,7 +364,7 @@ async def test_a_poll_waits_no_longer_than_it_was_told_for_the_commit_of_a_rebal
     began = asyncio.get_running_loop().time()
     for _ in range(4):
         assert await first.poll(100) == []
-    assert asyncio.get_running_loop().time() - began < 4
+    assert asyncio.get_running_loop().time() - began < 20
     assert (await first.assigned(), await second.assigned()) == ([("t", 0), ("t", 1)], [])
     may_commit.set()
     await asyncio.gather(held(first, 1), held(second, 1))
@@ -677,8 +678,11 @@ async def test_a_partition_is_given_up_in_a_poll_or_when_its_records_are_committ
     assert_error(await first.post("/offsets", foreign), 409, 40903)
     third = await create(api, "third")
     await third.subscribe("t")
-    await asyncio.gather(first.poll(1_500), second.poll(1_500), third.poll(1_500))
-    assert sorted([*await first.assigned(), *await second.assigned(), *await third.assigned()]) == [("t", 0), ("t", 1)]
+    members = (first, second, third)
+    async with asyncio.timeout(60):
+        while sum([len(await each.assigned()) for each in members]) != 2:
+            await asyncio.gather(*(each.poll(100) for each in members))
+    assert sorted([place for each in members for place in await each.assigned()]) == [("t", 0), ("t", 1)]
     described = (await api.get("/groups/g")).json()
     assert (described["protocol_type"], described["protocol"], len(described["members"])) == ("consumer", "sticky", 3)
     assert {member["client_id"] for member in described["members"]} == {"first", "second", "third"}

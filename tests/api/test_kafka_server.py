@@ -59,7 +59,7 @@ def test_records_of_every_codec_come_in_over_kafkas_protocol_and_go_out_over_htt
         assert found == expected
         # A store that stops does not wait for consumers that do.
         consumer = Consumer(
-            {"bootstrap.servers": address, "group.id": "g", "client.id": "waiting", "fetch.wait.max.ms": 30_000}
+            {"bootstrap.servers": address, "group.id": "g", "client.id": "waiting", "fetch.wait.max.ms": 240_000}
         )
         consumer.assign([TopicPartition("t", 0, len(expected))])
         polling = threading.Thread(target=consumer.poll, args=(5,))
@@ -67,7 +67,7 @@ def test_records_of_every_codec_come_in_over_kafkas_protocol_and_go_out_over_htt
         eventually(lambda: 'client="waiting"' in httpx.get(f"{server.url}/metrics").text)
         time.sleep(0.5)  # its fetch is counted when it is answered
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(20) == 0
+        assert server.process.wait(100) == 0
         polling.join()
         consumer.close()
 

@@ -86,7 +86,7 @@ async def test_acks(tmp_path: Path, acks: str):
             async def is_stored(it: int = partition) -> bool:
                 return len(await stored(cluster, it)) == 1
 
-            for _ in range(200):
+            for _ in range(6_000):
                 if await is_stored():
                     break
                 await asyncio.sleep(0.01)

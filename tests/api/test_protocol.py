@@ -56,13 +56,13 @@ async def test_a_body_that_stops_is_408_and_gives_its_bytes_back(tmp_path):
 
 async def test_a_body_that_is_slow_but_goes_on_is_read(tmp_path):
     body = b'{"records":[{"value":1}]}'.ljust(10_000)
-    async with running_api(tmp_path / "data", request_body_timeout_ms=1_000) as api:
+    async with running_api(tmp_path / "data", request_body_timeout_ms=3_000) as api:
         await api.create_topic("t")
         async with listening(api.app) as (port, _), connected(port) as (reader, writer):
             writer.write(POST % len(body))
             for start in range(0, len(body), 1_000):
-                # 1.2 s in all, longer than one interval; no pause is an eighth of one.
-                await asyncio.sleep(0.12)
+                # 3.5 s in all, longer than one interval; no pause is an eighth of one.
+                await asyncio.sleep(0.35)
                 writer.write(body[start : start + 1_000])
             assert (await asyncio.wait_for(reader.readline(), 30)).startswith(b"HTTP/1.1 200")
 

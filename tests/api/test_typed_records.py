@@ -252,6 +252,8 @@ def test_a_stream_that_rests_and_one_that_meets_a_stop_end_with_a_report(tmp_pat
             sock.sendall(chunk(record(1)))
             read_until(sock, b'"error_code":200')
             read_until(sock, b'"error_code":408')
+        assert server.stop() == 0
+    with RealServer(tmp_path / "data") as server:
         with connect(server) as sock:
             sock.sendall(chunk(record(2)))
             read_until(sock, b'"error_code":200')

@@ -45,7 +45,9 @@ def complete(server):
     return complete
 
 
-def test_names_come_from_the_running_store(complete, run, topic):
+def test_names_come_from_the_running_store(complete, run, topic, monkeypatch):
+    # A shell is not kept waiting by a store that is slow; this test waits.
+    monkeypatch.setattr("logstore.cli.options._COMPLETION_MS", 30_000)
     run("group", "reset", f"g-{topic}", "--topic", topic, "--to-latest")
     for command in (["topic", "describe"], ["consume"], ["produce"], ["group", "reset", "g", "--topic"]):
         assert complete(*command, topic[:-3]) == [topic]

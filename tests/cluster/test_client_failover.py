@@ -102,7 +102,7 @@ def test_a_producer_and_a_group_go_on_while_brokers_are_killed(tmp_path: Path, m
         with Admin(bootstrap) as admin:
             lag = admin.group_lag("g")
             assert lag.total_lag == 0
-            ends = {p.partition: p.high_watermark for p in admin.describe_topic("t").partitions}
+            ends = {p.partition: p.high_watermark for p in admin.describe_by_leaders("t").partitions}
             assert ends == {number: len(values) for number, values in enumerate(sent)}
             assert admin.offsets("t", 0).end_offset == len(sent[0])
         assert cluster.stop() == 0

@@ -19,7 +19,7 @@ from tests.support.tcp_relay import TcpRelay
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
 
-SHORT_MS = 1_500
+SHORT_MS = 2_000
 
 
 async def gone(brokers: Brokers, broker_id: int, seconds: float = 60) -> None:
@@ -35,11 +35,14 @@ async def test_c14_a_process_that_was_stopped_has_no_lease_when_it_goes_on(broke
     with CoordinatorProcess(brokers.servers + brokers.chroot, tmp_path, 1, SHORT_MS) as process:
         former = await asyncio.to_thread(process.line, "registered")
         await eventually_async(lambda: 1 in brokers.running[2].view.brokers)
+        began = time.time()
         process.signal(signal.SIGSTOP)
         await gone(brokers, 1)
         process.signal(signal.SIGCONT)
-        while (stopped := await asyncio.to_thread(process.line, "stopped"))["seconds"] < SHORT_MS / 2_000:
+        # A busy machine may have stopped it before.
+        while (stopped := await asyncio.to_thread(process.line, "stopped"))["at"] < began:
             pass
+        assert stopped["seconds"] > SHORT_MS / 2_000
         assert not stopped["lease"], stopped
         assert (await asyncio.to_thread(process.line, "registered"))["epoch"] > former["epoch"]
 
@@ -47,7 +50,7 @@ async def test_c14_a_process_that_was_stopped_has_no_lease_when_it_goes_on(broke
 async def test_the_registration_of_a_kill_is_waited_for_and_leadership_moves(brokers: Brokers, tmp_path: Path):
     connect, topic_id = brokers.servers + brokers.chroot, uuid.uuid4()
     brokers.tables.append(table(topic_id))
-    with CoordinatorProcess(connect, tmp_path, 1, SHORT_MS, topic_id) as process:
+    with CoordinatorProcess(connect, tmp_path, 1, 5_000, topic_id) as process:
         former = await asyncio.to_thread(process.line, "registered")
         (second,) = await brokers.start(2)
         await eventually_async(lambda: second.partition_state(topic_id, 3).leader != NO_LEADER)
@@ -144,7 +147,7 @@ def three(tmp_path_factory: pytest.TempPathFactory):
 @pytest.mark.long
 async def test_z2_the_leader_of_an_ensemble_killed_leaves_sessions_and_writes(three: ZooKeeperEnsemble, tmp_path: Path):
     async with brokers_on(three.connect, tmp_path) as brokers:
-        coordinators = await brokers.start(1, 2, 3, session_timeout_ms=5_000)
+        coordinators = await brokers.start(1, 2, 3)
         topic_id = await brokers.create_topic("t", 3, 3)
         epochs = [one.registration.broker_epoch for one in coordinators]
         killed = three.leader
@@ -178,14 +181,20 @@ async def test_c14_a_server_that_has_lost_its_leader_renews_no_lease(three: ZooK
     follower = next(server for server in three.servers if server is not leader)
     async with brokers_on(three.connect, tmp_path) as brokers:
         (one,) = await brokers.start(1, servers=follower.address, session_timeout_ms=SHORT_MS)
-        reader = ZooKeeper(Servers.parse(follower.address + brokers.chroot), session_timeout_ms=5_000)
+        reader = ZooKeeper(Servers.parse(follower.address + brokers.chroot), session_timeout_ms=20_000)
         await reader.start()
         try:
             assert one.has_lease
             leader.signal(signal.SIGSTOP)
             began = time.monotonic()
-            await eventually_async(lambda: not one.has_lease, "the lease does not end", every_s=0.002)
-            assert time.monotonic() - began <= SHORT_MS / 1_000 + 0.5
+            ends: list[float] = []
+
+            def ended() -> bool:
+                ends.append(one.registration.lease._until)
+                return not one.has_lease
+
+            await eventually_async(ended, "the lease does not end", every_s=0.002)
+            assert max(ends) - began <= SHORT_MS / 1_000
             assert await reader.exists("/brokers/ids/1"), "the follower answers reads"
         finally:
             leader.signal(signal.SIGCONT)

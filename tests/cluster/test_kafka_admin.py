@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.free_port import free_port
 from logstore.kafka_protocol.messages import (
     AlterConfigsRequest,
     CreatePartitionsRequest,
@@ -21,7 +22,7 @@ from logstore.kafka_protocol.messages import (
 from tests.cluster.test_serve import environment, started
 from tests.support.coordinators import Brokers
 from tests.support.kafka_client import KafkaConnection
-from tests.support.server_process import ServerProcess, free_port
+from tests.support.server_process import ServerProcess
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from logstore.broker import topic_discovery
 from logstore.broker.authorizer import CLUSTER_NAME, Operation
 from logstore.broker.context import INTERNAL
 from logstore.broker.topic_catalog import TopicCatalog
@@ -46,6 +47,7 @@ async def stores(brokers: Brokers, tmp_path: Path) -> AsyncIterator[ClusterStore
 
 async def test_a_broker_looks_before_it_says_that_a_topic_is_not_there(stores: ClusterStores, monkeypatch):
     """Its view of ZooKeeper may be older than the topic: here it hears of nothing by itself."""
+    monkeypatch.setattr(topic_discovery, "_LOOK_FOR_S", 60.0)
     deaf: list[WatchedView] = []
     changed = WatchedView._changed
     monkeypatch.setattr(WatchedView, "_changed", lambda view, path: view in deaf or changed(view, path))
@@ -75,7 +77,7 @@ async def test_a_topic_that_is_not_served_here_yet_is_neither_waited_for_nor_cre
     making = await stores.making()
     other = next(store.broker for store in stores.stores.values() if store.broker is not making)
     await stores.everywhere(OFFSETS_TOPIC, 2)
-    async with other._topics.lock, asyncio.timeout(5):
+    async with other._topics.lock, asyncio.timeout(9):
         await making.create_topic(INTERNAL, "t")
         coordinator = stores.coordinator(other.broker_id)
         await eventually_async(lambda: coordinator.registered_topic("t") is not None, "not registered")

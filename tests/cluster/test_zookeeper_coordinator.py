@@ -307,7 +307,7 @@ async def test_a_broker_hands_over_before_it_stops(brokers: Brokers):
     assert (now.leader_epoch, now.in_sync_replicas) == (2, seen.in_sync_replicas)
     await brokers.stop(seen.leader)
     await eventually_async(
-        lambda: seen.leader not in other.partition_state(topic_id, 0).in_sync_replicas, "still in the ISR", seconds=3
+        lambda: seen.leader not in other.partition_state(topic_id, 0).in_sync_replicas, "still in the ISR", seconds=12
     )
 
 

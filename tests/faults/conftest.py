@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.free_port import free_port
 from tests.support.served_topic import create_topic, delete_topic
-from tests.support.server_process import FaultyServerProcess, free_port
+from tests.support.server_process import FaultyServerProcess
 
 QUEUED_BYTES_MAX = 8 << 20
 

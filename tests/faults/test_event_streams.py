@@ -15,10 +15,11 @@ from typing import Self
 import httpx
 import pytest
 
+from benchmarks.free_port import free_port
 from tests.support.event_client import EventClient, streaming
 from tests.support.eventually import eventually, eventually_async
 from tests.support.raw_client import RawClient
-from tests.support.server_process import ServerProcess, free_port
+from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.system
 
@@ -113,7 +114,7 @@ def test_a_slow_reader_is_cut_and_goes_on_where_it_was_while_memory_stays(tmp_pa
         numbers += [int(event.json["value"].split()[0]) for event in found]
         assert numbers == list(range(200))
 
-    environment = {"LOGSTORE_RESPONSE_TIMEOUT_MS": "500"}
+    environment = {"LOGSTORE_RESPONSE_TIMEOUT_MS": "5000"}
     with ServerProcess(tmp_path / "data", environment=environment) as server:
         create_topic(server.url)
         asyncio.run(schedule(server))

@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.free_port import free_port
 from logstore import Consumer
 from tests.api.instance_client import InstanceClient, create
-from tests.support.server_process import ServerProcess, free_port
+from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.system
 

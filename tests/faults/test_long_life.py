@@ -118,4 +118,4 @@ def test_files_log_entries_and_the_cost_of_a_roll_stay_flat(tmp_path: Path) -> N
         assert time.process_time() - began < 1.0
         print(versions, parts)
 
-    asyncio.run(asyncio.wait_for(scenario(), 3_600 if TORTURE else 120))
+    asyncio.run(asyncio.wait_for(scenario(), 3_600 if TORTURE else 500))

@@ -57,10 +57,10 @@ SLOW = {
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedServer]:
     limits = {
-        "connections_max_idle_ms": 5_000,
-        "request_head_timeout_ms": 1_000,
-        "request_body_timeout_ms": 1_000,
-        "response_timeout_ms": 1_000,
+        "connections_max_idle_ms": 15_000,
+        "request_head_timeout_ms": 3_000,
+        "request_body_timeout_ms": 3_000,
+        "response_timeout_ms": 3_000,
         "max_connections": 400,
     }
     with WatchedServer(tmp_path_factory.mktemp("slow") / "data", **limits) as running:
@@ -153,7 +153,7 @@ def test_hundreds_of_slow_clients_hold_little(server):
     beside_a_producer(server, [slow(number) for number in range(300)])
     after = server.settled()
     assert after.rss_bytes - before.rss_bytes < 20 * 2**20
-    assert after.files <= before.files
+    eventually(lambda: server.resources().files <= before.files, "descriptors are left open")
 
 
 READS_NOTHING = {
@@ -188,7 +188,7 @@ def test_clients_that_read_nothing_are_cut(server):
             assert size > LARGE_VALUES * LARGE_VALUE_BYTES
 
     beside_a_producer(server, [*(deaf(request) for request in READS_NOTHING.values()), steady()])
-    assert server.settled().files <= before.files
+    eventually(lambda: server.resources().files <= before.files, "descriptors are left open")
 
 
 @pytest.mark.long
@@ -196,7 +196,7 @@ def test_a_client_that_reads_slowly_and_steadily_is_never_cut(tmp_path):
     """It reads up to four times as fast as it must, over seven intervals: too little to make room in the server's
     buffer.
     """
-    interval_seconds, rate = 2, 4 * 1024
+    interval_seconds, rate = 4, 4 * 1024
 
     async def read(server: WatchedServer) -> None:
         loop = asyncio.get_running_loop()
@@ -244,7 +244,7 @@ def test_long_polls_whose_clients_read_nothing_or_leave(server):
                     assert (await client.answer()).status == 408
 
     beside_a_producer(server, [one(number) for number in range(120)])
-    assert server.settled().files <= before.files
+    eventually(lambda: server.resources().files <= before.files, "descriptors are left open")
 
 
 def test_bodies_that_are_only_announced_keep_nobody_out(server):

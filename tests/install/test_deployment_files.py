@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.free_port import free_port
 from ingest_api.http_listener import GRACEFUL_SHUTDOWN_SECONDS
 from logstore.broker.roll_schedule import ROLL_AT_STOP_S
 from logstore.listening_sockets import BACKLOG
 from logstore.open_files import open_files_shortage
 from logstore.settings import Settings, load_settings
 from tests.support import deployment
-from tests.support.server_process import ROOT, free_port
+from tests.support.server_process import ROOT
 
 BUILD, RUNTIME = deployment.stages()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

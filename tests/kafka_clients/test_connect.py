@@ -15,7 +15,7 @@ from tests.support.kafka_clients.confluent_client import consumer_config
 from tests.support.kafka_clients.java_tools import JavaTools
 from tests.support.kafka_clients.records import PARTITIONS, alike_records, by_partition, peculiar_records
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
 STANDALONE = "org.apache.kafka.connect.cli.ConnectStandalone"
 MIRROR_MAKER = "org.apache.kafka.connect.mirror.MirrorMaker"
@@ -67,7 +67,7 @@ def test_a_file_sink_has_every_record_once(tools: JavaTools, store: Served, new_
         eventually(
             lambda: connect.process.poll() is not None or (sunk.exists() and sunk.read_bytes().count(b"\n") >= 2_000),
             "not all records were sunk",
-            seconds=120,
+            seconds=240,
             every_s=0.5,
         )
         group = f"connect-{topic}"
@@ -92,7 +92,6 @@ def real_kafka(tmp_path: Path) -> Iterator[Broker]:
         yield broker
 
 
-@pytest.mark.timeout(900)
 def test_mirror_maker_copies_from_a_real_kafka_and_back(tools: JavaTools, store: Served, new_topic, real_kafka: Broker):
     """Topics, their configuration, records with all that they have, and offsets of groups."""
     theirs = Served(real_kafka.bootstrap)
@@ -142,11 +141,11 @@ def test_mirror_maker_copies_from_a_real_kafka_and_back(tools: JavaTools, store:
                 assert maker.process.poll() is None, maker.text[-3000:]
                 return count(server, name) >= len(sent)
 
-            eventually(copied, f"{name} was not copied:\n{maker.text[-3000:]}", seconds=240, every_s=1)
+            eventually(copied, f"{name} was not copied:\n{maker.text[-3000:]}", seconds=400, every_s=1)
         eventually(
             lambda: committed(store.bootstrap, "readers", f"kafka.{theirs_topic}") == {0: end},
             "the group's offsets were not copied",
-            seconds=120,
+            seconds=240,
             every_s=1,
         )
     for server, name, retention_ms in (

@@ -8,12 +8,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from benchmarks.free_port import free_port
 from logstore.delta.topic_table import RollPart, TopicTable
 from logstore.records.schema import LOG_SCHEMA
 from logstore.segments.writer import SegmentWriter
 from logstore.table_files import open_table
 from tests.spark.store import EPOCH_MS, Store
-from tests.support.server_process import ServerProcess, free_port
+from tests.support.server_process import ServerProcess
 from tests.support.table_paths import create_table
 from tests.support.topics import empty_segment
 

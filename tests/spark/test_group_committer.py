@@ -44,7 +44,7 @@ def test_the_newest_position_is_committed_and_trouble_is_told_once(store, caplog
     for offset in range(5, 10):
         committer.offer(at(offset, offset))
         committer.flush(0.5)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     store.server.start()
     committer.flush(10)
     committer.offer(at(9, 9))

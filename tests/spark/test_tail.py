@@ -8,6 +8,7 @@ import httpx
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
+from benchmarks.free_port import free_port
 from logstore.errors import (
     DataDirectoryError,
     OffsetOutOfRangeError,
@@ -18,7 +19,7 @@ from logstore.spark import read_offsets, read_plan, tail_reader
 from tests.spark.conftest import EPOCH_MS, files_opened, offsets
 from tests.spark.store import Store
 from tests.support.produce_load import ProduceLoad
-from tests.support.server_process import ServerProcess, free_port
+from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.spark
 

@@ -95,7 +95,7 @@ class AccumulatorModel(RuleBasedStateMachine):
     def linger(self) -> None:
         waiting = self.threads.submit(self.accumulator.wait_for_due)
         try:
-            due = waiting.result(5) or ()
+            due = waiting.result(60) or ()
         except TimeoutError:
             self.accumulator.close("The thread is to end")
             raise

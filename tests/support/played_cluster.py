@@ -20,6 +20,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pyarrow as pa
 
+from benchmarks.free_port import free_port
 from logstore import errors
 from logstore.errors import LogStoreError
 from logstore.protocol.error_codes import code_of, kind_of
@@ -93,7 +94,7 @@ class PlayedCluster:
         #: Brokers as the metadata tells them; a broker that died is told of until its session has ended.
         self.registered = set(range(1, brokers + 1))
         self.advertised: dict[int, str] = {}
-        self.brokers = {number: _Broker(self, number) for number in self.registered}
+        self.brokers = {number: _Broker(self, number, free_port()) for number in self.registered}
 
     def __enter__(self) -> Self:
         return self
@@ -389,15 +390,15 @@ class PlayedCluster:
 class _Broker:
     """One server; its connections are cut when it stops."""
 
-    def __init__(self, cluster: PlayedCluster, number: int, port: int = 0) -> None:
+    def __init__(self, cluster: PlayedCluster, number: int, port: int) -> None:
         self._connections: set[socket.socket] = set()
         self.is_stopped = False
 
         self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(cluster, self, number))
         self._server.daemon_threads = True
         self._cluster = cluster
-        self.port = int(self._server.server_address[1])
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         self._thread.start()
 

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import random
 import select
 import signal
 import socket
@@ -16,9 +15,6 @@ from pathlib import Path
 from typing import Any, Self
 
 ROOT = Path(__file__).parents[2]
-_PORTS_BEGIN = 10_000
-#: Not the seed of a test: two runs of it may be beside each other.
-_CHANCE = random.SystemRandom()
 
 
 class NotStartedError(RuntimeError):
@@ -28,16 +24,6 @@ class NotStartedError(RuntimeError):
         super().__init__(f"server did not start, exit code {code}\n{text[-4000:]}")
         self.code = code
         self.lines = text.splitlines()
-
-
-def free_port() -> int:
-    """A free port, for a server that comes back at the same address: none of those that the kernel gives to others."""
-    kernels_begin = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
-        port = _CHANCE.randrange(_PORTS_BEGIN, kernels_begin)
-        with socket.socket() as listener, contextlib.suppress(OSError):
-            listener.bind(("127.0.0.1", port))
-            return port
 
 
 class ServerProcess:

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pyspark
 
+from benchmarks.free_port import free_port
 from tests.support.eventually import eventually
-from tests.support.server_process import free_port
 
 SPARK_HOME = Path(pyspark.__file__).parent
 #: Most of the time of a small job is compilation: the JVM's quick compiler is enough for it.
@@ -103,7 +103,7 @@ def standalone_cluster(directory: Path, workers: int = 2) -> Iterator[SparkClust
                     )
                 )
         registered = "Registering worker"
-        eventually(lambda: logs[0].read_text().count(registered) == workers, "workers did not register", seconds=90)
+        eventually(lambda: logs[0].read_text().count(registered) == workers, "workers did not register", seconds=240)
         yield cluster
     finally:
         for process in reversed(cluster.processes):

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pyspark
 
+from benchmarks.free_port import free_port
 from tests.support.eventually import eventually
-from tests.support.server_process import free_port
 
 SUBMIT = Path(pyspark.__file__).parent / "bin/spark-submit"
 _SETTINGS = {
@@ -43,7 +43,7 @@ def connect_server(directory: Path, master: str = "local[2]") -> Iterator[str]:
             stderr=subprocess.STDOUT,
         )
     try:
-        eventually(lambda: _listens(port, process), f"no Spark Connect server; see {log}", seconds=90)
+        eventually(lambda: _listens(port, process), f"no Spark Connect server; see {log}", seconds=240)
         yield f"sc://127.0.0.1:{port}"
     finally:
         for each in psutil.Process(process.pid).children(recursive=True):

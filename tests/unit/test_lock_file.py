@@ -11,7 +11,7 @@ from logstore.lock_file import LockFile
 def _hold(directory: Path, held: "multiprocessing.synchronize.Event", end: "multiprocessing.synchronize.Event") -> None:
     lock = LockFile.acquire(directory)
     held.set()
-    end.wait(30)
+    end.wait(120)
     lock.release()
 
 
@@ -21,11 +21,11 @@ def test_a_lock_excludes_other_processes_until_it_is_released_and_the_refusal_na
     held, end = spawn.Event(), spawn.Event()
     other = spawn.Process(target=_hold, args=(tmp_path, held, end))
     other.start()
-    assert held.wait(30)
+    assert held.wait(120)
     with pytest.raises(DataDirectoryError, match=rf"Another process is serving .* \(pid {other.pid} on "):
         LockFile.acquire(tmp_path)
     end.set()
-    other.join(30)
+    other.join(120)
     LockFile.acquire(tmp_path).release()
 
 

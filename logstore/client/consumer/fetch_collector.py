@@ -127,9 +127,10 @@ class FetchCollector:
             if fetch is None:
                 if time.monotonic() >= deadline:
                     return None
-            elif fetch.batch is not None:
+            elif fetch.batch is not None and fetch.row < len(fetch.batch):
                 return fetch
             elif fetch.error is None:
+                # Also behind an iteration that was left at the last record of a batch.
                 self._state.advance(fetch, 0)
             elif isinstance(fetch.error, UnknownTopicError) and self._state.pattern is not None:
                 # A topic that is deleted matches no longer; one that is made again begins anew.

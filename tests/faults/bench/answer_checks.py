@@ -16,7 +16,7 @@ _BEGINS = 50305
 #: J1: calls that waited may still end so long after all faults are over.
 SETTLED_S = 5
 #: J2: within this time after all faults are over each log takes a produce and gives a fetch.
-PROGRESS_S = 30
+PROGRESS_S = 60
 #: The 5xx of docs/http-api.md, without that of a bug. No answer at all has no code.
 _DOCUMENTED = frozenset({50002, 50003, 50004, *range(50301, 50308), *range(50309, 50313), 50401, 50402})
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 #: A reader of tables has every version still to read, a streaming reader its JVM to start, both beside all else.
-_END_S = 400
+_END_S = 1_200
 
 
 class Neighbour:

@@ -126,7 +126,7 @@ class Rebalancer(Meddler):
         """The commit of the former owner of a partition, once the present one has told that it is that."""
         assert isinstance(fields, dict)
         # The new owner tells of its partitions a moment after the store has them as its own.
-        time.sleep(1.0)
+        time.sleep(3.0)
         offset = self._groups.committed(member.group).get(at, 0)
         client = Client(self._server.url, member.name, self._recorder)
         client.commit(member.group.name, at[0], {at[1]: offset}, fields)

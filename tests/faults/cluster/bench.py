@@ -64,7 +64,7 @@ _ZOMBIES = {
 #: After it goes on, such a broker learns of its successors within that time.
 _LEARNS_NS = 2 * 10**9
 #: acks=all without ZooKeeper: no log waits for longer than this.
-_GOES_ON_S = 15.0
+_GOES_ON_S = 60.0
 #: Anomalies in a report.
 _SHOWN = 30
 

@@ -14,10 +14,11 @@ from typing import Any, Self
 import httpx
 from kazoo.client import KazooClient
 
+from benchmarks.free_port import free_port
 from logstore.cluster.zookeeper_server import ZooKeeperEnsemble, ZooKeeperServer
 from tests.faults.bench.groups import ENVIRONMENT as GROUP_ENVIRONMENT
 from tests.faults.cluster.links import Links
-from tests.support.server_process import FaultyServerProcess, free_port
+from tests.support.server_process import FaultyServerProcess
 from tests.support.tcp_relay import PeerRelay, TcpRelay
 
 SESSION_MS = 3_000

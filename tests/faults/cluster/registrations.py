@@ -12,8 +12,8 @@ from kazoo.handlers.threading import KazooTimeoutError
 
 from logstore.cluster import znodes
 from logstore.cluster.znodes import TopicRegistration
-from tests.faults.bench.history import Recorder, RegisteredPartition
-from tests.faults.cluster.brokers import QUIET
+from tests.faults.bench.history import MACHINE, Recorder, RegisteredPartition
+from tests.faults.cluster.brokers import QUIET, SESSION_MS
 from tests.support.background_load import BackgroundLoad
 
 _POLL_S: Final = 0.1
@@ -32,6 +32,8 @@ class Registrations(BackgroundLoad):
         #: By topic: the document's mzxid and content, and when the read that showed it last was begun.
         self._known: dict[str, tuple[int, list[RegisteredPartition], int]] = {}
         self._polling = threading.Lock()
+        #: By broker: the epoch of its registration.
+        self._brokers: dict[str, int] = {}
         super().__init__([self._poll_for_ever])
 
     def in_sync_replicas(self) -> dict[tuple[str, int], list[int]]:
@@ -59,6 +61,7 @@ class Registrations(BackgroundLoad):
     def _poll(self, client: Any) -> None:
         begun = time.monotonic_ns()
         client.sync(znodes.TOPICS)
+        self._tell_lost_sessions(client, begun)
         for topic, data, mzxid in _documents(client):
             document = znodes.decode(topic, data, TopicRegistration)
             if "." in topic:  # it comes and goes, with another id each time
@@ -72,6 +75,16 @@ class Registrations(BackgroundLoad):
             ]
             self._tell(topic, mzxid, partitions, known[2] if known else 0)
             self._known[topic] = mzxid, partitions, begun
+
+    def _tell_lost_sessions(self, client: Any, begun: int) -> None:
+        """A machine that is too busy may stop one broker for longer than its session: a ``Stall``, as for all."""
+        found = {}
+        for broker in client.get_children(znodes.BROKER_IDS):
+            if (status := client.exists(znodes.broker_path(int(broker)))) is not None:
+                found[broker] = status.czxid
+        if any(found.get(broker) != epoch for broker, epoch in self._brokers.items()):
+            self._recorder.tell(MACHINE, "stall", since=begun - SESSION_MS * 10**6)
+        self._brokers = found
 
     def _tell(self, topic: str, mzxid: int, partitions: list[RegisteredPartition], seen_until: int) -> None:
         told = {"mzxid": mzxid, "partitions": partitions, "seen_until": seen_until}

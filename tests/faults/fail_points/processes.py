@@ -119,7 +119,7 @@ def _run(work: Any) -> None:
     maintenance.DELTA_CHECKPOINT_INTERVAL = _CHECKPOINT_INTERVAL
     roll_schedule._JOURNAL_FILES = _JOURNAL_FILES
     roll_schedule._TICK_S = roll_schedule._REFRESH_S = _NEVER_S
-    asyncio.run(asyncio.wait_for(work, 100))
+    asyncio.run(asyncio.wait_for(work, 400))
 
 
 def _tell(directory: Path, filesystem: FailPoints) -> None:

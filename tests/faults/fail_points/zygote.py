@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 
 ROOT: Final = Path(__file__).parents[3]
 #: A child that takes longer says where it stands, and ends.
-_HANGS_S: Final = 120
+_HANGS_S: Final = 480
 
 
 @dataclass(frozen=True, slots=True)

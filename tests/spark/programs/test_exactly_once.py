@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.free_port import free_port
 from logstore.client.admin import Admin
 from logstore.errors import InvalidRequestError, StoreUnreachableError
 from logstore.spark import delta_sink, delta_writer, group_read
 from logstore.spark.sink_commits import SinkOffsetsUnknownError
-from tests.support.server_process import free_port
 
 pytestmark = pytest.mark.spark
 

@@ -83,7 +83,7 @@ def test_the_python_blocks(directory, spark, monkeypatch, capsys):
     printed = []
     for block in found:
         exec(
-            compile(block.replace('"earliest"}', '"earliest", "consumer_timeout_ms": 10_000}'), "README.md", "exec"),
+            compile(block.replace('"earliest"}', '"earliest", "consumer_timeout_ms": 30_000}'), "README.md", "exec"),
             names,
         )
         printed.append(capsys.readouterr().out)

@@ -10,7 +10,7 @@ from tests.support.eventually import eventually
 from tests.support.keyed_topics import KeyedTopic, Record
 from tests.support.spark_cluster import SparkCluster, standalone_cluster
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 KEYS, SEGMENTS, RECORDS = 500, 24, 2_000
 
@@ -25,7 +25,7 @@ def kill_one(cluster: SparkCluster) -> psutil.Process:
     def found() -> psutil.Process | None:
         return next(iter(cluster.executors_at_work()), None)
 
-    executor = eventually(found, "no executor had a task", seconds=90, every_s=0.01)
+    executor = eventually(found, "no executor had a task", seconds=240, every_s=0.01)
     executor.kill()
     return executor
 
@@ -47,7 +47,7 @@ def test_an_executor_killed_in_the_middle_costs_time_and_nothing_else(cluster, t
         killed: list[psutil.Process] = []
         lines: list[str] = []
         assert process.stdout
-        guard = threading.Timer(300, process.kill)
+        guard = threading.Timer(900, process.kill)
         guard.start()
         for line in process.stdout:
             lines.append(line)

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from benchmarks.free_port import free_port
 from tests.support.kafka_clients.served import Served
-from tests.support.server_process import ServerProcess, free_port
+from tests.support.server_process import ServerProcess
 
 
 class KafkaStoreProcess(ServerProcess):

@@ -499,7 +499,7 @@ def test_a_partition_whose_replicas_are_slow_makes_no_other_fail(tmp_path: Path)
             leadership = topic.partition(0).require_leader()
             leadership.commit((1, 2), (1,), 0.0)
             sent = TopicBatches("t", [(0, batch), (1, batch)])
-            (first, second) = (await leader.produce_batches(CLIENT, [sent], timeout_ms=300)).outcomes[0]
+            (first, second) = (await leader.produce_batches(CLIENT, [sent], timeout_ms=3_000)).outcomes[0]
             assert (first.error, first.base_offset) == (None, 1)
             assert isinstance(second.error, RequestTimedOutError)
             assert second.base_offset == -1

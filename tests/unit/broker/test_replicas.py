@@ -46,6 +46,19 @@ async def all_have(cluster: MemoryCluster, end: int) -> None:
     )
 
 
+async def all_follow(cluster: MemoryCluster) -> None:
+    """All replicas are in the ISR of broker 1 and fetch from it; one that starts slowly may have left it before."""
+    followers = log_of(cluster.brokers[1]).require_leader().in_sync_replicas.followers.values()
+    (state_of,) = [partition for partition in cluster.states if partition[1] == 0]
+    await eventually_async(
+        lambda: (
+            set(cluster.states[state_of].in_sync_replicas) == set(cluster.brokers)
+            and all(one.position >= 0 for one in followers)
+        ),
+        "not all in sync",
+    )
+
+
 def test_an_acknowledged_record_is_on_all_replicas_and_the_next_leader_has_it(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2, 3) as cluster:
@@ -79,6 +92,7 @@ def test_what_is_not_on_all_replicas_is_not_shown_and_is_truncated_by_the_next_l
             cluster.cut.add((2, 1))
             with pytest.raises(RequestTimedOutError):
                 await first.produce(INTERNAL, topic, records([b"lost"]), partition=0, timeout_ms=100)
+            await eventually_async(lambda: log_of(first).log_end_offset == 2, "not durable")
             assert (log_of(first).log_end_offset, log_of(first).high_watermark) == (2, 1)
             assert await read_all(first, topic) == [(0, b"a")]
             cluster.elect(topic.topic_id, 0, 2)
@@ -93,13 +107,14 @@ def test_what_is_not_on_all_replicas_is_not_shown_and_is_truncated_by_the_next_l
 
 def test_a_follower_that_stays_behind_leaves_the_isr_and_joins_it_again(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with running_cluster(tmp_path, 1, 2, 3, replica_lag_time_max_ms=200) as cluster:
+        async with running_cluster(tmp_path, 1, 2, 3, replica_lag_time_max_ms=1_000) as cluster:
             leader = cluster.brokers[1]
             topic = leader.topic(INTERNAL, "t")
+            await all_follow(cluster)
             await produce(leader, topic, [b"a"])
             cluster.cut.add((3, 1))
             await leader.produce(INTERNAL, topic, records([b"b"]), partition=0, timeout_ms=10_000)
-            assert cluster.states[topic.topic_id, 0].in_sync_replicas == (1, 2)
+            await eventually_async(lambda: cluster.states[topic.topic_id, 0].in_sync_replicas == (1, 2), "not shrunk")
             cluster.cut.clear()
             await eventually_async(
                 lambda: set(cluster.states[topic.topic_id, 0].in_sync_replicas) == {1, 2, 3}, "not joined"
@@ -114,9 +129,10 @@ def test_a_follower_that_stays_behind_leaves_the_isr_and_joins_it_again(tmp_path
 def test_fewer_replicas_than_min_insync_replicas_take_no_append_with_acks_all(tmp_path: Path) -> None:
     async def scenario() -> None:
         configs = {"min.insync.replicas": "2"}
-        async with running_cluster(tmp_path, 1, 2, configs=configs, replica_lag_time_max_ms=200) as cluster:
+        async with running_cluster(tmp_path, 1, 2, configs=configs, replica_lag_time_max_ms=1_000) as cluster:
             leader = cluster.brokers[1]
             topic = leader.topic(INTERNAL, "t")
+            await all_follow(cluster)
             await produce(leader, topic, [b"a"])
             cluster.cut.add((2, 1))
             await leader.produce(INTERNAL, topic, records([b"b"]), partition=0, acks=1)
@@ -232,14 +248,15 @@ def test_an_unclean_leader_reads_the_table_first(tmp_path: Path) -> None:
 
 def test_an_isr_whose_write_is_open_counts_until_it_is_known(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with running_cluster(tmp_path, 1, 2, replica_lag_time_max_ms=100) as cluster:
+        async with running_cluster(tmp_path, 1, 2, replica_lag_time_max_ms=1_000) as cluster:
             leader = cluster.brokers[1]
             topic = leader.topic(INTERNAL, "t")
+            await all_follow(cluster)
             await produce(leader, topic, [b"a"])
             cluster.without_zookeeper.add(1)
             cluster.cut.add((2, 1))
             waiting = asyncio.create_task(leader.produce(INTERNAL, topic, records([b"b"]), partition=0))
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(3)
             assert not waiting.done(), "broker 2 may be in the ISR still"
             cluster.without_zookeeper.clear()
             await waiting
@@ -401,16 +418,17 @@ def test_a_follower_that_may_not_join_keeps_no_other_out_and_costs_nothing(tmp_p
 def test_a_follower_that_is_cut_off_is_not_taken_back_while_too_few_are_in_sync(tmp_path: Path) -> None:
     async def scenario() -> None:
         configs = {"min.insync.replicas": "2"}
-        async with running_cluster(tmp_path, 1, 2, configs=configs, replica_lag_time_max_ms=100) as cluster:
+        async with running_cluster(tmp_path, 1, 2, configs=configs, replica_lag_time_max_ms=1_000) as cluster:
             leader = cluster.brokers[1]
             topic = leader.topic(INTERNAL, "t")
+            await all_follow(cluster)
             await produce(leader, topic, [b"a"])
             await all_have(cluster, 1)
             cluster.cut.add((2, 1))
             await leader.produce(INTERNAL, topic, records([b"b"]), partition=0, acks=1)
             await eventually_async(lambda: cluster.states[topic.topic_id, 0].in_sync_replicas == (1,), "not shrunk")
             shrinks = leader.replicas.isr_shrinks
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(3)
             assert cluster.states[topic.topic_id, 0].in_sync_replicas == (1,)
             assert leader.replicas.isr_shrinks == shrinks
 
@@ -440,9 +458,10 @@ def test_a_new_leader_learns_of_deleted_records_from_the_table(tmp_path: Path) -
 def test_records_are_shown_once_min_insync_replicas_is_lowered(tmp_path: Path) -> None:
     async def scenario() -> None:
         configs = {"min.insync.replicas": "2"}
-        async with running_cluster(tmp_path, 1, 2, configs=configs, replica_lag_time_max_ms=200) as cluster:
+        async with running_cluster(tmp_path, 1, 2, configs=configs, replica_lag_time_max_ms=1_000) as cluster:
             leader = cluster.brokers[1]
             topic = leader.topic(INTERNAL, "t")
+            await all_follow(cluster)
             await produce(leader, topic, [b"a"])
             await all_have(cluster, 1)
             cluster.cut.add((2, 1))
@@ -472,8 +491,9 @@ def test_a_damaged_document_is_asked_for_again_after_a_pause(tmp_path: Path) -> 
 
             alter, coordinator.alter_partition = coordinator.alter_partition, damaged
             cluster.elect(topic.topic_id, 0, 1, in_sync_replicas=(1,))
+            await eventually_async(lambda: asked, "not asked for")
             await asyncio.sleep(0.5)
-            assert 1 <= len(asked) <= 4
+            assert len(asked) <= 4
             coordinator.alter_partition = alter
             await eventually_async(lambda: cluster.states[topic.topic_id, 0].in_sync_replicas == (1, 2), "not joined")
 

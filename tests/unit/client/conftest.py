@@ -11,8 +11,9 @@ from tests.support.server_process import ServerProcess
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a running store."""
-    with ServerProcess(tmp_path_factory.mktemp("client") / "data") as server:
+    """The URL of a running store, in which the first member of a group has its partitions at once."""
+    environment = {"LOGSTORE_GROUP_INITIAL_REBALANCE_DELAY_MS": "0"}
+    with ServerProcess(tmp_path_factory.mktemp("client") / "data", environment=environment) as server:
         yield server.url
 
 

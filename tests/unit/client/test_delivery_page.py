@@ -22,7 +22,10 @@ EVERY = {f"{partition}-{offset}" for partition in range(2) for offset in range(R
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory):
     """A store with 700 orders in each of two partitions, and nothing in ``invoices``."""
-    with ServerProcess(tmp_path_factory.mktemp("shop") / "data") as server, Admin(server.url) as admin:
+    # The page waits 5 seconds for records. The first rebalance would take 3 of them.
+    environment = {"LOGSTORE_GROUP_INITIAL_REBALANCE_DELAY_MS": "0"}
+    data = tmp_path_factory.mktemp("shop") / "data"
+    with ServerProcess(data, environment=environment) as server, Admin(server.url) as admin:
         admin.create_topic("orders", partitions=2)
         admin.create_topic("invoices", partitions=2)
         for partition in range(2):

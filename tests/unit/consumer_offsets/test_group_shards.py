@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import shutil
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from logstore.errors import CoordinatorLoadInProgressError, NotCoordinatorError
 from logstore.filesystem import FileSystem
 from logstore.records.offset_record import OFFSETS_TOPIC
 from logstore.table_root import TableRoot
+from tests.support.data_directory import copy_of_one_moment
 from tests.support.eventually import eventually_async
 from tests.support.replicas import MemoryCluster, running_cluster
 from tests.support.running_broker import run
@@ -33,7 +33,7 @@ def test_a_start_does_not_wait_for_groups_whose_replicas_wait_for_the_start(tmp_
         offsets = [OffsetToCommit("t", 0, 0)]
         async with running_cluster(data, 1, 2) as cluster, GroupCoordinator.running(cluster.brokers[1]) as groups:
             await groups.commit(INTERNAL, "g", offsets)
-            shutil.copytree(data, image)
+            copy_of_one_moment(data, image)
             states = dict(cluster.states)
         killed = MemoryCluster(image, (1, 2))
         killed.states.update(states)

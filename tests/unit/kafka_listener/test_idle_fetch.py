@@ -201,15 +201,15 @@ def test_records_that_are_not_enough_are_waited_on_for_the_rest_of_the_time(tmp_
             topic = await server.topic(partitions=2)
             session = await session_of(server, topic)
             request = FetchRequest(
-                max_wait_ms=3_000, min_bytes=100_000, max_bytes=MIB, session_id=session.id, session_epoch=1
+                max_wait_ms=10_000, min_bytes=100_000, max_bytes=MIB, session_id=session.id, session_epoch=1
             )
             began = asyncio.get_running_loop().time()
             session.connection.send(FETCH, 17, request)
             await waits(topic)
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(5)
             await records_come(server, topic)
             assert told(await session.receive()) == [(1, 0, 1, 0, True)]
-            assert 2.9 <= asyncio.get_running_loop().time() - began < 4.3
+            assert 9.9 <= asyncio.get_running_loop().time() - began < 14.5
 
     run(ask())
 
@@ -455,7 +455,7 @@ def test_the_time_of_a_wait_that_has_ended_ends_no_other(tmp_path: Path) -> None
         async with kafka_server(tmp_path) as server:
             topic = await server.topic(partitions=2)
             session = await session_of(server, topic)
-            session.send(600)
+            session.send(3_000)
             await waits(topic)
             await records_come(server, topic)
             assert told(await session.receive()) == [(1, 0, 1, 0, True)]
@@ -464,7 +464,7 @@ def test_the_time_of_a_wait_that_has_ended_ends_no_other(tmp_path: Path) -> None
             assert told(await session.receive()) == []
             session.send(LONG_MS)
             await waits(topic)
-            await asyncio.sleep(1)
+            await asyncio.sleep(3.5)
             await waits(topic)
             (waiting,) = [one for one in server.listener._connections if one._waiting is not None]
             assert waiting._idle_fetch is not None
@@ -540,7 +540,7 @@ def test_a_stop_ends_the_wait_and_the_connection(tmp_path: Path) -> None:
             session = await session_of(server, topic)
             session.send(LONG_MS)
             await waits(topic)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 await server.listener.stop()
             assert await session.connection.is_closed()
 

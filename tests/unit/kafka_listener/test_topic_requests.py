@@ -194,7 +194,7 @@ def test_what_a_request_has_no_time_for_is_not_begun(tmp_path: Path) -> None:
         async with kafka_handlers(tmp_path) as handlers:
             names = [f"t{number}" for number in range(40)]
             async with handlers.broker._topics.lock:
-                answers = await create(handlers, *map(topic, names), timeout_ms=20)
+                answers = await create(handlers, *map(topic, names), timeout_ms=500)
             assert codes(answers.values()) == [7] * 40
             begun = [name for name, one in answers.items() if "goes on" in one.error_message]
             assert 0 < len(begun) < 40

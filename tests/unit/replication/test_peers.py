@@ -49,7 +49,7 @@ APPEND, DESCRIBE, FETCH, HTTP = MessageType.APPEND, MessageType.DESCRIBE, Messag
 # Of a peer that does nothing, in tests that wait for its end.
 SHORT_S = 0.4
 #: Long enough for a busy machine to answer within it.
-USED_S = 2.0
+USED_S = 6.0
 
 
 @pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
@@ -722,7 +722,7 @@ async def test_a_reader_that_is_slow_but_takes_something_is_kept():
 
 async def test_a_broker_that_is_gone_without_a_word_ends_on_both_sides():
     """The network between them passes nothing any more, and tells nobody."""
-    given = options(timeout_s=SHORT_S)
+    given = options(timeout_s=USED_S)
     async with listening(given=given) as listener, TcpRelay(listener.address) as relay:
         listener.handlers[APPEND] = echo
         async with connected(relay.address, given) as connection:
@@ -732,9 +732,9 @@ async def test_a_broker_that_is_gone_without_a_word_ends_on_both_sides():
             session.on_close(lambda: closed.append(session.broker_id))
             relay.cut()
             began = asyncio.get_running_loop().time()
-            with pytest.raises(PeerUnavailableError, match=f"APPEND was not answered within {SHORT_S} s") as raised:
+            with pytest.raises(PeerUnavailableError, match=f"APPEND was not answered within {USED_S:g} s") as raised:
                 await connection.request(APPEND, b"y")
-            assert (asyncio.get_running_loop().time() - began) < 5
+            assert (asyncio.get_running_loop().time() - began) < 20
             assert not raised.value.nothing_sent
             assert connection.is_closed
             await eventually_async(lambda: session.is_closed)

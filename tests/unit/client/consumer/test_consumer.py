@@ -10,6 +10,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
+from benchmarks.free_port import free_port
 from logstore import TopicPartition
 from logstore.client.admin import Admin
 from logstore.client.consumer import Consumer
@@ -31,7 +32,7 @@ from logstore.table_files import open_table
 from tests.support.eventually import eventually
 from tests.support.keyed_topics import KeyedTopic, Record, batch
 from tests.support.posting import post
-from tests.support.server_process import ServerProcess, free_port
+from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.system
 
@@ -154,7 +155,7 @@ def test_columns_are_handed_out_whole_and_count_for_the_position(store: str, fil
 
 def test_iteration_goes_record_by_record_and_so_does_the_position(store: str, filled: str):
     partition = TopicPartition(filled, 2)
-    with Consumer(store, auto_offset_reset="earliest", max_poll_records=4, consumer_timeout_ms=300) as consumer:
+    with Consumer(store, auto_offset_reset="earliest", max_poll_records=4, consumer_timeout_ms=20_000) as consumer:
         consumer.assign([partition])
         seen = []
         for record in consumer:
@@ -162,16 +163,47 @@ def test_iteration_goes_record_by_record_and_so_does_the_position(store: str, fi
             assert consumer.position(partition) == record.offset + 1
             if record.offset == 5 and len(seen) < 10:
                 consumer.seek(partition, 2)
+            if record.offset == 49:
+                break
         assert seen == [0, 1, 2, 3, 4, 5, 2, 3, 4, *range(5, 50)]
         consumer.seek(partition, 10)
         assert [record.offset for record in itertools.islice(consumer, 3)] == [10, 11, 12]
         assert [record.offset for record in consumer.poll(3)] == [13, 14, 15]
+    with Consumer(store, consumer_timeout_ms=300) as at_the_end:
+        at_the_end.assign([partition])
+        assert list(at_the_end) == []
+
+
+@pytest.mark.parametrize("in_columns", [False, True])
+def test_a_poll_behind_an_iteration_that_was_left_at_its_last_record_waits(store: str, topic: str, in_columns: bool):
+    partition = TopicPartition(topic, 0)
+    post(store, topic, 0, [b"a", b"b"])
+    with Consumer(store, auto_offset_reset="earliest") as consumer:
+        consumer.assign([partition])
+        assert [record.value for record in itertools.islice(consumer, 2)] == [b"a", b"b"]
+        later = threading.Timer(0.5, post, (store, topic, 0, [b"late"]))
+        later.start()
+        if in_columns:
+            batch = consumer.poll_arrow(timeout_s=30)
+            found = [] if batch is None else batch.records()
+        else:
+            found = consumer.poll(timeout_s=30)
+        later.join()
+        assert [record.value for record in found] == [b"late"]
+        assert consumer.position(partition) == 3
 
 
 def test_a_record_of_any_partition_ends_the_wait(store: str, topic: str):
     with Consumer(store, fetch_max_wait_ms=60_000) as consumer:
         consumer.subscribe([topic])
-        assert consumer.poll(timeout_s=0.2) == []
+
+        def has_all() -> bool:
+            assert consumer.poll(timeout_s=0.05) == []
+            return len(consumer.assignment()) == 4
+
+        eventually(has_all, "the partitions are not found")
+        # A record that comes before the positions are known would be skipped.
+        assert [consumer.position(TopicPartition(topic, partition)) for partition in range(4)] == [0] * 4
         for partition in (3, 0, 2):
             later = threading.Timer(0.1, post, (store, topic, partition, [b"late"]))
             later.start()
@@ -306,7 +338,12 @@ def test_assignment_subscription_and_paused_partitions(store: str, filled: str, 
 def test_new_partitions_of_a_subscription_are_read_from_their_first_record(store: str, topic: str, admin: Admin):
     with Consumer(store, metadata_max_age_ms=50) as consumer:
         consumer.subscribe([topic])
-        assert consumer.poll(timeout_s=0.1) == []
+
+        def has_all() -> bool:
+            assert consumer.poll(timeout_s=0.1) == []
+            return len(consumer.assignment()) == 4
+
+        eventually(has_all, "the partitions are not found")
         admin.add_partitions(topic, 6)
         post(store, topic, 5, [b"first"])
         (record,) = take(consumer, 1)

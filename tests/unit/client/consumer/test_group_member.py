@@ -32,12 +32,11 @@ from tests.support.server_process import ServerProcess
 pytestmark = pytest.mark.system
 
 SETTINGS = {
-    "LOGSTORE_GROUP_MIN_SESSION_TIMEOUT_MS": "100",
     "LOGSTORE_GROUP_INITIAL_REBALANCE_DELAY_MS": "200",
-    "LOGSTORE_GROUP_CONSUMER_SESSION_TIMEOUT_MS": "3000",
+    "LOGSTORE_GROUP_CONSUMER_SESSION_TIMEOUT_MS": "10000",
     "LOGSTORE_GROUP_CONSUMER_HEARTBEAT_INTERVAL_MS": "100",
 }
-CLASSIC = {"session_timeout_ms": 3_000, "heartbeat_interval_ms": 100}
+CLASSIC = {"session_timeout_ms": 10_000, "heartbeat_interval_ms": 100}
 #: Options by the name that a test has for them.
 PROTOCOLS = {
     "range": CLASSIC,
@@ -114,7 +113,7 @@ class Members:
             self.poll(without=without)
             return found()
 
-        eventually(polled, what, seconds=30)
+        eventually(polled, what)
 
     def poll_until_shared(self, *shares: int, without: Consumer | None = None) -> None:
         """Until the members have so many partitions each, in any order, and stay so for a while."""
@@ -214,7 +213,7 @@ def kill(consumer: Consumer) -> None:
 
 
 def test_a_member_that_does_not_poll_leaves_and_learns_that_it_lost(members: Members, topic: str):
-    slow = members.join(max_poll_interval_ms=600, enable_auto_commit=False)
+    slow = members.join(max_poll_interval_ms=3_000, enable_auto_commit=False)
     members.join()
     members.poll_until_shared(2, 2)
     before = sorted(partition.partition for partition in slow.assignment())
@@ -326,9 +325,10 @@ def test_close_does_not_wait_for_a_rebalance(store: str, group: str, topic: str,
             joining.subscribe([topic])
             began = time.monotonic()
             assert joining.poll(timeout_s=0.3) == []  # the other one does not poll, and so the rebalance waits
-            assert time.monotonic() - began < 2
+            # Far below the 5 minutes that a rebalance waits.
+            assert time.monotonic() - began < 20
             began = time.monotonic()
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 20
         assert len(describe(store, group)["members"]) == 1
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from benchmarks.free_port import free_port
 from logstore.client.admin import Admin
 from logstore.client.producer import Producer
 from logstore.client.producer.delivery import Delivery, RecordMetadata
@@ -320,6 +321,7 @@ def test_closing_in_time_fails_what_is_left_and_leaves_nobody_waiting():
     producer = Producer(NOBODY, linger_ms=0)
     first, second = producer.send("t", b"1"), producer.send("u", b"2")
     third = producer.send_batch("t", {"value": ["3"]})
+    eventually(lambda: first.outcome.last_error is not None)
     with pytest.raises(RequestTimedOutError, match="not delivered"):
         producer.close(0.2)
     assert isinstance(first.exception(5), StoreUnreachableError)
@@ -480,17 +482,19 @@ def test_a_forked_process_needs_a_producer_of_its_own(store: str, topic: str):
 
 def test_survives_kills_of_the_store_and_makes_a_topic_by_producing(tmp_path: Path):
     environment = {"LOGSTORE_AUTO_CREATE_TOPICS_ENABLE": "true", "LOGSTORE_NUM_PARTITIONS": "3"}
-    with ServerProcess(tmp_path / "data", environment=environment) as server:
-        port = int(server.url.rpartition(":")[2])
-        with Producer(server.url, linger_ms=0, batch_size=2_000) as producer:
-            deliveries = [producer.send("made", f"{i}", key=f"{i % 100}") for i in range(2_000)]
-            # In the middle of it.
-            deliveries[0].result(30)
-            server.kill()
-            deliveries += [producer.send("made", f"{i}", key=f"{i % 100}") for i in range(2_000, 2_100)]
-            with ServerProcess(tmp_path / "data", port=port, environment=environment):
-                places = [delivery.result(60) for delivery in deliveries]
-                found = stored_records(server.url, "made")
+    port = free_port()
+    with (
+        ServerProcess(tmp_path / "data", port=port, environment=environment) as server,
+        Producer(server.url, linger_ms=0, batch_size=2_000) as producer,
+    ):
+        deliveries = [producer.send("made", f"{i}", key=f"{i % 100}") for i in range(2_000)]
+        # In the middle of it.
+        deliveries[0].result(30)
+        server.kill()
+        deliveries += [producer.send("made", f"{i}", key=f"{i % 100}") for i in range(2_000, 2_100)]
+        with ServerProcess(tmp_path / "data", port=port, environment=environment):
+            places = [delivery.result(60) for delivery in deliveries]
+            found = stored_records(server.url, "made")
     assert sum(len(records) for records in found.values()) == 2_100
     for i, where in enumerate(places):
         assert found[where.partition][where.offset].value == b"%d" % i

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.free_port import free_port
 from logstore.delta.snapshot import SegmentFile
 from logstore.errors import StoreUnreachableError
 from logstore.limits import MIB
 from logstore.spark.source.options import ReadOptions, Subscription
 from logstore.spark.source.planning import SLICE_BYTES, Part, Planner, divide
 from logstore.spark.source.slices import Slice, TimeRange, TopicRange
-from tests.support.server_process import free_port
 
 
 def file(first: int, end: int, size: int = 1000, times: tuple[int, int] = (0, 0)) -> SegmentFile:
@@ -90,4 +90,4 @@ def test_a_store_that_is_gone_is_asked_for_as_long_as_the_options_say():
     begun = time.monotonic()
     with pytest.raises(StoreUnreachableError):
         Planner(options).slices([TopicRange("t", "id", 0, 0, 1)])
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
