@@ -679,8 +679,13 @@ async def test_a_partition_is_given_up_in_a_poll_or_when_its_records_are_committ
     third = await create(api, "third")
     await third.subscribe("t")
     members = (first, second, third)
+
+    async def is_settled() -> bool:
+        joined = api.app.state.api.groups.describe(INTERNAL, "g").members
+        return len(joined) == 3 and sum([len(await each.assigned()) for each in members]) == 2
+
     async with asyncio.timeout(60):
-        while sum([len(await each.assigned()) for each in members]) != 2:
+        while not await is_settled():
             await asyncio.gather(*(each.poll(100) for each in members))
     assert sorted([place for each in members for place in await each.assigned()]) == [("t", 0), ("t", 1)]
     described = (await api.get("/groups/g")).json()

@@ -49,7 +49,8 @@ async def refused(brokers: Brokers, *starts: dict[str, object]) -> list[str]:
     """The last line of each start, which ends with exit code 1. Settings are those of broker 1 unless given."""
     mine = {
         "zookeeper_connect": brokers.servers + brokers.chroot,
-        "zookeeper_session_timeout_ms": SESSION_MS,
+        # A start waits for the end of the session that holds its id.
+        "zookeeper_session_timeout_ms": 4_000,
         "broker_id": 1,
     }
     wanted = json.dumps([{**mine, **start} for start in starts])

@@ -12,7 +12,7 @@ from uuid import UUID
 from logstore.cluster import znodes
 from logstore.cluster.coordinator import KnownTopic, PartitionState
 from logstore.cluster.znodes import PartitionRegistration, TopicRegistration
-from logstore.cluster.zookeeper import Servers, ZooKeeper
+from logstore.cluster.zookeeper import Servers, SessionState, ZooKeeper
 from logstore.cluster.zookeeper_coordinator import ZooKeeperCoordinator
 from logstore.filesystem import FileSystem
 from tests.support.eventually import eventually_async
@@ -121,10 +121,19 @@ async def expire(coordinator: ZooKeeperCoordinator) -> None:
     from kazoo.client import KazooClient
 
     zookeeper = coordinator.zookeeper
-    twin = KazooClient(hosts=zookeeper.servers.hosts, client_id=zookeeper._client.client_id, timeout=SESSION_MS / 1000)
-    await asyncio.to_thread(twin.start)
-    await asyncio.to_thread(twin.stop)
-    await asyncio.to_thread(twin.close)
+    client_id = zookeeper._client.client_id
+    told: list[SessionState] = []
+    zookeeper.listen(told.append)
+    for _ in range(10):
+        twin = KazooClient(hosts=zookeeper.servers.hosts, client_id=client_id, timeout=SESSION_MS / 1000)
+        await asyncio.to_thread(twin.start)
+        await asyncio.to_thread(twin.stop)
+        await asyncio.to_thread(twin.close)
+        with contextlib.suppress(AssertionError):
+            await eventually_async(lambda: SessionState.EXPIRED in told, seconds=3)
+            return
+        # The coordinator's own client has come back first, which ended the twin's connection.
+    raise AssertionError("the session does not end")
 
 
 def state(leader: int, epoch: int, isr: tuple[int, ...], replicas: tuple[int, ...]) -> PartitionState:
