@@ -225,7 +225,7 @@ def test_a_stop_during_recovery_ends_with_0_and_serves_nobody(store: FaultyServe
 
     def start() -> None:
         with pytest.raises(NotStartedError) as failed:
-            store.start(faults="slow journal.fsync 6")
+            store.start(faults="slow journal.fsync 3")
         failures.append(failed.value)
 
     def recovers() -> bool:
