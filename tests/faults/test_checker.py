@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.faults.bench.answer_checks import PROGRESS_S
 from tests.faults.bench.checker import check
 from tests.faults.bench.history import Fetch, Recorder, read_history
 from tests.faults.bench.model_store import ModelStore, Pending
@@ -1214,7 +1215,7 @@ def no_progress_after_healing() -> list[Event]:
 @anomaly("J2: no progress after healing")
 def progress_too_late() -> list[Event]:
     events = story()
-    the(events, "heal")["t"] -= 31_000_000_000
+    the(events, "heal")["t"] -= (PROGRESS_S + 1) * 1_000_000_000
     return events
 
 
@@ -1642,9 +1643,9 @@ def test_a_commit_of_some_partitions_is_whole_too() -> None:
 def test_progress_is_not_due_when_the_next_fault_comes_first() -> None:
     def heal_for_a_while(store: ModelStore) -> None:
         store.tell("bench", "heal")
-        store.wait(20)
+        store.wait(PROGRESS_S * 2 // 3)
         store.restart()
-        store.wait(20)
+        store.wait(PROGRESS_S * 2 // 3)
 
     events = story(heal_for_a_while)
     assert check(events) == []
