@@ -28,6 +28,8 @@ from logstore.errors import InvalidConfigError, LogStoreError, ZooKeeperUnavaila
 SESSION_TIMEOUT_MS: Final = 18_000
 #: Between two tries to connect. With kazoo's own pauses, which double, a session is lost while ZooKeeper is back.
 _RECONNECT: Final = {"max_tries": -1, "delay": 0.05, "backoff": 1.5, "max_delay": 0.2, "max_jitter": 0.2}
+#: So many servers that do not answer cost a session timeout. With more of them kazoo itself waits less for each answer.
+_TRIES: Final = 3
 #: The pause before kazoo's thread is started again: a thread that ends at once must not keep the broker busy.
 _RESTART_S: Final = 0.2
 
@@ -167,6 +169,7 @@ class ZooKeeper:
         self._is_stopping = False
         self._restarting: asyncio.Task[None] | None = None
         self._note_granted_timeout()
+        self._try_again_within(session_timeout_ms / 1000 / _TRIES)
         self._outlive_the_thread()
 
     def _note_granted_timeout(self) -> None:
@@ -180,6 +183,22 @@ class ZooKeeper:
             return read_timeout_ms, connect_timeout_ms
 
         connection._connect = connect_and_note  # noqa: SLF001
+
+    def _try_again_within(self, seconds: float) -> None:
+        """Wait no longer for a connection and its handshake. kazoo waits for a whole session timeout, and the session
+        ends meanwhile: at a machine that has gone, or a ZooKeeper that never answers what came while it started.
+        """
+        connection = self._client._connection  # noqa: SLF001 - kazoo is pinned, and a test holds it to this
+        handler, invoke = self._client.handler, connection._invoke  # noqa: SLF001 - asks only within a handshake
+        create_connection = handler.create_connection
+
+        def create_soon(*args: Any, timeout: float, **kwargs: Any) -> Any:
+            return create_connection(*args, timeout=min(timeout, seconds), **kwargs)
+
+        def invoke_soon(timeout: float, *args: Any, **kwargs: Any) -> Any:
+            return invoke(min(timeout, seconds), *args, **kwargs)
+
+        handler.create_connection, connection._invoke = create_soon, invoke_soon  # noqa: SLF001
 
     def _outlive_the_thread(self) -> None:
         """Start kazoo's thread again whenever it ends by itself, which begins a new session.

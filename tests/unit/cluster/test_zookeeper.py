@@ -1,5 +1,6 @@
 """``zookeeper.connect``, and the ZooKeeper of this machine; ``tests/cluster`` has the rest, on a real one."""
 
+import asyncio
 import dataclasses
 import socket
 from pathlib import Path
@@ -7,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from logstore.cluster import zookeeper_server
-from logstore.cluster.zookeeper import Servers
+from logstore.cluster.zookeeper import Servers, ZooKeeper
 from logstore.cluster.zookeeper_server import Ports, ZooKeeperEnsemble, ZooKeeperServerError
-from logstore.errors import InvalidConfigError
+from logstore.errors import InvalidConfigError, ZooKeeperUnavailableError
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,19 @@ def test_what_a_zookeeper_here_lacks_is_one_error(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(zookeeper_server.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ZooKeeperServerError, match=r"pip install 'logstore\[spark\]'"):
         ZooKeeperEnsemble(tmp_path / "z").start()
+
+
+@pytest.mark.anyio
+async def test_a_server_that_never_answers_does_not_cost_a_whole_session():
+    """ZooKeeper leaves connections open that it got while it read its data: the next one is answered."""
+    taken: list[asyncio.StreamWriter] = []
+    async with await asyncio.start_server(lambda _, writer: taken.append(writer), "127.0.0.1", 0) as silent:
+        port = silent.sockets[0].getsockname()[1]
+        with pytest.raises(ZooKeeperUnavailableError, match="does not answer"):
+            await ZooKeeper(Servers.parse(f"127.0.0.1:{port}"), session_timeout_ms=3_000).start()
+        assert len(taken) > 1
+        for writer in taken:
+            writer.close()
 
 
 @pytest.mark.system
