@@ -28,7 +28,7 @@ from logstore.errors import InvalidConfigError, LogStoreError, ZooKeeperUnavaila
 SESSION_TIMEOUT_MS: Final = 18_000
 #: Between two tries to connect. With kazoo's own pauses, which double, a session is lost while ZooKeeper is back.
 _RECONNECT: Final = {"max_tries": -1, "delay": 0.05, "backoff": 1.5, "max_delay": 0.2, "max_jitter": 0.2}
-#: So many servers that do not answer cost a session timeout. With more of them kazoo itself waits less for each answer.
+#: Tries to connect that fit into a session timeout. With more servers than that kazoo itself waits less for an answer.
 _TRIES: Final = 3
 #: The pause before kazoo's thread is started again: a thread that ends at once must not keep the broker busy.
 _RESTART_S: Final = 0.2
@@ -185,8 +185,10 @@ class ZooKeeper:
         connection._connect = connect_and_note  # noqa: SLF001
 
     def _try_again_within(self, seconds: float) -> None:
-        """Wait no longer for a connection and its handshake. kazoo waits for a whole session timeout, and the session
-        ends meanwhile: at a machine that has gone, or a ZooKeeper that never answers what came while it started.
+        """Give up a connection that does not come, or has no answer to its handshake, after ``seconds``.
+
+        kazoo waits for a whole session timeout at a machine that has gone, and at a ZooKeeper that never answers a
+        connection from the time of its start. The session ends meanwhile.
         """
         connection = self._client._connection  # noqa: SLF001 - kazoo is pinned, and a test holds it to this
         handler, invoke = self._client.handler, connection._invoke  # noqa: SLF001 - asks only within a handshake

@@ -665,7 +665,8 @@ def test_a_flood_of_members_is_refused_at_group_max_size(server, path):
             asked = [http.post(f"/groups/{path}/{path}", json={**base, **own, "member_id": f"m{n}"}) for n in range(60)]
             answers = await asyncio.gather(*asked)
             members = (await http.get(f"/groups/{path}")).json()["members"]
-            assert len(members) <= MEMBERS_MAX
+            # Members that do not come back within their rebalance timeout are gone.
+            assert (0 if path == "join" else 1) <= len(members) <= MEMBERS_MAX
             leaving = {"members": [{"member_id": member["member_id"]} for member in members]}
             if path == "join":
                 assert (await http.post(f"/groups/{path}/leave", json=leaving)).status_code == 200

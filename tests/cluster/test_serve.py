@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
@@ -171,15 +170,12 @@ async def test_any_broker_makes_a_topic_on_demand_and_hands_over_before_it_stops
         await create_topic(one, "t", replication_factor=2)
         row = await brokers.row("t")
         led = {1: one, 2: two}.pop(row.leader)
-        began = time.monotonic()
         led.process.send_signal(signal.SIGTERM)
         await eventually_async(lambda: led.process.poll() is not None, "not stopped")
-        stopped_within = time.monotonic() - began
         now = await brokers.row("t")
         assert now.leader not in {row.leader, -1}
         assert led.process.returncode == 0
-        # It waits for a few seconds, and a busy machine may take longer.
-        assert "not_handed_over" not in led.log or stopped_within > 5
+        assert "not_handed_over" not in led.log
     finally:
         one.stop()
         two.stop()

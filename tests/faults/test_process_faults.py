@@ -9,6 +9,7 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -206,10 +207,12 @@ def test_a_stop_under_load_ends_with_0_and_takes_back_no_answer(store: FaultySer
             before = files_begun(store)
             alter_topic(store.url, segment_ms="150")
             eventually(lambda before=before: files_begun(store) > before)
+            began = time.monotonic()
             for _ in range(signals):
                 store.process.send_signal(signal.SIGTERM)
                 eventually(lambda: not is_ready(store.url))
             assert store.stop() == 0
+            assert time.monotonic() - began < STOP_SECONDS
             assert not (store.data / "brokers/0/endpoint.json").exists()
             assert "Traceback" not in store.log
             store.start()

@@ -195,12 +195,10 @@ def soak(
             report.latencies += zip(done[0::2], done[1::2], strict=True)
         report.latencies.sort()
         until = time.monotonic() + _JOBS_S
-        while not all(report.jobs.get(_changed(job)) for job in jobs if upkeep):
-            if time.monotonic() > until:
-                break
+        report.jobs = _job_metrics(server)
+        while upkeep and time.monotonic() < until and not all(report.jobs.get(_changed(job)) for job in jobs):
             time.sleep(0.5)
             report.jobs = _job_metrics(server)
-        report.jobs = _job_metrics(server)
         _count(server, dict(zip(TOPICS, sent, strict=True)), report)
         if server.stop():
             report.faults.append("the store did not end well")
