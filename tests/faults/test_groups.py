@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from logstore.errors import LogStoreError, RebalanceInProgressError
 from tests.faults.bench.bench import SHARED, TOPICS, Bench, Load, Report
+from tests.faults.bench.group_member import Positions, Teller
 from tests.faults.bench.groups import CONSUMER, COOPERATIVE, KAFKA_CONSUMER, KAFKA_COOPERATIVE, RANGE
+from tests.faults.bench.history import Recorder
 from tests.faults.bench.schedule import GROUPED, faults
 
 pytestmark = pytest.mark.system
@@ -38,6 +41,29 @@ def test_groups_with_kafkas_protocol(tmp_path: Path) -> None:
 def test_groups_of_all_protocols_with_the_faults_of_members_and_of_the_store(tmp_path: Path) -> None:
     report = run(tmp_path, (*GROUPED, *OF_THE_STORE), 2, ALL, pace=0.3)
     assert all(report.moves[group.name] > 12 for group in ALL.groups)
+
+
+def test_a_member_commits_again_what_a_commit_has_not_stored(tmp_path: Path) -> None:
+    """As long as it owns the partition."""
+    asked: list[tuple[str, dict[int, int]]] = []
+    refuses = True
+
+    def commit(topic: str, offsets: dict[int, int]) -> None:
+        asked.append((topic, offsets))
+        if refuses:
+            raise RebalanceInProgressError("finish that, then commit")
+
+    with Recorder(tmp_path / "history.jsonl") as recorder:
+        positions = Positions(Teller(recorder, "m", "g"))
+        positions.processed("a", 0, [(4, "r4"), (5, "r5")])
+        positions.processed("a", 1, [(7, "r7")])
+        positions.processed("b", 0, [(9, "r9")])
+        positions.commit(commit, LogStoreError)
+        positions.forget([("a", 1), ("c", 0)])
+        refuses = False
+        positions.commit(commit, LogStoreError)
+        positions.commit(commit, LogStoreError)
+    assert asked == [("a", {0: 6, 1: 8}), ("b", {0: 10}), ("a", {0: 6}), ("b", {0: 10})]
 
 
 def run(directory: Path, kinds: Sequence[str], rounds: int, load: Load, *, pace: float) -> Report:

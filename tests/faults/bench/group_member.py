@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +41,17 @@ class Teller:
 
     def commit(
         self, topic: str, offsets: dict[int, int], commit: Callable[[], object], failure: type[Exception]
-    ) -> None:
+    ) -> bool:
+        """Whether it was acknowledged."""
         number = self._recorder.invoke(self._name, "commit", group=self._group, topic=topic, offsets=offsets)
         try:
             commit()
         except failure as error:
             # The first of several tries may have been stored.
             self._recorder.complete(number, self._name, "commit", "info", reason=repr(error))
-        else:
-            self._recorder.complete(number, self._name, "commit", "ok")
+            return False
+        self._recorder.complete(number, self._name, "commit", "ok")
+        return True
 
     def watch(self, stopping: threading.Event) -> None:
         """Tell when the process has stood still: then its session may have ended."""
@@ -59,6 +61,35 @@ class Teller:
             if now - last > _STALLED_S * 1e9:
                 self._recorder.tell(self._name, "stall", since=last)
             last = now
+
+
+class Positions:
+    """The offsets to commit in the partitions that a member owns.
+
+    A commit that fails leaves them to the next one: in a rebalance a member may keep a partition, but cannot commit,
+    and without more records nothing else would commit what it has processed.
+    """
+
+    def __init__(self, teller: Teller) -> None:
+        self._teller = teller
+        self._offsets: dict[tuple[str, int], int] = {}
+
+    def processed(self, topic: str, partition: int, rows: Sequence[tuple[int, str | None]]) -> None:
+        """``rows`` are offsets with the ids of their records."""
+        self._teller.tell("processed", topic=topic, partition=partition, rows=rows)
+        self._offsets[topic, partition] = rows[-1][0] + 1
+
+    def forget(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """They are given, revoked or lost: another member's commits count now."""
+        for each in partitions:
+            self._offsets.pop(each, None)
+
+    def commit(self, commit: Callable[[str, dict[int, int]], object], failure: type[Exception]) -> None:
+        """Each topic by itself."""
+        for topic in sorted({topic for topic, _ in self._offsets}):
+            offsets = {partition: offset for (name, partition), offset in self._offsets.items() if name == topic}
+            if self._teller.commit(topic, offsets, functools.partial(commit, topic, offsets), failure):
+                self.forget((topic, partition) for partition in offsets)
 
 
 @contextlib.contextmanager
@@ -84,16 +115,21 @@ def running_member(
 class Member(ConsumerRebalanceListener):
     def __init__(self, teller: Teller, seconds_a_batch: float) -> None:
         self._teller = teller
+        self._positions = Positions(teller)
         self._seconds_a_batch = seconds_a_batch
 
     def on_partitions_assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        self._teller.tell("assigned", partitions=list(partitions))
+        self._tell("assigned", partitions)
 
     def on_partitions_revoked(self, partitions: Sequence[TopicPartition]) -> None:
-        self._teller.tell("revoked", partitions=list(partitions))
+        self._tell("revoked", partitions)
 
     def on_partitions_lost(self, partitions: Sequence[TopicPartition]) -> None:
-        self._teller.tell("lost", partitions=list(partitions))
+        self._tell("lost", partitions)
+
+    def _tell(self, op: str, partitions: Sequence[TopicPartition]) -> None:
+        self._positions.forget(partitions)
+        self._teller.tell(op, partitions=list(partitions))
 
     def work(self, consumer: Consumer) -> None:
         """Poll once, process and commit. WakeupError."""
@@ -101,15 +137,15 @@ class Member(ConsumerRebalanceListener):
         for record in consumer.poll(timeout_s=POLL_S):
             record_id = next((value.decode() for name, value in record.headers if name == "id" and value), None)
             done.setdefault(TopicPartition(record.topic, record.partition), []).append((record.offset, record_id))
-        if not done:
-            return
-        time.sleep(self._seconds_a_batch)
+        if done:
+            time.sleep(self._seconds_a_batch)
         for (topic, partition), rows in done.items():
-            self._teller.tell("processed", topic=topic, partition=partition, rows=rows)
-        for topic in sorted({topic for topic, _ in done}):
-            offsets = {p: rows[-1][0] + 1 for (name, p), rows in done.items() if name == topic}
-            committed = {TopicPartition(topic, partition): offset for partition, offset in offsets.items()}
-            self._teller.commit(topic, offsets, functools.partial(consumer.commit, committed), LogStoreError)
+            self._positions.processed(topic, partition, rows)
+
+        def commit(topic: str, offsets: dict[int, int]) -> None:
+            consumer.commit({TopicPartition(topic, partition): offset for partition, offset in offsets.items()})
+
+        self._positions.commit(commit, LogStoreError)
 
 
 def main(

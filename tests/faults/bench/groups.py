@@ -250,7 +250,8 @@ class Groups:
             committed = self.committed(spec)
             behind = {at: f"{committed.get(at)} of {end}" for at, end in ends.items() if end != committed.get(at, 0)}
             if behind:
-                missing.append(f"G5 group {spec.name} comes to no end, it has committed {behind}")
+                found = f"it has committed {behind}: {self.describe(spec)}"
+                missing.append(f"G5 group {spec.name} comes to no end, {found}")
             elif not self.is_settled(spec):
                 missing.append(f"G1 group {spec.name} does not settle: {self.describe(spec)}")
         return missing

@@ -14,7 +14,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from tests.faults.bench.group_member import POLL_S, REST_S, Teller, running_member
+from tests.faults.bench.group_member import POLL_S, REST_S, Positions, Teller, running_member
 from tests.faults.bench.records import id_of
 
 _POLLED_MAX = 100
@@ -31,6 +31,7 @@ _COMMON = {
 class Member:
     def __init__(self, teller: Teller, seconds_a_batch: float) -> None:
         self._teller = teller
+        self._positions = Positions(teller)
         self._seconds_a_batch = seconds_a_batch
         self._polled: dict[tuple[str, int], list[tuple[int, str | None]]] = {}
 
@@ -41,6 +42,7 @@ class Member:
             named = [(one.topic, one.partition) for one in partitions]
             for each in named:
                 self._polled.pop(each, None)
+            self._positions.forget(named)
             self._teller.tell(op, partitions=named)
 
         return tell
@@ -56,30 +58,24 @@ class Member:
         if message is not None:
             self._take(message)
         done, self._polled = self._polled, {}
-        if not done:
-            return
-        time.sleep(self._seconds_a_batch)
+        if done:
+            time.sleep(self._seconds_a_batch)
         for (topic, partition), rows in done.items():
-            self._teller.tell("processed", topic=topic, partition=partition, rows=rows)
-        for topic in sorted({topic for topic, _ in done}):
-            offsets = {partition: rows[-1][0] + 1 for (name, partition), rows in done.items() if name == topic}
-            self._teller.commit(topic, offsets, _committing(consumer, topic, offsets), KafkaException)
+            self._positions.processed(topic, partition, rows)
+
+        def commit(topic: str, offsets: dict[int, int]) -> None:
+            wanted = [TopicPartition(topic, partition, offset) for partition, offset in offsets.items()]
+            for one in consumer.commit(offsets=wanted, asynchronous=False):
+                if one.error is not None:
+                    raise KafkaException(one.error)
+
+        self._positions.commit(commit, KafkaException)
 
     def _take(self, message: Message) -> None:
         if (error := message.error()) is not None:
             raise KafkaException(error)
         rows = self._polled.setdefault((message.topic(), message.partition()), [])
         rows.append((message.offset(), id_of(message.headers() or ())))
-
-
-def _committing(consumer: Consumer, topic: str, offsets: dict[int, int]) -> Callable[[], None]:
-    def commit() -> None:
-        wanted = [TopicPartition(topic, partition, offset) for partition, offset in offsets.items()]
-        for one in consumer.commit(offsets=wanted, asynchronous=False):
-            if one.error is not None:
-                raise KafkaException(one.error)
-
-    return commit
 
 
 def main(
