@@ -66,6 +66,18 @@ def refusal(data: Path, **environment: str) -> str:
     return said[0]
 
 
+def test_a_server_under_faults_answers_at_any_length_and_also_behind_somebody_who_gave_up(
+    store: FaultyServerProcess,
+) -> None:
+    """A list of all faults that struck may be long."""
+    for _ in range(3):
+        store.ask("hits").close()
+    unknown = "x" * 300_000
+    with pytest.raises(RuntimeError, match=f"has no attribute '_{unknown}'"):
+        store.control(unknown)
+    assert is_ready(store.url)
+
+
 def test_a_second_store_that_is_refused_leaves_no_socket_behind(store: FaultyServerProcess, monkeypatch) -> None:
     made: list[Path] = []
     make = tempfile.TemporaryDirectory

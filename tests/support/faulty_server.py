@@ -3,7 +3,7 @@
 ``LOGSTORE_FAULTS`` (commands, separated by ``;``) is carried out before it begins; ``LOGSTORE_MUTANT`` names a function
 of ``tests.faults.bench.mutants``, or one of another module with its path, that breaks the code on purpose;
 ``LOGSTORE_INSTALL`` names a function with its path that gives it further points to stop at; at ``LOGSTORE_CONTROL``, a
-Unix datagram socket, it takes commands while it runs, and answers each with JSON::
+Unix socket, it takes commands while it runs, one a connection, and answers each with JSON::
 
     fail <call> <ERRNO|SHORT> [nth=] [times=] [written=] [path=]    slow <call> <seconds>    fill <free bytes>
     readonly
@@ -16,6 +16,7 @@ off the disk and kills the process; nothing is answered.
 """
 
 import asyncio
+import contextlib
 import errno
 import functools
 import gc
@@ -131,20 +132,26 @@ def install(root: Path) -> Controls:
 
 
 def _listen(controls: Controls, path: str) -> None:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    listener = socket.socket(socket.AF_UNIX)
     Path(path).unlink(missing_ok=True)
     listener.bind(path)
+    listener.listen()
 
-    def answer() -> None:
+    def answer(asked: socket.socket) -> None:
+        command = b"".join(iter(functools.partial(asked.recv, 4096), b""))
+        try:
+            reply: object = {"ok": controls.run(command.decode())}
+        except Exception as error:  # noqa: BLE001 - told to whoever asked
+            reply = {"error": repr(error)}
+        asked.sendall(json.dumps(reply).encode())
+
+    def answer_all() -> None:
         while True:
-            command, sender = listener.recvfrom(4096)
-            try:
-                reply: object = {"ok": controls.run(command.decode())}
-            except Exception as error:  # noqa: BLE001 - told to whoever asked
-                reply = {"error": repr(error)}
-            listener.sendto(json.dumps(reply).encode(), sender)
+            asked, _ = listener.accept()
+            with asked, contextlib.suppress(OSError):  # who asked may have given up
+                answer(asked)
 
-    threading.Thread(target=answer, daemon=True).start()
+    threading.Thread(target=answer_all, daemon=True).start()
 
 
 def _named(path: str) -> Any:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from pathlib import Path
 from typing import Any, Self
 
@@ -151,17 +150,29 @@ class FaultyServerProcess(ServerProcess):
 
     def control(self, command: str, *, seconds: float = 30) -> Any:
         """The answer to the command. RuntimeError if it cannot be carried out, OSError if nobody is there."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
-            asking.bind(f"{self._sockets.name}/{uuid.uuid4().hex[:12]}")
-            asking.settimeout(seconds)
-            asking.sendto(command.encode(), str(self._socket))
-            answer = json.loads(asking.recv(1 << 20))
+        with self.ask(command, seconds) as asking:
+            said = b"".join(iter(lambda: asking.recv(1 << 16), b""))
+        if not said:
+            raise ConnectionError(f"the server has ended before it answered {command!r}")
+        answer = json.loads(said)
         if "error" in answer:
             raise RuntimeError(f"{command}: {answer['error']}")
         return answer["ok"]
 
     def power_cut(self, seed: int, *, strict: bool = False) -> None:
         """Cut the power: unsynced bytes are gone, and so is the process."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
-            asking.sendto(f"power-cut {seed} {'strict' if strict else ''}".encode(), str(self._socket))
-        assert self._reap() == -signal.SIGKILL
+        with self.ask(f"power-cut {seed} {'strict' if strict else ''}"):
+            assert self._reap() == -signal.SIGKILL
+
+    def ask(self, command: str, seconds: float | None = None) -> socket.socket:
+        """A connection on which the server was given the command. It answers within ``seconds``, or TimeoutError."""
+        asking = socket.socket(socket.AF_UNIX)
+        try:
+            asking.settimeout(seconds)
+            asking.connect(str(self._socket))
+            asking.sendall(command.encode())
+            asking.shutdown(socket.SHUT_WR)
+        except BaseException:
+            asking.close()
+            raise
+        return asking
