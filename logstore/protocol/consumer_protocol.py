@@ -11,7 +11,7 @@ message is at most a multiple of its length.
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Final
@@ -100,6 +100,20 @@ def decode_sticky_user_data(user_data: bytes) -> tuple[tuple[TopicPartition, ...
     reader = _Reader(user_data, "user data of the sticky assignor")
     owned = reader.topic_partitions()
     return owned, reader.int32() if reader.left >= _INT32.size else -1
+
+
+def encode_partition_counts(counts: Mapping[str, int]) -> bytes:
+    """The user data of a leader's own assignment: the numbers of partitions by which it has assigned."""
+    return bytes(_topic_partitions(counts.items()))
+
+
+def decode_partition_counts(user_data: bytes) -> dict[str, int]:
+    """InvalidRequestError if ``user_data`` has other content, as that of other clients may have."""
+    reader = _Reader(user_data, "user data of a leader")
+    counts = dict(reader.topic_partitions())
+    if reader.left:
+        raise InvalidRequestError(f"The user data has {reader.left} bytes behind the numbers of partitions")
+    return counts
 
 
 def _header(version: int) -> bytearray:

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import httpx
@@ -34,8 +35,9 @@ def process_of_jobs(server: ServerProcess) -> psutil.Process:
 
 
 def metrics(server: ServerProcess) -> dict[str, float]:
+    """0 for one that is not there yet."""
     lines = [line for line in httpx.get(f"{server.url}/metrics").text.splitlines() if line.startswith("logstore_job")]
-    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+    return defaultdict(float, {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)})
 
 
 def load(server: ServerProcess, name: str, **configs: str) -> None:

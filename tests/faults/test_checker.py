@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.faults.bench.answer_checks import PROGRESS_S
 from tests.faults.bench.checker import check
 from tests.faults.bench.history import Fetch, Recorder, read_history
-from tests.faults.bench.model_store import ModelStore, Pending
+from tests.faults.bench.model_store import ModelLog, ModelStore, Pending
 from tests.support.examples import examples
 
 Event = dict[str, Any]
@@ -1215,7 +1215,9 @@ def no_progress_after_healing() -> list[Event]:
 @anomaly("J2: no progress after healing")
 def progress_too_late() -> list[Event]:
     events = story()
-    the(events, "heal")["t"] -= (PROGRESS_S + 1) * 1_000_000_000
+    healed = the(events, "heal")["t"]
+    for event in events:
+        event["t"] -= (PROGRESS_S + 1) * 1_000_000_000 if event["t"] <= healed else 0
     return events
 
 
@@ -1650,6 +1652,26 @@ def test_progress_is_not_due_when_the_next_fault_comes_first() -> None:
     events = story(heal_for_a_while)
     assert check(events) == []
     assert found([event for event in events if event["op"] != "fault"]) == ["J2: no progress after healing"]
+
+
+def test_progress_is_not_due_of_a_partition_that_comes_later() -> None:
+    def grow(store: ModelStore) -> None:
+        store.topic("growing")
+        store.tell("bench", "heal")
+        for name, topic in store.topics.items():
+            for partition, log in enumerate(topic.logs):
+                store.do(store.produce(name, [store.record("a")], partition))
+                store.do(store.fetch(name, log.start, partition))
+        store.wait(PROGRESS_S * 2)
+        store.topics["growing"].logs.append(ModelLog())
+        store.tell("bench", "topic", topic="growing", partitions=2, configs={}, now_ms=store.now_ms)
+        store.do(store.produce("growing", 1, 1))
+        store.do(store.fetch("growing", 0, 1))
+
+    events = story(grow)
+    assert check(events) == []
+    the(events, "topic", topic="growing")["partitions"] = 2
+    assert found(events) == ["J2: no progress after healing"]
 
 
 def test_compaction_takes_what_has_no_key() -> None:

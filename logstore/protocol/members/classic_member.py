@@ -5,11 +5,13 @@ everything is revoked in PREPARING; with cooperative-sticky alone only what move
 joins once more.
 """
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 from logstore.errors import (
     IllegalGenerationError,
+    InvalidRequestError,
     LogStoreError,
     RebalanceInProgressError,
     UnknownMemberIdError,
@@ -17,7 +19,13 @@ from logstore.errors import (
 from logstore.protocol.assignors.assignor import MemberSubscription
 from logstore.protocol.assignors.member_metadata import decode_metadata, encode_metadata
 from logstore.protocol.assignors.registry import CLIENT_ASSIGNORS
-from logstore.protocol.consumer_protocol import Assignment, decode_assignment, encode_assignment
+from logstore.protocol.consumer_protocol import (
+    Assignment,
+    decode_assignment,
+    decode_partition_counts,
+    encode_assignment,
+    encode_partition_counts,
+)
 from logstore.protocol.members.group_requests import (
     GroupRequest,
     Heartbeat,
@@ -130,8 +138,9 @@ class ClassicMember(Membership):
             self._assign(answer)
         elif isinstance(todo, SyncGroup):
             assert isinstance(answer, SyncedGroup)
-            assigned = decode_assignment(answer.assignment).partitions if answer.assignment else ()
-            self._target = {TopicPartition(*partition): "" for partition in assigned}
+            assignment = decode_assignment(answer.assignment) if answer.assignment else Assignment(())
+            self._target = {TopicPartition(*partition): "" for partition in assignment.partitions}
+            self._lead_on(assignment)
             self._before = tuple(self._target), self._generation
             self._told = False
             self.state = State.COMPLETING
@@ -156,15 +165,27 @@ class ClassicMember(Membership):
             self.state = State.SYNCING
 
     def _assign(self, partitions: Mapping[str, int]) -> None:
-        assert self._joined is not None
+        joined = self._joined
+        assert joined is not None
         self._assigned_by = partitions
-        if not self._joined.skip_assignment:
-            assigned = CLIENT_ASSIGNORS[self._joined.protocol].assign(partitions, self._subscriptions(self._joined))
+        if not joined.skip_assignment:
+            assigned = CLIENT_ASSIGNORS[joined.protocol].assign(partitions, self._subscriptions(joined))
+            counts = encode_partition_counts(partitions)
             self._assignments_of_all = tuple(
-                MemberAssignment(member_id, encode_assignment(Assignment(tuple(its))))
+                MemberAssignment(
+                    member_id, encode_assignment(Assignment(tuple(its), counts if member_id == joined.leader else None))
+                )
                 for member_id, its in assigned.items()
             )
         self.state = State.SYNCING
+
+    def _lead_on(self, assignment: Assignment) -> None:
+        """A static leader that comes back learns from its assignment by which numbers of partitions that was made: they
+        may have changed while it was away, and no other member looks (KIP-814 leaves that open).
+        """
+        if self._assigned_by is not None and assignment.user_data is not None:
+            with contextlib.suppress(InvalidRequestError):  # the leader before was another client
+                self._assigned_by = decode_partition_counts(assignment.user_data)
 
     @staticmethod
     def _subscriptions(joined: JoinedGroup) -> dict[str, MemberSubscription]:

@@ -68,7 +68,9 @@ def _check_errors(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def _check_progress(evidence: Evidence) -> Iterator[Anomaly]:
-    """Each log that ever took a record takes one after ``heal``, and gives some; without one, any log after the end."""
+    """Each log that is there, and ever took a record, takes one after ``heal``, and gives some; without one, any log
+    after the end.
+    """
     produced: dict[tuple[str, int], list[int]] = {name: [] for name, log in evidence.logs.items() if log.acknowledged}
     fetched: dict[tuple[str, int], list[int]] = {name: [] for name in produced}
     for produce in evidence.calls(Produce):
@@ -88,8 +90,9 @@ def _check_progress(evidence: Evidence) -> Iterator[Anomaly]:
         due = heal.t + PROGRESS_S * 1_000_000_000
         if until < due:
             continue
+        there = [name for name in produced if evidence.topic(name[0]).has(name[1], heal.t)]
         for what, times in (("produce", produced), ("fetch", fetched)):
-            for name in produced:
+            for name in there:
                 if not any(heal.t < t <= due for t in times.get(name, ())):
                     where = f"{name[0]}-{name[1]}: no {what} succeeded within {PROGRESS_S} s after all was healed"
                     yield Anomaly("J2", "no progress after healing", where, (heal,))

@@ -137,6 +137,8 @@ class TopicFacts:
     retention_bytes: int | None = None
     #: By the wall clock, when the topic was made.
     made_ms: int = 0
+    #: When the topic was known to have so many partitions.
+    told: list[tuple[int, int]] = field(default_factory=list)
     taken: list[TakenEntry] = field(default_factory=list)
 
     @property
@@ -156,6 +158,7 @@ class TopicFacts:
         configs = topic.configs
         policy = configs.get("cleanup.policy", "delete")
         self.partitions.add(topic.partitions)
+        self.told.append((topic.t, topic.partitions))
         self.compacted |= "compact" in policy
         limits = (configs.get("retention.ms", "-1"), configs.get("retention.bytes", "-1"))
         self.retained &= "delete" not in policy or all(int(limit) < 0 for limit in limits)
@@ -165,6 +168,10 @@ class TopicFacts:
         delete_retention_ms = float(configs.get("delete.retention.ms", _DELETE_RETENTION_MS))
         self.delete_retention_ms = min(self.delete_retention_ms, delete_retention_ms)
         self.timestamp_types.add(configs.get("message.timestamp.type", "CreateTime"))
+
+    def has(self, partition: int, t: int) -> bool:
+        """Whether the topic had the partition at ``t``."""
+        return any(told <= t and partition < count for told, count in self.told)
 
     def keeps(self, timestamp_type: str) -> bool:
         return self.timestamp_types == {timestamp_type}

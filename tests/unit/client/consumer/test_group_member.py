@@ -412,6 +412,20 @@ def test_a_static_member_finds_its_partitions_again(
     assert len(members.told[first].calls) == calls, "the other one was bothered"
 
 
+def test_a_static_member_gets_partitions_that_came_while_it_was_away(
+    members: Members, topic: str, admin: Admin, protocol: str
+):
+    """It leads, makes no assignment when it comes back, and nobody else looks for partitions."""
+    members._options |= {"metadata_max_age_ms": 300}
+    members._options |= {} if protocol == "consumer" else {"session_timeout_ms": 20_000}
+    first = members.join(group_instance_id="one")
+    members.poll_until_shared(4)
+    members.close(first)
+    admin.add_partitions(topic, 6)
+    members.join(group_instance_id="one")
+    members.poll_until_shared(6)
+
+
 def test_a_static_member_whose_name_another_takes_stops(store: str, group: str, topic: str):
     options = CLASSIC | {"group_instance_id": "one"}
     with Members(store, group, [topic], options) as members:

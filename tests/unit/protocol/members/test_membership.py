@@ -262,6 +262,32 @@ def test_the_leader_assigns_and_notices_new_partitions(eager: ClassicMember):
     assert isinstance(eager.next(0), JoinGroup)
 
 
+@pytest.mark.parametrize("counts", [{"t": 4}, {"t": 5}, {"t": 4, "former": 1}, None])
+def test_a_static_leader_that_comes_back_notices_partitions_that_came_meanwhile(counts: dict[str, int] | None):
+    """It makes no assignment, and the present one says by which numbers of partitions that was made; that of another
+    client does not.
+    """
+    first, back = (ClassicMember(options("range", instance_id="static")) for _ in range(2))
+    assert steps(first) == []
+    join = first.next(0)
+    assert isinstance(join, JoinGroup)
+    members = (JoinedMember(ME, "static", join.protocols[0].metadata),)
+    first.answered(join, JoinedGroup(1, ME, ME, "range", False, members), 0)
+    answer(first, PartitionCounts, counts or {"t": 4})
+    sync = answer(first, SyncGroup, synced())
+    assert isinstance(sync, SyncGroup)
+    (its,) = sync.assignments
+    assert steps(back) == []
+    answer(back, JoinGroup, JoinedGroup(1, ME, ME, "range", True, members))
+    answer(back, PartitionCounts, {"t": 4})
+    sync = answer(back, SyncGroup, SyncedGroup(its.assignment if counts else encode_assignment(Assignment((), b"x"))))
+    assert isinstance(sync, SyncGroup)
+    assert sync.assignments == ()
+    steps(back)
+    back.found_topics(frozenset({"t"}), {"t": 4})
+    assert back.state is (State.STABLE if counts in ({"t": 4}, None) else State.PREPARING)
+
+
 def test_a_rebalance_during_a_rebalance_is_joined_at_its_end(eager: ClassicMember):
     assert steps(eager) == []
     answer(eager, JoinGroup, joined(1))
