@@ -5,7 +5,6 @@ import random
 from pathlib import Path
 
 import deltalake
-import psutil
 import pytest
 
 from logstore import Admin, Consumer, Producer, TopicPartition
@@ -14,6 +13,7 @@ from logstore.delta.topic_table import TopicTable
 from logstore.filesystem import FileSystem
 from logstore.table_files import open_table
 from tests.airflow.conftest import LOGSTORE, Airflow
+from tests.support.cluster_processes import is_alive
 from tests.support.eventually import eventually
 from tests.support.server_process import ServerProcess
 
@@ -210,4 +210,4 @@ def test_a_task_that_is_stopped_ends_its_job_and_the_jvm_of_it(airflow: Airflow,
     output = airflow.with_variables(logstore_command=str(command), logstore_data=str(tmp_path)).python(STOPPED)
     assert "without a report" in output
     for pid in pids.read_text().split():
-        eventually(lambda pid=int(pid): not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie")
+        eventually(lambda pid=int(pid): not is_alive(pid))

@@ -167,7 +167,7 @@ def test_a_document_that_was_edited_by_hand_changes_nothing_but_its_topic(comman
 
     former = asyncio.run(with_zookeeper(commands, edit))
     eventually(lambda: all(f"{path} in ZooKeeper is not what" in log for log in commands.logs()), "not told")
-    (problem,) = commands.json("status")["problems"]
+    (problem,) = eventually(lambda: commands.json("status")["problems"])
     assert (problem["topic"], problem["state"]) == ("edited", "registration_damaged")
     assert f"{path} in ZooKeeper is not what" in commands("doctor", code=None).output.replace("\n", " ")
     with Producer(commands.url) as producer:

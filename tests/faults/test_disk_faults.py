@@ -218,6 +218,8 @@ def test_a_failed_sync_of_the_journal_ends_acknowledging_until_a_restart(store: 
         load.wait_for_acknowledged(300)
         store.control("fail journal.fdatasync EIO")
         load.wait_for_answers(*STORAGE_FAILED, count=5)
+        # A producer may have an answer that it has not noted yet.
+        eventually(lambda: len(read_over_http(store.url)) == load.history.acknowledged_records)
         acknowledged = load.history.acknowledged_records
         reason = not_ready_reason(store.url)
         assert "could not sync journal file" in reason

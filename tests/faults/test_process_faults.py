@@ -168,7 +168,8 @@ def few_descriptors(pid: int, spare: int) -> Iterator[None]:
 
 def test_a_server_out_of_descriptors_says_so_and_recovers(tmp_path: Path) -> None:
     # Not the seam's disk, which opens files of its own with every sync.
-    with ServerProcess(tmp_path / "data", port=free_port()) as server, httpx.Client(timeout=60) as client:
+    kept = httpx.Limits(keepalive_expiry=None)  # a new connection would not be accepted
+    with ServerProcess(tmp_path / "data", port=free_port()) as server, httpx.Client(timeout=60, limits=kept) as client:
         create_topic(server.url, segment_ms="3600000")
         with ProduceLoad(server.url, "t", producers=4, partitions=PARTITIONS, pause_s=0.02) as load:
             load.wait_for_acknowledged(300)

@@ -11,8 +11,8 @@ Unix socket, it takes commands while it runs, one a connection, and answers each
     block <seconds>                                           clock <offset in ms>     hits    faults
     session
 
-``session`` tells number and password of the broker's session with ZooKeeper. ``power-cut`` takes what was not synced
-off the disk and kills the process; nothing is answered.
+``session`` tells number and password of the broker's session with ZooKeeper; nothing while there is none. ``power-cut``
+takes what was not synced off the disk and kills the process; nothing is answered.
 """
 
 import asyncio
@@ -104,7 +104,9 @@ class Controls:
     def _faults(self) -> list[str]:
         return self.filesystem.injected
 
-    def _session(self) -> tuple[int, str]:
+    def _session(self) -> tuple[int, str] | None:
+        if self.zookeeper._client.client_id is None:
+            return None
         number, password = self.zookeeper._client.client_id
         return number, password.hex()
 

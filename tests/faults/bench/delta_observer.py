@@ -7,6 +7,7 @@ transactions.
 """
 
 import argparse
+import contextlib
 import functools
 import hashlib
 import select
@@ -148,8 +149,13 @@ class TableObserver:
 
     def _stamps(self, version: int) -> list[tuple[str, int, int]]:
         """Values that change when a log entry up to ``version`` is overwritten."""
-        found = [(path.name, path.stat()) for path in sorted(self._log.glob("*.json")) if path.stem.isdigit()]
-        return [(name, s.st_ino, s.st_mtime_ns) for name, s in found if int(name.split(".")[0]) <= version]
+        found = []
+        for path in sorted(self._log.glob("*.json")):
+            if path.stem.isdigit() and int(path.stem) <= version:
+                with contextlib.suppress(FileNotFoundError):  # taken by a power cut
+                    stat = path.stat()
+                    found.append((path.name, stat.st_ino, stat.st_mtime_ns))
+        return found
 
     def _look_at_entries(self) -> list[int]:
         found = []

@@ -53,10 +53,12 @@ class Teller:
         self._recorder.complete(number, self._name, "commit", "ok")
         return True
 
-    def watch(self, stopping: threading.Event) -> None:
-        """Tell when the process has stood still: then its session may have ended."""
+    def watch(self, closed: threading.Event) -> None:
+        """Tell when the process has stood still, until its consumer is closed: then its session may have ended."""
         last = time.monotonic_ns()
-        while not stopping.wait(_TICK_S):
+        is_closed = False
+        while not is_closed:
+            is_closed = closed.wait(_TICK_S)
             now = time.monotonic_ns()
             if now - last > _STALLED_S * 1e9:
                 self._recorder.tell(self._name, "stall", since=last)
@@ -105,11 +107,15 @@ def running_member(
 
     with Recorder(Path(history)) as recorder:
         teller = Teller(recorder, name, group)
-        watching = threading.Thread(target=teller.watch, args=(stopping,), daemon=True)
+        closed = threading.Event()
+        watching = threading.Thread(target=teller.watch, args=(closed,), daemon=True)
         signal.signal(signal.SIGTERM, stop)
         watching.start()
-        yield teller, stopping
-        watching.join()
+        try:
+            yield teller, stopping
+        finally:
+            closed.set()
+            watching.join()
 
 
 class Member(ConsumerRebalanceListener):

@@ -209,7 +209,9 @@ class Groups:
 
     def is_settled(self, spec: GroupSpec) -> bool:
         """Whether the members that run are those of the group, and own all partitions."""
-        found = self.describe(spec)
+        return self._own_all(spec, self.describe(spec))
+
+    def _own_all(self, spec: GroupSpec, found: Description) -> bool:
         wanted = {(topic, partition) for topic, count in self.topics.items() for partition in range(count)}
         owned = [each for partitions in found.owned.values() for each in partitions]
         return (
@@ -219,17 +221,30 @@ class Groups:
             and set(owned) == wanted
         )
 
-    def tell_described(self, spec: GroupSpec, *, live: Sequence[str] | None = None) -> None:
-        def told(http: httpx.Response) -> Mapping[str, Any]:
-            found = _description(http)
-            live_now = {} if live is None else {"live": list(live)}
-            return {"state": found.state, "generation": found.generation, "members": found.owned, **live_now}
+    def _tell_settled(self, spec: GroupSpec, deadline: float) -> None:
+        """Tell how the group is, with the members that are there, once it is settled, or as it is when time is over.
 
-        self._client.call("described", "GET", f"/groups/{spec.name}", told, {"group": spec.name})
+        The answer that is judged says so itself: after a look before, sessions may have ended on a machine that stood
+        still.
+        """
+        is_told = False
+
+        def told(http: httpx.Response) -> Mapping[str, Any]:
+            nonlocal is_told
+            found = _description(http)
+            is_told = self._own_all(spec, found) or time.monotonic() > deadline
+            live = {"live": [member.name for member in self.of(spec)]} if is_told else {}
+            return {"state": found.state, "generation": found.generation, "members": found.owned, **live}
+
+        while not is_told:
+            answer, _ = self._client.call("described", "GET", f"/groups/{spec.name}", told, {"group": spec.name})
+            if not answer.ok and time.monotonic() > deadline:
+                return
+            time.sleep(0 if is_told else _LOOK_S)
 
     def committed(self, spec: GroupSpec) -> dict[tuple[str, int], int]:
-        """Not in the history."""
-        answer = httpx.get(f"{self._url}/groups/{spec.name}/offsets", timeout=10)
+        """Not in the history. httpx.HTTPError."""
+        answer = httpx.get(f"{self._url}/groups/{spec.name}/offsets", timeout=60)
         rows = answer.json()["offsets"] if answer.is_success else []
         return {(row["topic"], row["partition"]): row["offset"] for row in rows}
 
@@ -241,13 +256,16 @@ class Groups:
                 break
             time.sleep(_LOOK_S)
         for spec in self.specs:
-            self.tell_described(spec, live=[member.name for member in self.of(spec)])
+            self._tell_settled(spec, deadline)
         return missing
 
     def _missing(self, ends: Mapping[tuple[str, int], int]) -> list[str]:
         missing = []
         for spec in self.specs:
-            committed = self.committed(spec)
+            try:
+                committed = self.committed(spec)
+            except httpx.HTTPError:
+                committed = {}
             behind = {at: f"{committed.get(at)} of {end}" for at, end in ends.items() if end != committed.get(at, 0)}
             if behind:
                 found = f"it has committed {behind}: {self.describe(spec)}"

@@ -129,7 +129,7 @@ def run(directory: Path, seed: int, seconds: float, load: Load | None = None, *,
     history = directory / "history.jsonl"
     with Recorder(history) as recorder, Brokers(directory, zookeepers=load.zookeepers, mutant=mutant) as brokers:
         try:
-            _run(brokers, recorder, directory, report, began + seconds, load)
+            _run(brokers, recorder, directory, report, seconds, load)
         except (AssertionError, OSError, RuntimeError, httpx.HTTPError) as error:
             report.anomalies.append(f"the run broke off: {type(error).__name__}: {error}")
     events = read_history(history)
@@ -159,7 +159,8 @@ def _is_stale_read(anomaly: Anomaly, events: Sequence[AnyEvent]) -> bool:
     return bool(began) and max(began) > max(healed, default=0)
 
 
-def _run(brokers: Brokers, recorder: Recorder, directory: Path, report: Report, until: float, load: Load) -> None:
+def _run(brokers: Brokers, recorder: Recorder, directory: Path, report: Report, seconds: float, load: Load) -> None:
+    """Strike for ``seconds``, however long the brokers took to start."""
     chance = random.Random(report.seed)
     recorder.tell("nemesis", "start")
     shared = [SHARED] if load.groups else []
@@ -204,6 +205,7 @@ def _run(brokers: Brokers, recorder: Recorder, directory: Path, report: Report, 
         groups.start()
         with Registrations(brokers.zookeeper.connect, recorder), Pulse(recorder, directory):
             with workload, kafka, Probes(brokers, recorder, written, PROBED):
+                until = time.monotonic() + seconds
                 for number, kind in enumerate(rounds(chance, load.kinds or KINDS)):
                     if time.monotonic() > until or number >= load.faults:
                         break

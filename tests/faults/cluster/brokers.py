@@ -43,6 +43,8 @@ _ENVIRONMENT = {
 _POLL_S = 0.2
 #: Brokers that have started know each other within so many seconds.
 _KNOWN_S = 60.0
+#: A broker behind a link that is cut, or whose ZooKeeper is gone, has none.
+_SESSION_COMES_S = 10.0
 #: Lines of the brokers' log in an error.
 _LOG_LINES = 100
 #: kazoo tells of every connection that breaks, and here they are to.
@@ -130,9 +132,14 @@ class BrokerProcess:
 
     def end_session(self, zookeeper: str) -> None:
         """Another client takes the broker's session over and ends it: it expires, and the broker does not stand still
-        for a moment.
+        for a moment. TimeoutError for a broker without a session.
         """
-        number, password = self.server.control("session")
+        deadline = time.monotonic() + _SESSION_COMES_S
+        while (session := self.server.control("session")) is None:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"broker {self.number} has no session with ZooKeeper")
+            time.sleep(0.1)
+        number, password = session
         client = KazooClient(
             zookeeper, client_id=(number, bytes.fromhex(password)), timeout=SESSION_MS / 1000, logger=QUIET
         )
