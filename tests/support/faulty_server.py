@@ -105,9 +105,9 @@ class Controls:
         return self.filesystem.injected
 
     def _session(self) -> tuple[int, str] | None:
-        if self.zookeeper._client.client_id is None:
+        if (session := self.zookeeper._client.client_id) is None:
             return None
-        number, password = self.zookeeper._client.client_id
+        number, password = session
         return number, password.hex()
 
 

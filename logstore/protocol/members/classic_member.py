@@ -140,7 +140,7 @@ class ClassicMember(Membership):
             assert isinstance(answer, SyncedGroup)
             assignment = decode_assignment(answer.assignment) if answer.assignment else Assignment(())
             self._target = {TopicPartition(*partition): "" for partition in assignment.partitions}
-            self._lead_on(assignment)
+            self._take_up_leading(assignment)
             self._before = tuple(self._target), self._generation
             self._told = False
             self.state = State.COMPLETING
@@ -179,11 +179,12 @@ class ClassicMember(Membership):
             )
         self.state = State.SYNCING
 
-    def _lead_on(self, assignment: Assignment) -> None:
-        """A static leader that comes back learns from its assignment by which numbers of partitions that was made: they
-        may have changed while it was away, and no other member looks (KIP-814 leaves that open).
+    def _take_up_leading(self, assignment: Assignment) -> None:
+        """A static leader that comes back (KIP-814) learns the numbers of partitions by which the group was assigned:
+        they may have changed while it was away, and no other member looks.
         """
-        if self._assigned_by is not None and assignment.user_data is not None:
+        assert self._joined is not None
+        if self._joined.skip_assignment and assignment.user_data is not None:
             with contextlib.suppress(InvalidRequestError):  # the leader before was another client
                 self._assigned_by = decode_partition_counts(assignment.user_data)
 

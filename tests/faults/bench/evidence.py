@@ -128,7 +128,8 @@ class TopicFacts:
     """Values that a topic's configuration ever had, and the entries of its table that were ``taken``."""
 
     name: str
-    partitions: set[int] = field(default_factory=set)
+    #: The numbers of partitions that it had, and when each was told first.
+    partitions: dict[int, int] = field(default_factory=dict)
     compacted: bool = False
     retained: bool = True
     delete_retention_ms: float = _DELETE_RETENTION_MS
@@ -137,8 +138,6 @@ class TopicFacts:
     retention_bytes: int | None = None
     #: By the wall clock, when the topic was made.
     made_ms: int = 0
-    #: When the topic was known to have so many partitions.
-    told: list[tuple[int, int]] = field(default_factory=list)
     taken: list[TakenEntry] = field(default_factory=list)
 
     @property
@@ -157,8 +156,7 @@ class TopicFacts:
     def add(self, topic: Topic) -> None:
         configs = topic.configs
         policy = configs.get("cleanup.policy", "delete")
-        self.partitions.add(topic.partitions)
-        self.told.append((topic.t, topic.partitions))
+        self.partitions.setdefault(topic.partitions, topic.t)
         self.compacted |= "compact" in policy
         limits = (configs.get("retention.ms", "-1"), configs.get("retention.bytes", "-1"))
         self.retained &= "delete" not in policy or all(int(limit) < 0 for limit in limits)
@@ -171,7 +169,7 @@ class TopicFacts:
 
     def has(self, partition: int, t: int) -> bool:
         """Whether the topic had the partition at ``t``."""
-        return any(told <= t and partition < count for told, count in self.told)
+        return any(told <= t and partition < count for count, told in self.partitions.items())
 
     def keeps(self, timestamp_type: str) -> bool:
         return self.timestamp_types == {timestamp_type}
@@ -575,7 +573,7 @@ class Evidence:
             return asked.partition
         if sent.place is not None:
             return sent.place[0]
-        if self.topic(asked.topic).partitions == {1}:
+        if self.topic(asked.topic).partitions.keys() == {1}:
             return 0
         return sticky if sent.key is None else self.routes.get((asked.topic, asked.format, sent.key))
 

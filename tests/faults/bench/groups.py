@@ -209,9 +209,9 @@ class Groups:
 
     def is_settled(self, spec: GroupSpec) -> bool:
         """Whether the members that run are those of the group, and own all partitions."""
-        return self._own_all(spec, self.describe(spec))
+        return self._shows_settled(self.describe(spec), spec)
 
-    def _own_all(self, spec: GroupSpec, found: Description) -> bool:
+    def _shows_settled(self, found: Description, spec: GroupSpec) -> bool:
         wanted = {(topic, partition) for topic, count in self.topics.items() for partition in range(count)}
         owned = [each for partitions in found.owned.values() for each in partitions]
         return (
@@ -224,27 +224,25 @@ class Groups:
     def _tell_settled(self, spec: GroupSpec, deadline: float) -> None:
         """Tell how the group is, with the members that are there, once it is settled, or as it is when time is over.
 
-        The answer that is judged says so itself: after a look before, sessions may have ended on a machine that stood
+        One answer shows that it is settled, and is judged: between two of them sessions end on a machine that stands
         still.
         """
-        is_told = False
 
         def told(http: httpx.Response) -> Mapping[str, Any]:
-            nonlocal is_told
             found = _description(http)
-            is_told = self._own_all(spec, found) or time.monotonic() > deadline
-            live = {"live": [member.name for member in self.of(spec)]} if is_told else {}
+            is_last = self._shows_settled(found, spec) or time.monotonic() > deadline
+            live = {"live": [member.name for member in self.of(spec)]} if is_last else {}
             return {"state": found.state, "generation": found.generation, "members": found.owned, **live}
 
-        while not is_told:
-            answer, _ = self._client.call("described", "GET", f"/groups/{spec.name}", told, {"group": spec.name})
-            if not answer.ok and time.monotonic() > deadline:
+        while True:
+            answer, found = self._client.call("described", "GET", f"/groups/{spec.name}", told, {"group": spec.name})
+            if "live" in found or (not answer.ok and time.monotonic() > deadline):
                 return
-            time.sleep(0 if is_told else _LOOK_S)
+            time.sleep(_LOOK_S)
 
     def committed(self, spec: GroupSpec) -> dict[tuple[str, int], int]:
         """Not in the history. httpx.HTTPError."""
-        answer = httpx.get(f"{self._url}/groups/{spec.name}/offsets", timeout=60)
+        answer = httpx.get(f"{self._url}/groups/{spec.name}/offsets", timeout=10)
         rows = answer.json()["offsets"] if answer.is_success else []
         return {(row["topic"], row["partition"]): row["offset"] for row in rows}
 
