@@ -691,6 +691,12 @@ class LockLostError(StorageError):
     """
 
 
+class JournalFileLostError(StorageError):
+    """A journal file that this process writes to was removed or replaced: its records would be gone after a restart.
+    Nothing more is acknowledged.
+    """
+
+
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 # Delta writers give the error of the disk as text, with colours.
 _FULL_TEXT = re.compile(r"os error (28|122)\b|No space left on device|Disk quota exceeded")

@@ -33,8 +33,9 @@ from ingest_api.http_listener import HttpListener
 from logstore.background_jobs import background_jobs
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.broker import Broker
+from logstore.broker.opened_journal import OpenedJournal
 from logstore.broker.quotas import Quotas
-from logstore.clock import Clock
+from logstore.clock import Clock, SystemClock
 from logstore.cluster.coordinator import Coordinator
 from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
 from logstore.endpoint_file import ENDPOINT_FILE, Endpoint
@@ -42,6 +43,7 @@ from logstore.errors import InvalidConfigError, LogStoreError
 from logstore.filesystem import FileSystem, local_filesystem
 from logstore.kafka_listener.listener import KafkaListener
 from logstore.kafka_listener.store import KafkaStore
+from logstore.limits import RECENT_FRAMES_BYTES
 from logstore.listening_sockets import SocketBuffers, bound_socket, listening_socket, shared_socket, url_of
 from logstore.observability import configure_logging
 from logstore.settings import Settings, address_of
@@ -77,30 +79,41 @@ async def running_store(
     kafka: str | None = None,
     clock: Clock | None = None,
     filesystem: FileSystem | None = None,
+    new_journal: bool = False,
 ) -> AsyncIterator[Store]:
     """A store without listeners, for as long as the block lasts.
 
     ``authorizer`` decides who may do what in the store, ``quotas`` how much. ``url``, ``kafka``: where the clients of
-    a broker of a cluster find it, over HTTP and with Kafka's protocol (host:port). Raises the errors of
+    a broker of a cluster find it, over HTTP and with Kafka's protocol (host:port). ``new_journal``: see
+    ``EmbeddedCoordinator``. Raises the errors of
     ``Coordinator.start``, ``Broker.start`` and ``GroupCoordinator.start``; InvalidConfigError without the packages that
     a cluster needs.
     """
+    clock = clock or SystemClock()
     filesystem = filesystem or local_filesystem()
     async with contextlib.AsyncExitStack() as at_end:
         member: ClusterMember | None = None
         coordinator: Coordinator
         if settings.zookeeper_connect is None:
-            coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem)
+            coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem, new_journal=new_journal)
         else:
+            if new_journal:
+                raise InvalidConfigError(
+                    "--new-journal is for a store of one node: a broker of a cluster whose journal is gone leaves its "
+                    "ISRs by itself, and copies its partitions from their leaders."
+                )
             member = _cluster_member(settings, filesystem, clock, url, kafka)
             coordinator = member.coordinator
             await member.start()
             at_end.push_async_callback(member.stop)
-        await coordinator.start()
+        opened = OpenedJournal(settings, filesystem, clock, recent_bytes=0 if member is None else RECENT_FRAMES_BYTES)
+        at_end.callback(opened.release)  # a start may fail between the two
+        await coordinator.start(opened.read)
         at_end.push_async_callback(coordinator.stop)
         broker = await Broker.start(
             settings,
             coordinator,
+            opened,
             authorizer,
             quotas,
             clock=clock,
@@ -124,11 +137,12 @@ def _cluster_member(
     return ClusterMember(settings, filesystem, clock, url, kafka)
 
 
-def serve(settings: Settings, shared_port: int | None = None) -> int:
+def serve(settings: Settings, shared_port: int | None = None, *, new_journal: bool = False) -> int:
     """Serve until SIGTERM or SIGINT; the exit code of the process.
 
-    ``shared_port``: one more to listen on, once the store is ready, beside other brokers of this machine. 1 with one
-    line on stderr if the port is taken or the data directory cannot be used.
+    ``shared_port``: one more to listen on, once the store is ready, beside other brokers of this machine.
+    ``new_journal``: go on with a journal that is not the one that stood here. 1 with one line on stderr if the port is
+    taken or the data directory cannot be used.
     """
     configure_logging(settings.log_level, settings.log_format)
     if settings.log_level != "debug":
@@ -157,7 +171,7 @@ def serve(settings: Settings, shared_port: int | None = None) -> int:
             kafka or contextlib.nullcontext(),
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
-            runner.run(run(settings, listening, shared_port, kafka))
+            runner.run(run(settings, listening, shared_port, kafka, new_journal=new_journal))
     except LogStoreError as error:
         return _fail(f"cannot start: {error.message}")
     except OSError as error:
@@ -195,6 +209,8 @@ async def run(
     listening: socket.socket,
     shared_port: int | None = None,
     kafka: socket.socket | None = None,
+    *,
+    new_journal: bool = False,
 ) -> None:
     """Serve on ``listening``, and once the store is ready on ``shared_port`` and for Kafka's clients on ``kafka`` too,
     until a signal.
@@ -233,7 +249,9 @@ async def run(
         gc.disable()
         try:
             public_url = url_of(listening, settings.reachable_host)
-            async with running_store(settings, authorizer, quotas, url=public_url, kafka=kafka_address) as store:
+            async with running_store(
+                settings, authorizer, quotas, url=public_url, kafka=kafka_address, new_journal=new_journal
+            ) as store:
                 gc.collect()
                 gc.freeze()
                 gc.enable()

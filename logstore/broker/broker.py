@@ -18,6 +18,7 @@ from logstore.broker.batch_producing import BatchProducing
 from logstore.broker.batcher import Batcher
 from logstore.broker.cluster import Cluster
 from logstore.broker.fetching import Fetching
+from logstore.broker.opened_journal import OpenedJournal
 from logstore.broker.produce_result import PartitionResponse, ProduceResult
 from logstore.broker.producing import Producing
 from logstore.broker.quotas import Quotas
@@ -29,13 +30,11 @@ from logstore.broker.topic_changes import TopicChanges
 from logstore.broker.topic_tables import TopicTables
 from logstore.broker.topics import Topics
 from logstore.broker.upkeep import Upkeep
-from logstore.clock import Clock, SystemClock
+from logstore.clock import Clock
 from logstore.cluster.coordinator import BrokerEndpoint, Coordinator, PartitionState
 from logstore.errors import BrokerNotReadyError, LogStoreError
-from logstore.filesystem import FileSystem, local_filesystem
-from logstore.journal.journal import Journal
-from logstore.limits import JOURNAL_FILE_BYTES, MIB, RECENT_FRAMES_BYTES
-from logstore.lock_file import LockFile, require_all
+from logstore.filesystem import FileSystem
+from logstore.lock_file import require_all
 from logstore.log.log_reader import FetchResult
 from logstore.log.partition_log import PartitionLog
 from logstore.log.roller import Roller, RollResult, roll_threads
@@ -67,8 +66,7 @@ class Broker:
         settings: Settings,
         coordinator: Coordinator,
         catalog: TopicCatalog,
-        journal: Journal,
-        journal_lock: LockFile,
+        opened: OpenedJournal,
         authorizer: Authorizer,
         quotas: Quotas,
         clock: Clock,
@@ -84,14 +82,14 @@ class Broker:
             one_node = settings.data / "brokers" / str(self.broker_id)
             self.idempotency_secret = load_shared_secret(settings.data, one_node, filesystem)
         self._coordinator = coordinator
-        self.journal = journal
+        self.journal = journal = opened.journal
         journal.on_failure = self._journal_failed
         self._telling_offline: asyncio.Task[None] | None = None
         #: Asked by every room, and by a listener before it reads a body.
         self.authorizer = authorizer
         self.quotas = quotas
-        self._journal_lock = journal_lock
-        locks = [*coordinator.locks, journal_lock]
+        self._opened = opened
+        locks = opened.locks
         self.clock = clock
         self._filesystem = filesystem
         by_name: dict[str, Topic] = {}
@@ -198,51 +196,35 @@ class Broker:
         cls,
         settings: Settings,
         coordinator: Coordinator,
+        opened: OpenedJournal,
         authorizer: Authorizer,
         quotas: Quotas,
         *,
-        clock: Clock | None = None,
-        filesystem: FileSystem | None = None,
+        clock: Clock,
+        filesystem: FileSystem,
         connect: Connect | None = None,
     ) -> Self:
-        """Lock the journal, recover the data directory, and begin to serve.
+        """Recover the data directory, and begin to serve.
 
-        ``coordinator`` has started, and stops after the broker. ``connect`` opens a connection to another broker, in a
-        cluster. Raises DataDirectoryError if another process has the
-        journal, CorruptionError if stored bytes have changed since they were written.
+        ``coordinator`` has started, and has read the journal ``opened``; it stops after the broker. ``connect`` opens a
+        connection to another broker, in a cluster. Raises DataDirectoryError, CorruptionError if stored bytes have
+        changed since they were written.
         """
-        clock = clock or SystemClock()
-        filesystem = filesystem or local_filesystem()
-        journal_directory = settings.log_directory / "journal" / "0"
-        filesystem.make_directory(journal_directory)
-        # The broker's own lock: no other process has the journal, even if the coordinator's lock was removed.
-        journal_lock = LockFile.acquire(journal_directory)
-        locks = [*coordinator.locks, journal_lock]
         try:
             in_cluster = settings.zookeeper_connect is not None
             root = TableRoot(settings.data, filesystem, coordinator.broker_id if in_cluster else None)
             catalog = TopicCatalog(root, is_shared=in_cluster)
-            file_bytes = min(JOURNAL_FILE_BYTES, max(MIB, settings.journal_max_bytes // 32))
-            journal = Journal(
-                journal_directory,
-                filesystem=filesystem,
-                clock=clock,
-                file_bytes=file_bytes,
-                require_lock=functools.partial(require_all, locks),
-                recent_bytes=0 if connect is None else RECENT_FRAMES_BYTES,
-            )
-            broker = cls(
-                settings, coordinator, catalog, journal, journal_lock, authorizer, quotas, clock, filesystem, connect
-            )
+            broker = cls(settings, coordinator, catalog, opened, authorizer, quotas, clock, filesystem, connect)
             await broker._recover()
         except BaseException:
-            journal_lock.release()
+            opened.release()
             raise
         return broker
 
     async def _recover(self) -> None:
         began = self.clock.monotonic()
-        await self._topics.recover(self._filesystem)
+        await self._topics.recover(self._filesystem, self._opened.tails)
+        self._opened.tails = {}
         self._schedule.start()
         self._upkeep.start()
         self.admission.not_ready = None
@@ -288,7 +270,7 @@ class Broker:
             self._batch_producing.close()
             self._fetching.close()
             self._writers.shutdown()
-            self._journal_lock.release()
+            self._opened.release()
         log.info("broker.stopped")
 
     def _topic_appeared(self, topic: Topic) -> None:

@@ -9,7 +9,6 @@ its partition, and the journal keeps its records.
 """
 
 import functools
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from uuid import UUID
@@ -93,24 +92,19 @@ def recover_topic(topic: Topic, unserved: Unserved, *, producer_ids_begin: int) 
 
 def recover_partitions(
     journal: Journal,
+    tails: Mapping[PartitionKey, JournalTail],
     topics: Mapping[UUID, Topic],
     is_deleted: Callable[[UUID], bool],
     *,
     producer_ids_begin: Callable[[], int],
 ) -> Unserved:
-    """Read the whole journal once and bring every partition log to its state before the stop: collect, truncate, replay
-    (``JournalTail``).
+    """Bring every partition log to its state before the stop, from what the journal has of each (``JournalTail``).
 
     Frames of topics that were deleted are forgotten; those of others that are not among ``topics`` are kept, because
     their tables may come back. A partition of which offsets are missing is quarantined. ``producer_ids_begin`` is the
     coordinator's, which may be known later. Raises CorruptionError where the journal itself is not what was written.
     """
-    tails: defaultdict[PartitionKey, JournalTail] = defaultdict(JournalTail)
-    for frame in journal.recover():
-        header = frame.header
-        tails[header.topic_id, header.partition].add(frame)
     for (topic_id, partition), tail in tails.items():
-        tail.settle()
         if tail.truncations:
             journal.truncate(topic_id, partition, tail.end_offset)
     logs = {(t.topic_id, p.partition): p for t in topics.values() for p in t.partitions}

@@ -8,7 +8,7 @@ import asyncio
 import functools
 import urllib.parse
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 import structlog
@@ -41,7 +41,9 @@ from logstore.errors import (
 from logstore.filesystem import FileSystem
 from logstore.journal.frame import Frame
 from logstore.journal.journal import Journal
+from logstore.journal.journal_file import PartitionKey
 from logstore.limits import TOPIC_NAME_LENGTH_MAX
+from logstore.log.journal_tail import JournalTail
 from logstore.log.partition_log import PartitionLog
 from logstore.log.roller import Roller
 from logstore.log.topic import Topic
@@ -107,8 +109,11 @@ class Topics:
         self._quarantined: dict[str, QuarantinedError] = {}
         self._unserved = Unserved({}, {}, {}, set())
 
-    async def recover(self, filesystem: FileSystem) -> None:
-        """Bring every topic to its state before the stop, and start the journal. CorruptionError."""
+    async def recover(self, filesystem: FileSystem, tails: Mapping[PartitionKey, JournalTail]) -> None:
+        """Bring every topic to its state before the stop, and start the journal. CorruptionError.
+
+        ``tails`` are what the journal has of each partition.
+        """
         tables, self._quarantined = await asyncio.to_thread(self._catalog.load)
         if self.discovery is not None:
             tables |= await self._mend(list(self._quarantined))
@@ -119,6 +124,7 @@ class Topics:
         self._unserved = await asyncio.to_thread(
             recover_partitions,
             self._journal,
+            tails,
             by_id,
             lambda topic_id: topic_id in self._deleted or self._is_gone(topic_id),
             producer_ids_begin=lambda: self._coordinator.producer_ids_begin,
@@ -132,7 +138,7 @@ class Topics:
         for topic_id, count in self._unserved.lost_partitions.items():
             await self._add_lost_partitions(by_id[topic_id], count)
         await asyncio.to_thread(self._catalog.forget_deleted, self._unserved.deleted)
-        await self._journal.start(self._snapshot_frames)
+        await self._journal.start(self._snapshot_frames, self._coordinator.journal_record)
         if self.discovery is not None:
             # Followers append to the journal as soon as they are told to follow.
             self._coordinator.listen(self._partition_changed)

@@ -174,7 +174,7 @@ def _tails(homes: Sequence[Path], cluster_id: str) -> "dict[int, Tails]":
     """By broker, what its journal has. Looks that change nothing, beside running brokers too."""
     from logstore.cluster.log_directory import LogDirectory
     from logstore.journal.observed import ObservedJournal
-    from logstore.log.table_check import collect_tails
+    from logstore.log.journal_tail import collect_tails
 
     found: dict[int, Tails] = {}
     for home in homes:

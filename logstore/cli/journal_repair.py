@@ -66,7 +66,7 @@ def _taken_out(journal: Path, damage: LogStoreError) -> "list[TakenOut]":
     from logstore.journal import inspect
     from logstore.journal.errors import JournalCorruptionError
     from logstore.log.journal_loss import taken_out
-    from logstore.log.table_check import collect_tails
+    from logstore.log.journal_tail import collect_tails
     from logstore.table_root import open_root
 
     if not isinstance(damage, JournalCorruptionError):

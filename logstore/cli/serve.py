@@ -63,6 +63,14 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    new_journal: Annotated[
+        bool,
+        typer.Option(
+            "--new-journal",
+            help="Go on without the journal that stood here, with what is there now. Acknowledged records that are in "
+            "no table are given up. For one start, when a start without it was refused.",
+        ),
+    ] = False,
     shared_port: Annotated[int | None, typer.Option(min=1, max=65_535, hidden=True)] = None,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"] | None,
@@ -78,6 +86,8 @@ def serve(
     For Kafka's clients the first broker has --kafka-port, and the others the ports after it.
     """
     if brokers is not None:
+        if new_journal:
+            raise typer.BadParameter("--new-journal is for a store of one node, without --brokers")
         given = {"data": data, "port": port, "host": host, "log_level": log_level, "jobs_enable": jobs or None}
         _serve_brokers(brokers, config, kafka_port, given)
     from logstore.process_memory import tune_allocators
@@ -94,7 +104,7 @@ def serve(
     if config is not None:
         os.environ["LOGSTORE_CONFIG"] = str(config)
     settings = load_settings(data=data, port=port, host=host, log_level=log_level, jobs_enable=jobs or None)
-    raise typer.Exit(run_node(_with_kafka_port(settings, kafka_port), shared_port))
+    raise typer.Exit(run_node(_with_kafka_port(settings, kafka_port), shared_port, new_journal=new_journal))
 
 
 def _with_kafka_port(settings: "Settings", port: int | None) -> "Settings":

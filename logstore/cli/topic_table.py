@@ -117,7 +117,7 @@ def read_journals(data: Path, log_directories: Sequence[Path] = ()) -> "tuple[Jo
     """
     from logstore.errors import LogStoreError
     from logstore.journal.observed import ObservedJournal
-    from logstore.log.table_check import collect_tails
+    from logstore.log.journal_tail import collect_tails
 
     journals: dict[str, Tails] = {}
     damages = []

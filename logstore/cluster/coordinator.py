@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from uuid import UUID
 
 from logstore.errors import LogStoreError
+from logstore.journal.identity import FoundJournal, JournalRecord
 from logstore.lock_file import LockFile
 
 
@@ -110,6 +111,11 @@ PartitionListener = Callable[[UUID, int, PartitionState], None]
 TopicListener = Callable[[str], None]
 
 
+#: Reads the journal of this broker to its end, without a change, once these locks keep others away. Called in a thread;
+#: raises CorruptionError, StorageError, DataDirectoryError.
+ReadJournal = Callable[[Sequence[LockFile]], FoundJournal]
+
+
 class Coordinator(Protocol):
     """Started before a broker is, and stopped after it. Attributes and plain methods need ``start`` to have ended."""
 
@@ -154,8 +160,12 @@ class Coordinator(Protocol):
         """The locks without which this process must acknowledge nothing."""
         ...
 
-    async def start(self) -> None:
-        """Join the cluster. DataDirectoryError if the data directory is another process's, or not what was written."""
+    async def start(self, read_journal: ReadJournal) -> None:
+        """Join the cluster, once the journal is read and compared with the one that stood here.
+
+        Raises DataDirectoryError if the data directory is another process's, or not what was written, and as
+        ``read_journal`` does.
+        """
         ...
 
     async def stop(self) -> None:
@@ -180,6 +190,11 @@ class Coordinator(Protocol):
         Each partition gets a leader, now or later, with an epoch above the last one and above that of any leader
         before.
         """
+        ...
+
+    @property
+    def journal_record(self) -> JournalRecord:
+        """The file beside the journal, of this start; from ``find_leaders`` on."""
         ...
 
     def listen(self, listener: PartitionListener) -> None:

@@ -4,8 +4,11 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
+
+import structlog
 
 from logstore.cluster import checked_file
 from logstore.cluster.coordinator import (
@@ -16,9 +19,11 @@ from logstore.cluster.coordinator import (
     KnownTopic,
     PartitionListener,
     PartitionState,
+    ReadJournal,
     RegisteredTopic,
     TopicListener,
 )
+from logstore.cluster.log_directory import DirectoryRecord, OneNodeDirectory
 from logstore.errors import (
     DataDirectoryError,
     ElectionNotNeededError,
@@ -27,8 +32,11 @@ from logstore.errors import (
     NoReassignmentInProgressError,
 )
 from logstore.filesystem import FileSystem
+from logstore.journal.identity import FoundJournal
 from logstore.lock_file import NAME, LockFile
 from logstore.records.batch_identity import first_producer_id
+
+log = structlog.stdlib.get_logger(__name__)
 
 #: Layout of the data directory; raised when an older release could not read it.
 FORMAT_VERSION = 2
@@ -36,27 +44,31 @@ FORMAT_VERSION = 2
 _OLDER_VERSIONS = (1,)
 
 _GIVE_UP_CLUSTER = "remove it: the cluster then gets a new id"
-_GIVE_UP_BROKER = "remove it: the next leader epoch is then above those in the tables"
 
 
 class EmbeddedCoordinator:
     """One broker leads everything. Its leader epoch counts its starts, so that each start fences the one before.
 
     It holds the lock of the data directory. Files: ``<data>/cluster.json`` (cluster id, format version),
-    ``<data>/brokers/<id>/broker.json`` (leader epoch), each with a checksum of its content. ``start`` raises
-    DataDirectoryError for a directory of another format, of another broker (whose journal may hold records that this
-    one would not read), or with a file that is not what was written.
+    ``<data>/brokers/<id>/broker.json`` (``OneNodeDirectory``), each with a checksum of its content. ``start`` only
+    reads, so that a start that is refused changes neither; ``find_leaders`` writes both.
+
+    ``start`` raises DataDirectoryError for a directory of another format, of another broker (whose journal may hold
+    records that this one would not read), with a file that is not what was written, or whose journal is not the one
+    that stood here. ``new_journal`` takes that journal all the same, and is refused if there is no need for it.
     """
 
-    def __init__(self, data: Path, broker_id: int, filesystem: FileSystem) -> None:
+    def __init__(self, data: Path, broker_id: int, filesystem: FileSystem, *, new_journal: bool = False) -> None:
         self._data = data
         self._broker_id = broker_id
         self._filesystem = filesystem
-        self._broker_file = _broker_file(data, broker_id)
+        self._new_journal = new_journal
+        self._home = home_of(data, broker_id)
         self._locks: tuple[LockFile, ...] = ()
-        self._cluster_id = ""
-        #: Of this start.
-        self._leader_epoch = 0
+        #: The content of ``cluster.json``, as this start writes it.
+        self._cluster: dict[str, object] = {}
+        #: Of this start, once the leaders are found.
+        self._directory: OneNodeDirectory | None = None
         #: The state of every partition that is known.
         self._led = NO_PARTITION
         self._partitions: dict[UUID, int] = {}
@@ -65,7 +77,7 @@ class EmbeddedCoordinator:
 
     @property
     def cluster_id(self) -> str:
-        return self._cluster_id
+        return str(self._cluster["cluster_id"])
 
     @property
     def broker_id(self) -> int:
@@ -99,26 +111,46 @@ class EmbeddedCoordinator:
     def locks(self) -> Sequence[LockFile]:
         return self._locks
 
-    async def start(self) -> None:
-        await asyncio.to_thread(self._start)
+    async def start(self, read_journal: ReadJournal) -> None:
+        await asyncio.to_thread(self._start, read_journal)
 
-    def _start(self) -> None:
+    def _start(self, read_journal: ReadJournal) -> None:
         self._filesystem.make_directory(self._data)
         self._locks = (LockFile.acquire(self._data),)
         try:
-            self._cluster_id = self._read_cluster_id()
-            self._filesystem.make_directory(self._broker_file.parent)
-            self._leader_epoch = self._write_next_epoch(above=0)
+            self._cluster = self._read_cluster()
+            directory = OneNodeDirectory.open(self._home)
+            self._directory = self._accepted(directory, read_journal(self._locks))
         except BaseException:
             self._release()
             raise
 
-    def _read_cluster_id(self) -> str:
+    def _accepted(self, directory: OneNodeDirectory, found: FoundJournal) -> OneNodeDirectory:
+        """The directory with the leader epoch of this start. DataDirectoryError."""
+        difference = directory.expected.difference(found)
+        if difference is None and self._new_journal:
+            raise DataDirectoryError(
+                f"The journal in {found.directory} is the one that stood here: start without --new-journal."
+            )
+        if difference is not None and not self._new_journal:
+            raise DataDirectoryError(
+                f"The journal in {found.directory} is not the one that stood here: {difference}. Nothing was "
+                "changed. Mount its file system or put the journal back, and start again. If it is gone for good, so "
+                "are acknowledged records that are in no table: to go on with what is there, start once with "
+                "--new-journal."
+            )
+        if difference is not None:
+            log.warning("coordinator.new_journal", directory=str(found.directory), why=difference)
+            directory = directory.with_new_journal()
+        last = 0 if found.identity is None else found.identity.incarnation
+        return replace(directory, leader_epoch=max(directory.leader_epoch, last) + 1)
+
+    def _read_cluster(self) -> dict[str, object]:
+        """The content of ``cluster.json`` as this release writes it. DataDirectoryError."""
         cluster_file = self._data / "cluster.json"
         cluster = checked_file.read(cluster_file, _GIVE_UP_CLUSTER)
         if not cluster:
             cluster = {"cluster_id": uuid.uuid4().hex, "format_version": FORMAT_VERSION}
-            checked_file.write(self._filesystem, cluster_file, cluster)
         if "coordinator" in cluster:
             raise DataDirectoryError(
                 f"{self._data} belongs to a cluster, whose brokers agree through ZooKeeper: give its broker "
@@ -134,9 +166,7 @@ class EmbeddedCoordinator:
             raise DataDirectoryError(
                 f"{self._data} belongs to broker {others[0]}, not to {self._broker_id}: set broker.id to {others[0]}."
             )
-        if version != FORMAT_VERSION:
-            checked_file.write(self._filesystem, cluster_file, {**cluster, "format_version": FORMAT_VERSION})
-        return str(cluster["cluster_id"])
+        return {**cluster, "format_version": FORMAT_VERSION}
 
     async def stop(self) -> None:
         self._release()
@@ -154,10 +184,12 @@ class EmbeddedCoordinator:
         return True  # the locks say who leads
 
     async def find_leaders(self, topics: Sequence[KnownTopic]) -> None:
+        assert self._directory is not None
+        # The broker's own directory may have been lost.
         above = max((epoch for topic in topics for epoch in topic.leader_epochs), default=0)
-        if above >= self._leader_epoch:  # the broker's own directory was lost
-            self._leader_epoch = await asyncio.to_thread(self._write_next_epoch, above)
-        epoch = self._leader_epoch
+        epoch = max(self._directory.leader_epoch, above + 1)
+        self._directory = replace(self._directory, leader_epoch=epoch)
+        await asyncio.to_thread(self._write_files, self._directory)
         self._producer_ids_begin = self._next_producer_id = first_producer_id(epoch)
         # One epoch for all: it is that of this start.
         self._led = PartitionState(self._broker_id, epoch, (self._broker_id,), (self._broker_id,))
@@ -210,10 +242,16 @@ class EmbeddedCoordinator:
     def forget_topic(self, topic_id: UUID) -> None:
         self._partitions.pop(topic_id, None)
 
-    def _write_next_epoch(self, above: int) -> int:
-        leader_epoch = max(last_epoch(self._data, self._broker_id), above) + 1
-        checked_file.write(self._filesystem, self._broker_file, {"leader_epoch": leader_epoch})
-        return leader_epoch
+    def _write_files(self, directory: OneNodeDirectory) -> None:
+        cluster_file = self._data / "cluster.json"
+        if checked_file.read(cluster_file, _GIVE_UP_CLUSTER) != self._cluster:
+            checked_file.write(self._filesystem, cluster_file, self._cluster)
+        directory.write(self._home, self._filesystem)
+
+    @property
+    def journal_record(self) -> DirectoryRecord:
+        assert self._directory is not None
+        return self._directory.record(self._home, self._filesystem)
 
     def partition_state(self, topic_id: UUID, partition: int) -> PartitionState:
         return self._led if partition < self._partitions.get(topic_id, 0) else NO_PARTITION
@@ -289,15 +327,6 @@ def brokers_of(data: Path) -> list[str]:
     return [home.name for home in homes if any(path.name != NAME for path in home.iterdir())]
 
 
-def last_epoch(data: Path, broker_id: int) -> int:
-    """The leader epoch of the last start; 0 without one. DataDirectoryError."""
-    path = _broker_file(data, broker_id)
-    broker = checked_file.read(path, _GIVE_UP_BROKER) or {"leader_epoch": 0}
-    last = broker.get("leader_epoch")
-    if not isinstance(last, int) or len(broker) > 1:
-        raise checked_file.damaged(path, _GIVE_UP_BROKER)
-    return last
-
-
-def _broker_file(data: Path, broker_id: int) -> Path:
-    return data / "brokers" / str(broker_id) / "broker.json"
+def home_of(data: Path, broker_id: int) -> Path:
+    """The log directory of a store of one node."""
+    return data / "brokers" / str(broker_id)

@@ -1,34 +1,69 @@
-"""The identity of a broker's log directory: its cluster, its broker, and how many starts it has seen.
+"""What stands beside a broker's journal: its identity, and up to where it was durable.
 
-``<log directory>/meta.json``, with a checksum. The incarnation rises with every start, here first and in ZooKeeper
-after that: a directory whose incarnation is below ZooKeeper's is an old image of the disk, and lacks records (C12).
+A broker of a cluster has ``<log directory>/meta.json``: its cluster, its broker, and how many starts it has seen. The
+incarnation rises with every start, here first and in ZooKeeper after that: a directory whose incarnation is below
+ZooKeeper's is an old image of the disk, and lacks records (C12). One node has ``broker.json`` in the same place, whose
+leader epoch counts the starts. Both have the directory id that is also in the head of each journal file, and a position
+up to which the journal was durable (``ExpectedJournal``): so an image of the journal alone is found, too. Each file has
+a checksum of its content.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 from uuid import UUID, uuid4
 
 from logstore.cluster import checked_file
 from logstore.errors import DataDirectoryError
 from logstore.filesystem import FileSystem
+from logstore.journal.identity import ExpectedJournal, JournalIdentity
 
-#: The file with the identity.
+#: The file of a broker of a cluster, and that of one node.
 META: Final = "meta.json"
-_GIVE_UP: Final = "remove it: the broker then leaves its ISRs, and copies its partitions from their leaders"
+BROKER: Final = "broker.json"
+_GIVE_UP_META: Final = "remove it: the broker then leaves its ISRs, and copies its partitions from their leaders"
+_GIVE_UP_BROKER: Final = "remove it: the next leader epoch is then above those in the tables"
+_DURABLE_END: Final = "durable_end"
 
 
 @dataclass(frozen=True, slots=True)
-class LogDirectory:
+class _Directory:
+    """``durable_end`` is None until a journal file with this id was begun."""
+
+    directory_id: UUID
+    durable_end: int | None
+
+    @property
+    def expected(self) -> ExpectedJournal:
+        return ExpectedJournal(self.directory_id, self.durable_end)
+
+    def record(self, path: Path, filesystem: FileSystem) -> "DirectoryRecord":
+        """The file in the log directory ``path``, as a journal writes it from now on."""
+        raise NotImplementedError
+
+    def write(self, path: Path, filesystem: FileSystem) -> None:
+        """Write the file, durably. OSError."""
+        filesystem.make_directory(path)
+        self.record(path, filesystem).record(self.durable_end)
+
+    def with_new_journal(self) -> Self:
+        """Another identity: any journal is taken for that of this directory."""
+        return replace(self, directory_id=uuid4(), durable_end=None)
+
+
+@dataclass(frozen=True, slots=True)
+class LogDirectory(_Directory):
+    """The log directory of a broker of a cluster."""
+
     cluster_id: str
     broker_id: int
-    directory_id: UUID
     incarnation: int
 
     @classmethod
     def read(cls, path: Path) -> "LogDirectory | None":
         """None for a new directory. DataDirectoryError for a damaged file."""
-        content = checked_file.read(path / META, _GIVE_UP)
+        content = checked_file.read(path / META, _GIVE_UP_META)
         if not content:
             return None
         match content:
@@ -38,16 +73,16 @@ class LogDirectory:
                 "directory_id": str(directory_id),
                 "incarnation": int(incarnation),
             }:
-                return cls(cluster_id, broker_id, UUID(directory_id), incarnation)
+                return cls(UUID(directory_id), _durable_end(content), cluster_id, broker_id, incarnation)
             case _:
-                raise checked_file.damaged(path / META, _GIVE_UP)
+                raise checked_file.damaged(path / META, _GIVE_UP_META)
 
     @classmethod
     def open(cls, path: Path, cluster_id: str, broker_id: int) -> "LogDirectory":
         """The directory's identity, a new one for a new directory. DataDirectoryError for another broker's (C19)."""
         found = cls.read(path)
         if found is None:
-            return cls(cluster_id, broker_id, uuid4(), 0)
+            return cls(uuid4(), None, cluster_id, broker_id, 0)
         if found.cluster_id != cluster_id:
             raise DataDirectoryError(
                 f"{path} is a log directory of the cluster {found.cluster_id}, and ZooKeeper's is {cluster_id}: "
@@ -63,12 +98,69 @@ class LogDirectory:
     def begun(self, path: Path, filesystem: FileSystem, above: int) -> "LogDirectory":
         """The next incarnation, above ``above`` too; it is durable on return. OSError."""
         next_one = replace(self, incarnation=max(self.incarnation, above) + 1)
-        content = {
-            "cluster_id": next_one.cluster_id,
-            "broker_id": next_one.broker_id,
-            "directory_id": str(next_one.directory_id),
-            "incarnation": next_one.incarnation,
-        }
-        filesystem.make_directory(path)
-        checked_file.write(filesystem, path / META, content)
+        next_one.write(path, filesystem)
         return next_one
+
+    def record(self, path: Path, filesystem: FileSystem) -> "DirectoryRecord":
+        content = {
+            "cluster_id": self.cluster_id,
+            "broker_id": self.broker_id,
+            "directory_id": str(self.directory_id),
+            "incarnation": self.incarnation,
+        }
+        identity = JournalIdentity(self.directory_id, self.incarnation)
+        return DirectoryRecord(filesystem, path / META, content, identity)
+
+
+@dataclass(frozen=True, slots=True)
+class OneNodeDirectory(_Directory):
+    """The log directory of a store of one node. ``leader_epoch`` is that of the last start; 0 before the first."""
+
+    leader_epoch: int
+
+    @classmethod
+    def open(cls, path: Path) -> "OneNodeDirectory":
+        """The directory's identity, a new one for a new directory. DataDirectoryError for a damaged file."""
+        content = checked_file.read(path / BROKER, _GIVE_UP_BROKER)
+        match content:
+            case {"leader_epoch": int(leader_epoch), "directory_id": str(directory_id)}:
+                return cls(UUID(directory_id), _durable_end(content), leader_epoch)
+            case {"leader_epoch": int(leader_epoch)}:  # of an earlier release
+                return cls(uuid4(), None, leader_epoch)
+            case _ if content:
+                raise checked_file.damaged(path / BROKER, _GIVE_UP_BROKER)
+        return cls(uuid4(), None, 0)
+
+    def record(self, path: Path, filesystem: FileSystem) -> "DirectoryRecord":
+        content = {"leader_epoch": self.leader_epoch, "directory_id": str(self.directory_id)}
+        identity = JournalIdentity(self.directory_id, self.leader_epoch)
+        return DirectoryRecord(filesystem, path / BROKER, content, identity)
+
+
+class DirectoryRecord:
+    """A ``JournalRecord``: the file beside a journal, of one start."""
+
+    def __init__(
+        self, filesystem: FileSystem, path: Path, content: Mapping[str, object], identity: JournalIdentity
+    ) -> None:
+        self._filesystem = filesystem
+        self._path = path
+        self._content = content
+        self.identity = identity
+
+    def record(self, durable_end: int | None) -> None:
+        """As ``JournalRecord.record``; None leaves the position out."""
+        known = {} if durable_end is None else {_DURABLE_END: durable_end}
+        checked_file.write(self._filesystem, self._path, {**self._content, **known})
+
+
+def read_directory(path: Path) -> LogDirectory | OneNodeDirectory | None:
+    """What stands beside the journal of a log directory; None if nothing does. DataDirectoryError."""
+    if (path / META).exists():
+        return LogDirectory.read(path)
+    return OneNodeDirectory.open(path) if (path / BROKER).exists() else None
+
+
+def _durable_end(content: Mapping[str, object]) -> int | None:
+    found = content.get(_DURABLE_END)
+    return found if isinstance(found, int) else None

@@ -6,9 +6,10 @@
    of one node becomes that of a cluster, which keeps its id: see ``is_migration``.
 2. A registration under the same id has ended, or the start is refused: two brokers never have one id.
 3. The broker leads nothing. What it led before its crash needs a new epoch, since its memory of that one is gone.
-4. A journal that is not the one registered last leaves every ISR (C12). Its record names no directory meanwhile: a
-   crash in between begins here again, and a leader that had decided to take the former journal into an ISR is refused,
-   as each such write checks the version of the record.
+4. A journal that is not the one registered last leaves every ISR (C12): the directory is another one, its incarnation
+   is older, or the journal in it is gone, older or another's (``ExpectedJournal``), and then gets a new directory id.
+   The broker's record names no directory meanwhile: a crash in between begins here again, and a leader that had decided
+   to take the former journal into an ISR is refused, as each such write checks the version of the record.
 5. The incarnation is durable on disk, and then in ZooKeeper.
 
 ``register`` runs for each session, and makes the ephemeral node, whose czxid is the broker epoch. In one multi with it
@@ -18,6 +19,7 @@ found the broker dead before has written by then, or its write is refused by tha
 
 import asyncio
 import contextlib
+import dataclasses
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -28,9 +30,9 @@ from msgspec.structs import replace
 
 from logstore.clock import Clock
 from logstore.cluster import checked_file, znodes
-from logstore.cluster.embedded_coordinator import FORMAT_VERSION, brokers_of, last_epoch
+from logstore.cluster.embedded_coordinator import FORMAT_VERSION, brokers_of, home_of
 from logstore.cluster.lease import RENEWAL, Lease
-from logstore.cluster.log_directory import LogDirectory
+from logstore.cluster.log_directory import DirectoryRecord, LogDirectory, OneNodeDirectory
 from logstore.cluster.znodes import (
     NO_LEADER,
     BrokerRecord,
@@ -51,6 +53,7 @@ from logstore.cluster.zookeeper import (
 )
 from logstore.errors import ClusterStateError, DataDirectoryError, LogStoreError
 from logstore.filesystem import FileSystem
+from logstore.journal.identity import FoundJournal
 from logstore.lock_file import LockFile
 
 log = structlog.stdlib.get_logger(__name__)
@@ -100,13 +103,19 @@ class Registration:
         self._writing = asyncio.Lock()
         #: Held against the one node during a migration.
         self._data_lock: LockFile | None = None
-        #: The leader epoch of the store of one node that this broker was; 0 if it was none.
-        self.last_epoch_of_one_node = 0
+        #: What stood beside the journal of the store of one node that this broker was; None if it was none.
+        self._one_node: OneNodeDirectory | None = None
+        self._directory: LogDirectory | None = None
 
     @property
     def is_migration(self) -> bool:
         """Whether the directory is still that of one node: its topics are to be registered, then ``end_migration``."""
         return self._data_lock is not None
+
+    @property
+    def last_epoch_of_one_node(self) -> int:
+        """The leader epoch of the store of one node that this broker was; 0 if it was none."""
+        return 0 if self._one_node is None else self._one_node.leader_epoch
 
     @property
     def broker_epoch(self) -> int:
@@ -119,13 +128,16 @@ class Registration:
 
     # ---- once for each start ----------------------------------------------------------------------------------------
 
-    async def begin(self) -> None:
-        """DataDirectoryError, ClusterStateError, ZooKeeperUnavailableError."""
+    async def begin(self, found: FoundJournal) -> None:
+        """Agree on the broker's identity, with the journal that was found in its directory.
+
+        Raises DataDirectoryError, ClusterStateError, ZooKeeperUnavailableError.
+        """
         for path in znodes.PARENTS:
             with contextlib.suppress(NodeExistsError):
                 await self._zookeeper.create(path, b"")
         self.cluster_id = await self._agree()
-        directory = await asyncio.to_thread(LogDirectory.open, self._log_directory, self.cluster_id, self._broker_id)
+        directory = await asyncio.to_thread(self._open_directory, found)
         await self._await_former_registration()
         path = znodes.record_path(self._broker_id)
         node = await self._zookeeper.get(path)
@@ -133,16 +145,44 @@ class Registration:
         is_known = record is not None and (
             directory.directory_id in record.directories and directory.incarnation >= record.incarnation
         )
-        last = 0 if record is None else record.incarnation
+        last = max(
+            0 if record is None else record.incarnation, 0 if found.identity is None else found.identity.incarnation
+        )
         if not is_known:
             node = await self._write_record(node, BrokerRecord((), last, self._wanted.rack))
             if record is not None:
                 log.warning("cluster.journal_replaced", broker=self._broker_id, directory=str(self._log_directory))
         await self._change_topics(self._leave if not is_known else self._resign)
         directory = await asyncio.to_thread(directory.begun, self._log_directory, self._filesystem, last)
+        self._directory = directory
         record = BrokerRecord((directory.directory_id,), directory.incarnation, self._wanted.rack)
         node = await self._write_record(node, record)
         self._wanted = replace(self._wanted, record_version=node.version)
+
+    def _open_directory(self, found: FoundJournal) -> LogDirectory:
+        """The log directory's identity, another one if the journal in it is not the one that stood here."""
+        directory = LogDirectory.open(self._log_directory, self.cluster_id, self._broker_id)
+        if self._one_node is not None:  # which may have served since a migration that was cut short
+            directory = dataclasses.replace(
+                directory, directory_id=self._one_node.directory_id, durable_end=self._one_node.durable_end
+            )
+        difference = directory.expected.difference(found)
+        if difference is None:
+            return directory
+        if self.is_migration:
+            raise DataDirectoryError(
+                f"The journal in {found.directory} is not the one that stood here: {difference}. Nothing was changed. "
+                "Put it back; or start the store once without zookeeper.connect, with --new-journal, to go on without "
+                "the records that it lacks."
+            )
+        log.warning("cluster.journal_differs", broker=self._broker_id, directory=str(found.directory), why=difference)
+        return directory.with_new_journal()
+
+    @property
+    def journal_record(self) -> DirectoryRecord:
+        """The file beside the journal, of this start."""
+        assert self._directory is not None
+        return self._directory.record(self._log_directory, self._filesystem)
 
     async def _agree(self) -> str:
         """The id of the cluster: ZooKeeper's, the data directory's, or a new one."""
@@ -199,7 +239,7 @@ class Registration:
         if not content or "coordinator" in content:
             return
         lock = LockFile.acquire(self._data)
-        home = self._data / "brokers" / str(self._broker_id)
+        home = home_of(self._data, self._broker_id)
         try:
             others = [name for name in brokers_of(self._data) if name != home.name]
             if others:
@@ -212,7 +252,7 @@ class Registration:
                     f"The journal of the store of one node is in {home}: move {home / 'journal'} into "
                     f"{self._log_directory} (log.dirs), or leave log.dirs out."
                 )
-            self.last_epoch_of_one_node = last_epoch(self._data, self._broker_id)
+            self._one_node = OneNodeDirectory.open(home)
         except BaseException:
             lock.release()
             raise

@@ -29,9 +29,11 @@ from logstore.cluster.coordinator import (
     KnownTopic,
     PartitionListener,
     PartitionState,
+    ReadJournal,
     RegisteredTopic,
     TopicListener,
 )
+from logstore.cluster.log_directory import DirectoryRecord
 from logstore.cluster.partition_changes import PartitionChanges
 from logstore.cluster.producer_ids import ProducerIdBlocks
 from logstore.cluster.reconcile import Policy, Preferred
@@ -145,13 +147,15 @@ class ZooKeeperCoordinator:
 
     # ---- start and stop ---------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
+    async def start(self, read_journal: ReadJournal) -> None:
         try:
             await asyncio.to_thread(self.registration.look_at_data)
             await asyncio.to_thread(self._lock)
+            # Before anybody counts on this broker: with a damaged journal it does not register.
+            found = await asyncio.to_thread(read_journal, self._locks)
             await self.zookeeper.start()
             try:
-                await self.registration.begin()
+                await self.registration.begin(found)
                 self._watched.listen(self._view_changed)
                 await self._watched.start()
                 await self.registration.register()
@@ -274,6 +278,10 @@ class ZooKeeperCoordinator:
     @property
     def locks(self) -> Sequence[LockFile]:
         return self._locks
+
+    @property
+    def journal_record(self) -> DirectoryRecord:
+        return self.registration.journal_record
 
     @property
     def controller_id(self) -> int:

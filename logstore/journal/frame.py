@@ -17,10 +17,11 @@ from uuid import UUID
 from logstore.crc32c import crc32c
 from logstore.errors import DataDirectoryError
 from logstore.filesystem import Buffer
+from logstore.journal.identity import JournalIdentity
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity
 
 #: The version that is written; versions before it are still read.
-FORMAT_VERSION: Final = 3
+FORMAT_VERSION: Final = 4
 HEADER_BYTES: Final = 128
 FRAME_MAGIC: Final = b"LSJF"
 FILE_MAGIC: Final = b"LSJH"
@@ -31,7 +32,7 @@ _PREFIX: Final = struct.Struct("<4sI")
 _FRAME: Final = struct.Struct("<BBHIIiQQQ16sqiiqqQqQh6x")
 # The same fields with the prefix; version, type and flags as one number.
 _STORED_FRAME: Final = struct.Struct("<4sIIIIiQQQ16sqiiqqQqQh6x")
-_FILE: Final = struct.Struct("<B7xQQq88x")
+_FILE: Final = struct.Struct("<B7xQQq16sQ64x")
 
 
 class FrameType(IntEnum):
@@ -160,6 +161,8 @@ class FileHeader(NamedTuple):
     start: int
     """Journal position of the file's first byte; everything before was durable when the file was made."""
     created_ms: int
+    identity: JournalIdentity | None
+    """None in a file of a version before 4."""
 
 
 def _with_prefix(magic: bytes, body: bytes) -> bytes:
@@ -167,7 +170,13 @@ def _with_prefix(magic: bytes, body: bytes) -> bytes:
 
 
 def encode_file_header(header: FileHeader) -> bytes:
-    return _with_prefix(FILE_MAGIC, _FILE.pack(FORMAT_VERSION, header.file_id, header.start, header.created_ms))
+    """The first bytes of a file; ``header.identity`` is not None."""
+    assert header.identity is not None
+    directory_id, incarnation = header.identity
+    return _with_prefix(
+        FILE_MAGIC,
+        _FILE.pack(FORMAT_VERSION, header.file_id, header.start, header.created_ms, directory_id.bytes, incarnation),
+    )
 
 
 def decode_file_header(data: bytes, start: int) -> FileHeader | None:
@@ -180,10 +189,13 @@ def decode_file_header(data: bytes, start: int) -> FileHeader | None:
     body = data[_PREFIX.size : HEADER_BYTES]
     if magic != FILE_MAGIC or crc32c(body) != crc:
         return None
-    version, file_id, stored_start, created_ms = _FILE.unpack(body)
+    version, file_id, stored_start, created_ms, directory_id, incarnation = _FILE.unpack(body)
     if version not in _FORMATS:
         raise _unknown_version(f"the journal file at position {start}", version)
-    return FileHeader(file_id, stored_start, created_ms) if stored_start == start else None
+    if stored_start != start:
+        return None
+    identity = JournalIdentity(UUID(bytes=directory_id), incarnation) if version >= _WITH_IDENTITY else None
+    return FileHeader(file_id, stored_start, created_ms, identity)
 
 
 def encode_frame_header(frame: Frame, *, position: int, durable_end: int, file_id: int) -> bytes:
@@ -244,7 +256,10 @@ _FIRST_TYPES: Final = (FrameType.DATA, FrameType.SNAPSHOT, FrameType.MARK)
 _FORMATS: Final[Mapping[int, tuple[tuple[FrameType, ...], int]]] = {
     2: (_FIRST_TYPES, FrameFlags.LOG_APPEND_TIME | FrameFlags.RELOCATED),
     3: (tuple(FrameType), FrameFlags.LOG_APPEND_TIME | FrameFlags.RELOCATED | FrameFlags.TRANSACTIONAL),
+    4: (tuple(FrameType), FrameFlags.LOG_APPEND_TIME | FrameFlags.RELOCATED | FrameFlags.TRANSACTIONAL),
 }
+#: The first version whose file headers have an identity.
+_WITH_IDENTITY: Final = 4
 
 #: The frames that this release can name.
 KNOWN: Final[Kinds] = {

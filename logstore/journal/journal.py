@@ -36,9 +36,10 @@ from logstore.journal.frame import (
     FrameLocation,
     decode_frame_header,
 )
+from logstore.journal.identity import FoundJournal, JournalRecord
 from logstore.journal.journal_file import JournalFile, PartitionKey
 from logstore.journal.recent_frames import RecentFrames
-from logstore.journal.scan import JournalScan, RecoveredFrame
+from logstore.journal.scan import JournalScan, RecoveredFrame, Verdict
 from logstore.journal.writer import FileSwitchPostponedError, FrameBuffers, JournalWriter
 from logstore.limits import JOURNAL_FILE_BYTES, JOURNAL_GROUP_BYTES_MAX, KIB, MIB
 from logstore.observability import JOURNAL_RETAINED_BYTES
@@ -46,6 +47,8 @@ from logstore.observability import JOURNAL_RETAINED_BYTES
 # Locations this near to each other are read with one call, with the bytes between them.
 _READ_GAP_BYTES: Final = 64 * KIB
 _READ_RUN_BYTES: Final = 8 * MIB
+#: The position in the file beside the journal is at most this much older than the last append.
+RECORDING_S: Final = 1.0
 
 _log = structlog.get_logger(__name__)
 
@@ -112,7 +115,7 @@ class Journal:
         self._files_lock = threading.Lock()
         self._current: JournalFile | None = None
         self._end_position = 0
-        self._recovered = False
+        self._verdict: Verdict | None = None
         self._sealed: dict[PartitionKey, int] = {}
         self._forgotten: set[UUID] = set()
         self._snapshots: Callable[[], Sequence[Frame]] = tuple
@@ -129,6 +132,8 @@ class Journal:
         self.on_failure: Callable[[], None] = lambda: None
         self._full = False
         self._told: asyncio.Future[None] | None = None
+        self._record: JournalRecord | None = None
+        self._recording: asyncio.TimerHandle | None = None
         self._recent = RecentFrames(recent_bytes) if recent_bytes else None
 
     # ---- state --------------------------------------------------------------------------------------------------
@@ -145,6 +150,12 @@ class Journal:
         if refused is None and (self._committer is None or self._closing):
             return BrokerNotReadyError("the journal takes no appends: the broker is starting or stopping; try again")
         return None if refused is None else type(refused)(str(refused))
+
+    @property
+    def lost_file(self) -> Path | None:
+        """The file being written to, if it was removed or replaced; one system call."""
+        file = self._current
+        return file.path if file is not None and file.has_lost_name else None
 
     @property
     def end_position(self) -> int:
@@ -177,9 +188,9 @@ class Journal:
     def recover(self) -> Iterator[RecoveredFrame]:
         """Every good frame of the files kept, in journal order; blocking. Exhaust it before ``start``.
 
-        Frames come in the order they were written: a relocated one after its successors, and perhaps twice. Bytes that
-        a crash left behind the durable end are cut, and logged (rule R1). Raises CorruptionError, StorageError,
-        DataDirectoryError.
+        Frames come in the order they were written: a relocated one after its successors, and perhaps twice. The journal
+        ends before what a crash left behind the durable end (rule R1); ``start`` cuts that. Until then no journal file
+        is changed. Raises CorruptionError, StorageError, DataDirectoryError.
         """
         try:
             self._filesystem.make_directory(self._directory)
@@ -189,7 +200,35 @@ class Journal:
             ) from e
         scan = JournalScan(self._directory, self._filesystem)
         yield from scan.frames()
-        verdict = scan.verdict
+        self._verdict = verdict = scan.verdict
+        self._files.extend(verdict.files)
+        self._end_position = verdict.end
+
+    @property
+    def found(self) -> FoundJournal:
+        """The journal that ``recover`` has read to its end."""
+        if self._verdict is None:
+            raise RuntimeError("recover() has not been read to its end")
+        return self._verdict.found(self._directory)
+
+    async def start(self, snapshots: Callable[[], Sequence[Frame]], record: JournalRecord) -> None:
+        """Cut what a crash left behind the durable end, begin a new file, and take appends.
+
+        ``snapshots`` gives one snapshot frame per partition, of its durable state at that moment. It is called on the
+        loop, now and whenever a file is begun. ``record`` is the file beside the journal. On a full disk appends are
+        refused until there is space. Raises StorageError.
+        """
+        await self._thread.run(self.establish_end)
+        self._snapshots = snapshots
+        self._record = record
+        await self._begin_file()
+        self._committer = asyncio.create_task(self._commit_appends(), name="journal")
+
+    def establish_end(self) -> None:
+        """Make the end that ``recover`` found the durable end; blocking. StorageError."""
+        verdict = self._verdict
+        if verdict is None:
+            raise RuntimeError("recover() has not been read to its end")
         if verdict.tail_bytes or verdict.unborn:
             _log.warning(
                 "journal_tail_cut",
@@ -198,23 +237,7 @@ class Journal:
                 bytes=verdict.tail_bytes,
                 reason="not yet durable when the last process ended",
             )
-        self._files.extend(verdict.files)
         self._writer.establish_end(verdict)
-        self._end_position = verdict.end
-        self._recovered = True
-
-    async def start(self, snapshots: Callable[[], Sequence[Frame]]) -> None:
-        """Begin a new file and take appends.
-
-        ``snapshots`` gives one snapshot frame per partition, of its durable state at that moment. It is called on the
-        loop, now and whenever a file is begun. On a full disk appends are refused until there is space. Raises
-        StorageError.
-        """
-        if not self._recovered:
-            raise RuntimeError("recover() has not been read to its end")
-        self._snapshots = snapshots
-        await self._begin_file()
-        self._committer = asyncio.create_task(self._commit_appends(), name="journal")
 
     # ---- appends ------------------------------------------------------------------------------------------------
 
@@ -336,11 +359,24 @@ class Journal:
         self._end_group()
         self._full = False
         JOURNAL_RETAINED_BYTES.set(self.retained_bytes)
+        if self._recording is None:
+            self._recording = asyncio.get_running_loop().call_later(RECORDING_S, self._record_end)
+
+    def _record_end(self) -> None:
+        """Write down how far the journal is durable: within a second of an append, and not for each."""
+        self._recording = None
+        if self._closing or self._failed is not None or self._record is None:
+            return
+        recorded = self._thread.run(self._writer.record, self._record, tuple(self._files), self._end_position)
+        recorded.add_done_callback(self._background_done)
 
     async def _begin_file(self) -> None:
         old = self._current
+        assert self._record is not None
         try:
-            file = await self._thread.run(self._writer.begin_file, old, self._end_position, self._snapshots())
+            file = await self._thread.run(
+                self._writer.begin_file, old, self._end_position, self._snapshots(), self._record
+            )
         except FileSwitchPostponedError as e:
             _log.warning("journal_file_postponed", directory=str(self._directory), reason=str(e.__cause__))
             return
@@ -517,12 +553,14 @@ class Journal:
         if self._closing:
             return
         self._closing = True
+        if self._recording is not None:
+            self._recording.cancel()
         self._wake.set()
         if self._committer is not None:
             await self._committer
         try:
-            if self._current is not None and self._failed is None:
-                await self._thread.run(self._writer.finish, self._current)
+            if self._current is not None and self._record is not None and self._failed is None:
+                await self._thread.run(self._writer.finish, self._current, self._record)
         finally:
             self._thread.close()
             self._writer.close()

@@ -15,6 +15,7 @@ from logstore.errors import StorageError
 from logstore.filesystem import FileSystem
 from logstore.journal.errors import JournalRangeFreedError
 from logstore.journal.frame import HEADER_BYTES, FrameHeader, decode_file_header
+from logstore.journal.identity import JournalIdentity
 
 PartitionKey = tuple[UUID, int]
 """Topic id, partition."""
@@ -40,11 +41,13 @@ class JournalFile:
         "_closing",
         "_fd",
         "_filesystem",
+        "_inode",
         "_lock",
         "_users",
         "allocated",
         "data_bytes",
         "file_id",
+        "identity",
         "needed_by",
         "path",
         "size",
@@ -56,6 +59,7 @@ class JournalFile:
         self.start = start
         # None if the file's header is damaged: then no frame in the file counts.
         self.file_id = file_id
+        self.identity: JournalIdentity | None = None
         self.size = 0
         # Bytes of the file on the disk, with the reserved ones.
         self.allocated = 0
@@ -64,6 +68,8 @@ class JournalFile:
         # For each partition that still needs the file, the end offset (exclusive) of its frames in it.
         self.needed_by: dict[PartitionKey, int] = {}
         self._fd = fd
+        # Device and inode number of the file that the name led to; None until ``remember_name``.
+        self._inode: tuple[int, int] | None = None
         self._filesystem = filesystem
         self._lock = threading.Lock()
         self._users = 0
@@ -76,11 +82,29 @@ class JournalFile:
         try:
             header = decode_file_header(filesystem.read_at(fd, HEADER_BYTES, 0), start)
             file = cls(path, start, header.file_id if header else None, fd, filesystem)
+            file.identity = header.identity if header else None
             file.allocated = filesystem.size(fd)
+            file.remember_name()
         except BaseException:
             filesystem.close(fd)
             raise
         return file
+
+    def remember_name(self) -> None:
+        """Take the file that the name leads to now for this one. Raises OSError."""
+        status = self._filesystem.stat(self.path)
+        self._inode = status.st_dev, status.st_ino
+
+    @property
+    def has_lost_name(self) -> bool:
+        """Whether the name leads to another file by now, or to none; one system call."""
+        if self._inode is None:
+            return False
+        try:
+            status = self._filesystem.stat(self.path)
+        except OSError:
+            return True
+        return (status.st_dev, status.st_ino) != self._inode
 
     @property
     def fd(self) -> int:

@@ -32,6 +32,7 @@ from logstore.journal.frame import (
     StoredHeader,
     decode_frame_header,
 )
+from logstore.journal.identity import FoundJournal
 from logstore.journal.journal_file import JournalFile, list_files
 from logstore.limits import MIB
 from logstore.records.transactions import OFFSET_MAX, PRODUCER_ID_MAX, EndTransactionMarker
@@ -62,6 +63,11 @@ class Verdict:
     """The last file, if it is one that a crash left before its header was durable: not among ``files``."""
     tail_bytes: int
     """Bytes other than zero after ``end``: the un-synced tail of a crash."""
+
+    def found(self, directory: Path) -> FoundJournal:
+        """The journal as it is compared with the one that stood in ``directory``."""
+        identity = self.files[-1].identity if self.files else None
+        return FoundJournal(directory, self.end, identity, is_empty=not self.files)
 
 
 def payload_is_good(file: JournalFile, position: int, stored: StoredHeader) -> bool:

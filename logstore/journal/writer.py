@@ -7,6 +7,8 @@ Invariants (rules R1 and R3):
   removed before the old file grows on.
 - After the lock on the journal is lost, nothing is acknowledged, begun or removed: the files may belong to another
   process.
+- After the open file has lost its name, nothing is acknowledged: its bytes go when this process ends.
+- The position in the file beside the journal is never ahead of what is durable.
 - A failed write or sync is final (StorageError): the kernel may have dropped the pages, and a second fsync would lie.
   Lack of space is not: the file is cut back to its durable end, and the next append tries afresh.
 """
@@ -18,10 +20,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from logstore.clock import Clock
-from logstore.errors import LockLostError, StorageError, StorageFullError
+from logstore.errors import JournalFileLostError, LockLostError, StorageError, StorageFullError
 from logstore.filesystem import Buffer, FileSystem
 from logstore.journal.frame import HEADER_BYTES, FileHeader, Frame, encode_file_header, encode_frame_header, encode_mark
+from logstore.journal.identity import JournalRecord
 from logstore.journal.journal_file import JournalFile, file_path
 from logstore.journal.scan import Verdict
 from logstore.limits import MIB
@@ -35,6 +40,9 @@ _REWRITE_BYTES: Final = 4 * MIB
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
+
+
+_log = structlog.get_logger(__name__)
 
 
 class FileSwitchPostponedError(Exception):
@@ -126,6 +134,7 @@ class JournalWriter:
         filesystem.reached("journal.synced")
         # After the sync: a process that got the lock since then finds these frames when it recovers.
         self._check_lock()
+        self.check_name(file)
         # The next group would say the same, but a call of its own costs more than this write.
         self._mark(file, file.size + length)
 
@@ -183,19 +192,50 @@ class JournalWriter:
             self._failed = e
             raise
 
+    def check_name(self, file: JournalFile) -> None:
+        """Raise JournalFileLostError, finally, once the name of a file that this process began leads elsewhere."""
+        if not file.has_lost_name:
+            return
+        self._failed = JournalFileLostError(
+            f"journal file {file.path} was removed or replaced while this process wrote to it. Nothing is acknowledged "
+            "from now on. Stop this process: at its stop it puts what it still reads into the tables. Then put the "
+            "file system of the journal back, and start again"
+        )
+        raise self._failed
+
+    # ---- the file beside the journal ---------------------------------------------------------------------------
+
+    def record(self, record: JournalRecord, files: Sequence[JournalFile], durable_end: int) -> None:
+        """Write down that the journal is durable up to ``durable_end``. A failure changes nothing but what a later
+        start can find out: it is logged. Raises LockLostError, JournalFileLostError.
+        """
+        self._check()
+        self._check_lock()
+        for file in files:
+            self.check_name(file)
+        try:
+            record.record(durable_end)
+        except OSError as e:
+            _log.warning("journal_position_not_recorded", directory=str(self._directory), reason=str(e))
+        self._filesystem.reached("journal.recorded")
+
     # ---- files -------------------------------------------------------------------------------------------------
 
-    def begin_file(self, old: JournalFile | None, start: int, snapshots: Sequence[Frame]) -> JournalFile:
-        """Finish ``old`` and begin the file at ``start`` with its snapshot frames; durable when this returns.
+    def begin_file(
+        self, old: JournalFile | None, start: int, snapshots: Sequence[Frame], record: JournalRecord
+    ) -> JournalFile:
+        """Finish ``old`` and begin the file at ``start`` with its snapshot frames; durable when this returns, and
+        written down in ``record``.
 
         Raises FileSwitchPostponedError (``old`` is as before) or StorageError.
         """
         self._check()
         self._check_lock()
         if old is not None:
+            self.check_name(old)
             self._cut_back(old)
         path = file_path(self._directory, start)
-        header = FileHeader(secrets.randbits(64), start, self._clock.now_ms())
+        header = FileHeader(secrets.randbits(64), start, self._clock.now_ms(), record.identity)
         frames = FrameBuffers(start + HEADER_BYTES, start, header.file_id)
         for snapshot in snapshots:
             frames.add(snapshot)
@@ -226,7 +266,9 @@ class JournalWriter:
             file.close()
             raise self._final("sync", path, e) from e
         file.size = length
+        file.remember_name()
         self._filesystem.reached("journal.snapshotted")
+        self.record(record, (), file.end)
         return file
 
     def remove(self, path: Path) -> None:
@@ -245,14 +287,15 @@ class JournalWriter:
         file.close()
         self._filesystem.reached("journal.file_freed")
 
-    def finish(self, file: JournalFile) -> None:
-        """At a clean shutdown: nothing but a synced mark behind the durable end.
+    def finish(self, file: JournalFile, record: JournalRecord) -> None:
+        """At a clean shutdown: nothing but a synced mark behind the durable end, which is written down.
 
-        Not if the lock is lost: another process may have moved the end.
+        Not if the lock or the file's name is lost: another process may have moved the end.
         """
         try:
             self._require_lock()
-        except LockLostError:
+            self.check_name(file)
+        except (LockLostError, JournalFileLostError):
             return
         self._cut_back(file)
         self._mark(file, file.size)
@@ -260,6 +303,7 @@ class JournalWriter:
             self._filesystem.fsync(file.fd)
         except OSError as e:
             raise self._final("sync", file.path, e) from e
+        self.record(record, (), file.end)
 
     def close(self) -> None:
         if self._directory_fd is not None:

@@ -9,6 +9,7 @@ frames, and no record that was truncated counts for anything but the append time
 
 import dataclasses
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from logstore.filesystem import Buffer
 from logstore.journal.frame import Frame, FrameFlags, FrameHeader, FrameLocation, FrameType
+from logstore.journal.journal_file import PartitionKey
 from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.journal.scan import RecoveredFrame
 from logstore.log.frame_index import FrameIndex
@@ -242,3 +244,13 @@ def marker_of(header: FrameHeader, payload: Buffer) -> Marker:
     end = EndTransactionMarker.decode(payload, f"the control frame at offset {header.base_offset}")
     producer_id, epoch, _ = header.identity
     return Marker(producer_id, epoch, end.coordinator_epoch, header.base_offset, header.append_time_ms)
+
+
+def collect_tails(frames: Iterable[RecoveredFrame]) -> dict[PartitionKey, JournalTail]:
+    """The state that a journal's frames tell, of each partition. Raises as the scan does, and CorruptionError."""
+    tails: defaultdict[PartitionKey, JournalTail] = defaultdict(JournalTail)
+    for frame in frames:
+        tails[frame.header.topic_id, frame.header.partition].add(frame)
+    for tail in tails.values():
+        tail.settle()
+    return dict(tails)

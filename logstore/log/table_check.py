@@ -5,7 +5,6 @@ note. It may run beside a store: the journal is read first, so that the table is
 and a file that a job has replaced meanwhile does not count.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -16,7 +15,6 @@ from logstore.delta.log_check import differences, observed_snapshot, read_remain
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.errors import CorruptionError, LogStoreError
 from logstore.journal.journal_file import PartitionKey
-from logstore.journal.scan import RecoveredFrame
 from logstore.log.history import history_gaps, missing_ranges, removed_ranges
 from logstore.log.journal_tail import JournalTail
 from logstore.log.leader_epochs import LeaderEpochs
@@ -66,16 +64,6 @@ class TopicReport:
 Tails = Mapping[PartitionKey, JournalTail]
 #: By the log directory, of one broker each.
 Journals = Mapping[str, Tails]
-
-
-def collect_tails(frames: Iterable[RecoveredFrame]) -> dict[PartitionKey, JournalTail]:
-    """The state that a journal's frames tell, of each partition. Raises as the scan does, and CorruptionError."""
-    tails: defaultdict[PartitionKey, JournalTail] = defaultdict(JournalTail)
-    for frame in frames:
-        tails[frame.header.topic_id, frame.header.partition].add(frame)
-    for tail in tails.values():
-        tail.settle()
-    return dict(tails)
 
 
 def newest_tails(journals: Iterable[Tails]) -> Tails:

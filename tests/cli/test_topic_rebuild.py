@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 from logstore.cli.app import app
 from logstore.delta.topic_table import TopicTable
 from logstore.table_root import open_root
+from tests.support.data_directory import lose_journal
 from tests.support.small_store import TOPIC, Records, small_store, stored
 
 
@@ -124,7 +125,7 @@ def test_a_segment_of_which_the_journal_has_the_records_is_rolled_again(data, wh
 
 def test_records_that_nothing_has_are_asked_for(data, whole):
     damage_log(data)
-    shutil.rmtree(data / "brokers" / "0" / "journal")
+    lose_journal(data)
     sorted((data / "topics" / TOPIC / "partition=0").iterdir())[1].unlink()
     refused = rebuild(data, "--yes", code=1).stderr
     assert "partition 0: no readable file stands for offsets 10 to 19" in refused

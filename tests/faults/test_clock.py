@@ -6,7 +6,6 @@ Only intervals of the monotonic clock decide when something is done. The wall cl
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.data_directory import lose_journal
 from tests.support.eventually import eventually
 from tests.support.produce_load import ProduceLoad
 from tests.support.served_topic import (
@@ -86,7 +86,7 @@ def test_append_times_never_fall_and_rolls_go_on_when_the_clock_steps(store: Fau
         store.start(faults=f"clock {-2 * HOUR_MS}")
         load.wait_for_acknowledged(100)
         assert store.stop() == 0
-        shutil.rmtree(store.data / "brokers/0/journal")
+        lose_journal(store.data)
         store.start(faults=f"clock {-HOUR_MS}")
         load.wait_for_acknowledged(100)
         alter_topic(store.url, segment_ms=str(HOUR_MS))

@@ -14,7 +14,15 @@ from logstore.journal.journal_file import JournalFile
 from logstore.journal.writer import FrameBuffers
 from tests.support.captured_logs import captured_logs
 from tests.support.faulty_filesystem import FaultyFileSystem
-from tests.support.journals import data_frame, new_journal, offsets, recovered_frames, running, snapshot_frame
+from tests.support.journals import (
+    MemoryRecord,
+    data_frame,
+    new_journal,
+    offsets,
+    recovered_frames,
+    running,
+    snapshot_frame,
+)
 
 
 def _killed_journal(directory, groups, *, filesystem=None, file_bytes=1 << 20):
@@ -24,7 +32,7 @@ def _killed_journal(directory, groups, *, filesystem=None, file_bytes=1 << 20):
     async def scenario():
         journal = new_journal(directory, filesystem, file_bytes=file_bytes)
         list(journal.recover())
-        await journal.start(lambda: [snapshot_frame(), snapshot_frame(partition=1)])
+        await journal.start(lambda: [snapshot_frame(), snapshot_frame(partition=1)], MemoryRecord())
         locations = [await journal.append(group) for group in groups]
         await journal._thread.run(filesystem.crash)
         journal._failed = CorruptionError("the process is dead")
@@ -264,7 +272,7 @@ def test_snapshots_that_never_got_durable_are_cut_and_the_older_file_still_count
     async def scenario():
         journal = new_journal(tmp_path, filesystem, file_bytes=1000)
         list(journal.recover())
-        await journal.start(lambda: [snapshot_frame()])
+        await journal.start(lambda: [snapshot_frame()], MemoryRecord())
         await journal.append([data_frame(0, bytes(700))])
         await asyncio.wait([journal.append([data_frame(1, bytes(700))])])
         assert journal.failed
@@ -288,8 +296,9 @@ def test_a_recovery_killed_halfway_twice_ends_as_one_that_was_not(tmp_path):
         filesystem = FaultyFileSystem()
         filesystem.crash_at("journal.recovery_half")
         journal = new_journal(tmp_path, filesystem)
+        list(journal.recover())
         with pytest.raises(StorageError, match="died"):
-            list(journal.recover())
+            journal.establish_end()
         asyncio.run(journal.close())
         assert path.stat().st_size == len(content)
     assert offsets(recovered_frames(tmp_path)) == [0, 1, 2, 3, 4]

@@ -22,7 +22,15 @@ from logstore.journal.inspect import verify
 from logstore.records.transactions import ControlType, EndTransactionMarker
 from tests.support.examples import examples
 from tests.support.faulty_filesystem import FaultyFileSystem
-from tests.support.journals import TOPIC, control_frame, data_frame, new_journal, relocate_oldest, snapshot_frame
+from tests.support.journals import (
+    TOPIC,
+    MemoryRecord,
+    control_frame,
+    data_frame,
+    new_journal,
+    relocate_oldest,
+    snapshot_frame,
+)
 
 PARTITIONS = 3
 POINTS = [
@@ -77,7 +85,9 @@ class JournalMachine(RuleBasedStateMachine):
             self.journal.release(TOPIC, partition, sealed)
         try:
             self.loop.run_until_complete(
-                self.journal.start(lambda: [snapshot_frame(self.sealed[p], partition=p) for p in range(PARTITIONS)])
+                self.journal.start(
+                    lambda: [snapshot_frame(self.sealed[p], partition=p) for p in range(PARTITIONS)], MemoryRecord()
+                )
             )
         except (LogStoreError, OSError):
             assert self.may_fail

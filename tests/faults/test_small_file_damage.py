@@ -16,6 +16,7 @@ from logstore.cluster.coordinator import KnownTopic
 from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
 from logstore.errors import DataDirectoryError
 from logstore.filesystem import FileSystem
+from logstore.journal.identity import FoundJournal
 from tests.support.running_broker import produce, read_all, run, running_broker
 
 NEVER = {"segment.ms": "100000000"}
@@ -37,7 +38,7 @@ def elect(data: Path) -> tuple[str, int]:
 
     async def start_and_stop() -> tuple[str, int]:
         coordinator = EmbeddedCoordinator(data, 0, FileSystem())
-        await coordinator.start()
+        await coordinator.start(lambda _: FoundJournal(data, 0, None, is_empty=True))
         try:
             topic_id = uuid.uuid4()
             await coordinator.find_leaders([KnownTopic("t", topic_id, (1,))])

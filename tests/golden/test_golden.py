@@ -18,7 +18,8 @@ from logstore.journal.inspect import dump, verify
 from logstore.journal.observed import ObservedJournal
 from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.log.history import history_gaps
-from logstore.log.table_check import collect_tails, verify_topic
+from logstore.log.journal_tail import collect_tails
+from logstore.log.table_check import verify_topic
 from logstore.log.table_rebuild import Known, carry_out, plan_rebuild
 from logstore.table_files import open_table
 from logstore.table_root import open_root
@@ -33,6 +34,7 @@ from tests.golden.parts import (
     snapshot_with_transactions,
 )
 from tests.golden.write import GOLDEN, journal_rows, segment_row
+from tests.support.data_directory import lose_journal
 from tests.support.journals import recovered_frames
 from tests.support.keyed_topics import KeyedTopic
 from tests.support.local_jobs import compact, retain
@@ -199,7 +201,7 @@ async def test_a_data_directory_of_any_release_goes_on_with_todays_rolls_and_job
             retain(keyed, CLOCK_MS)
             snapshot = table.snapshot()
             assert [history_gaps(snapshot, p) for p in snapshot.partitions] == [[]] * snapshot.num_partitions
-        shutil.rmtree(data / "brokers" / "0" / "journal")
+        lose_journal(data)
     async with store_at(data) as api:
         assert (await api.get("/health/ready")).json()["problems"] == []
         now = (await observed(api))["topics"]

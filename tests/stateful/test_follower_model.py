@@ -15,13 +15,14 @@ from logstore.broker.recovery import recover_partitions
 from logstore.filesystem import FileSystem
 from logstore.journal.frame import Frame
 from logstore.journal.journal import Journal
+from logstore.log.journal_tail import collect_tails
 from logstore.log.partition_log import PartitionLog
 from logstore.log.producer_state import ProducerStates, counted_at
 from logstore.log.truncation import truncate
 from logstore.records.batch_identity import BatchIdentity, RememberedBatch, unpack_batches
 from tests.stateful.test_recovery_model import topic_of
 from tests.support.examples import examples
-from tests.support.journals import TOPIC, data_frame
+from tests.support.journals import TOPIC, MemoryRecord, data_frame
 from tests.support.manual_clock import ManualClock
 
 PRODUCERS = 3
@@ -58,8 +59,9 @@ class Follower(RuleBasedStateMachine):
         self.log.state.idempotency_keys.remembered_ms = self.log.state.idempotency_keys.keys_max = 10**12
         self.journal = Journal(self.directory, filesystem=FileSystem(), clock=self.clock, file_bytes=self.file_bytes)
         topics = {TOPIC: topic_of([self.log], [0])}
-        recover_partitions(self.journal, topics, lambda _: False, producer_ids_begin=lambda: 1)
-        self.run(self.journal.start(lambda: [self.log.snapshot_frame()]))
+        tails = collect_tails(self.journal.recover())
+        recover_partitions(self.journal, tails, topics, lambda _: False, producer_ids_begin=lambda: 1)
+        self.run(self.journal.start(lambda: [self.log.snapshot_frame()], MemoryRecord()))
 
     @rule(producers=st.lists(st.integers(1, PRODUCERS), min_size=1, max_size=12))
     def append(self, producers: list[int]) -> None:

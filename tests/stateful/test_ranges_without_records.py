@@ -30,6 +30,7 @@ from logstore.log.frame_records import frame_records
 from logstore.log.history import history_gaps
 from logstore.settings import Settings
 from logstore.table_files import open_table
+from tests.support.data_directory import lose_journal
 from tests.support.keyed_topics import KeyedTopic
 from tests.support.local_jobs import compact, retain
 from tests.support.running_broker import records, start_broker, stop_broker
@@ -124,7 +125,7 @@ class Ranges:
         self.run(stop_broker(self.broker))
         self.is_sealed()
         if self.random.random() < 0.5:
-            shutil.rmtree(self.data / "brokers" / "0" / "journal")
+            lose_journal(self.data)
         self.open()
 
     # ---- what jobs and users do ------------------------------------------------------------------------------------

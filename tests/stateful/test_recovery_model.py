@@ -25,6 +25,7 @@ from logstore.journal.journal import Journal, NeededFile
 from logstore.journal.scan import RecoveredFrame
 from logstore.log.acknowledgements import Acknowledgement
 from logstore.log.active_segment import ActiveSegment
+from logstore.log.journal_tail import collect_tails
 from logstore.log.partition_log import PartitionLog
 from logstore.log.producer_state import counted_at
 from logstore.log.relocation import relocate_oldest
@@ -34,7 +35,7 @@ from logstore.records.schema import WIRE_SCHEMA
 from logstore.table_files import open_table
 from tests.support.data_directory import copy_of_one_moment
 from tests.support.examples import examples
-from tests.support.journals import TOPIC
+from tests.support.journals import TOPIC, MemoryRecord
 from tests.support.manual_clock import ManualClock
 
 PARTITIONS = 2
@@ -121,11 +122,12 @@ class RecoveryModel(RuleBasedStateMachine):
         self.logs = new_logs(self.clock)
         self.journal = Journal(self.directory, filesystem=FileSystem(), clock=self.clock, file_bytes=self.file_bytes)
         topics = {TOPIC: topic_of(self.logs, self.sealed)}
-        recover_partitions(self.journal, topics, lambda _: False, producer_ids_begin=lambda: 1)
+        tails = collect_tails(self.journal.recover())
+        recover_partitions(self.journal, tails, topics, lambda _: False, producer_ids_begin=lambda: 1)
         for log in self.logs:
             log.become_leader(self.epoch)
             self.journal.release(TOPIC, log.partition, log.sealed_offset)
-        self.run(self.journal.start(lambda: [log.snapshot_frame() for log in self.logs]))
+        self.run(self.journal.start(lambda: [log.snapshot_frame() for log in self.logs], MemoryRecord()))
 
     @rule(killed=st.booleans())
     def restart(self, killed: bool) -> None:
@@ -158,7 +160,7 @@ class RecoveryModel(RuleBasedStateMachine):
         for order in (frames, mixed):
             logs = new_logs(self.clock)
             topics = {TOPIC: topic_of(logs, self.sealed)}
-            recover_partitions(Shuffled(order), topics, lambda _: False, producer_ids_begin=lambda: 1)  # type: ignore[arg-type]
+            recover_partitions(journal, collect_tails(order), topics, lambda _: False, producer_ids_begin=lambda: 1)
             found.append([state_of(log) for log in logs])
         assert found[0] == found[1]
 

@@ -192,6 +192,7 @@ PLANTED: dict[str, tuple[Any, str, Any] | str] = {
     ),
     "C11: the next leader need not read the table": (reconcile, "_lead", recovering_no_more),
     "C12: a broker that has lost its disk stays in the ISR": "a lost disk stays in the ISR",
+    "C12: a broker that has lost its journal alone stays in the ISR": "the file beside a journal is believed",
     "C12: a broker that was started again joins for what it was": (_Change, "joining", property(lambda _: [])),
     "C13: appends are taken with too few replicas": (Leadership, "refusal", lambda *_: None),
     "C15: a follower has append times of its own": (replica_fetcher, "split_frames", own_append_time),

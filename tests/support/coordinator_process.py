@@ -25,6 +25,7 @@ import structlog
 from logstore.cluster.coordinator import KnownTopic
 from logstore.cluster.zookeeper_coordinator import ZooKeeperCoordinator
 from logstore.filesystem import FileSystem
+from logstore.journal.identity import FoundJournal
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,7 +90,7 @@ async def _run(
         peer=f"h{broker_id}:1",
         session_timeout_ms=session_timeout_ms,
     )
-    await coordinator.start()
+    await coordinator.start(lambda _: FoundJournal(Path(), 0, None, is_empty=True))
     await coordinator.find_leaders(tables)
     epoch, lease, last = -1, False, time.monotonic()
     while True:

@@ -15,6 +15,7 @@ from logstore.cluster.znodes import PartitionRegistration, TopicRegistration
 from logstore.cluster.zookeeper import Servers, SessionState, ZooKeeper
 from logstore.cluster.zookeeper_coordinator import ZooKeeperCoordinator
 from logstore.filesystem import FileSystem
+from logstore.journal.identity import FoundJournal
 from tests.support.eventually import eventually_async
 
 #: ZooKeeper grants 2 to 20 ticks: sessions of two seconds to twenty.
@@ -56,7 +57,7 @@ class Brokers:
     async def start(self, *broker_ids: int, **options) -> list[ZooKeeperCoordinator]:
         for broker_id in broker_ids:
             coordinator = self.make(broker_id, **options)
-            await coordinator.start()
+            await coordinator.start(lambda _: FoundJournal(Path(), 0, None, is_empty=True))
             self.running[broker_id] = coordinator
             await coordinator.find_leaders(self.tables)
         return [self.running[broker_id] for broker_id in broker_ids]

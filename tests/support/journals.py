@@ -15,6 +15,7 @@ from logstore.journal.frame import (
     FrameLocation,
     FrameType,
 )
+from logstore.journal.identity import JournalIdentity, JournalRecord
 from logstore.journal.journal import Journal, NeededFile
 from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.journal.scan import RecoveredFrame, good_frames
@@ -65,6 +66,17 @@ def transactional_frame(base_offset: int) -> Frame:
     return frame._replace(header=header)
 
 
+class MemoryRecord:
+    """The file beside a journal, in memory."""
+
+    def __init__(self, directory_id: UUID = TOPIC, incarnation: int = 1) -> None:
+        self.identity = JournalIdentity(directory_id, incarnation)
+        self.durable_ends: list[int] = []
+
+    def record(self, durable_end: int) -> None:
+        self.durable_ends.append(durable_end)
+
+
 def new_journal(directory: Path, filesystem: FileSystem | None = None, *, file_bytes: int = 1 << 20) -> Journal:
     return Journal(directory, filesystem=filesystem or FileSystem(), clock=ManualClock(), file_bytes=file_bytes)
 
@@ -76,11 +88,12 @@ async def running(
     *,
     file_bytes: int = 1 << 20,
     snapshots: Callable[[], Sequence[Frame]] = tuple,
+    record: JournalRecord | None = None,
 ) -> AsyncIterator[tuple[Journal, list[RecoveredFrame]]]:
     """A started journal and what it recovered; closed at the end."""
     journal = new_journal(directory, filesystem, file_bytes=file_bytes)
     recovered = list(journal.recover())
-    await journal.start(snapshots)
+    await journal.start(snapshots, record or MemoryRecord())
     try:
         yield journal, recovered
     finally:
@@ -91,6 +104,7 @@ def recovered_frames(directory: Path) -> list[RecoveredFrame]:
     """The frames that a start recovers now; it also cuts the journal's tail. Not from inside a running event loop."""
     journal = new_journal(directory)
     frames = list(journal.recover())
+    journal.establish_end()
     asyncio.run(journal.close())
     return frames
 

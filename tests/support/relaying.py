@@ -18,11 +18,14 @@ from ingest_api.relay import Relay
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
+from logstore.broker.opened_journal import OpenedJournal
 from logstore.broker.quotas import Quotas
 from logstore.broker.secret import load_secret
 from logstore.broker.topic_catalog import TopicCatalog
+from logstore.clock import SystemClock
 from logstore.cluster.coordinator import BrokerEndpoint, PartitionState
 from logstore.filesystem import FileSystem
+from logstore.limits import RECENT_FRAMES_BYTES
 from logstore.listening_sockets import listening_socket, url_of
 from logstore.log.topic import Topic
 from logstore.records.offset_record import OFFSETS_TOPIC
@@ -112,11 +115,15 @@ class RelayingCluster(MemoryCluster):
                 listener.close()
                 listening.close()
 
+            opened = OpenedJournal(wanted, FileSystem(), SystemClock(), recent_bytes=RECENT_FRAMES_BYTES)
+            opened.read(())
             broker = await Broker.start(
                 wanted,
                 coordinator,  # type: ignore[arg-type]
+                opened,
                 authorizer,
                 quotas,
+                clock=SystemClock(),
                 filesystem=FileSystem(),
                 connect=lambda leader: self.connect(broker_id, leader),
             )

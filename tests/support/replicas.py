@@ -12,8 +12,10 @@ from uuid import UUID
 
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.broker import Broker
+from logstore.broker.opened_journal import OpenedJournal
 from logstore.broker.quotas import Quotas
 from logstore.broker.topic_catalog import TopicCatalog
+from logstore.clock import SystemClock
 from logstore.cluster.coordinator import NO_PARTITION, BrokerEndpoint, KnownTopic, PartitionListener, PartitionState
 from logstore.errors import (
     FencedLeaderEpochError,
@@ -23,10 +25,12 @@ from logstore.errors import (
     ZooKeeperUnavailableError,
 )
 from logstore.filesystem import Buffer, FileSystem
+from logstore.limits import RECENT_FRAMES_BYTES
 from logstore.replication.fetch_session import FetchSession
 from logstore.replication.protocol import Body, MessageType, decode_fetch
 from logstore.settings import Settings
 from logstore.table_root import TableRoot
+from tests.support.journals import MemoryRecord
 
 
 class MemoryCluster:
@@ -50,11 +54,16 @@ class MemoryCluster:
     async def start(self, broker_id: int, **settings: Any) -> Broker:
         coordinator = self.coordinators[broker_id] = MemoryCoordinator(self, broker_id)
         given = {"replica_fetch_backoff_ms": 20, "replica_fetch_wait_max_ms": 50, **settings}
+        wanted = Settings(data=self.data, broker_id=broker_id, **given)
+        opened = OpenedJournal(wanted, FileSystem(), SystemClock(), recent_bytes=RECENT_FRAMES_BYTES)
+        opened.read(())
         broker = await Broker.start(
-            Settings(data=self.data, broker_id=broker_id, **given),
+            wanted,
             coordinator,  # type: ignore[arg-type]
+            opened,
             Authorizer(),
             Quotas(),
+            clock=SystemClock(),
             filesystem=FileSystem(),
             connect=lambda leader: self.connect(broker_id, leader),
         )
@@ -100,6 +109,7 @@ class MemoryCoordinator:
         self.controller_id = 1
         self.has_lease = True
         self.locks = ()
+        self.journal_record = MemoryRecord()
         self.producer_ids_begin = 1 << 32
         self.is_migration = False
         self.not_ready_reason = None

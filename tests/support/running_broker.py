@@ -12,8 +12,9 @@ import pytest
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.broker import Broker
 from logstore.broker.context import ANONYMOUS, INTERNAL, RequestContext
+from logstore.broker.opened_journal import OpenedJournal
 from logstore.broker.quotas import Quotas
-from logstore.clock import Clock
+from logstore.clock import Clock, SystemClock
 from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
 from logstore.errors import QuarantinedError
 from logstore.filesystem import FileSystem, local_filesystem
@@ -39,13 +40,16 @@ async def start_broker(
     authorizer: Authorizer | None = None,
     clock: Clock | None = None,
     filesystem: FileSystem | None = None,
+    new_journal: bool = False,
 ) -> Broker:
     """A broker and the coordinator under it; ``stop_broker`` ends both."""
-    coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem or local_filesystem())
-    await coordinator.start()
+    filesystem, clock = filesystem or local_filesystem(), clock or SystemClock()
+    coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem, new_journal=new_journal)
+    opened = OpenedJournal(settings, filesystem, clock)
+    await coordinator.start(opened.read)
     try:
         return await Broker.start(
-            settings, coordinator, authorizer or Authorizer(), Quotas(), clock=clock, filesystem=filesystem
+            settings, coordinator, opened, authorizer or Authorizer(), Quotas(), clock=clock, filesystem=filesystem
         )
     except BaseException:
         await coordinator.stop()
@@ -61,7 +65,12 @@ async def stop_broker(broker: Broker) -> None:
 
 @contextlib.asynccontextmanager
 async def running_broker(
-    data: Path, *, clock: Clock | None = None, filesystem: FileSystem | None = None, **settings: Any
+    data: Path,
+    *,
+    clock: Clock | None = None,
+    filesystem: FileSystem | None = None,
+    new_journal: bool = False,
+    **settings: Any,
 ) -> AsyncIterator[Broker]:
     """A broker with nothing above it.
 
@@ -69,7 +78,7 @@ async def running_broker(
     ``Admission.has_room`` counts on it.
     """
     wanted = Settings(data=data, **settings)
-    broker = await start_broker(wanted, clock=clock, filesystem=filesystem)
+    broker = await start_broker(wanted, clock=clock, filesystem=filesystem, new_journal=new_journal)
     try:
         yield broker
         in_topics = sum(topic.journal_bytes for topic in broker.topics(INTERNAL, include_internal=True))

@@ -22,7 +22,7 @@ from logstore.log.producer_state import BATCHES_REMEMBERED
 from logstore.log.relocation import relocate_oldest
 from logstore.replication.protocol import decode_fetch
 from tests.support.replication_model.clients import Client
-from tests.support.replication_model.memory_journal import Disk
+from tests.support.replication_model.memory_journal import Disk, DiskFault
 from tests.support.replication_model.process import Process
 from tests.support.replication_model.step_loop import StepLoop, ThreadWork
 from tests.support.replication_model.table import Table, read_footer
@@ -191,13 +191,15 @@ class Cluster:
     def alive(self) -> list[Process]:
         return [process for process in self.processes.values() if not process.is_dead]
 
-    def start(self, broker: int, *, lost: bool = False) -> None:
+    def start(self, broker: int, fault: DiskFault = DiskFault.NONE) -> None:
         """Former processes and registrations of the broker are gone."""
         disk = self.disks[broker]
-        if lost:
-            disk.wipe()
+        disk.suffer(fault, self.random)
+        is_known = disk.begin(trusted=self.broken == "the file beside a journal is believed")
+        if fault is DiskFault.ALL_LOST and self.broken != "a lost disk stays in the ISR":
+            is_known = False
         self.zookeeper.brokers.pop(broker, None)
-        self.zookeeper.begin(broker, is_known=not lost or self.broken == "a lost disk stays in the ISR")
+        self.zookeeper.begin(broker, is_known=is_known)
         process = self.processes[broker] = Process(self, broker)
         process.broker_epoch = self.zookeeper.register(broker)
         process.session.view = self.zookeeper.view
@@ -437,7 +439,11 @@ class Cluster:
     def act_start(self, process: Process) -> None:
         dead = [broker for broker, process in self.processes.items() if process.is_dead]
         if dead:
-            self.start(self.random.choice(dead), lost=self.random.random() < 0.25)
+            fault = self.random.choice(list(DiskFault)) if self.random.random() < 0.4 else DiskFault.NONE
+            self.start(self.random.choice(dead), fault)
+
+    def act_keep_image(self, process: Process) -> None:
+        process.disk.keep_image()
 
     def act_reassign(self, process: Process) -> None:
         self.reassign()
@@ -676,6 +682,7 @@ _ACTS: list[tuple[Callable[[Cluster, Process], None], int]] = [
     (Cluster.act_session_end, 3),
     (Cluster.act_session_begin, 4),
     (Cluster.act_kill, 3),
+    (Cluster.act_keep_image, 1),
     (Cluster.act_start, 6),
     (Cluster.act_reassign, 1),
 ]

@@ -5,21 +5,25 @@ was on its way.
 """
 
 import asyncio
+import enum
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 from logstore.clock import Clock
 from logstore.errors import StorageError, StorageFullError
 from logstore.filesystem import Buffer
 from logstore.journal.errors import JournalRangeFreedError
 from logstore.journal.frame import HEADER_BYTES, Frame, FrameLocation, FrameType, decode_frame_header
+from logstore.journal.identity import ExpectedJournal, FoundJournal, JournalIdentity, JournalRecord
 from logstore.journal.journal import Journal, Told
 from logstore.journal.journal_file import JournalFile
-from logstore.journal.scan import RecoveredFrame
+from logstore.journal.scan import RecoveredFrame, Verdict
 from logstore.journal.writer import FrameBuffers
 
 _FILESYSTEM: Any = SimpleNamespace(reached=lambda _: None)
@@ -29,25 +33,111 @@ _KEPT = (FrameType.SNAPSHOT, FrameType.CONTROL)
 class StoredFile:
     """The bytes of a journal file. The first ``synced`` are durable: all, unless a planted bug tells too early."""
 
-    __slots__ = ("data", "file_id", "start", "synced")
+    __slots__ = ("data", "file_id", "identity", "start", "synced")
 
-    def __init__(self, start: int, file_id: int) -> None:
-        self.start, self.file_id = start, file_id
+    def __init__(self, start: int, file_id: int, identity: JournalIdentity) -> None:
+        self.start, self.file_id, self.identity = start, file_id, identity
         self.data = bytearray(HEADER_BYTES)
         self.synced = HEADER_BYTES
 
+    @property
+    def end(self) -> int:
+        return self.start + len(self.data)
+
+    def copy(self) -> "StoredFile":
+        copied = StoredFile(self.start, self.file_id, self.identity)
+        copied.data, copied.synced = self.data[:], self.synced
+        return copied
+
+
+class DiskFault(enum.Enum):
+    """What happens to a log directory while its process is dead. All but the first two leave what stands beside the
+    journal as it was.
+    """
+
+    NONE = enum.auto()
+    ALL_LOST = enum.auto()
+    JOURNAL_LOST = enum.auto()
+    JOURNAL_OLDER = enum.auto()
+    JOURNAL_CUT = enum.auto()
+    JOURNAL_REPLACED = enum.auto()
+
 
 class Disk:
-    """A broker's log directory, which outlives its processes."""
+    """A broker's log directory, which outlives its processes; also the file beside its journal (``JournalRecord``)."""
 
     def __init__(self) -> None:
         self.files: list[StoredFile] = []
         self.next_file_id = 1
         #: The payloads that were ever durable here.
         self.ever: set[bytes] = set()
+        self.directory = ExpectedJournal(uuid4(), None)
+        self.starts = 0
+        #: A copy of the journal of some earlier moment.
+        self.image: list[StoredFile] = []
 
-    def wipe(self) -> None:
-        self.files.clear()
+    # ---- the file beside the journal ----
+
+    @property
+    def identity(self) -> JournalIdentity:
+        return JournalIdentity(self.directory.directory_id, self.starts)
+
+    def record(self, durable_end: int) -> None:
+        assert durable_end <= self.files[-1].start + self.files[-1].synced
+        self.directory = replace(self.directory, durable_end=durable_end)
+
+    def begin(self, *, trusted: bool) -> bool:
+        """Whether the journal is the one that stood here, as a start finds out; it gets another identity if not.
+
+        ``trusted``: a planted bug, by which the file beside the journal is believed alone.
+        """
+        self.starts += 1
+        newest = self.files[-1] if self.files else None
+        end, identity = (0, None) if newest is None else (newest.end, newest.identity)
+        found = FoundJournal(Path(), end, identity, is_empty=newest is None)
+        is_known = trusted or self.directory.difference(found) is None
+        if not is_known:
+            self.directory = ExpectedJournal(uuid4(), None)
+        return is_known
+
+    # ---- faults ----
+
+    def keep_image(self) -> None:
+        self.image = [file.copy() for file in self.files]
+
+    def suffer(self, fault: DiskFault, chance: random.Random) -> None:
+        """Only what can be found out happens: an image that is less than a second older is not told from a journal."""
+        recorded = self.directory.durable_end
+        match fault:
+            case DiskFault.ALL_LOST:
+                self.files, self.directory = [], ExpectedJournal(uuid4(), None)
+            case DiskFault.JOURNAL_LOST if recorded is not None:
+                self.files = []
+            case DiskFault.JOURNAL_OLDER if recorded is not None and self.image and self.image[-1].end < recorded:
+                self.files = [file.copy() for file in self.image]
+            case DiskFault.JOURNAL_REPLACED if recorded is not None and self.files:
+                for file in self.files:
+                    file.identity = JournalIdentity(uuid4(), 1)
+                self._cut(chance)
+            case DiskFault.JOURNAL_CUT if recorded is not None and self.files and self.files[-1].start < recorded:
+                self._cut(chance)
+            case _:
+                pass
+
+    def _cut(self, chance: random.Random) -> None:
+        """End the newest file between two frames that were durable when the position was written down."""
+        recorded, file = self.directory.durable_end, self.files[-1]
+        assert recorded is not None
+        at = HEADER_BYTES
+        ends = [at] if len(self.files) > 1 else []
+        while at < len(file.data):
+            found = decode_frame_header(bytes(file.data), at, file.start + at, file.file_id)
+            assert found is not None
+            at += HEADER_BYTES + found.payload_length
+            ends.append(at)
+        if ends := [end for end in ends if file.start + end < recorded]:
+            del file.data[chance.choice(ends) :]
+            file.synced = len(file.data)
 
 
 class MemoryFile(JournalFile):
@@ -78,9 +168,18 @@ class _Writer:
             file.stored.data += buffer
         file.stored.synced = len(file.stored.data)
 
-    def begin_file(self, old: MemoryFile | None, start: int, snapshots: Sequence[Frame]) -> MemoryFile:
+    def record(self, record: JournalRecord, files: Sequence[JournalFile], durable_end: int) -> None:
+        del files
+        record.record(durable_end)
+
+    def establish_end(self, verdict: Verdict) -> None:
+        """A kill leaves whole frames."""
+
+    def begin_file(
+        self, old: MemoryFile | None, start: int, snapshots: Sequence[Frame], record: JournalRecord
+    ) -> MemoryFile:
         del old
-        stored = StoredFile(start, self._disk.next_file_id)
+        stored = StoredFile(start, self._disk.next_file_id, record.identity)
         self._disk.next_file_id += 1
         frames = FrameBuffers(start + HEADER_BYTES, start, stored.file_id)
         for snapshot in snapshots:
@@ -91,6 +190,7 @@ class _Writer:
         self._disk.files.append(stored)
         file = MemoryFile(stored)
         file.size = file.allocated = len(stored.data)
+        record.record(file.end)
         return file
 
     def free(self, file: MemoryFile) -> None:
@@ -192,4 +292,4 @@ class MemoryJournal(Journal):
             file.size = file.allocated = len(data)
             self._files.append(file)
             self._end_position = file.end
-        self._recovered = True
+        self._verdict = Verdict(tuple(self._files), self._end_position, self._end_position, None, 0)

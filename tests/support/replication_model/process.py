@@ -8,6 +8,7 @@ from uuid import UUID
 from logstore.broker.recovery import recover_partitions
 from logstore.broker.replicas import Replicas
 from logstore.cluster.coordinator import PartitionState
+from logstore.log.journal_tail import collect_tails
 from logstore.log.partition_log import PartitionLog
 from logstore.replication.fetch_session import FetchSession
 from logstore.replication.replica_fetcher import Connection, FetcherSettings
@@ -67,6 +68,7 @@ class Process(Owner):
         await asyncio.to_thread(
             recover_partitions,
             self.journal,
+            collect_tails(self.journal.recover()),
             topics,
             (),
             producer_ids_begin=lambda: self.coordinator.producer_ids_begin,
@@ -74,7 +76,7 @@ class Process(Owner):
         assert self.log.quarantined is None, self.log.quarantined
         self.is_recovered = True
         self.coordinator.listen(self._partition_changed)
-        await self.journal.start(lambda: [self.log.snapshot_frame()])
+        await self.journal.start(lambda: [self.log.snapshot_frame()], self.disk)
         await self.roller.refresh(self.topic, at_start=True)
         self.journal.release(self.topic.topic_id, 0, self.log.sealed_offset)
         self.is_ready = True

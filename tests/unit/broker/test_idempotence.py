@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +30,7 @@ from logstore.observability import PRODUCERS_FORGOTTEN
 from logstore.records.batch import DecodedRecords, PartitionBatch, SplitRecords
 from logstore.records.batch_identity import IdempotencyKey, ProducerIdentity
 from tests.support import foreign_writers as others
-from tests.support.data_directory import copy_of_one_moment
+from tests.support.data_directory import copy_of_one_moment, lose_journal
 from tests.support.eventually import loop_turns
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.manual_clock import ManualClock
@@ -97,10 +96,6 @@ REWRITTEN = {
     "journal lost, z-ordered": others.z_order,
     "journal lost, all deleted": lambda table: others.delete(table, '"offset" >= 0'),
 }
-
-
-def lose_journal(data: Path) -> None:
-    shutil.rmtree(data / "brokers" / "0" / "journal")
 
 
 def test_a_partition_that_takes_nothing_says_so_for_any_sequence_number(tmp_path: Path) -> None:

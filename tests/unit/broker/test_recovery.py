@@ -1,6 +1,5 @@
 """What a start makes of segments: where the journal tells nothing of a partition, the newest one does."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from logstore.broker.context import INTERNAL
 from logstore.errors import CorruptionError, StorageError
 from logstore.log.newest_footers import _footer_of
+from tests.support.data_directory import lose_journal
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.manual_clock import ManualClock
 from tests.support.running_broker import produce, read_all, records, run, running_broker
@@ -24,7 +24,7 @@ def test_a_missing_segment_keeps_no_other_topic_from_being_served(tmp_path: Path
                 topic = await broker.create_topic(INTERNAL, name)
                 assert topic
                 await produce(broker, topic, [b"a", b"b"])
-        shutil.rmtree(tmp_path / "brokers" / "0" / "journal")
+        lose_journal(tmp_path)
         (segment,) = (tmp_path / "topics" / "broken").glob("*/*.parquet")
         segment.unlink()
         async with running_broker(tmp_path) as broker:
@@ -48,7 +48,7 @@ def test_append_times_go_on_from_appends_and_never_from_the_clocks_of_producers(
             await broker.produce(INTERNAL, topic, records([b"early"], timestamp=FAR_MS), partition=0)
             await broker.alter_configs(INTERNAL, "t", {"message.timestamp.type": "LogAppendTime"})
         if journal_lost:
-            shutil.rmtree(tmp_path / "brokers" / "0" / "journal")
+            lose_journal(tmp_path)
         clock.step_wall(-3_600_000)
         async with running_broker(tmp_path, clock=clock) as broker:
             topic = broker.topic(INTERNAL, "t")

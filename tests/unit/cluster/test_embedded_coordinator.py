@@ -13,6 +13,7 @@ from logstore.cluster.coordinator import BrokerEndpoint, KnownTopic, PartitionSt
 from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
 from logstore.errors import DataDirectoryError, IneligibleReplicaError
 from logstore.filesystem import FileSystem
+from logstore.journal.identity import FoundJournal, JournalIdentity
 
 pytestmark = pytest.mark.anyio
 
@@ -22,10 +23,15 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+EMPTY = FoundJournal(Path("journal"), 0, None, is_empty=True)
+
+
 @contextlib.asynccontextmanager
-async def started(data: Path) -> AsyncIterator[EmbeddedCoordinator]:
-    coordinator = EmbeddedCoordinator(data, 0, FileSystem())
-    await coordinator.start()
+async def started(
+    data: Path, found: FoundJournal = EMPTY, *, new_journal: bool = False
+) -> AsyncIterator[EmbeddedCoordinator]:
+    coordinator = EmbeddedCoordinator(data, 0, FileSystem(), new_journal=new_journal)
+    await coordinator.start(lambda _: found)
     try:
         yield coordinator
     finally:
@@ -51,6 +57,7 @@ async def test_the_cluster_keeps_its_id(tmp_path: Path) -> None:
     ids = []
     for _ in range(2):
         async with started(tmp_path) as coordinator:
+            await coordinator.find_leaders([])
             ids.append(coordinator.cluster_id)
     assert ids[0] == ids[1] != ""
 
@@ -95,8 +102,9 @@ async def test_a_listener_hears_of_all_partitions_and_of_each_new_one_once(tmp_p
 async def test_a_data_directory_has_one_coordinator_until_it_stops(tmp_path: Path) -> None:
     async with started(tmp_path) as first:
         assert all(lock.held for lock in first.locks)
+        await first.find_leaders([])
         with pytest.raises(DataDirectoryError, match="Another process is serving"):
-            await EmbeddedCoordinator(tmp_path, 0, FileSystem()).start()
+            await EmbeddedCoordinator(tmp_path, 0, FileSystem()).start(lambda _: EMPTY)
     async with started(tmp_path) as second:
         assert second.cluster_id == first.cluster_id
 
@@ -120,6 +128,7 @@ async def test_a_directory_of_version_1_is_taken_over_and_earlier_releases_refus
     for _ in range(2):
         async with started(tmp_path) as coordinator:
             assert coordinator.cluster_id == "kept"
+            await coordinator.find_leaders([])
         # Releases of version 1 compare this number first, and refuse any other.
         assert json.loads(cluster_file.read_text())["format_version"] == 2
 
@@ -138,7 +147,7 @@ async def test_a_directory_of_a_cluster_is_not_one_nodes(tmp_path: Path) -> None
     content = {"cluster_id": "c", "format_version": 2, "coordinator": "zookeeper"}
     (tmp_path / "cluster.json").write_bytes(checked_file.encode(content))
     with pytest.raises(DataDirectoryError, match=r"belongs to a cluster.*zookeeper\.connect"):
-        await EmbeddedCoordinator(tmp_path, 0, FileSystem()).start()
+        await EmbeddedCoordinator(tmp_path, 0, FileSystem()).start(lambda _: EMPTY)
 
 
 async def test_one_node_is_its_own_controller_and_only_replica(tmp_path: Path) -> None:
@@ -163,3 +172,87 @@ async def test_a_broker_whose_start_was_refused_owns_nothing(tmp_path: Path) -> 
     with pytest.raises(DataDirectoryError, match=r"set broker\.id to 4"):
         async with started(tmp_path):
             pass
+
+
+# ---- the journal -----------------------------------------------------------------------------------------------------
+
+
+def files_of(data: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(data)): path.read_bytes() for path in data.rglob("*.json")}
+
+
+async def begun(data: Path, durable_end: int) -> JournalIdentity:
+    """A start that began a journal, which is durable up to a position."""
+    async with started(data) as coordinator:
+        await coordinator.find_leaders([])
+        coordinator.journal_record.record(durable_end)
+        return coordinator.journal_record.identity
+
+
+@pytest.mark.parametrize(
+    ("end", "is_same", "is_empty", "message"),
+    [
+        (0, False, True, "it has no files, and it was durable up to position 700"),
+        (699, True, False, "it ends at position 699, and it was durable up to 700"),
+        (9000, False, False, "it is that of the directory id .*, and not of"),
+        (9000, None, False, "an earlier release wrote its newest file"),
+    ],
+)
+async def test_a_journal_that_is_not_the_one_that_stood_here_is_refused_and_nothing_changes(
+    tmp_path: Path, end: int, is_same: bool | None, is_empty: bool, message: str
+) -> None:
+    identity = await begun(tmp_path, 700)
+    other = identity if is_same else None if is_same is None or is_empty else JournalIdentity(uuid4(), 1)
+    found = FoundJournal(tmp_path / "journal", end, other, is_empty)
+    before = files_of(tmp_path)
+    with pytest.raises(DataDirectoryError, match=rf"not the one that stood here: {message}.*--new-journal"):
+        async with started(tmp_path, found):
+            pass
+    assert files_of(tmp_path) == before
+    async with started(tmp_path, FoundJournal(tmp_path, 700, identity, is_empty=False)) as coordinator:
+        await coordinator.find_leaders([])
+    async with started(tmp_path, found, new_journal=True) as coordinator:
+        await coordinator.find_leaders([])
+        new = coordinator.journal_record.identity
+        assert new.directory_id != identity.directory_id
+    # A crash before the first file leaves the choice as it was made.
+    async with started(tmp_path, found):
+        pass
+
+
+async def test_a_new_journal_is_refused_where_nothing_is_wrong(tmp_path: Path) -> None:
+    identity = await begun(tmp_path, 700)
+    with pytest.raises(DataDirectoryError, match="start without --new-journal"):
+        async with started(tmp_path, FoundJournal(tmp_path, 800, identity, is_empty=False), new_journal=True):
+            pass
+
+
+async def test_the_epoch_is_above_that_of_the_start_that_began_the_journal(tmp_path: Path) -> None:
+    """The file beside the journal may be an older image of itself."""
+    identity = await begun(tmp_path, 700)
+    newer = FoundJournal(tmp_path, 800, identity._replace(incarnation=41), is_empty=False)
+    async with started(tmp_path, newer) as coordinator:
+        assert await leader_epoch(coordinator, 0) == 42
+
+
+async def test_a_directory_of_an_earlier_release_is_taken_with_any_journal(tmp_path: Path) -> None:
+    """It did not write down how far its journal was durable."""
+    home = tmp_path / "brokers" / "0"
+    home.mkdir(parents=True)
+    (home / "broker.json").write_bytes(checked_file.encode({"leader_epoch": 7}))
+    async with started(tmp_path, FoundJournal(tmp_path, 800, None, is_empty=False)) as coordinator:
+        assert await leader_epoch(coordinator, 0) == 8
+
+
+async def test_a_start_that_is_refused_leaves_the_format_of_an_earlier_release(tmp_path: Path) -> None:
+    cluster_file = tmp_path / "cluster.json"
+    cluster_file.write_bytes(checked_file.encode({"cluster_id": "kept", "format_version": 1}))
+
+    def refuse(_: object) -> FoundJournal:
+        raise DataDirectoryError("start the release that wrote it")
+
+    before = files_of(tmp_path)
+    with pytest.raises(DataDirectoryError, match="release that wrote it"):
+        await EmbeddedCoordinator(tmp_path, 0, FileSystem()).start(refuse)
+    assert files_of(tmp_path) == before
+    assert not (tmp_path / "brokers").exists()

@@ -26,6 +26,7 @@ from logstore.journal.frame import (
     encode_frame_header,
     encode_mark,
 )
+from logstore.journal.identity import JournalIdentity
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity
 from tests.support.journals import data_frame
 
@@ -95,9 +96,9 @@ def _with_byte(encoded: bytes, at: int, value: int) -> bytes:
 @pytest.mark.parametrize(
     ("at", "value", "message"),
     [
-        (8, 4, "position 700 has format version 4, and this release knows 2 and 3"),
+        (8, 5, "position 700 has format version 5, and this release knows 2 and 3 and 4"),
         (8, 1, "position 700 has format version 1"),
-        (9, 0, r"position 700 \(format version 3\) has type 0, flags 0x0, which this release does not know"),
+        (9, 0, r"position 700 \(format version 4\) has type 0, flags 0x0, which this release does not know"),
         (9, 7, "position 700 .* has type 7"),
         (9, 99, "position 700 .* has type 99"),
         (10, 8, "position 700 .* has type 1, flags 0x8"),
@@ -149,16 +150,20 @@ def test_a_control_frame_takes_an_offset_and_holds_no_record():
 
 
 def test_file_header():
-    header = FileHeader(file_id=2**64 - 1, start=12345, created_ms=1_700_000_000_000)
+    identity = JournalIdentity(UUID(int=2**128 - 1), 2**63)
+    header = FileHeader(file_id=2**64 - 1, start=12345, created_ms=1_700_000_000_000, identity=identity)
     encoded = encode_file_header(header)
     assert len(encoded) == HEADER_BYTES
     assert decode_file_header(encoded, 12345) == header
     assert decode_file_header(encoded, 12346) is None, "a file under another's name"
     assert decode_file_header(encoded[:100], 12345) is None
     assert decode_file_header(bytes(HEADER_BYTES), 0) is None
-    assert decode_file_header(_with_byte(encoded, 8, 2), 12345) == header, "the version before"
-    for unknown in (0, 1, 4, 255):
-        with pytest.raises(DataDirectoryError, match=f"position 12345 has format version {unknown}, .* knows 2 and 3"):
+    for earlier in (2, 3):
+        assert decode_file_header(_with_byte(encoded, 8, earlier), 12345) == header._replace(identity=None)
+    for unknown in (0, 1, 5, 255):
+        with pytest.raises(
+            DataDirectoryError, match=f"position 12345 has format version {unknown}, .* knows 2 and 3 and 4"
+        ):
             decode_file_header(_with_byte(encoded, 8, unknown), 12345)
 
 
@@ -207,7 +212,7 @@ def test_any_frame_header_with_a_good_sum_is_taken_or_refused_by_name(header, bo
     found = decoded(bytes(forged), 0, position, None)
     assert found is not None
     version, kind, flags = forged[8], forged[9], int.from_bytes(forged[10:12], "little")
-    honoured = {2: (1, 2, 3), 3: (1, 2, 3, 4, 5, 6)}
+    honoured = {2: (1, 2, 3), 3: (1, 2, 3, 4, 5, 6), 4: (1, 2, 3, 4, 5, 6)}
     assert isinstance(found, StoredHeader) == (kind in honoured.get(version, ()) and flags < 4)
     if isinstance(found, StoredHeader):
         assert (found.header.type, found.header.flags) == (kind, flags)
@@ -225,9 +230,9 @@ def test_unknown_versions_types_and_flags_are_refused_by_their_numbers(header, v
     found = decoded(bytes(encoded), 0, 700, 7)
     if isinstance(found, DataDirectoryError):
         said = str(found)
-        if version not in (2, 3):
+        if version not in (2, 3, 4):
             assert f"format version {version}," in said
-        elif kind not in range(1, 7 if version == 3 else 4) or flags >= (8 if version == 3 else 4):
+        elif kind not in range(1, 7 if version > 2 else 4) or flags >= (8 if version > 2 else 4):
             assert f"type {kind}, flags {flags:#x}" in said
         else:
             assert "TRANSACTIONAL" in said

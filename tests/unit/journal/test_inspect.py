@@ -246,10 +246,10 @@ def test_a_control_record_of_another_kind_is_refused_by_its_position(tmp_path):
 @pytest.mark.parametrize(
     ("at", "value", "message"),
     [
-        (8, 4, "journal file at position 0 has format version 4"),
-        (HEADER_BYTES + 8, 4, "position 128 has format version 4"),
-        (HEADER_BYTES + 9, 7, r"position 128 \(format version 3\) has type 7, flags 0x0"),
-        (HEADER_BYTES + 10, 8, r"position 128 \(format version 3\) has type 1, flags 0x8"),
+        (8, 5, "journal file at position 0 has format version 5"),
+        (HEADER_BYTES + 8, 5, "position 128 has format version 5"),
+        (HEADER_BYTES + 9, 7, r"position 128 \(format version 4\) has type 7, flags 0x0"),
+        (HEADER_BYTES + 10, 8, r"position 128 \(format version 4\) has type 1, flags 0x8"),
     ],
 )
 def test_a_frame_type_without_a_name_is_refused_by_its_number(tmp_path, at, value, message):

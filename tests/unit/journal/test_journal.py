@@ -16,6 +16,7 @@ from logstore.limits import JOURNAL_GROUP_BYTES_MAX
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity
 from tests.support.journals import (
     TOPIC,
+    MemoryRecord,
     control_frame,
     data_frame,
     kafka_frame,
@@ -150,11 +151,11 @@ def test_appends_are_refused_before_start_and_after_close(tmp_path):
     async def scenario():
         journal = new_journal(tmp_path)
         with pytest.raises(RuntimeError, match="recover"):
-            await journal.start(tuple)
+            await journal.start(tuple, MemoryRecord())
         list(journal.recover())
         with pytest.raises(BrokerNotReadyError):
             await journal.append([data_frame(0)])
-        await journal.start(tuple)
+        await journal.start(tuple, MemoryRecord())
         last = journal.append([data_frame(0)])
         await journal.close()
         assert last.done()
@@ -261,7 +262,7 @@ def test_a_restart_frees_the_files_of_sealed_records(tmp_path):
         assert offsets(list(journal.recover())) == [0, 1, 2, 3, 4]
         journal.release(TOPIC, 0, 5)
         assert len(journal.files) == 1, "not before a new file holds the snapshots"
-        await journal.start(lambda: [snapshot_frame(5)])
+        await journal.start(lambda: [snapshot_frame(5)], MemoryRecord())
         assert len(journal.files) == 1
         await journal.close()
 

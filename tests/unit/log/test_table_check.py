@@ -13,7 +13,8 @@ from logstore.delta.schema import add_action
 from logstore.filesystem import FileSystem
 from logstore.journal.frame import FrameLocation
 from logstore.journal.scan import RecoveredFrame
-from logstore.log.table_check import TopicReport, collect_tails, newest_tails, verify_topic
+from logstore.log.journal_tail import collect_tails
+from logstore.log.table_check import TopicReport, newest_tails, verify_topic
 from logstore.records.batch_identity import BatchIdentity, RememberedBatch
 from logstore.segments.writer import SegmentWriter
 from logstore.table_files import open_table

@@ -1,0 +1,56 @@
+"""The journal of a broker at its start: locked, and read to its end before anybody counts on the broker."""
+
+import functools
+from collections.abc import Sequence
+
+from logstore.clock import Clock
+from logstore.filesystem import FileSystem
+from logstore.journal.identity import FoundJournal
+from logstore.journal.journal import Journal
+from logstore.journal.journal_file import PartitionKey
+from logstore.limits import JOURNAL_FILE_BYTES, MIB
+from logstore.lock_file import LockFile, require_all
+from logstore.log.journal_tail import JournalTail, collect_tails
+from logstore.settings import Settings
+
+
+class OpenedJournal:
+    """Call ``read`` once; ``Broker.start`` takes it then. ``release`` ends what ``read`` began."""
+
+    def __init__(self, settings: Settings, filesystem: FileSystem, clock: Clock, *, recent_bytes: int = 0) -> None:
+        """``recent_bytes``: this much of the newest frames is kept in memory, for followers."""
+        self._filesystem = filesystem
+        self._directory = settings.log_directory / "journal" / "0"
+        self.locks: list[LockFile] = []
+        """The locks without which nothing is acknowledged: the coordinator's, and the journal's own."""
+        self.tails: dict[PartitionKey, JournalTail] = {}
+        """What the journal has of each partition."""
+        self.journal = Journal(
+            self._directory,
+            filesystem=filesystem,
+            clock=clock,
+            file_bytes=min(JOURNAL_FILE_BYTES, max(MIB, settings.journal_max_bytes // 32)),
+            require_lock=functools.partial(require_all, self.locks),
+            recent_bytes=recent_bytes,
+        )
+
+    def read(self, locks: Sequence[LockFile]) -> FoundJournal:
+        """Read the journal, and change nothing in it. Blocking.
+
+        ``locks`` are the coordinator's. Raises DataDirectoryError if another process has the journal, CorruptionError
+        if stored bytes have changed since they were written, StorageError.
+        """
+        self._filesystem.make_directory(self._directory)
+        # The broker's own lock: no other process has the journal, even if the coordinator's lock was removed.
+        self.locks += [*locks, LockFile.acquire(self._directory)]
+        try:
+            self.tails = collect_tails(self.journal.recover())
+        except BaseException:
+            self.release()
+            raise
+        return self.journal.found
+
+    def release(self) -> None:
+        """Release the journal's own lock."""
+        if self.locks:
+            self.locks[-1].release()

@@ -1,0 +1,171 @@
+"""Whose journal it is: the heads of its files, the position beside it, and files that lose their names."""
+
+import random
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from logstore.errors import JournalFileLostError, StorageError
+from logstore.filesystem import FileSystem
+from logstore.journal import journal as journal_module
+from logstore.journal.identity import ExpectedJournal, JournalIdentity
+from logstore.journal.scan import JournalScan
+from tests.support.eventually import eventually_async
+from tests.support.faulty_filesystem import FaultyFileSystem
+from tests.support.journals import MemoryRecord, data_frame, new_journal, running
+from tests.support.running_broker import run
+
+
+def end_of(directory: Path) -> int:
+    scan = JournalScan(directory, FileSystem())
+    list(scan.frames())
+    return scan.verdict.end
+
+
+def test_each_file_says_whose_it_is(tmp_path: Path) -> None:
+    directory_id = uuid4()
+
+    async def scenario() -> None:
+        for start in (1, 2):
+            async with running(tmp_path, record=MemoryRecord(directory_id, start)) as (journal, _):
+                assert (await journal.append([data_frame(start - 1)])) != []
+
+    run(scenario())
+    scan = JournalScan(tmp_path, FileSystem())
+    list(scan.frames())
+    assert [file.identity for file in scan.verdict.files] == [JournalIdentity(directory_id, start) for start in (1, 2)]
+    found = scan.verdict.found(tmp_path)
+    assert (found.identity, found.end, found.is_empty) == (JournalIdentity(directory_id, 2), scan.verdict.end, False)
+
+
+def test_the_position_is_written_at_a_new_file_soon_after_an_append_and_at_the_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = MemoryRecord()
+    monkeypatch.setattr(journal_module, "RECORDING_S", 0.0)
+
+    async def scenario() -> None:
+        async with running(tmp_path, record=record, file_bytes=4000) as (journal, _):
+            assert record.durable_ends == [journal.end_position], "a new file"
+            for number in range(3):
+                await journal.append([data_frame(number)])
+                await eventually_async(lambda: record.durable_ends[-1] == journal.end_position, "not written down")
+            await journal.append([data_frame(3, bytes(5000))])
+            assert len(journal.files) == 2
+            assert record.durable_ends[-1] >= journal.files[1][0], "before anything is acknowledged in a new file"
+
+    run(scenario())
+    assert record.durable_ends[-1] == end_of(tmp_path)
+    assert record.durable_ends == sorted(record.durable_ends)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_position_is_never_ahead_of_what_a_power_cut_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(journal_module, "RECORDING_S", 0.0)
+    directory = tmp_path / "journal"
+    directory.mkdir()
+    filesystem = FaultyFileSystem(directory)
+    record = MemoryRecord()
+
+    async def scenario() -> None:
+        journal = new_journal(directory, filesystem, file_bytes=3000)
+        list(journal.recover())
+        await journal.start(tuple, record)
+        for number in range(seed):
+            await journal.append([data_frame(number, bytes(200))])
+        filesystem.power_cut(random.Random(seed))
+        journal._failed = StorageError("the machine is off")
+        await journal.close()
+
+    run(scenario())
+    scan = JournalScan(directory, FileSystem())
+    list(scan.frames())
+    expected = ExpectedJournal(record.identity.directory_id, record.durable_ends[-1])
+    assert expected.difference(scan.verdict.found(directory)) is None
+
+
+def test_after_a_file_has_lost_its_name_nothing_is_acknowledged(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        for lose in (Path.unlink, lambda path: path.rename(path.with_suffix(".away")), _replace):
+            directory = tmp_path / str(lose)[:12]
+            failures: list[None] = []
+            record = MemoryRecord()
+            async with running(directory, record=record) as (journal, _):
+                journal.on_failure = lambda told=failures: told.append(None)
+                location = (await journal.append([data_frame(0)]))[0]
+                assert journal.lost_file is None
+                (path,) = directory.glob("*.log")
+                before = list(record.durable_ends)
+                lose(path)
+                assert journal.lost_file == path
+                for _ in range(2):
+                    with pytest.raises(JournalFileLostError, match=f"{path.name} was removed or replaced"):
+                        await journal.append([data_frame(1)])
+                assert isinstance(journal.failed, JournalFileLostError)
+                assert failures == [None]
+                assert journal.read(location).payload == b"payload", "what it holds is read on"
+            assert record.durable_ends == before
+
+    run(scenario())
+
+
+def _replace(path: Path) -> None:
+    content = path.read_bytes()
+    path.unlink()
+    path.with_suffix(".new").write_bytes(content)
+    path.with_suffix(".new").rename(path)
+
+
+def test_an_older_file_that_has_lost_its_name_is_noticed_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "RECORDING_S", 0.0)
+
+    async def scenario() -> None:
+        async with running(tmp_path, file_bytes=3000) as (journal, _):
+            for number in range(4):
+                await journal.append([data_frame(number, bytes(2000))])
+            assert len(journal.files) > 2
+            journal._files[0].path.unlink()
+            journal.append([data_frame(4)])  # whether it is told before or after the look
+            await eventually_async(lambda: isinstance(journal.failed, JournalFileLostError), "not noticed")
+
+    run(scenario())
+    assert not (tmp_path / "meta.json").exists()
+
+
+def test_a_position_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "RECORDING_S", 0.0)
+
+    class FullDisk(MemoryRecord):
+        def record(self, durable_end: int) -> None:
+            super().record(durable_end)
+            raise OSError(28, "No space left on device")
+
+    async def scenario() -> None:
+        record = FullDisk()
+        async with running(tmp_path, record=record) as (journal, _):
+            for number in range(3):
+                await journal.append([data_frame(number)])
+            await eventually_async(lambda: record.durable_ends[-1] == journal.end_position, "not tried")
+            assert journal.failed is None
+
+    run(scenario())
+
+
+def test_a_journal_that_loses_its_end_differs(tmp_path: Path) -> None:
+    """Also where no frame behind the cut attests what was there."""
+    record = MemoryRecord()
+
+    async def scenario() -> list[int]:
+        async with running(tmp_path, record=record) as (journal, _):
+            return [sum((await journal.append([data_frame(number)]))[0]) for number in range(3)]
+
+    ends = run(scenario())
+    (path,) = tmp_path.glob("*.log")
+    path.write_bytes(path.read_bytes()[: ends[1]])
+    scan = JournalScan(tmp_path, FileSystem())
+    assert len(list(scan.frames())) == 2
+    expected = ExpectedJournal(record.identity.directory_id, record.durable_ends[-1])
+    assert "it ends at position" in (expected.difference(scan.verdict.found(tmp_path)) or "")
