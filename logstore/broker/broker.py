@@ -31,6 +31,7 @@ from logstore.broker.topics import Topics
 from logstore.broker.upkeep import Upkeep
 from logstore.clock import Clock, SystemClock
 from logstore.cluster.coordinator import BrokerEndpoint, Coordinator, PartitionState
+from logstore.cluster.log_directory_record import record_log_directory
 from logstore.errors import BrokerNotReadyError, LogStoreError
 from logstore.filesystem import FileSystem, local_filesystem
 from logstore.journal.journal import Journal
@@ -219,6 +220,7 @@ class Broker:
         journal_lock = LockFile.acquire(journal_directory)
         locks = [*coordinator.locks, journal_lock]
         try:
+            record_log_directory(filesystem, settings.data, settings.broker_id, settings.log_directory)
             in_cluster = settings.zookeeper_connect is not None
             root = TableRoot(settings.data, filesystem, coordinator.broker_id if in_cluster else None)
             catalog = TopicCatalog(root, is_shared=in_cluster)
