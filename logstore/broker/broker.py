@@ -32,6 +32,7 @@ from logstore.broker.topics import Topics
 from logstore.broker.upkeep import Upkeep
 from logstore.clock import Clock
 from logstore.cluster.coordinator import BrokerEndpoint, Coordinator, PartitionState
+from logstore.cluster.log_directory_record import record_log_directory
 from logstore.errors import BrokerNotReadyError, LogStoreError
 from logstore.filesystem import FileSystem
 from logstore.lock_file import require_all
@@ -211,6 +212,7 @@ class Broker:
         changed since they were written.
         """
         try:
+            record_log_directory(filesystem, settings.data, settings.broker_id, settings.log_directory)
             in_cluster = settings.zookeeper_connect is not None
             root = TableRoot(settings.data, filesystem, coordinator.broker_id if in_cluster else None)
             catalog = TopicCatalog(root, is_shared=in_cluster)

@@ -15,7 +15,7 @@ import typer
 
 from logstore.cli.cluster import DataOption
 from logstore.cli.command_group import fail
-from logstore.cli.data_directory import given_data, require_topics
+from logstore.cli.data_directory import given_data, log_directories, require_topics
 from logstore.cli.options import JsonOption
 from logstore.cli.output import counted, print_json, print_table
 
@@ -62,7 +62,9 @@ def adopt(
     ] = None,
     log_directory: Annotated[
         list[Path] | None,
-        typer.Option(help="A broker's log.dirs, if it is not in the data directory. May be repeated.", exists=True),
+        typer.Option(
+            help="A broker's log.dirs, if it is not where the broker has recorded it. May be repeated.", exists=True
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -80,7 +82,7 @@ def adopt(
     connect = zookeeper or load_settings().zookeeper_connect or _of_processes(directory)
     if connect is None:
         fail("There is no zookeeper.connect: name the cluster's ZooKeeper with --zookeeper.")
-    homes = [*(directory / "brokers").glob("*/"), *(log_directory or ())]
+    homes = log_directories(directory, log_directory or ())
     found = asyncio.run(_adopt(directory, topic, connect, broker, homes))
     if json:
         print_json({"topic": topic, "partitions": found})
@@ -123,7 +125,7 @@ async def _adopt(directory: Path, topic: str, connect: str, broker: int | None, 
             fail(f"Broker {broker} is none of the cluster: it has {', '.join(map(str, sorted(known)))}.")
         if broker is None and (unseen := sorted(known.difference(tails))):
             fail(
-                f"The journals of brokers {', '.join(map(str, unseen))} are not here: name their directories with "
+                f"The journals of brokers {', '.join(map(str, unseen))} are not here: name their log.dirs with "
                 "--log-directory, or with --broker the broker whose journal counts."
             )
         partitions = await _placed(zookeeper, snapshot, tails, broker)

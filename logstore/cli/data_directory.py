@@ -1,21 +1,22 @@
 """A store's data directory seen from outside: its journals, its topics, and whether a store runs on it."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import typer
 
 from logstore.endpoint_file import read_endpoint
-from logstore.errors import DataDirectoryError, LogStoreError
+from logstore.errors import DataDirectoryError, InvalidConfigError, LogStoreError
 from logstore.limits import TOPIC_NAME_LENGTH_MAX
 from logstore.lock_file import LockFile
 from logstore.names import is_legal_name
 
 
 def journal_directories(directory: Path | None, data: Path | None) -> list[Path]:
-    """The journals of all brokers below ``--data``, or of a directory given as an argument: a data directory, a log
-    directory of a broker, or a journal itself. Without either, those of the setting ``data``.
+    """The journals of all brokers of ``--data``, or of a directory given as an argument: a data directory, a log
+    directory of a broker, or a journal itself. Without either, those of the setting ``data``. Brokers whose journals
+    are out of reach are reported on stderr.
 
     A usage error when both are given; DataDirectoryError when there is no journal.
     """
@@ -24,12 +25,51 @@ def journal_directories(directory: Path | None, data: Path | None) -> list[Path]
     if directory is not None and data is not None:
         raise typer.BadParameter("give a journal's directory or --data, not both")
     given = directory or data or load_settings().data
-    found = [*given.glob("brokers/*/journal/*/"), *given.glob("journal/*/")]
+    found = journals_in([*log_directories(given), given])
     if found:
-        return sorted(found, key=lambda journal: (journal.parts[-3].zfill(12), journal.name))
+        return found
     if given == directory and given.is_dir():
         return [given]
     raise DataDirectoryError(f"There is no journal in {given}: name a store's data directory, or a journal's own.")
+
+
+def log_directories(data: Path, named: Sequence[Path] = (), *, quiet: bool = False) -> list[Path]:
+    """The log directories of the brokers of ``data``, also those that are elsewhere (``log.dirs``), and the ``named``
+    ones. Those out of reach are reported on stderr, unless ``quiet``.
+    """
+    from logstore.cluster.log_directory_record import broker_directories
+
+    found = []
+    for one in broker_directories(data, named):
+        if one.out_of_reach is None:
+            found.append(one.path)
+        elif not quiet:
+            typer.echo(f"logstore: a journal was left out: {one.out_of_reach}", err=True)
+    return found
+
+
+def journals_in(homes: Iterable[Path]) -> list[Path]:
+    """The journals in log directories."""
+    return [journal for home in homes for journal in sorted(home.glob("journal/*/"))]
+
+
+def data_of(journal: Path, given: Path | None = None) -> Path | None:
+    """The data directory of the journal's store: the one that it is in, else ``given`` or the setting ``data``, if a
+    broker has recorded there that the journal is its own. None for a journal that lies alone.
+    """
+    from logstore.cluster.log_directory_record import broker_directories
+    from logstore.settings import load_settings
+
+    parents = journal.resolve().parents
+    if len(parents) > 3 and (parents[3] / "topics").is_dir():
+        return parents[3]
+    candidates = [] if given is None else [given]
+    with suppress(InvalidConfigError):
+        candidates.append(load_settings().data)
+    for data in candidates:
+        if any(one.out_of_reach is None and one.path.resolve() in parents for one in broker_directories(data)):
+            return data
+    return None
 
 
 def running_url(home: Path) -> str | None:
@@ -73,22 +113,28 @@ def require_topics(data: Path, names: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def stopped_store(home: Path, elsewhere: Sequence[Path] = ()) -> Iterator[None]:
-    """Keeps stores from starting on the data directory of ``home``, a broker's; DataDirectoryError if one runs.
+def stopped_store(data: Path | None, journals: Iterable[Path]) -> Iterator[None]:
+    """Keep stores from starting on ``data``, and brokers on ``journals``; DataDirectoryError if one runs.
 
-    Of brokers of a cluster whose ``log.dirs`` are elsewhere, those are seen that ``elsewhere`` names.
+    ``data`` is None for a journal that lies alone.
     """
     with ExitStack() as locks:
-        outside = [journal for one in elsewhere for journal in one.glob("journal/*/")]
-        for directory in (home.parent.parent, *sorted(home.parent.glob("*/journal/*/")), *outside):
+        for directory in [*([] if data is None else [data]), *dict.fromkeys(one.resolve() for one in journals)]:
             try:
                 locks.callback(LockFile.acquire(directory).release)
             except DataDirectoryError:
-                at = running_url(home)
+                where = directory if data is None else data
+                at = None if data is None else url_of_data(data)
                 raise DataDirectoryError(
-                    f"A store is running on {home.parent.parent}{f' at {at}' if at else ''}: stop it first."
+                    f"A store is running on {where}{f' at {at}' if at else ''}: stop it first."
                 ) from None
         yield
+
+
+def url_of_data(data: Path) -> str | None:
+    """The URL of a broker that serves ``data``; None if it is unknown."""
+    found = (running_url(home) for home in sorted(data.glob("brokers/*/")))
+    return next((url for url in found if url is not None), None)
 
 
 def topic_names(data: Path) -> dict[str, str]:

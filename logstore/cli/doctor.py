@@ -18,7 +18,7 @@ import typer
 
 from logstore.cli.checks import Check, Status
 from logstore.cli.command_group import FAILED
-from logstore.cli.data_directory import running_url, stopped_store
+from logstore.cli.data_directory import journals_in, log_directories, stopped_store, url_of_data
 from logstore.cli.options import JsonOption, UrlOption, given_url
 from logstore.cli.output import bytes_text, print_json, print_table
 
@@ -92,11 +92,10 @@ def _local_checks(data: Path | None, host: str | None, port: int | None) -> Iter
     except InvalidConfigError as error:
         yield Check("settings", Status.fail, error.message, "Correct conf/logstore.toml or the LOGSTORE_* variable.")
         return
-    home = settings.data / "brokers" / str(settings.broker_id)
-    running = running_url(home)
+    running = url_of_data(settings.data)
     yield check_port(settings.host, settings.port, running)
-    yield check_data(settings.data, home)
-    yield check_journal(settings.log_directory)
+    yield check_data(settings.data)
+    yield from check_journals(settings.data, settings.log_directory)
     yield check_disk(settings.data, settings.journal_max_bytes)
     if running is None:
         yield check_open_files(open_files_limit(), settings.max_connections)
@@ -173,7 +172,7 @@ def check_port(host: str, port: int, running: str | None) -> Check:
     return Check(name, Status.ok, f"free on {host}")
 
 
-def check_data(data: Path, home: Path) -> Check:
+def check_data(data: Path) -> Check:
     name = "data directory"
     if not data.exists():
         parent = next(parent for parent in data.resolve().parents if parent.exists())
@@ -189,30 +188,44 @@ def check_data(data: Path, home: Path) -> Check:
     topics = len(open_root(data).tables())
     held = f"{data}: {topics} topic{'' if topics == 1 else 's'}"
     # A broker of a cluster has no lock there.
-    if not (data / "lock").exists() and running_url(home) is None:
+    if not (data / "lock").exists() and url_of_data(data) is None:
         return Check(name, Status.ok, f"{held}, no store runs on it")
     from logstore.errors import DataDirectoryError
 
     try:
-        with stopped_store(home):
+        with stopped_store(data, journals_in(log_directories(data, quiet=True))):
             return Check(name, Status.ok, f"{held}, no store runs on it")
     except DataDirectoryError:
-        at = running_url(home)
+        at = url_of_data(data)
         return Check(name, Status.ok, f"{held}, a store runs on it{f' at {at}' if at else ''}")
 
 
-def check_journal(home: Path) -> Check:
+def check_journals(data: Path, log_directory: Path) -> Iterator[Check]:
+    """The journals of all brokers of ``data``, and of the one with ``log_directory``."""
+    from logstore.cluster.log_directory_record import BrokerDirectory, broker_directories
+
+    named = [log_directory] if (log_directory / "journal").is_dir() else []
+    found = broker_directories(data, named) or [BrokerDirectory("", log_directory)]
+    for one in found:
+        name = "journal" if len(found) == 1 else f"journal of broker {one.broker}"
+        if one.out_of_reach is None:
+            yield check_journal(one.path, name)
+        else:
+            yield Check(name, Status.warn, one.out_of_reach, "Run this on that machine, too.")
+
+
+def check_journal(home: Path, name: str = "journal") -> Check:
     """Sizes only: ``journal verify`` reads it."""
     corrupt = sorted(home.glob("journal/*/*.corrupt*"))
     size = sum(file.stat().st_size for file in home.glob("journal/*/*.log"))
     if corrupt:
         return Check(
-            "journal",
+            name,
             Status.warn,
             f"{bytes_text(size)}; copies of an earlier repair: {corrupt[0]}",
             "Delete when not needed.",
         )
-    return Check("journal", Status.ok, bytes_text(size))
+    return Check(name, Status.ok, bytes_text(size))
 
 
 def check_disk(data: Path, journal_max_bytes: int) -> Check:

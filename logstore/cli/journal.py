@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from logstore.cli.command_group import FAILED, fail
-from logstore.cli.data_directory import journal_directories, topic_names
+from logstore.cli.data_directory import data_of, journal_directories, topic_names
 from logstore.cli.journal_repair import REPAIR_EXAMPLES, repair
 from logstore.cli.options import JsonOption
 from logstore.cli.output import bytes_text, counted, print_json, print_json_line, print_table
@@ -38,7 +38,11 @@ DirectoryArgument = Annotated[
 ]
 DataOption = Annotated[
     Path | None,
-    typer.Option("--data", help="A data directory: the journals of all its brokers. Default: the setting data (data)."),
+    typer.Option(
+        "--data",
+        help="A data directory: the journals of all its brokers, wherever these have them (log.dirs). Default: the "
+        "setting data (data).",
+    ),
 ]
 _DUMP_LINE = "{:>14} {:>10} {:11} {:36} {:>9} {:>12} {:>8} {:>6}  {}"
 
@@ -83,12 +87,13 @@ def dump(
         wanted = wanted_records(start=start, end=end, limit=limit, format=format, json=json)
         if len(journals := journal_directories(directory, data)) > 1:
             fail(f"There are journals of {len(journals)} brokers: name the one whose records are wanted: {journals[0]}")
-        print_records(_records(journals[0], topic, partition, wanted), wanted)
+        names = _topic_names(journals[0], directory or data)
+        print_records(_records(journals[0], names, topic, partition, wanted), wanted)
         return
     remaining = limit
     journals = journal_directories(directory, data)
     for journal in journals:
-        names = _topic_names(journal)
+        names = _topic_names(journal, directory or data)
         ids = _topic_ids(names, topic)
         found = (
             row
@@ -119,9 +124,10 @@ def _print_rows(journal: Path, rows: "Iterable[DumpRow]") -> int:
     return count
 
 
-def _topic_names(journal: Path) -> dict[str, str]:
-    """Names by topic id: a data directory's topics lie beside its brokers."""
-    return topic_names(journal.parents[3]) if len(journal.resolve().parents) > 3 else {}
+def _topic_names(journal: Path, given: Path | None) -> dict[str, str]:
+    """Names by topic id, of the data directory that the journal is one of."""
+    data = data_of(journal, given)
+    return {} if data is None else topic_names(data)
 
 
 def _topic_ids(names: dict[str, str], topic: str | None) -> set[UUID] | None:
@@ -139,12 +145,11 @@ def _topic_ids(names: dict[str, str], topic: str | None) -> set[UUID] | None:
 
 
 def _records(
-    journal: Path, topic: str | None, partition: int | None, wanted: Wanted
+    journal: Path, names: dict[str, str], topic: str | None, partition: int | None, wanted: Wanted
 ) -> "Iterator[tuple[str, int, pa.RecordBatch]]":
     from logstore.journal.observed import ObservedJournal
     from logstore.log.frame_records import frame_records
 
-    names = _topic_names(journal)
     ids = _topic_ids(names, topic)
 
     def is_wanted(header: "FrameHeader") -> bool:

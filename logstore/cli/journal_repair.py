@@ -8,7 +8,14 @@ from uuid import UUID
 import typer
 
 from logstore.cli.command_group import confirm, fail
-from logstore.cli.data_directory import journal_directories, stopped_store
+from logstore.cli.data_directory import (
+    data_of,
+    given_data,
+    journal_directories,
+    journals_in,
+    log_directories,
+    stopped_store,
+)
 from logstore.cli.options import JsonOption
 from logstore.cli.output import counted, print_json, print_table
 from logstore.errors import LogStoreError
@@ -22,11 +29,21 @@ REPAIR_EXAMPLES = """\b
 Examples:
   logstore journal verify data/brokers/0/journal/0
   logstore journal repair data/brokers/0/journal/0
+  logstore journal repair /var/lib/logstore --data /srv/logstore
 """
 
 
 def repair(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A journal, or the log directory of its broker.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            metavar="DIR",
+            help="The data directory with the tables. Default: the one that the journal is in, else the setting data "
+            "if the journal is of one of its brokers.",
+        ),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -43,12 +60,14 @@ def repair(
     if len(journals := journal_directories(directory, None)) > 1:
         fail(f"There are journals of {len(journals)} brokers in {directory}: name the one to repair: {journals[0]}")
     (journal,) = journals
-    with stopped_store(journal.resolve().parent.parent):
+    tables = data_of(journal, directory) if data is None else given_data(data)
+    others = [] if tables is None else journals_in(log_directories(tables, quiet=True))
+    with stopped_store(tables, [journal, *others]):
         damage = inspect.verify(journal).damage
         if damage is None:
             _print_json(journal, None, []) if json else print(f"The journal {journal} is good: nothing was changed")
             return
-        found = _taken_out(journal, damage)
+        found = _taken_out(journal, damage, tables)
         if not json:
             print(f"Damage: {damage.message}")
             _print_taken_out(found)
@@ -62,7 +81,7 @@ def repair(
         print(f"Kept: {', '.join(map(str, report.copies))}")
 
 
-def _taken_out(journal: Path, damage: LogStoreError) -> "list[TakenOut]":
+def _taken_out(journal: Path, damage: LogStoreError, data: Path | None) -> "list[TakenOut]":
     from logstore.journal import inspect
     from logstore.journal.errors import JournalCorruptionError
     from logstore.log.journal_loss import taken_out
@@ -73,7 +92,6 @@ def _taken_out(journal: Path, damage: LogStoreError) -> "list[TakenOut]":
         return []
     ranges = inspect.lost_ranges(journal, damage.position)
     kept = collect_tails(_good_frames(journal))
-    data = _data_directory(journal)
     return taken_out(ranges, kept, {} if data is None else _tables(data), open_root(data).removed() if data else set())
 
 
@@ -85,12 +103,6 @@ def _good_frames(journal: Path) -> "Iterator[RecoveredFrame]":
         yield from ObservedJournal(journal).frames()
     except JournalCorruptionError:
         return
-
-
-def _data_directory(journal: Path) -> Path | None:
-    """The data directory that the journal is one of; None for a journal that lies alone."""
-    parents = journal.resolve().parents
-    return parents[3] if len(parents) > 3 and (parents[3] / "topics").is_dir() else None
 
 
 def _tables(data: Path) -> "dict[UUID, Table]":

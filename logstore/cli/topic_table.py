@@ -10,7 +10,15 @@ from uuid import UUID
 import typer
 
 from logstore.cli.command_group import FAILED, confirm, fail
-from logstore.cli.data_directory import given_data, is_of_cluster, require_topics, stopped_store, topic_names
+from logstore.cli.data_directory import (
+    given_data,
+    is_of_cluster,
+    journals_in,
+    log_directories,
+    require_topics,
+    stopped_store,
+    topic_names,
+)
 from logstore.cli.options import ConfigOption, JsonOption, parse_configs
 from logstore.cli.output import bytes_text, counted, print_json, print_table
 
@@ -28,7 +36,7 @@ LogDirectoryOption = Annotated[
     typer.Option(
         "--log-directory",
         metavar="DIR",
-        help="A broker's log.dirs, if it is not in the data directory; may be repeated.",
+        help="A broker's log.dirs, if it is not where the broker has recorded it; may be repeated.",
         exists=True,
     ),
 ]
@@ -66,7 +74,7 @@ def verify(
 
     directory = given_data(data)
     # The journals first: a table that is read after them cannot be behind them.
-    journals, damages = read_journals(directory, log_directory or ())
+    journals, damages = read_journals(log_directories(directory, log_directory or ()))
     root = open_root(directory)
     topics = require_topics(directory, names or [])
     lost = {} if names else _records_without_table(directory, newest_tails(journals.values()))
@@ -111,17 +119,15 @@ def _records_without_table(data: Path, tails: "Tails") -> dict[str, int]:
     return found
 
 
-def read_journals(data: Path, log_directories: Sequence[Path] = ()) -> "tuple[Journals, list[LogStoreError]]":
-    """What the journals tell of each partition, by log directory: those below ``data``, and those of
-    ``log_directories``. And the damages of the others.
-    """
+def read_journals(homes: Sequence[Path]) -> "tuple[Journals, list[LogStoreError]]":
+    """What the journals tell of each partition, by log directory; and the damages of the others."""
     from logstore.errors import LogStoreError
     from logstore.journal.observed import ObservedJournal
     from logstore.log.journal_tail import collect_tails
 
     journals: dict[str, Tails] = {}
     damages = []
-    for home in [*sorted(data.glob("brokers/*/")), *log_directories]:
+    for home in homes:
         for journal in sorted(home.glob("journal/*/")):
             try:
                 journals[str(home)] = collect_tails(ObservedJournal(journal).frames())
@@ -130,11 +136,25 @@ def read_journals(data: Path, log_directories: Sequence[Path] = ()) -> "tuple[Jo
     return journals, damages
 
 
-def _newest_tails(data: Path, log_directories: Sequence[Path]) -> "Tails":
+def _all_log_directories(data: Path, named: Sequence[Path]) -> list[Path]:
+    """Where the journals of all brokers are. One that is out of reach may have the newest replica: it is named, or
+    given up.
+    """
+    from logstore.cluster.log_directory_record import RECORD, broker_directories
+
+    found = broker_directories(data, named)
+    for one in found:
+        if one.out_of_reach is not None:
+            record = data / "brokers" / one.broker / RECORD
+            fail(f"{one.out_of_reach}. Name it with --log-directory; or, if it is lost for good, remove {record}")
+    return [one.path for one in found]
+
+
+def _newest_tails(data: Path, homes: Sequence[Path]) -> "Tails":
     """What the newest replica has of each partition. Raises the damage of a journal."""
     from logstore.log.table_check import newest_tails
 
-    journals, damages = read_journals(data, log_directories)
+    journals, damages = read_journals(homes)
     if damages:
         raise damages[0]
     if not journals and is_of_cluster(data):
@@ -231,9 +251,8 @@ def rebuild(
         log_starts=_log_starts(log_start),
         give_up_missing=give_up_missing,
     )
-    home = next(iter(sorted(directory.glob("brokers/*/"))), directory / "brokers" / "0")
-    elsewhere = log_directory or ()
-    with stopped_store(home, elsewhere):
+    homes = _all_log_directories(directory, log_directory or ())
+    with stopped_store(directory, journals_in(homes)):
         root = open_root(directory)
         files = root.open(name)
         if (aside := root.log_set_aside(name)) is not None:
@@ -241,7 +260,7 @@ def rebuild(
                 fail(f"An earlier rebuild of topic {name} was cut short: run it again, without --dry-run")
             files.put_back(aside)
         _require_damage(files)
-        tails = _newest_tails(directory, elsewhere)
+        tails = _newest_tails(directory, homes)
         if (other := topic_names(directory).get(str(known.topic_id), name)) != name:
             fail(f"{known.topic_id} is the id of topic {other}")
         plan = plan_rebuild(
@@ -257,7 +276,7 @@ def rebuild(
         if done and not yes:
             confirm(f"Rebuild the Delta log of topic {name} so?", otherwise="Nothing was changed.")
         kept = carry_out(root, plan) if done else None
-        report = _verified(directory, elsewhere, name) if done else None
+        report = _verified(directory, homes, name) if done else None
     if json:
         print_json({"topic": name, "rebuilt": done, "old_log": kept, "plan": plan, "problems": report or []})
     elif done:
@@ -351,9 +370,9 @@ def _print_plan(plan: "RebuildPlan") -> None:
         print(f"note: {text}")
 
 
-def _verified(data: Path, log_directories: Sequence[Path], name: str) -> "list[Finding]":
+def _verified(data: Path, homes: Sequence[Path], name: str) -> "list[Finding]":
     """The problems of the rebuilt topic."""
     from logstore.log.table_check import verify_topic
     from logstore.table_root import open_root
 
-    return verify_topic(open_root(data).open(name), read_journals(data, log_directories)[0]).problems
+    return verify_topic(open_root(data).open(name), read_journals(homes)[0]).problems

@@ -5,6 +5,9 @@ segments of a partition stand for ranges of offsets that do not overlap and end 
 CorruptionError with the names of the files. Files of other writers are placed among the segments, or refused
 (``foreign_ranges``): no record is served twice.
 
+Partitions are only ever added. If the property is smaller than the number of partitions that have transactions, the
+transactions are right.
+
 The name of a segment says its range [base, end), with records or without. Names of earlier releases and of other
 writers do not say it; the range of such a file is that of its records, as its statistics have them.
 """
@@ -110,6 +113,8 @@ class TopicSnapshot:
     #: The table's property ``logstore.topic``; None if the table has none.
     topic_name: str | None
     num_partitions: int
+    #: The table's property ``logstore.partitions``: less than ``num_partitions`` where a ``RESTORE`` took it back.
+    stated_partitions: int
     config_overrides: dict[str, str]
     partitions: dict[int, PartitionState]
     log: LogState
@@ -399,15 +404,17 @@ def _snapshot(
     count = properties.get(PARTITIONS_PROPERTY, "")
     in_log = _partitions_in(log)
     try:
-        num_partitions = int(count)
+        stated_partitions = int(count)
         topic_id = uuid.UUID(table_id)
     except ValueError:
-        num_partitions, topic_id = -1, uuid.UUID(int=0)
-    if num_partitions < 1 or num_partitions < (in_log or 0):
+        stated_partitions, topic_id = -1, uuid.UUID(int=0)
+    if stated_partitions < 1:
         raise CorruptionError(
             f"{location}: its table property {PARTITIONS_PROPERTY} is '{count}', the log has "
             f"{in_log or 'no'} partitions.{_set_partitions(location, in_log) if in_log else ' It is not a topic'}"
         )
+    # A RESTORE to a version before partitions were added takes the property back, but no transaction.
+    num_partitions = max(stated_partitions, in_log or 0)
     partitions = {}
     for partition in range(num_partitions):
         sealed = log.transactions.get(app_id(partition, SEALED))
@@ -432,6 +439,7 @@ def _snapshot(
         topic_id=topic_id,
         topic_name=properties.get(TOPIC_PROPERTY) or None,
         num_partitions=num_partitions,
+        stated_partitions=stated_partitions,
         config_overrides=overrides,
         partitions=partitions,
         log=log,

@@ -366,7 +366,10 @@ class TopicTable:
             return self._committer.commit(plan)
 
     def add_partitions(self, total: int) -> int:
-        """Grow to ``total`` partitions, in one commit. InvalidPartitionsError if that is fewer, or too many."""
+        """Grow to ``total`` partitions, in one commit; also if only the property of the table is less than that.
+
+        InvalidPartitionsError if there are more already, or if that is too many.
+        """
         check_partition_count(total)
 
         def plan(snapshot: TopicSnapshot) -> Plan | None:
@@ -374,7 +377,7 @@ class TopicTable:
                 raise InvalidPartitionsError(
                     f"Topic {self.files.name!r} has {snapshot.num_partitions} partitions; they are added, never removed"
                 )
-            if total == snapshot.num_partitions:
+            if total == snapshot.stated_partitions:
                 return None
             sealed = {app_id(partition, SEALED): 0 for partition in range(snapshot.num_partitions, total)}
             return Plan("add-partitions", sealed, properties={PARTITIONS_PROPERTY: str(total)})

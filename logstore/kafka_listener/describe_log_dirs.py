@@ -67,8 +67,9 @@ async def describe_log_dirs(
 def _sizes(store: KafkaStore, topic: Topic, partitions: Iterable[int]) -> list[_Partition]:
     found = []
     for partition in partitions:
-        replicas = store.coordinator.partition_state(topic.topic_id, partition).replicas
-        if partition >= len(topic.partitions) or store.node_id not in replicas:
+        if not 0 <= partition < len(topic.partitions):
+            continue
+        if store.node_id not in store.coordinator.partition_state(topic.topic_id, partition).replicas:
             continue
         log = topic.partitions[partition]
         found.append(

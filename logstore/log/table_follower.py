@@ -144,10 +144,12 @@ class TableFollower:
     def _restore(self, topic: Topic, snapshot: TopicSnapshot, *, at_start: bool) -> _Restored:
         """Rule R7: commit files again that the table has lost, of partitions that are led here."""
         files = topic.table.files
-        grown = topic.is_maintained_here and len(topic.partitions) > snapshot.num_partitions
+        count = max(len(topic.partitions), snapshot.num_partitions)
+        grown = topic.is_maintained_here and count > snapshot.stated_partitions
         if grown:
-            log.error("partitions.overwritten", topic=topic.name, version=snapshot.version, now=snapshot.num_partitions)
-            topic.table.add_partitions(len(topic.partitions))
+            now = snapshot.stated_partitions
+            log.error("partitions.overwritten", topic=topic.name, version=snapshot.version, partitions=count, now=now)
+            topic.table.add_partitions(count)
             snapshot = topic.table.snapshot()
         present = topic.partitions[: snapshot.num_partitions]
         ours = [p for p in present if p.is_leader and p.recovered and _is_sound(snapshot, p.partition)]

@@ -6,6 +6,7 @@ over those that it replaced (``rebuild_plan``); the plan is made without a chang
 new log, beside which the old one is kept.
 """
 
+import itertools
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -234,7 +235,9 @@ def _partition_count(
     configured = remains.meta_data.configuration or {} if remains.meta_data is not None else {}
     text = configured.get(PARTITIONS_PROPERTY) or ""
     in_log = int(text) if text.isdecimal() else 0
-    least = max((in_log, *(partition + 1 for partition in (*found, *in_journal))), default=0)
+    # A RESTORE may have taken the property back, but no transaction.
+    sealed = next(partition for partition in itertools.count() if app_id(partition, SEALED) not in remains.transactions)
+    least = max(in_log, sealed, *(partition + 1 for partition in (*found, *in_journal)))
     if known.partitions is not None and known.partitions < least:
         plan.refusals.append(f"the topic has {least} partitions at least, not {known.partitions}")
     if not in_log and known.partitions is None:

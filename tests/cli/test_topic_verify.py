@@ -2,14 +2,24 @@
 
 import json
 import random
+import re
 import shutil
+import socket
+import uuid
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from logstore.cli.app import app
+from logstore.cli.checks import Status
+from logstore.cli.doctor import check_data, check_journals
+from logstore.cluster import checked_file
+from logstore.cluster.log_directory import LogDirectory
+from logstore.cluster.log_directory_record import record_log_directory
 from logstore.errors import LogStoreError
+from logstore.filesystem import local_filesystem
+from logstore.lock_file import LockFile
 from tests.support.damage import cut, damage_at_random, flip_bit, swap
 from tests.support.small_store import TOPIC, Records, small_store, stored
 
@@ -230,3 +240,61 @@ def test_journals_are_dumped_and_verified_one_after_the_other(data, cluster):
     assert of_one
     assert "There are journals of 2 brokers" in logstore("journal", "repair", data, "--yes", code=1).stderr
     assert "is good" in logstore("journal", "repair", elsewhere, "--yes", code=0).stdout
+
+
+@pytest.fixture
+def recorded(data: Path, tmp_path: Path) -> Path:
+    """The log directory of broker 1, which is not in the data directory: broker 0 has a replica there."""
+    elsewhere = tmp_path / "disk" / "one" / "logs"
+    shutil.copytree(data / "brokers" / "0", elsewhere)
+    cluster_id = checked_file.read(data / "cluster.json", "restore it")["cluster_id"]
+    LogDirectory(str(cluster_id), 1, uuid.uuid4(), 0).begun(elsewhere, local_filesystem(), 0)
+    record_log_directory(local_filesystem(), data, 1, elsewhere)
+    return elsewhere
+
+
+def test_journals_that_brokers_have_elsewhere_are_seen_without_being_named(data, recorded):
+    journal = recorded / "journal" / "0"
+    told = json.loads(logstore("journal", "verify", "--data", data, "--json", code=0).stdout)
+    assert [one["directory"] for one in told] == [str(data / "brokers/0/journal/0"), str(journal)]
+    assert TOPIC in logstore("journal", "dump", data, code=0).stdout.split(f"Journal {journal}")[1]
+    sizes = {check.name: check.found for check in check_journals(data, data / "brokers" / "0")}
+    assert sizes.keys() == {"journal of broker 0", "journal of broker 1"}
+    assert len({*sizes.values()} - {"0 B"}) == 1
+    flip_bit(max(journal.glob("*.log")), 200)
+    assert str(journal) in logstore("topic", "verify", "--data", data, code=1).stderr
+    assert str(journal) in logstore("journal", "verify", "--data", data, code=1).stderr
+
+
+def test_a_repair_of_a_journal_elsewhere_knows_the_tables(data, recorded, monkeypatch):
+    journal = recorded / "journal" / "0"
+    flip_bit(max(journal.glob("*.log")), 200)
+    monkeypatch.setenv("LOGSTORE_DATA", str(data))
+    for arguments in ((journal, "--data", data), (recorded,)):
+        shown = logstore("journal", "repair", *arguments, code=2).stdout
+        assert re.search(rf"^{TOPIC} +0 .* sealed at 30 +offsets 30 to 39$", shown, re.MULTILINE), shown
+    assert not list(recorded.parents[1].glob("lock"))
+    lock = LockFile.acquire(journal)
+    try:
+        for arguments in (("journal", "repair", recorded), ("topic", "rebuild", TOPIC, "--data", data)):
+            assert f"A store is running on {data}" in logstore(*arguments, code=1).stderr
+        assert check_data(data).found.endswith("a store runs on it")
+    finally:
+        lock.release()
+
+
+def test_a_journal_that_is_out_of_reach_is_named(data, recorded, tmp_path):
+    away = recorded.rename(tmp_path / "away")
+    where = f"broker 1 has its log directory on {socket.gethostname()} ({recorded}): here it is not"
+    for arguments in (("topic", "verify"), ("journal", "verify"), ("journal", "dump")):
+        assert where in logstore(*arguments, "--data", data, code=0).stderr
+    check = list(check_journals(data, data / "brokers" / "0"))[-1]
+    assert (check.name, check.status, check.found) == ("journal of broker 1", Status.warn, where)
+    assert logstore("topic", "verify", "--data", data, "--log-directory", away, code=0).stderr == ""
+    shutil.rmtree(data / "topics" / TOPIC / "_delta_log")
+    rebuild = ("topic", "rebuild", TOPIC, "--data", data, "--yes")
+    refused = logstore(*rebuild, code=1).stderr
+    assert where in refused
+    assert "Name it with --log-directory" in refused
+    assert not (data / "topics" / TOPIC / "_delta_log").exists()
+    assert f"Rebuilt topic {TOPIC}" in logstore(*rebuild, "--log-directory", away, code=0).stdout

@@ -7,6 +7,7 @@ import pytest
 
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
+from logstore.cli.data_directory import log_directories
 from logstore.cli.topic_table import read_journals
 from logstore.delta.topic_table import RewritePart, TopicTable
 from logstore.journal.inspect import verify
@@ -25,7 +26,7 @@ _LOOKS = 25
 
 def look(data: Path) -> list[str]:
     damage = [report.damage for report in (verify(path) for path in data.glob("brokers/*/journal/*/")) if report.damage]
-    journals, unreadable = read_journals(data)
+    journals, unreadable = read_journals(log_directories(data))
     report = verify_topic(open_root(data).open("t"), journals)
     return [*map(str, damage), *map(str, unreadable), *(f.text for f in report.problems)]
 

@@ -326,8 +326,14 @@ async def test_an_unknown_table_with_records_waits_for_adoption(stores: ClusterS
     assert (code, err) == (1, "logstore: ZooKeeper knows topic found already.\n")
 
 
-async def test_a_topic_whose_registration_was_lost_keeps_the_tails_of_journals(stores: ClusterStores):
-    await stores.start(1, 2)
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_a_topic_whose_registration_was_lost_keeps_the_tails_of_journals(
+    stores: ClusterStores, tmp_path: Path, elsewhere: bool
+):
+    """Also those of a broker whose log directory is not in the data directory."""
+    log_dirs = tmp_path / "disk" if elsewhere else None
+    await stores.start(1)
+    await stores.start(2, log_dirs=log_dirs)
     making = await stores.making()
     await making.create_topic(INTERNAL, "t", partitions=2, configs={"segment.ms": "100000000"})
     await stores.everywhere("t", 2)
@@ -342,7 +348,8 @@ async def test_a_topic_whose_registration_was_lost_keeps_the_tails_of_journals(s
     await stores.stop(1, 2)
     path = stores.zookeeper.path(znodes.topic_path("t"))
     await stores.zookeeper.zookeeper.multi([Delete(path, (await stores.zookeeper.zookeeper.get(path)).version)])
-    await stores.start(1, 2)
+    await stores.start(1)
+    await stores.start(2, log_dirs=log_dirs)
     connect = stores.zookeeper.servers + stores.zookeeper.chroot
     code, out, err = await logstore(
         "cluster", "adopt", "t", "--data", str(stores.data), "--zookeeper", connect, "--json"

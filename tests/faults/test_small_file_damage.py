@@ -165,7 +165,7 @@ def test_a_damaged_endpoint_is_harmless_because_it_only_makes_a_message_longer(t
                 (home / "endpoint.json").write_bytes(content)
                 url = running_url(home)
                 assert url is None or isinstance(url, str)
-            with pytest.raises(DataDirectoryError, match="A store is running on"), stopped_store(home):
+            with pytest.raises(DataDirectoryError, match="A store is running on"), stopped_store(tmp_path, []):
                 pass
 
     run(scenario())

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 #: Files whose loss or damage a start refuses or mends by itself, and which hold no record.
-_NO_RECORDS = {"lock", "secret", "endpoint.json", "broker.json", "cluster.json"}
+_NO_RECORDS = {"lock", "secret", "endpoint.json", "broker.json", "cluster.json", "log_directory.json"}
 
 
 def flip_bit(path: Path, at: int, bit: int = 0) -> None:

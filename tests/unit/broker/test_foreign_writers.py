@@ -18,6 +18,7 @@ from deltalake import DeltaTable
 from logstore.broker.context import INTERNAL
 from logstore.broker.fetching import FetchLimits, FetchPartition
 from logstore.broker.problems import ProblemState
+from logstore.delta.snapshot import PartitionState
 from logstore.errors import CommitRefusedError, LogStoreError, QuarantinedError, UnsupportedTableError
 from logstore.log.topic import Topic
 from logstore.protocol.record_batch import encode_batches, read_records
@@ -192,6 +193,59 @@ def test_after_a_statement_of_another_writer_the_log_serves(tmp_path: Path, stat
                 )
         states = {problem.state for problem in broker.problems(INTERNAL)}
         assert states == ({ProblemState.FOREIGN_FILE} if refused else set())
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["live", "restarted"])
+def test_after_a_restore_to_a_version_before_partitions_were_added_all_of_them_are_served(
+    tmp_path: Path, restarted: bool
+) -> None:
+    """The store sets its property again. The configuration of the version stays: it is a wish."""
+    before: dict[int, PartitionState] = {}
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic(INTERNAL, "orders", configs={**NEVER, "retention.ms": "-1"})
+            await produce(broker, topic, VALUES[:20])
+            await broker.roll(INTERNAL, topic)
+            old = topic.version
+            await broker.add_partitions(INTERNAL, "orders", 4)
+            await broker.alter_configs(INTERNAL, "orders", {"retention.ms": "7000000"})
+            # Partition 2 has records, partition 1 a log start as well, and partition 3 never had anything.
+            for partition in (0, 1, 2):
+                await produce(broker, topic, VALUES[:10], partition=partition)
+            await broker.roll(INTERNAL, topic)
+            await broker.delete_records(INTERNAL, topic, 1, 4)
+            await produce(broker, topic, VALUES[10:20], partition=1)
+            before.update(topic.table.snapshot().partitions)
+            if not restarted:
+                await asyncio.to_thread(others.restore, path_of(topic.table), old)
+                await broker._roller.refresh(topic)
+                await check(broker)
+        if restarted:
+            others.restore(tmp_path / "topics" / "orders", old)
+        for _ in range(2):
+            async with running_broker(tmp_path) as broker:
+                await check(broker)
+
+    async def check(broker) -> None:
+        topic = broker.topic(INTERNAL, "orders")
+        assert broker.problems(INTERNAL) == []
+        snapshot = topic.table.snapshot()
+        assert (snapshot.properties["logstore.partitions"], len(topic.partitions)) == ("4", 4)
+        for partition, state in before.items():
+            now = snapshot.partitions[partition]
+            assert now.log_start == state.log_start
+            assert (now.sealed, now.leader_epoch) >= (state.sealed, state.leader_epoch)
+        assert await read_all(broker, topic, 0) == list(enumerate([*VALUES[:20], *VALUES[:10]]))
+        assert await read_all(broker, topic, 1) == list(enumerate(VALUES[:20]))[4:]
+        assert await read_all(broker, topic, 2) == list(enumerate(VALUES[:10]))
+        assert topic.config.retention_ms == -1
+        tail = await read_all(broker, topic, 3)
+        assert await produce(broker, topic, [b"more"], partition=3) == len(tail)
+        await broker.roll(INTERNAL, topic)
+        assert len(await read_all(broker, topic, 3)) == len(tail) + 1
 
     run(scenario())
 

@@ -276,3 +276,12 @@ def test_a_kill_at_any_step_leaves_the_old_log_or_the_new_one(table, tmp_path):
         carry_out(root, plan_rebuild(root.open("events"), {}, Known(), {}))
 
     assert every_crash(tmp_path, act) >= 15
+
+
+def test_partitions_that_only_the_facts_of_the_log_name_are_made_again(root: TableRoot, table: TopicTable) -> None:
+    """A RESTORE to a version before they were added took the property back; none of them has a record."""
+    table.add_partitions(4)
+    DeltaTable(table.files.uri).restore(table.snapshot().version - 1)
+    log_entry(table, 3).unlink()
+    assert len(rebuilt(root).partitions) == 4
+    assert table.snapshot().properties["logstore.partitions"] == "4"

@@ -51,7 +51,7 @@ def test_headers_of_a_record_are_bounded():
     full = Row(None, None, None, (("", b""),) * HEADERS_PER_RECORD_MAX)
     check_records(wire_batch([full]), 100)
     over = Row(None, None, None, (("", b""),) * (HEADERS_PER_RECORD_MAX + 1))
-    with pytest.raises(InvalidRecordError, match=f"Record 1 .* {HEADERS_PER_RECORD_MAX + 1} headers"):
+    with pytest.raises(InvalidRecordError, match=f"Record 1 .* {HEADERS_PER_RECORD_MAX + 1} headers.* at most 1000 "):
         check_records(wire_batch([full, over]), 100)
 
 

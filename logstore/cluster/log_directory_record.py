@@ -1,0 +1,92 @@
+"""``<data>/brokers/<id>/log_directory.json``: where a broker has its log directory, if it is not there (``log.dirs``).
+
+Tools that are given the data directory alone find the broker's journal by it. The broker writes it at each start. The
+path is one of the broker's machine. Another machine has nothing there, or the log directory of another broker: the
+identity in the log directory says whose it is.
+"""
+
+import contextlib
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from logstore.cluster import checked_file
+from logstore.cluster.log_directory import LogDirectory
+from logstore.errors import DataDirectoryError
+from logstore.filesystem import FileSystem
+
+RECORD: Final = "log_directory.json"
+_GIVE_UP: Final = "remove it: the broker writes it when it starts"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerDirectory:
+    """The log directory of a broker. ``out_of_reach``: why it cannot be read here; None if it can."""
+
+    broker: str
+    path: Path
+    out_of_reach: str | None = None
+
+
+def record_log_directory(filesystem: FileSystem, data: Path, broker_id: int, log_directory: Path) -> None:
+    """Record where the broker has its log directory; without a record it is in ``data``. OSError."""
+    home = data / "brokers" / str(broker_id)
+    if log_directory.resolve() == home.resolve():
+        with contextlib.suppress(FileNotFoundError):
+            filesystem.unlink(home / RECORD)
+        return
+    filesystem.make_directory(home)
+    content = {"log_directory": str(log_directory.resolve()), "host": socket.gethostname()}
+    checked_file.write(filesystem, home / RECORD, content)
+
+
+def broker_directories(data: Path, named: Sequence[Path] = ()) -> list[BrokerDirectory]:
+    """The log directories of the brokers of ``data``: those in it, those that are recorded there, and those that
+    somebody has ``named``, each once. A broker whose directory is named is not out of reach.
+    """
+    found: dict[Path, BrokerDirectory] = {}
+    out_of_reach: list[BrokerDirectory] = []
+    for home in sorted(data.glob("brokers/*/"), key=lambda path: (path.name.zfill(12), path.name)):
+        if (home / "journal").is_dir():
+            found[home.resolve()] = BrokerDirectory(home.name, home)
+        recorded = _recorded(data, home)
+        if recorded is not None and recorded.out_of_reach is not None:
+            out_of_reach.append(recorded)
+        elif recorded is not None:
+            found.setdefault(recorded.path.resolve(), recorded)
+    for path in named:
+        found.setdefault(path.resolve(), BrokerDirectory(_broker_of(path) or path.name, path))
+    known = {_broker_of(path) for path in named}
+    return [*found.values(), *(one for one in out_of_reach if one.broker not in known)]
+
+
+def _recorded(data: Path, home: Path) -> BrokerDirectory | None:
+    """The directory that the broker of ``home`` has recorded; None if it has recorded none."""
+    path = home
+    try:
+        content = checked_file.read(home / RECORD, _GIVE_UP)
+        if not content:
+            return None
+        path, host = Path(str(content.get("log_directory"))), content.get("host")
+        identity = LogDirectory.read(path)
+        cluster_id = checked_file.read(data / "cluster.json", "restore it").get("cluster_id")
+    except DataDirectoryError as error:
+        return BrokerDirectory(
+            home.name, home, f"the log directory of broker {home.name} is not known: {error.message}"
+        )
+    except OSError as error:
+        return BrokerDirectory(home.name, path, f"the log directory of broker {home.name} cannot be read: {error}")
+    if identity is not None and (str(identity.broker_id), identity.cluster_id) == (home.name, cluster_id):
+        return BrokerDirectory(home.name, path)
+    return BrokerDirectory(
+        home.name, path, f"broker {home.name} has its log directory on {host} ({path}): here it is not"
+    )
+
+
+def _broker_of(path: Path) -> str | None:
+    with contextlib.suppress(DataDirectoryError, OSError):
+        identity = LogDirectory.read(path)
+        return None if identity is None else str(identity.broker_id)
+    return None
