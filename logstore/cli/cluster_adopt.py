@@ -15,7 +15,7 @@ import typer
 
 from logstore.cli.cluster import DataOption
 from logstore.cli.command_group import fail
-from logstore.cli.data_directory import given_data, log_directories, require_topics
+from logstore.cli.data_directory import given_data, log_directories, observed_journal, require_topics
 from logstore.cli.options import JsonOption
 from logstore.cli.output import counted, print_json, print_table
 
@@ -175,7 +175,6 @@ async def _documents(zookeeper: "ZooKeeper") -> "Mapping[str, znodes.TopicRegist
 def _tails(homes: Sequence[Path], cluster_id: str) -> "dict[int, Tails]":
     """By broker, what its journal has. Looks that change nothing, beside running brokers too."""
     from logstore.cluster.log_directory import LogDirectory
-    from logstore.journal.observed import ObservedJournal
     from logstore.log.journal_tail import collect_tails
 
     found: dict[int, Tails] = {}
@@ -186,7 +185,7 @@ def _tails(homes: Sequence[Path], cluster_id: str) -> "dict[int, Tails]":
         if identity.cluster_id != cluster_id:
             fail(f"{home} is a log directory of the cluster {identity.cluster_id}, not of {cluster_id}.")
         journal = home / "journal" / "0"
-        found[identity.broker_id] = collect_tails(ObservedJournal(journal).frames()) if journal.is_dir() else {}
+        found[identity.broker_id] = collect_tails(observed_journal(journal).frames()) if journal.is_dir() else {}
     return found
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -11,6 +12,9 @@ from logstore.errors import DataDirectoryError, InvalidConfigError, LogStoreErro
 from logstore.limits import TOPIC_NAME_LENGTH_MAX
 from logstore.lock_file import LockFile
 from logstore.names import is_legal_name
+
+if TYPE_CHECKING:
+    from logstore.journal.observed import ObservedJournal
 
 
 def journal_directories(directory: Path | None, data: Path | None) -> list[Path]:
@@ -46,6 +50,21 @@ def log_directories(data: Path, named: Sequence[Path] = (), *, quiet: bool = Fal
         elif not quiet:
             typer.echo(f"logstore: a journal was left out: {one.out_of_reach}", err=True)
     return found
+
+
+def log_directory_of(journal: Path) -> Path:
+    """The log directory that the journal of a broker is in."""
+    return journal.resolve().parent.parent
+
+
+def observed_journal(journal: Path) -> "ObservedJournal":
+    """A look at the journal of a broker, which raises JournalDiffersError behind the last frame of a journal that is
+    not the one that stood there. DataDirectoryError, StorageError.
+    """
+    from logstore.cluster.log_directory import journal_check
+    from logstore.journal.observed import ObservedJournal
+
+    return ObservedJournal(journal, check=journal_check(log_directory_of(journal)))
 
 
 def journals_in(homes: Iterable[Path]) -> list[Path]:

@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from logstore.cli.command_group import FAILED, fail
-from logstore.cli.data_directory import data_of, journal_directories, topic_names
+from logstore.cli.data_directory import data_of, journal_directories, log_directory_of, topic_names
 from logstore.cli.journal_repair import REPAIR_EXAMPLES, repair
 from logstore.cli.options import JsonOption
 from logstore.cli.output import bytes_text, counted, print_json, print_json_line, print_table
@@ -225,9 +225,13 @@ def verify(directory: DirectoryArgument = None, data: DataOption = None, json: J
 
     Reports whether a start would accept the journal; exit code 1 if not. Takes no lock, and works while the store runs.
     """
+    from logstore.cluster.log_directory import journal_check
     from logstore.journal import inspect
 
-    reports = [(journal, inspect.verify(journal)) for journal in journal_directories(directory, data)]
+    reports = [
+        (journal, inspect.verify(journal, check=journal_check(log_directory_of(journal))))
+        for journal in journal_directories(directory, data)
+    ]
     if json:
         print_json(
             [

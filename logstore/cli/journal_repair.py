@@ -14,6 +14,7 @@ from logstore.cli.data_directory import (
     journal_directories,
     journals_in,
     log_directories,
+    log_directory_of,
     stopped_store,
 )
 from logstore.cli.options import JsonOption
@@ -54,8 +55,20 @@ def repair(
     Says first which records are lost: acknowledged ones behind the damage that are not in a table yet. A copy of every
     byte that is taken out stays beside the journal as *.corrupt. Restoring the damaged file from a copy is better, if
     there is one.
+
+    In a cluster, remove the log directory instead: the broker copies its partitions from their leaders. A broker whose
+    journal was repaired leaves its ISRs all the same.
     """
+    from logstore.cluster.log_directory import (
+        REPLICAS_ARE_COPIED,
+        LogDirectory,
+        give_up_journal,
+        journal_check,
+        read_directory,
+    )
+    from logstore.filesystem import local_filesystem
     from logstore.journal import inspect
+    from logstore.journal.errors import JournalCorruptionError, JournalDiffersError
 
     if len(journals := journal_directories(directory, None)) > 1:
         fail(f"There are journals of {len(journals)} brokers in {directory}: name the one to repair: {journals[0]}")
@@ -63,7 +76,10 @@ def repair(
     tables = data_of(journal, directory) if data is None else given_data(data)
     others = [] if tables is None else journals_in(log_directories(tables, quiet=True))
     with stopped_store(tables, [journal, *others]):
-        damage = inspect.verify(journal).damage
+        home = log_directory_of(journal)
+        damage = inspect.verify(journal, check=journal_check(home)).damage
+        if isinstance(damage, JournalDiffersError):
+            fail(damage.message)
         if damage is None:
             _print_json(journal, None, []) if json else print(f"The journal {journal} is good: nothing was changed")
             return
@@ -71,8 +87,17 @@ def repair(
         if not json:
             print(f"Damage: {damage.message}")
             _print_taken_out(found)
+        if isinstance(read_directory(home), LogDirectory):
+            typer.echo(
+                f"This is the journal of a broker of a cluster. Remove the log directory {home} instead, and start the "
+                f"broker: {REPLICAS_ARE_COPIED} A broker whose journal was repaired leaves its ISRs, too.",
+                err=True,
+            )
         if not yes:
             confirm("Take out everything from the damage on?", otherwise="Nothing was changed.")
+        if isinstance(damage, JournalCorruptionError):  # else the repair refuses
+            # Before the repair: a start after a crash in between refuses the damage as before.
+            give_up_journal(home, local_filesystem())
         report = inspect.repair(journal)
     if json:
         _print_json(journal, report, found)

@@ -15,6 +15,7 @@ from logstore.cli.data_directory import (
     is_of_cluster,
     journals_in,
     log_directories,
+    observed_journal,
     require_topics,
     stopped_store,
     topic_names,
@@ -122,7 +123,6 @@ def _records_without_table(data: Path, tails: "Tails") -> dict[str, int]:
 def read_journals(homes: Sequence[Path]) -> "tuple[Journals, list[LogStoreError]]":
     """What the journals tell of each partition, by log directory; and the damages of the others."""
     from logstore.errors import LogStoreError
-    from logstore.journal.observed import ObservedJournal
     from logstore.log.journal_tail import collect_tails
 
     journals: dict[str, Tails] = {}
@@ -130,7 +130,7 @@ def read_journals(homes: Sequence[Path]) -> "tuple[Journals, list[LogStoreError]
     for home in homes:
         for journal in sorted(home.glob("journal/*/")):
             try:
-                journals[str(home)] = collect_tails(ObservedJournal(journal).frames())
+                journals[str(home)] = collect_tails(observed_journal(journal).frames())
             except LogStoreError as error:
                 damages.append(error)
     return journals, damages

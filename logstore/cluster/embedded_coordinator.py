@@ -32,6 +32,7 @@ from logstore.errors import (
     NoReassignmentInProgressError,
 )
 from logstore.filesystem import FileSystem
+from logstore.journal.errors import JournalDiffersError
 from logstore.journal.identity import FoundJournal
 from logstore.lock_file import NAME, LockFile
 from logstore.records.batch_identity import first_producer_id
@@ -133,12 +134,7 @@ class EmbeddedCoordinator:
                 f"The journal in {found.directory} is the one that stood here: start without --new-journal."
             )
         if difference is not None and not self._new_journal:
-            raise DataDirectoryError(
-                f"The journal in {found.directory} is not the one that stood here: {difference}. Nothing was "
-                "changed. Mount its file system or put the journal back, and start again. If it is gone for good, so "
-                "are acknowledged records that are in no table: to go on with what is there, start once with "
-                "--new-journal."
-            )
+            raise JournalDiffersError(found.directory, difference, f"Nothing was changed. {directory.remedy}")
         if difference is not None:
             log.warning("coordinator.new_journal", directory=str(found.directory), why=difference)
             directory = directory.with_new_journal()

@@ -8,7 +8,7 @@ up to which the journal was durable (``ExpectedJournal``): so an image of the jo
 a checksum of its content.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
@@ -17,7 +17,8 @@ from uuid import UUID, uuid4
 from logstore.cluster import checked_file
 from logstore.errors import DataDirectoryError
 from logstore.filesystem import FileSystem
-from logstore.journal.identity import ExpectedJournal, JournalIdentity
+from logstore.journal.errors import JournalDiffersError
+from logstore.journal.identity import ExpectedJournal, FoundJournal, JournalIdentity
 
 #: The file of a broker of a cluster, and that of one node.
 META: Final = "meta.json"
@@ -25,6 +26,11 @@ BROKER: Final = "broker.json"
 _GIVE_UP_META: Final = "remove it: the broker then leaves its ISRs, and copies its partitions from their leaders"
 _GIVE_UP_BROKER: Final = "remove it: the next leader epoch is then above those in the tables"
 _DURABLE_END: Final = "durable_end"
+#: What follows where a broker of a cluster has no journal any more.
+REPLICAS_ARE_COPIED: Final = (
+    "the broker then leaves its ISRs, and copies its partitions from their leaders. Partitions without another replica "
+    "stay without a leader until `logstore topic elect-leaders --election-type unclean`."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,11 @@ class _Directory:
 
     directory_id: UUID
     durable_end: int | None
+
+    @property
+    def remedy(self) -> str:
+        """What to do about a journal that is not the one that stood here."""
+        raise NotImplementedError
 
     @property
     def expected(self) -> ExpectedJournal:
@@ -59,6 +70,10 @@ class LogDirectory(_Directory):
     cluster_id: str
     broker_id: int
     incarnation: int
+
+    @property
+    def remedy(self) -> str:
+        return f"Put the journal back before the broker starts; otherwise {REPLICAS_ARE_COPIED}"
 
     @classmethod
     def read(cls, path: Path) -> "LogDirectory | None":
@@ -118,6 +133,13 @@ class OneNodeDirectory(_Directory):
 
     leader_epoch: int
 
+    @property
+    def remedy(self) -> str:
+        return (
+            "Mount its file system or put the journal back, and start again. If it is gone for good, so are "
+            "acknowledged records that are in no table: to go on with what is there, start once with --new-journal."
+        )
+
     @classmethod
     def open(cls, path: Path) -> "OneNodeDirectory":
         """The directory's identity, a new one for a new directory. DataDirectoryError for a damaged file."""
@@ -156,8 +178,32 @@ class DirectoryRecord:
 
 def read_directory(path: Path) -> LogDirectory | OneNodeDirectory | None:
     """What stands beside the journal of a log directory; None if nothing does. DataDirectoryError."""
-    if (path / META).exists():
-        return LogDirectory.read(path)
+    return LogDirectory.read(path) or _read_one_node(path)
+
+
+def journal_check(path: Path) -> Callable[[FoundJournal], None]:
+    """A check of the journal in the log directory ``path`` against what stands beside it now; it raises
+    JournalDiffersError. DataDirectoryError.
+    """
+    directory = read_directory(path)
+
+    def check(found: FoundJournal) -> None:
+        if directory is not None and (difference := directory.expected.difference(found)) is not None:
+            raise JournalDiffersError(found.directory, difference, directory.remedy)
+
+    return check
+
+
+def give_up_journal(path: Path, filesystem: FileSystem) -> None:
+    """Give a log directory another identity: its journal was changed by somebody else than a broker. It leaves its ISRs
+    in a cluster, and one node takes it as it is. DataDirectoryError, OSError.
+    """
+    for directory in (LogDirectory.read(path), _read_one_node(path)):
+        if directory is not None:
+            directory.with_new_journal().write(path, filesystem)
+
+
+def _read_one_node(path: Path) -> OneNodeDirectory | None:
     return OneNodeDirectory.open(path) if (path / BROKER).exists() else None
 
 

@@ -53,6 +53,7 @@ from logstore.cluster.zookeeper import (
 )
 from logstore.errors import ClusterStateError, DataDirectoryError, LogStoreError
 from logstore.filesystem import FileSystem
+from logstore.journal.errors import JournalDiffersError
 from logstore.journal.identity import FoundJournal
 from logstore.lock_file import LockFile
 
@@ -170,10 +171,11 @@ class Registration:
         if difference is None:
             return directory
         if self.is_migration:
-            raise DataDirectoryError(
-                f"The journal in {found.directory} is not the one that stood here: {difference}. Nothing was changed. "
-                "Put it back; or start the store once without zookeeper.connect, with --new-journal, to go on without "
-                "the records that it lacks."
+            raise JournalDiffersError(
+                found.directory,
+                difference,
+                "Nothing was changed. Put it back; or start the store once without zookeeper.connect, with "
+                "--new-journal, to go on without the records that it lacks.",
             )
         log.warning("cluster.journal_differs", broker=self._broker_id, directory=str(found.directory), why=difference)
         return directory.with_new_journal()

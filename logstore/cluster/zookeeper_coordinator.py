@@ -33,7 +33,7 @@ from logstore.cluster.coordinator import (
     RegisteredTopic,
     TopicListener,
 )
-from logstore.cluster.log_directory import DirectoryRecord
+from logstore.cluster.log_directory import REPLICAS_ARE_COPIED, DirectoryRecord
 from logstore.cluster.partition_changes import PartitionChanges
 from logstore.cluster.producer_ids import ProducerIdBlocks
 from logstore.cluster.reconcile import Policy, Preferred
@@ -44,6 +44,8 @@ from logstore.cluster.znodes import NO_LEADER, PartitionRegistration, TopicRegis
 from logstore.cluster.zookeeper import SESSION_TIMEOUT_MS, Servers, SessionState, ZooKeeper
 from logstore.errors import LogStoreError, NotControllerError, UnknownTopicIdError, ZooKeeperUnavailableError
 from logstore.filesystem import FileSystem
+from logstore.journal.errors import JournalCorruptionError
+from logstore.journal.identity import FoundJournal
 from logstore.lock_file import LockFile
 from logstore.settings import Settings
 
@@ -152,7 +154,7 @@ class ZooKeeperCoordinator:
             await asyncio.to_thread(self.registration.look_at_data)
             await asyncio.to_thread(self._lock)
             # Before anybody counts on this broker: with a damaged journal it does not register.
-            found = await asyncio.to_thread(read_journal, self._locks)
+            found = await asyncio.to_thread(self._read, read_journal)
             await self.zookeeper.start()
             try:
                 await self.registration.begin(found)
@@ -177,6 +179,13 @@ class ZooKeeperCoordinator:
     def _lock(self) -> None:
         self._filesystem.make_directory(self._log_directory)
         self._locks = (LockFile.acquire(self._log_directory),)
+
+    def _read(self, read_journal: ReadJournal) -> FoundJournal:
+        try:
+            return read_journal(self._locks)
+        except JournalCorruptionError as error:
+            remedy = f"Remove the log directory {self._log_directory} (keep a copy): {REPLICAS_ARE_COPIED}"
+            raise JournalCorruptionError(error.path, error.position, error.reason, remedy) from error
 
     def _release(self) -> None:
         self.registration.release()

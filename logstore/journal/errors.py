@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from logstore.errors import CorruptionError, LogStoreError
+from logstore.errors import CorruptionError, DataDirectoryError, LogStoreError
 
 
 class JournalRangeFreedError(LogStoreError):
@@ -14,12 +14,21 @@ class JournalRangeFreedError(LogStoreError):
 class JournalCorruptionError(CorruptionError):
     """Durable bytes have changed since they were written. ``position`` is where the good part of the journal ends."""
 
-    def __init__(self, path: Path, position: int, reason: str) -> None:
-        super().__init__(
-            f"journal file {path} is corrupt at journal position {position}: {reason}. Nothing was changed. "
-            f"Restore the file from a copy, or give up everything from there on (a copy is kept) with: "
+    def __init__(self, path: Path, position: int, reason: str, remedy: str | None = None) -> None:
+        remedy = remedy or (
+            "Restore the file from a copy, or give up everything from there on (a copy is kept) with: "
             f"logstore journal repair {path.parent}"
+        )
+        super().__init__(
+            f"journal file {path} is corrupt at journal position {position}: {reason}. Nothing was changed. {remedy}"
         )
         self.path = path
         self.position = position
         self.reason = reason
+
+
+class JournalDiffersError(DataDirectoryError):
+    """The journal in a directory is not the one that stood there. ``difference`` is ``ExpectedJournal.difference``."""
+
+    def __init__(self, directory: Path, difference: str, remedy: str) -> None:
+        super().__init__(f"The journal in {directory} is not the one that stood here: {difference}. {remedy}")

@@ -4,7 +4,7 @@
 takes out of the journal.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -14,6 +14,7 @@ from logstore.errors import LogStoreError, StorageError
 from logstore.filesystem import FileSystem, local_filesystem
 from logstore.journal.errors import JournalCorruptionError
 from logstore.journal.frame import HEADER_BYTES, KNOWN, FrameFlags, FrameType
+from logstore.journal.identity import FoundJournal
 from logstore.journal.journal_file import JournalFile, PartitionKey, list_files
 from logstore.journal.observed import ObservedJournal
 from logstore.journal.partition_snapshot import PartitionSnapshot
@@ -161,11 +162,13 @@ def dump(directory: Path, filesystem: FileSystem | None = None) -> Iterator[Dump
         )
 
 
-def verify(directory: Path, filesystem: FileSystem | None = None) -> VerifyReport:
+def verify(
+    directory: Path, filesystem: FileSystem | None = None, check: Callable[[FoundJournal], None] = lambda _: None
+) -> VerifyReport:
     """Read every byte and report the findings of a start. On a running broker's journal the last group may show as a
-    tail.
+    tail. ``check``: see ``ObservedJournal``.
     """
-    journal = ObservedJournal(directory, filesystem)
+    journal = ObservedJournal(directory, filesystem, check=check)
     frames = 0
     damage: LogStoreError | None = None
     try:

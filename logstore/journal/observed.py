@@ -12,6 +12,7 @@ from logstore.errors import StorageError
 from logstore.filesystem import FileSystem, local_filesystem
 from logstore.journal.errors import JournalCorruptionError
 from logstore.journal.frame import HEADER_BYTES, HONOURED, Frame, FrameHeader, FrameType, Kinds
+from logstore.journal.identity import FoundJournal
 from logstore.journal.journal_file import JournalFile, list_files
 from logstore.journal.scan import JournalScan, RecoveredFrame, good_frames
 
@@ -21,13 +22,22 @@ _LISTINGS = 20
 class ObservedJournal:
     """Exhaust ``frames``, then take ``end`` and ``tail_bytes``; or take ``records``."""
 
-    def __init__(self, directory: Path, filesystem: FileSystem | None = None, kinds: Kinds = HONOURED) -> None:
-        """StorageError if there is no such directory."""
+    def __init__(
+        self,
+        directory: Path,
+        filesystem: FileSystem | None = None,
+        kinds: Kinds = HONOURED,
+        check: Callable[[FoundJournal], None] = lambda _: None,
+    ) -> None:
+        """``check`` raises for a journal that is not the one that stood here; what it knows was read before this.
+        StorageError if there is no such directory.
+        """
         if not directory.is_dir():
             raise StorageError(f"there is no journal directory {directory}; name one as <data>/brokers/<id>/journal/0")
         self.directory = directory
         self._filesystem = filesystem or local_filesystem()
         self._kinds = kinds
+        self._check = check
         #: The journal position behind the last good frame.
         self.end = 0
         #: Bytes of a crash's tail, which a start will cut; 0 while the journal is written.
@@ -38,7 +48,9 @@ class ObservedJournal:
         self.files: list[tuple[int, Path]] = []
 
     def frames(self) -> Iterator[RecoveredFrame]:
-        """All good frames in journal order, but marks. JournalCorruptionError, StorageError, DataDirectoryError."""
+        """All good frames in journal order, but marks. JournalCorruptionError, StorageError, DataDirectoryError; behind
+        the last frame as ``check`` raises.
+        """
         self.end = self.tail_bytes = self.frame_bytes = 0
         for attempt in range(_LISTINGS):
             self.files = list_files(self.directory)
@@ -76,6 +88,7 @@ class ObservedJournal:
         self.end, self.tail_bytes = verdict.end, verdict.tail_bytes
         for file in verdict.files:
             file.close()
+        self._check(verdict.found(self.directory))
 
     def _is_good_now(self, damage: JournalCorruptionError) -> bool:
         """Whether the frame, or the file's header, that was bad has been written since. Only a last file grows."""

@@ -248,7 +248,7 @@ def recorded(data: Path, tmp_path: Path) -> Path:
     elsewhere = tmp_path / "disk" / "one" / "logs"
     shutil.copytree(data / "brokers" / "0", elsewhere)
     cluster_id = checked_file.read(data / "cluster.json", "restore it")["cluster_id"]
-    LogDirectory(str(cluster_id), 1, uuid.uuid4(), 0).begun(elsewhere, local_filesystem(), 0)
+    LogDirectory(uuid.uuid4(), None, str(cluster_id), 1, 0).begun(elsewhere, local_filesystem(), 0)
     record_log_directory(local_filesystem(), data, 1, elsewhere)
     return elsewhere
 
