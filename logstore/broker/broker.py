@@ -349,7 +349,7 @@ class Broker:
         """Why requests had better go elsewhere, or come later: appends are refused, or others lead; None while all is
         well.
         """
-        return self.admission.not_ready_reason or self._coordinator.not_ready_reason
+        return self.admission.not_ready_reason or self._coordinator.not_ready_reason or self.replicas.not_ready_reason
 
 
 __all__ = [

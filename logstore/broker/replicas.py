@@ -189,6 +189,20 @@ class Replicas:
             now=self._clock.monotonic(),
         )
 
+    @property
+    def not_ready_reason(self) -> str | None:
+        """Why requests had better go elsewhere: other brokers may lead all partitions with several replicas that this
+        one leads. None if they may not.
+        """
+        if self._coordinator.has_lease or not self._replicated:
+            return None
+        if not all(log.is_leader and log.require_leader().is_cut_off for log in self._replicated.values()):
+            return None
+        return (
+            f"broker {self._coordinator.broker_id} reaches neither ZooKeeper nor the other replicas in sync, so that "
+            "other brokers may lead its partitions by now"
+        )
+
     def _has_lease(self) -> bool:
         return self._coordinator.has_lease
 

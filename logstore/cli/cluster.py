@@ -70,7 +70,7 @@ def start(
     """Run a ZooKeeper and brokers in this terminal until Ctrl-C.
 
     They listen on 127.0.0.1 only, with ports that stay the same. Logs are in DIR/cluster. Ctrl-C and SIGTERM stop them
-    cleanly, ZooKeeper last. A broker that dies is left dead: start-broker starts it again.
+    cleanly, ZooKeeper last. A process that dies is left dead: start-broker and start-zookeeper start it again.
 
     On the directory of a store of one node, which must be stopped, it becomes a cluster: its broker leads everything
     with one replica, and the others join. There is no way back.
@@ -137,6 +137,26 @@ def start_broker(
         print(f"Broker {broker.id} is at {broker.url}, with pid {broker.pid}")
         for address in kafka_addresses(directory.data, [broker_id]):
             print(f"Kafka's clients connect to {address}")
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  logstore cluster start-zookeeper --data ./data-cluster
+"""
+)
+def start_zookeeper(data: DataOption = None, json: JsonOption = False) -> None:
+    """Start the ZooKeeper again that cluster start has started, and that has ended.
+
+    It has the same port and data, so that brokers find it by themselves. The cluster start that runs on DIR keeps it.
+    """
+    from logstore.cluster_processes.control import ask_to_start_zookeeper
+
+    found = ask_to_start_zookeeper(_directory(data))
+    if json:
+        print_json_line(found)
+    else:
+        print(f"ZooKeeper is at {found.zookeeper}, with pid {found.pid}")
 
 
 @app.command(

@@ -34,7 +34,14 @@ _JARS: Final = (
     "snappy-java-",
     "zookeeper-",
 )
-_JVM: Final = ("-Xmx96m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzookeeper.admin.enableServer=false")
+_JVM: Final = (
+    "-Xmx96m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    # One that ends is started again; one that lives and answers nobody is not.
+    "-XX:+ExitOnOutOfMemoryError",
+    "-Dzookeeper.admin.enableServer=false",
+)
 _START_S: Final = 60.0
 _STOP_S: Final = 10.0
 #: Another process may take a port between the choice and the start.
@@ -85,6 +92,14 @@ class ZooKeeperServer:
     def is_running(self) -> bool:
         """Whether its process is there."""
         return self._process is not None and self._process.poll() is None
+
+    def wait_until_ended(self) -> int:
+        """Wait for the end of the process that runs now; its exit code, negative for a signal. Other threads may start
+        the next one meanwhile. ZooKeeperServerError if it does not run.
+        """
+        if (process := self._process) is None:
+            raise ZooKeeperServerError(f"ZooKeeper at {self.address} does not run.")
+        return process.wait()
 
     @property
     def mode(self) -> str | None:

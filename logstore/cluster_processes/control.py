@@ -1,4 +1,5 @@
-"""How another command asks the process of a running cluster to start a broker, which is that process's to keep.
+"""How another command asks the process of a running cluster to start a broker or ZooKeeper, which is that process's to
+keep.
 
 A Unix socket in the data directory, for its owner alone: a line of JSON each way.
 """
@@ -15,6 +16,7 @@ import msgspec
 
 from logstore.cluster_processes.broker_process import START_S, BrokerEntry
 from logstore.cluster_processes.record import ClusterProcessesError, Directory
+from logstore.cluster_processes.zookeeper_process import ZooKeeperEntry
 from logstore.errors import LogStoreError
 
 #: More than the start of a broker may take.
@@ -23,13 +25,16 @@ _REQUEST_S: Final = 10.0
 
 
 class _Request(msgspec.Struct, frozen=True):
-    start_broker: int
+    """The id of a broker; None asks for ZooKeeper."""
+
+    start_broker: int | None
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """One of the two."""
+    """One of the three."""
 
     broker: BrokerEntry | None = None
+    zookeeper: ZooKeeperEntry | None = None
     error: str | None = None
 
 
@@ -44,7 +49,11 @@ def _address(path: Path) -> Iterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def controlled(path: Path, start_broker: Callable[[int], Awaitable[BrokerEntry]]) -> AsyncIterator[None]:
+async def controlled(
+    path: Path,
+    start_broker: Callable[[int], Awaitable[BrokerEntry]],
+    start_zookeeper: Callable[[], Awaitable[ZooKeeperEntry]],
+) -> AsyncIterator[None]:
     """Requests are answered for as long as the block lasts. Nobody else listens at ``path``: the caller has a lock."""
     path.unlink(missing_ok=True)  # noqa: ASYNC240 - at once, as what follows
     listener = socket.socket(socket.AF_UNIX)
@@ -61,7 +70,10 @@ async def controlled(path: Path, start_broker: Callable[[int], Awaitable[BrokerE
                 line = await reader.readline()
             try:
                 request = msgspec.json.decode(line, type=_Request)
-                found = _Answer(broker=await start_broker(request.start_broker))
+                if request.start_broker is None:
+                    found = _Answer(zookeeper=await start_zookeeper())
+                else:
+                    found = _Answer(broker=await start_broker(request.start_broker))
             except (LogStoreError, OSError, msgspec.DecodeError) as error:
                 found = _Answer(error=str(error))
             writer.write(msgspec.json.encode(found) + b"\n")
@@ -87,6 +99,24 @@ async def controlled(path: Path, start_broker: Callable[[int], Awaitable[BrokerE
 
 def ask_to_start(directory: Directory, broker_id: int) -> BrokerEntry:
     """Have the running cluster start a broker that has ended; returns when it is ready. ClusterProcessesError."""
+    late = f"Broker {broker_id} is not ready after {_ANSWER_S:.0f} seconds: see {directory.log(broker_id)}."
+    answer = _ask(directory, _Request(broker_id), late)
+    if answer.broker is None:
+        raise ClusterProcessesError(answer.error or "no reason was given")
+    return answer.broker
+
+
+def ask_to_start_zookeeper(directory: Directory) -> ZooKeeperEntry:
+    """Have the running cluster start its ZooKeeper, which has ended; returns when it serves. ClusterProcessesError."""
+    late = f"ZooKeeper does not serve after {_ANSWER_S:.0f} seconds: see {directory.zookeeper}."
+    answer = _ask(directory, _Request(None), late)
+    if answer.zookeeper is None:
+        raise ClusterProcessesError(answer.error or "no reason was given")
+    return answer.zookeeper
+
+
+def _ask(directory: Directory, request: _Request, late: str) -> _Answer:
+    """``late`` is the message if the answer does not come."""
     with socket.socket(socket.AF_UNIX) as asking:
         asking.settimeout(_ANSWER_S)
         try:
@@ -97,15 +127,10 @@ def ask_to_start(directory: Directory, broker_id: int) -> BrokerEntry:
                 f"No cluster runs on {directory.data}: start it with logstore cluster start --data {directory.data}"
             ) from None
         try:
-            asking.sendall(msgspec.json.encode(_Request(broker_id)) + b"\n")
+            asking.sendall(msgspec.json.encode(request) + b"\n")
             line = b"".join(iter(lambda: asking.recv(1 << 16), b""))
         except TimeoutError:
-            raise ClusterProcessesError(
-                f"Broker {broker_id} is not ready after {_ANSWER_S:.0f} seconds: see {directory.log(broker_id)}."
-            ) from None
+            raise ClusterProcessesError(late) from None
     if not line:
         raise ClusterProcessesError(f"The cluster on {directory.data} was stopped meanwhile.")
-    answer = msgspec.json.decode(line, type=_Answer)
-    if answer.broker is None:
-        raise ClusterProcessesError(answer.error or "no reason was given")
-    return answer.broker
+    return msgspec.json.decode(line, type=_Answer)

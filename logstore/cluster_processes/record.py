@@ -2,7 +2,7 @@
 
 <data>/cluster/lock               held while they run
 <data>/cluster/processes.json     their ports and the ZooKeeper, kept over restarts
-<data>/cluster/control            a socket, by which a command asks for the start of a broker
+<data>/cluster/control            a socket, by which a command asks for the start of a broker or ZooKeeper
 <data>/cluster/broker-<id>.log    the log of a broker
 <data>/cluster/zookeeper          the data and the log of their ZooKeeper
 """

@@ -2,9 +2,9 @@
 
 Start: the ports, ZooKeeper, the brokers at one time (on the directory of a store of one node, its broker first). Ready:
 all of them know each other, and the leader of each partition that one of them can lead; what has none by then is told,
-and keeps nothing else from being served. Stop, on SIGINT or SIGTERM: the brokers, and ZooKeeper after them. The second
-signal kills. Every wait is bounded. Invariant: no process outlives this one, however it ends
-(``logstore.cluster.watched_process``).
+and keeps nothing else from being served. A service starts again what ends, and stops if its ZooKeeper keeps ending.
+Stop, on SIGINT or SIGTERM: the brokers, and ZooKeeper after them. The second signal kills. Every wait is bounded.
+Invariant: no process outlives this one, however it ends (``logstore.cluster.watched_process``).
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from typing import Final
 import msgspec
 
 from logstore.client.admin import Admin
-from logstore.cluster.zookeeper_server import Ports, ZooKeeperServer, ZooKeeperServerError
 from logstore.cluster_processes.broker_process import BrokerEntry, BrokerProcess
 from logstore.cluster_processes.control import controlled
 from logstore.cluster_processes.kafka_addresses import NO_KAFKA, KafkaAddress, is_free
 from logstore.cluster_processes.ports import ReservedPorts
 from logstore.cluster_processes.record import ClusterProcessesError, Directory, Record, check_directory, one_node
+from logstore.cluster_processes.zookeeper_process import Restarts, ZooKeeperEntry, ZooKeeperProcess
 from logstore.errors import DataDirectoryError, LogStoreError
 from logstore.lock_file import LockFile
 from logstore.settings import address_of
@@ -39,7 +39,6 @@ _REAP_S: Final = 2.0
 #: The pause before a broker is started again: the first, then twice as long each time, up to the second. One that ran
 #: for longer than the second starts again at the first.
 _RETRY_S, _RETRY_MAX_S = 1.0, 60.0
-_ZOOKEEPER_LOOK_S: Final = 1.0
 
 
 class ClusterEntry(msgspec.Struct, frozen=True):
@@ -57,7 +56,7 @@ class Wanted:
     broker; others are chosen, and kept, also of ``kafka``. ``shared_port``: one more, on which all brokers listen (0
     chooses).
     ``environment``: settings of all brokers, ``environments`` of single ones. ``is_service``: brokers write to our
-    stderr, and not to files, and those that die are started again.
+    stderr, and not to files, and what dies is started again.
     """
 
     directory: Directory
@@ -80,7 +79,8 @@ Announce = Callable[[ClusterEntry, int | None], None]
 def run(wanted: Wanted, announce: Announce) -> int:
     """Until SIGINT or SIGTERM; the exit code: 1 if a process had to be killed.
 
-    ClusterProcessesError, ZooKeeperServerError, DataDirectoryError, OSError.
+    ClusterProcessesError (also if the ZooKeeper of a service keeps ending), ZooKeeperServerError, DataDirectoryError,
+    OSError.
     """
     directory = wanted.directory
     if importlib.util.find_spec("kazoo") is None:
@@ -166,11 +166,14 @@ class _Cluster:
         self._wanted = wanted
         self._record, self._shared_port = record, shared_port
         self._reserved = reserved
-        self._zookeeper: ZooKeeperServer | None = None
+        self._zookeeper: ZooKeeperProcess | None = None
+        self._zookeeper_restarts = Restarts()
         self._brokers: dict[int, BrokerProcess] = {}
         self._stopping = asyncio.Event()
         self._watching: set[asyncio.Task[None]] = set()
         self._exit_code = 0
+        #: Why everything is stopped without a signal.
+        self._failure: ClusterProcessesError | None = None
 
     @property
     def _connect(self) -> str:
@@ -186,7 +189,7 @@ class _Cluster:
                 await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
                 if starting.done():
                     await starting
-                    async with controlled(self._wanted.directory.control, self.start_broker):
+                    async with controlled(self._wanted.directory.control, self.start_broker, self.start_zookeeper):
                         announce(self._entry, self._shared_port)
                         await stopping
             finally:
@@ -194,6 +197,8 @@ class _Cluster:
                     task.cancel()
                 await asyncio.gather(starting, stopping, *self._watching, return_exceptions=True)
                 await self._stop()
+        if self._failure is not None:
+            raise self._failure
         return self._exit_code
 
     @property
@@ -231,7 +236,9 @@ class _Cluster:
     async def _start(self) -> None:
         logs = self._wanted.log_dirs or self._wanted.directory.data / "brokers"
         if self._record.zookeeper_port is not None:
-            await self._start_zookeeper(self._record.zookeeper_port)
+            self._progress(f"starting ZooKeeper on {self._connect}")
+            self._zookeeper = ZooKeeperProcess(self._wanted.directory.zookeeper, self._record.zookeeper_port)
+            await self._start_zookeeper(self._zookeeper)
         for broker_id in self._wanted.broker_ids:
             self._brokers[broker_id] = BrokerProcess(
                 broker_id,
@@ -288,19 +295,10 @@ class _Cluster:
         self._record.write(self._wanted.directory)
         broker.environment |= self._kafka_environment(broker.id)
 
-    async def _start_zookeeper(self, port: int) -> None:
-        self._progress(f"starting ZooKeeper on {_LOOPBACK}:{port}")
-        # Alone it uses the port for clients only.
-        self._zookeeper = server = ZooKeeperServer(self._wanted.directory.zookeeper, 1, [Ports(port, 0, 0)])
-        starting = asyncio.create_task(asyncio.to_thread(_start_server, server))
-        try:
-            await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            with contextlib.suppress(ZooKeeperServerError):
-                server.signal(signal.SIGKILL)  # then the thread ends at once
-            await asyncio.gather(starting, return_exceptions=True)
-            raise
-        self._watch(self._watch_zookeeper(server))
+    async def _start_zookeeper(self, zookeeper: ZooKeeperProcess) -> ZooKeeperEntry:
+        entry = await zookeeper.start()
+        self._watch(self._watch_zookeeper(zookeeper))
+        return entry
 
     async def _start_one(self, broker: BrokerProcess) -> BrokerEntry:
         self._choose_kafka_port_again(broker)
@@ -356,10 +354,50 @@ class _Cluster:
                 else:
                     return
 
-    async def _watch_zookeeper(self, server: ZooKeeperServer) -> None:
-        while server.is_running:  # noqa: ASYNC110 - a process that asyncio did not start
-            await asyncio.sleep(_ZOOKEEPER_LOOK_S)
-        _say(f"ZooKeeper has ended: no leader is elected any more; its log is in {self._wanted.directory.zookeeper}")
+    async def _watch_zookeeper(self, zookeeper: ZooKeeperProcess) -> None:
+        """Until it ends. That of a service is started again; one that keeps ending ends the service."""
+        loop = asyncio.get_running_loop()
+        began, directory = loop.time(), self._wanted.directory
+        how = f"ZooKeeper has ended, {_in_words(await zookeeper.ended())}"
+        if not self._wanted.is_service:
+            how += f": no leader is elected any more; its log is in {directory.zookeeper}"
+            _say(f"{how}; start it again with: logstore cluster start-zookeeper --data {directory.data}")
+            return
+        served_s = loop.time() - began
+        while (pause := self._zookeeper_restarts.pause(served_s)) is not None:
+            _say(f"{how}; it is started again{f' in {pause:.0f} s' if pause else ''}")
+            await asyncio.sleep(pause)
+            async with zookeeper.changing:
+                if zookeeper.is_running:  # a command was faster
+                    return
+                try:
+                    entry = await self._start_zookeeper(zookeeper)
+                except (LogStoreError, OSError) as error:
+                    how, served_s = str(error).rstrip("."), 0.0
+                else:
+                    _say(f"ZooKeeper serves again at {entry.zookeeper}, with pid {entry.pid}")
+                    return
+        self._failure = ClusterProcessesError(
+            f"{how}\nZooKeeper was started again several times, and keeps ending, so that everything was stopped: see "
+            f"{directory.zookeeper}, then start again."
+        )
+        self._stopping.set()
+
+    async def start_zookeeper(self) -> ZooKeeperEntry:
+        """Start a ZooKeeper that has ended. ClusterProcessesError, ZooKeeperServerError, OSError."""
+        zookeeper = self._zookeeper
+        if zookeeper is None:
+            raise ClusterProcessesError(
+                f"The ZooKeeper of this cluster, {self._connect}, was not started with it: start it where it runs."
+            )
+        async with zookeeper.changing:
+            if zookeeper.is_running:
+                entry = zookeeper.entry
+                raise ClusterProcessesError(
+                    f"ZooKeeper is running at {entry.zookeeper}, with pid {entry.pid}: start-zookeeper starts one that "
+                    "has ended."
+                )
+            return await self._start_zookeeper(zookeeper)
 
     async def start_broker(self, broker_id: int) -> BrokerEntry:
         """Start a broker that has ended. ClusterProcessesError."""
@@ -384,12 +422,7 @@ class _Cluster:
                 _say(f"broker {broker.id} did not stop in time, and was killed")
                 self._exit_code = 1
         if self._zookeeper is not None:
-            await asyncio.to_thread(self._zookeeper.stop)
-
-
-def _start_server(server: ZooKeeperServer) -> None:
-    server.start()
-    server.wait_until_serving()
+            await self._zookeeper.stop()
 
 
 #: What a broker's view lacks; None if nothing. The ids are those of the brokers that run.

@@ -97,7 +97,8 @@ class Leadership:
         """The log end has moved: the high watermark follows as far as the replicas in sync have it."""
         self._log_end_offset = log_end_offset
         if self._durable is not None:
-            if not self._has_lease():
+            # Nobody else leads a partition whose only replica is here.
+            if self.in_sync_replicas is not None and not self._has_lease():
                 self._durable.fail_above(-1, _no_lease())
             self._durable.reach(log_end_offset)
         if self.in_sync_replicas is None:

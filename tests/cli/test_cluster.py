@@ -75,8 +75,9 @@ def test_elections_on_one_node(run, run_json, topic):
 
 
 def test_no_cluster_runs_there(run, tmp_path):
-    refused = run("cluster", "start-broker", 1, "--data", tmp_path, code=1).output
-    assert f"No cluster runs on {tmp_path}: start it with logstore cluster start --data {tmp_path}" in refused
+    for command in (("start-broker", 1), ("start-zookeeper",)):
+        refused = run("cluster", *command, "--data", tmp_path, code=1).output
+        assert f"No cluster runs on {tmp_path}: start it with logstore cluster start --data {tmp_path}" in refused
 
 
 def test_a_topic_with_too_few_replicas_for_its_acks_is_warned_of(run, topic):

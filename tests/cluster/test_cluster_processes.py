@@ -1,10 +1,12 @@
 """A cluster on one machine: its processes are started together, one of them again, and stopped together."""
 
 import contextlib
+import functools
 import json
 import os
 import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -12,15 +14,23 @@ import pytest
 
 from benchmarks.free_port import free_port
 from logstore.client.admin import Admin
-from logstore.cluster_processes import ports
+from logstore.cluster_processes import ports, zookeeper_process
+from logstore.cluster_processes.control import ask_to_start_zookeeper
 from logstore.cluster_processes.kafka_addresses import KafkaAddress, kafka_addresses
-from logstore.cluster_processes.record import Directory, Record
+from logstore.cluster_processes.record import ClusterProcessesError, Directory, Record
 from logstore.cluster_processes.running_cluster import Wanted
 from logstore.cluster_processes.running_cluster import run as run_cluster
-from logstore.errors import LogStoreError
+from logstore.errors import LogStoreError, TopicExistsError
 from logstore.listening_sockets import listening_socket
 from logstore.lock_file import LockFile
-from tests.support.cluster_processes import ClusterProcess, command, descendants, environment, is_alive
+from tests.support.cluster_processes import (
+    ClusterProcess,
+    command,
+    descendants,
+    environment,
+    is_alive,
+    zookeeper_pid,
+)
 from tests.support.eventually import eventually
 from tests.support.server_process import ROOT
 from tests.support.small_store import TOPIC, small_store
@@ -38,6 +48,30 @@ def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
 
 def gone(pids: set[int]) -> bool:
     return not any(is_alive(pid) for pid in pids)
+
+
+def takes_all_again(urls: Sequence[str], topic: str) -> None:
+    """Brokers have their sessions and leases back: they make a topic, lead its partitions, and take acks=1."""
+
+    def made() -> bool:
+        with Admin(",".join(urls)) as admin:
+            try:
+                admin.create_topic(topic, partitions=2, replication_factor=2)
+            except TopicExistsError:  # made by a try that was not answered
+                return True
+            except LogStoreError:
+                return False
+        return True
+
+    def appended(url: str, partition: int) -> bool:
+        sent = f"{url}/topics/{topic}/partitions/{partition}?acks=1"
+        return httpx.post(sent, json={"records": [{"value": "x"}]}, timeout=30).is_success
+
+    eventually(made, "no topic is made", every_s=0.1)
+    for url in urls:
+        for partition in range(2):
+            eventually(functools.partial(appended, url, partition), "acks=1 is refused", every_s=0.1)
+        assert httpx.get(f"{url}/health/ready", timeout=30).status_code == 200
 
 
 def test_a_cluster_from_its_start_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -86,6 +120,16 @@ def test_a_cluster_from_its_start_to_its_end(tmp_path: Path, monkeypatch: pytest
         assert (started["id"], started["url"]) == (2, two["url"])
         assert kafka_addresses(data, [1, 2]) == kafka
         assert httpx.get(f"{started['url']}/health/ready", timeout=30).status_code == 200
+
+        pid = zookeeper_pid(cluster.process.pid)
+        with pytest.raises(ClusterProcessesError, match=f"ZooKeeper is running at {zookeeper}, with pid {pid}:"):
+            ask_to_start_zookeeper(Directory(data))
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: "ZooKeeper has ended, killed by SIGKILL" in cluster.log.read_text(), "its end is not told")
+        assert f"start it again with: logstore cluster start-zookeeper --data {data}\n" in cluster.log.read_text()
+        again = json.loads(run("cluster", "start-zookeeper", "--data", data, "--json").stdout)
+        assert again == {"zookeeper": zookeeper, "pid": zookeeper_pid(cluster.process.pid)}
+        takes_all_again([one["url"], two["url"]], "u")
 
         pids = descendants(cluster.process.pid)
         assert {one["pid"], started["pid"]} < pids
@@ -146,6 +190,38 @@ def test_a_cluster_that_is_ready_has_leaders_in_all_views(tmp_path: Path):
             with Admin(broker["url"]) as admin:
                 assert [one.leader for one in admin.partition_replicas() if one.topic == TOPIC] == [0, 0]
         assert cluster.stop() == 0
+
+
+def test_a_service_starts_its_zookeeper_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LOGSTORE_KAFKA_LISTENERS", "")
+    port = free_port()
+    with ClusterProcess(tmp_path, "serve", "--brokers", 2, "--data", tmp_path / "data", "--port", port) as serving:
+        pid = zookeeper_pid(serving.process.pid)
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: "ZooKeeper serves again" in serving.log.read_text(), "it is not started again")
+        assert zookeeper_pid(serving.process.pid) != pid
+        takes_all_again([f"http://127.0.0.1:{port + 1}", f"http://127.0.0.1:{port + 2}"], "t")
+
+
+def test_a_service_ends_with_a_zookeeper_that_cannot_be_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """It needs no broker for that."""
+    monkeypatch.setattr(zookeeper_process, "_PAUSES_S", (0.0, 0.01))
+
+    def end_zookeeper(*_: object) -> None:
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+        os.kill(zookeeper_pid(os.getpid()), signal.SIGKILL)
+
+    directory = Directory(tmp_path / "data")
+    with pytest.raises(LogStoreError) as error:
+        run_cluster(Wanted(directory, [], is_service=True), end_zookeeper)
+    assert error.value.message.startswith("ZooKeeper needs Java 17: install it, or set JAVA_HOME\n")
+    assert f"keeps ending, so that everything was stopped: see {directory.zookeeper}" in error.value.message
+    assert capsys.readouterr().err.splitlines() == [
+        "ZooKeeper has ended, killed by SIGKILL; it is started again",
+        "ZooKeeper needs Java 17: install it, or set JAVA_HOME; it is started again in 0 s",
+    ]
 
 
 @pytest.mark.long

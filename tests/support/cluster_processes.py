@@ -51,6 +51,19 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
+def zookeeper_pid(pid: int) -> int:
+    """The ZooKeeper among the processes below ``pid``."""
+
+    def program(one: int) -> bytes:
+        try:
+            return Path(f"/proc/{one}/cmdline").read_bytes().partition(b"\0")[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return b""
+
+    (found,) = [one for one in descendants(pid) if program(one).endswith(b"java")]
+    return found
+
+
 class ClusterProcess:
     """``first_line`` is what it has printed first. Ends the process, and with it all of them, when the block ends."""
 

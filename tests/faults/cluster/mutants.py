@@ -176,6 +176,7 @@ def forward_what_is_not_to_be() -> None:
 
 def start_on_any_disk() -> None:
     """C19: a broker takes the log directory of another one, or of another cluster."""
+    from dataclasses import replace
     from pathlib import Path
 
     from logstore.cluster.log_directory import LogDirectory
@@ -184,7 +185,7 @@ def start_on_any_disk() -> None:
 
     def open_any(cls: type[LogDirectory], path: Path, cluster_id: str, broker_id: int) -> LogDirectory:
         found = cls.read(path) or open_checked(cls, path, cluster_id, broker_id)
-        return LogDirectory(cluster_id, broker_id, found.directory_id, found.incarnation)
+        return replace(found, cluster_id=cluster_id, broker_id=broker_id)
 
     LogDirectory.open = classmethod(open_any)  # type: ignore[assignment, method-assign]
 

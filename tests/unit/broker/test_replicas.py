@@ -538,6 +538,7 @@ def test_a_leader_without_a_lease_tells_nothing_that_another_leader_may_contradi
             for _ in range(20):
                 assert await read_all(zombie, topic) == [(0, b"0")], "ZooKeeper alone is away: reads go on"
                 await asyncio.sleep(0.01)
+            assert zombie.not_ready_reason is None
             # Another one leads, and this one does not hear of it.
             before = cluster.states[topic.topic_id, 0]
             state = dataclasses.replace(before, leader=2, leader_epoch=log.leader_epoch + 1, in_sync_replicas=(2, 3))
@@ -547,11 +548,13 @@ def test_a_leader_without_a_lease_tells_nothing_that_another_leader_may_contradi
             assert log.is_leader
             with pytest.raises(NotLeaderOrFollowerError, match="another one may lead"):
                 await read_all(zombie, topic)
+            assert "other brokers may lead its partitions" in str(zombie.not_ready_reason)
             assert known_end(log, {}) is None
             cluster.coordinators[3].tell(topic.topic_id, 0, state)
             await produce(second, second.topic(INTERNAL, "t"), [b"1"])
             cluster.coordinators[1].tell(topic.topic_id, 0, state)
             await all_have(cluster, 2)
+            assert zombie.not_ready_reason is None, "it knows who leads"
 
     run(scenario())
 

@@ -21,7 +21,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def log_directory(path: Path, broker_id: int, cluster_id: str = CLUSTER) -> Path:
-    LogDirectory(cluster_id, broker_id, uuid.uuid4(), 0).begun(path, local_filesystem(), 0)
+    LogDirectory(uuid.uuid4(), None, cluster_id, broker_id, 0).begun(path, local_filesystem(), 0)
     (path / "journal" / "0").mkdir(parents=True)
     return path
 

@@ -291,6 +291,23 @@ def test_acks_1_needs_a_lease_at_the_append_and_at_the_acknowledgement() -> None
     in_loop(scenario)
 
 
+def test_acks_1_of_the_only_replica_needs_no_lease() -> None:
+    def scenario() -> None:
+        lease = [True]
+        log = new_log(None)
+        log.become_leader(1, None, lambda: lease[0])
+        for has_lease in (True, False, False):
+            lease[0] = has_lease
+            assert log.append_refusal(1) is None
+            frame = append(log)
+            wait = Acknowledgement(1)
+            log.require_leader().acknowledge(frame.header.end_offset, 1, wait)
+            log.stored(frame, FrameLocation(0, 1))
+            assert wait.future.result() is None
+
+    in_loop(scenario)
+
+
 def test_positions_of_strangers_and_of_former_registrations_do_not_count() -> None:
     def scenario() -> None:
         log = replicated_log(1, 2)
