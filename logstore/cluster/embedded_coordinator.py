@@ -318,9 +318,9 @@ class EmbeddedCoordinator:
 
 
 def brokers_of(data: Path) -> list[str]:
-    """The ids of the brokers that have used ``data``: one with a lock file alone is of a start that was refused."""
+    """The ids of the brokers that have used ``data``: one with lock files alone is of a start that was refused."""
     homes = sorted((data / "brokers").glob("*/"))
-    return [home.name for home in homes if any(path.name != NAME for path in home.iterdir())]
+    return [home.name for home in homes if any(path.is_file() and path.name != NAME for path in home.rglob("*"))]
 
 
 def home_of(data: Path, broker_id: int) -> Path:

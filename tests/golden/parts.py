@@ -21,6 +21,7 @@ from logstore.journal.frame import (
     encode_frame_header,
     encode_mark,
 )
+from logstore.journal.identity import JournalIdentity
 from logstore.journal.inspect import DumpRow
 from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.kafka_batches.header import Compression, with_max_timestamp
@@ -107,7 +108,9 @@ def deterministic() -> dict[str, str]:
         ]
     )
     found: dict[str, bytes] = {
-        "file header": encode_file_header(FileHeader(2**64 - 1, 4_711, TIMESTAMP_MS)),
+        "file header": encode_file_header(
+            FileHeader(2**64 - 1, 4_711, TIMESTAMP_MS, JournalIdentity(TOPIC, 2**64 - 2))
+        ),
         "mark": encode_mark(durable_end=4_711, file_id=7),
         "idempotency key": repr((key.hash, key.epoch, key.digest.hex(), key.partition_hash)).encode(),
         "fingerprint": repr(key.fingerprint(None)).encode(),

@@ -165,10 +165,13 @@ async def test_a_broker_whose_start_was_refused_owns_nothing(tmp_path: Path) -> 
     """Such as one of a cluster that found no ZooKeeper: its lock file stays."""
     other = tmp_path / "brokers" / "4"
     other.mkdir(parents=True)
-    (other / "lock").touch()
+    journal = other / "journal" / "0"
+    journal.mkdir(parents=True)
+    for directory in (other, journal):
+        (directory / "lock").touch()
     async with started(tmp_path):
         pass
-    (other / "journal").mkdir()
+    (journal / f"{0:020d}.log").touch()
     with pytest.raises(DataDirectoryError, match=r"set broker\.id to 4"):
         async with started(tmp_path):
             pass
