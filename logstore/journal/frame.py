@@ -17,12 +17,15 @@ from uuid import UUID
 from logstore.crc32c import crc32c
 from logstore.errors import DataDirectoryError
 from logstore.filesystem import Buffer
+from logstore.journal import format_1
 from logstore.journal.identity import JournalIdentity
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity
 
 #: The version that is written; versions before it are still read.
 FORMAT_VERSION: Final = 4
 HEADER_BYTES: Final = 128
+#: The byte of a file header, and of a frame's, that has the version.
+VERSION_AT: Final = 8
 FRAME_MAGIC: Final = b"LSJF"
 FILE_MAGIC: Final = b"LSJH"
 PAYLOAD_BYTES_MAX: Final = (1 << 32) - 1
@@ -254,6 +257,7 @@ def _kind(version: int, kind: int, flags: int) -> int:
 # The types of each version, and all its flags together.
 _FIRST_TYPES: Final = (FrameType.DATA, FrameType.SNAPSHOT, FrameType.MARK)
 _FORMATS: Final[Mapping[int, tuple[tuple[FrameType, ...], int]]] = {
+    1: (_FIRST_TYPES, FrameFlags.LOG_APPEND_TIME | FrameFlags.RELOCATED),
     2: (_FIRST_TYPES, FrameFlags.LOG_APPEND_TIME | FrameFlags.RELOCATED),
     3: (tuple(FrameType), FrameFlags.LOG_APPEND_TIME | FrameFlags.RELOCATED | FrameFlags.TRANSACTIONAL),
     4: (tuple(FrameType), FrameFlags.LOG_APPEND_TIME | FrameFlags.RELOCATED | FrameFlags.TRANSACTIONAL),
@@ -322,6 +326,9 @@ def decode_frame_header(
     if known is None:
         raise _refusal(kind & 0xFF, kind >> 8 & 0xFF, kind >> 16, stored_position)
     frame_type, flags = known
+    identity = BatchIdentity(owner, epoch, sequence) if owner or epoch != -1 else NO_IDENTITY
+    if kind & 0xFF == format_1.VERSION:
+        identity, inflated_bytes = format_1.sender(data, at)
     header = (
         frame_type,
         flags,
@@ -333,7 +340,7 @@ def decode_frame_header(
         append_time_ms,
         max_timestamp_ms,
         inflated_bytes,
-        NO_IDENTITY if epoch == -1 else BatchIdentity(owner, epoch, sequence),
+        identity,
     )
     return StoredHeader(FrameHeader._make(header), length, payload_crc, durable_end)
 
@@ -356,8 +363,9 @@ def _refusal(version: int, kind: int, flags: int, position: int) -> DataDirector
 
 
 def _unknown_version(where: str, version: int) -> DataDirectoryError:
+    *earlier, last = _FORMATS
     return DataDirectoryError(
-        f"{where} has format version {version}, and this release knows {' and '.join(map(str, _FORMATS))}: "
+        f"{where} has format version {version}, and this release knows {', '.join(map(str, earlier))} and {last}: "
         "start the release that wrote it"
     )
 

@@ -20,11 +20,13 @@ from typing import Final, NamedTuple
 from logstore.crc32c import crc32c
 from logstore.errors import CorruptionError, StorageError
 from logstore.filesystem import FileSystem
+from logstore.journal import format_1
 from logstore.journal.errors import JournalCorruptionError
 from logstore.journal.frame import (
     FRAME_MAGIC,
     HEADER_BYTES,
     HONOURED,
+    VERSION_AT,
     FrameHeader,
     FrameLocation,
     FrameType,
@@ -40,6 +42,7 @@ from logstore.records.transactions import OFFSET_MAX, PRODUCER_ID_MAX, EndTransa
 WINDOW_BYTES: Final = 4 * MIB
 # Small payloads that a recovery looks into.
 _KEPT: Final = (FrameType.SNAPSHOT, FrameType.CONTROL)
+_VERSION_1: Final = bytes((format_1.VERSION,))
 
 
 class RecoveredFrame(NamedTuple):
@@ -205,7 +208,7 @@ class JournalScan:
                 file.add(header, {})
                 if header.has_records or header.type is FrameType.TRUNCATE:
                     _check_offsets(header, position)
-                payload = file.read(position + HEADER_BYTES, length) if header.type in _KEPT else None
+                payload = _payload(file, position, length) if header.type in _KEPT else None
                 if header.type is FrameType.CONTROL and payload is not None:
                     _check_control(header, payload, f"the journal frame at position {position}")
                 yield RecoveredFrame(header, FrameLocation(position, HEADER_BYTES + length), payload)
@@ -217,6 +220,14 @@ class JournalScan:
                 tail_bytes = _check_tail(file, tail, self._kinds)
         kept = tuple(file for file in files if file is not unborn)
         self._verdict = Verdict(kept, end, attested_end, unborn.path if unborn else None, tail_bytes)
+
+
+def _payload(file: JournalFile, position: int, length: int) -> bytes:
+    """The payload of a snapshot or control frame, in the form of today's version. Raises CorruptionError."""
+    frame = file.read(position, HEADER_BYTES + length)
+    payload = frame[HEADER_BYTES:]
+    # Format 1 has no control frames.
+    return format_1.snapshot_payload(payload) if frame.startswith(_VERSION_1, VERSION_AT) else payload
 
 
 def _check_offsets(header: FrameHeader, position: int) -> None:

@@ -45,14 +45,15 @@ class IdempotencyKeys(RecentBatches):
         return known
 
     def require_one_secret(self, epoch: int, now_ms: int) -> None:
-        """ThrottledError while a key is remembered that was stored with another secret than that of ``epoch``. Any new
-        request may repeat that one, and the store cannot tell.
+        """ThrottledError while a key is remembered that was stored with another secret than that of ``epoch``, or with
+        none. Any new request may repeat that one, and the store cannot tell.
         """
         others = [last for other, last in self._last_of_epoch_ms.items() if other != epoch]
         if others and (wait_ms := max(others) + self.remembered_ms - now_ms) > 0:
             raise self._throttled(
                 f"{self._partition} remembers idempotency keys from before the store's secret was lost "
-                "(brokers/<id>/secret): whether this request is one of theirs cannot be told, so nothing was stored. "
+                "(brokers/<id>/secret), or before it had one: whether this request is one of theirs cannot be told, so "
+                "nothing was stored. "
                 f"Wait until they are {self.remembered_ms} ms old (idempotency.window.ms), or bring the file back",
                 wait_ms,
             )

@@ -25,7 +25,7 @@ from logstore.log.idempotency_keys import IdempotencyKeys
 from logstore.log.leader_epochs import LeaderEpochs
 from logstore.log.open_transactions import OpenTransactions
 from logstore.log.producer_state import ProducerStates
-from logstore.records.batch_identity import RememberedBatch, unpack_batches
+from logstore.records.batch_identity import NO_IDENTITY, RememberedBatch, unpack_batches
 from logstore.records.transactions import EndTransactionMarker, Marker, OpenTransaction
 
 
@@ -81,7 +81,7 @@ class JournalTail:
             self._markers[row] = marker_of(header, payload)
         elif is_transactional(header):
             self._transactional[row] = header
-        if identity.is_producers or identity.is_keys:
+        if identity != NO_IDENTITY:
             self._row.append(row)
             self._owner.append(identity.owner)
             self._epoch.append(identity.epoch)

@@ -74,7 +74,7 @@ class PartitionState:
     def _recent_batches_of(self, header: FrameHeader) -> RecentBatches | None:
         """The memory that a batch belongs to; None for a batch without an identity, and for a marker."""
         identity = header.identity
-        if identity.epoch == NO_IDENTITY.epoch or header.type is _CONTROL:
+        if identity == NO_IDENTITY or header.type is _CONTROL:
             return None
         return self.producers if identity.is_producers else self.idempotency_keys
 

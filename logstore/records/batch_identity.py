@@ -29,7 +29,8 @@ class BatchIdentity(NamedTuple):
     """The sender of a batch, in a frame's header. A batch with ``NO_IDENTITY`` is stored again when it is repeated.
 
     A producer has an ``epoch`` from 0 on; then ``owner`` is its id and ``sequence`` the number of the first record.
-    With an idempotency key they are that key's ``hash`` and ``epoch``, and the batch's ``fingerprint``.
+    With an idempotency key they are that key's ``hash`` and ``epoch``, and the batch's ``fingerprint``. The epoch of a
+    key that a release without secrets stored is -1, and its hash is not 0.
     """
 
     owner: int = 0
@@ -42,7 +43,7 @@ class BatchIdentity(NamedTuple):
 
     @property
     def is_keys(self) -> bool:
-        return self.epoch < -1
+        return self.epoch < 0 and self != NO_IDENTITY
 
 
 NO_IDENTITY = BatchIdentity()

@@ -22,6 +22,7 @@ from logstore.errors import (
     NotControllerError,
     ZooKeeperUnavailableError,
 )
+from tests.golden.write import GOLDEN
 from tests.support.coordinators import Brokers, expire
 from tests.support.eventually import eventually_async
 
@@ -149,6 +150,17 @@ async def test_c19_another_clusters_directories_are_refused(brokers: Brokers, tm
     await brokers.create_topic("t", 1, 1)
     with pytest.raises(DataDirectoryError, match=r"is empty, and the cluster .* has topics"):
         await brokers.make(2, data=tmp_path / "empty").start()
+
+
+async def test_c19_the_golden_file_of_a_cluster_is_that_clusters(brokers: Brokers):
+    golden = GOLDEN / "cluster-2" / "cluster" / "cluster"
+    shutil.copytree(golden, brokers.directory / "data")
+    for parent in (znodes.CLUSTER_ID.rpartition("/")[0], znodes.CLUSTER_ID):
+        data = znodes.encode(parent, znodes.ClusterIdentity("a-cluster")) if parent == znodes.CLUSTER_ID else b""
+        await brokers.zookeeper.create(brokers.path(parent), data)
+    (broker,) = await brokers.start(1)
+    assert broker.cluster_id == "a-cluster"
+    assert (brokers.directory / "data" / "cluster.json").read_bytes() == (golden / "cluster.json").read_bytes()
 
 
 async def test_c19_an_empty_zookeeper_is_not_the_cluster_of_a_directory(brokers: Brokers):

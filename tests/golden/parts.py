@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
+from logstore.cluster.registration import write_cluster_file
+from logstore.filesystem import FileSystem
 from logstore.journal.frame import (
     FileHeader,
     Frame,
@@ -85,9 +89,25 @@ def frames() -> Iterator[tuple[Frame, dict[str, int]]]:
     yield truncate_frame(42, leader_epoch=2**31 - 1), place
 
 
-def snapshot() -> PartitionSnapshot:
-    packed = (b"".join(batch.pack() for batch in batches) for batches in (_PRODUCERS, _KEYS))
+def frames_of_format_1() -> Iterator[tuple[Frame, dict[str, int]]]:
+    """The frames that were written in format 1, in today's terms: their senders' numbers are smaller there."""
+    for number, (frame, place) in enumerate(itertools.islice(frames(), 7)):
+        header = frame.header
+        if number == 4:
+            identity = BatchIdentity(2**63 - 1, 2**15 - 1, 2**31 - 1)
+            header = header._replace(identity=identity, inflated_bytes=2**64 - 1)
+        if number == 5:
+            header = header._replace(identity=BatchIdentity(2**64 - 1, -1, -(2**31)))
+        yield frame._replace(header=header), place
+
+
+def snapshot(keys: Sequence[RememberedBatch] = _KEYS) -> PartitionSnapshot:
+    packed = (b"".join(batch.pack() for batch in batches) for batches in (_PRODUCERS, keys))
     return PartitionSnapshot(7, ((0, 0), (3, 5)), 15, *packed, 5)
+
+
+def snapshot_of_format_1() -> PartitionSnapshot:
+    return snapshot((RememberedBatch(2**64 - 1, -1, -(2**31), 1, 14, 1_002),))
 
 
 def snapshot_with_transactions() -> PartitionSnapshot:
@@ -192,6 +212,21 @@ def write_record_batches(directory: Path) -> None:
 
     directory.mkdir()
     asyncio.run(scenario())
+
+
+def write_cluster_files(directory: Path) -> dict[str, Any]:
+    """The ``cluster.json`` of a store of one node and of a cluster; their cluster ids by the name of the directory."""
+
+    async def of_one_node(data: Path) -> str:
+        coordinator = EmbeddedCoordinator(data, 0, FileSystem())
+        await coordinator.start()
+        await coordinator.stop()
+        return coordinator.cluster_id
+
+    found = {"one-node": asyncio.run(of_one_node(directory / "one-node")), "cluster": "a-cluster"}
+    (directory / "cluster").mkdir()
+    write_cluster_file(FileSystem(), directory / "cluster", found["cluster"])
+    return found
 
 
 def frame_rows(rows: Iterator[DumpRow]) -> list[dict[str, Any]]:

@@ -6,14 +6,20 @@ import re
 import shutil
 import tarfile
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from logstore.cli.data_directory import is_of_cluster
+from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import DataDirectoryError
-from logstore.journal.frame import FORMAT_VERSION, HEADER_BYTES, FrameType, decode_frame_header
+from logstore.filesystem import FileSystem
+from logstore.journal import format_1
+from logstore.journal.frame import FORMAT_VERSION, HEADER_BYTES, FrameFlags, FrameType, decode_frame_header
 from logstore.journal.inspect import dump, verify
 from logstore.journal.observed import ObservedJournal
 from logstore.journal.partition_snapshot import PartitionSnapshot
@@ -21,8 +27,12 @@ from logstore.log.history import history_gaps
 from logstore.log.journal_tail import collect_tails
 from logstore.log.table_check import verify_topic
 from logstore.log.table_rebuild import Known, carry_out, plan_rebuild
+from logstore.records.batch_identity import unpack_batches
+from logstore.replication.protocol import split_frames
 from logstore.table_files import open_table
 from logstore.table_root import open_root
+from logstore.topic_config import TopicConfig
+from tests.api.api_client import ApiClient
 from tests.golden.observed import CLOCK_MS, in_table, observed, store_at
 from tests.golden.parts import (
     deterministic,
@@ -30,7 +40,9 @@ from tests.golden.parts import (
     footer_row,
     frame_rows,
     frames,
+    frames_of_format_1,
     snapshot,
+    snapshot_of_format_1,
     snapshot_with_transactions,
 )
 from tests.golden.write import GOLDEN, journal_rows, segment_row
@@ -44,7 +56,9 @@ from tests.support.table_paths import read_footer, verify_segment
 pytestmark = pytest.mark.anyio
 
 #: A directory has some parts or all of them.
-_PARTS = ("data", "journal", "record_batches", "refused", "segments", "bytes")
+_PARTS = ("data", "journal", "record_batches", "refused", "segments", "cluster", "bytes")
+#: Its keys of requests were made without a secret.
+_FORMAT_1 = "journal-1"
 
 
 def of_part(part: str) -> pytest.MarkDecorator:
@@ -83,6 +97,8 @@ def test_there_are_golden_files() -> None:
     for path in GOLDEN.glob("*/*.json"):
         found[path.parent.name].add(path.stem)
     assert found["2026-11-22"] == {"data", "journal", "segments", "bytes"}
+    assert found["journal-1"] == {"data", "journal", "segments", "cluster", "bytes"}
+    assert found["cluster-2"] == {"cluster"}
     assert found["journal-3"] == {"journal", "refused", "bytes"}
     assert found["segments-3"] == {"data", "segments"}
     assert set().union(*found.values()) == set(_PARTS)
@@ -136,11 +152,13 @@ async def test_every_table_is_rebuilt_from_its_files(data: Path, expected: dict[
 
 
 @of_part("data")
-async def test_a_store_knows_again_what_it_has_stored(data: Path, expected: dict[str, Any]) -> None:
+async def test_a_store_knows_again_what_it_has_stored(golden: Path, data: Path, expected: dict[str, Any]) -> None:
     """Batches of idempotent producers and requests with a key, both from tables and from the journal."""
     async with store_at(data) as api:
         before = await observed(api)
         for sent in expected["repeated"]:
+            if golden.name == _FORMAT_1 and "Idempotency-Key" in sent["headers"]:
+                continue  # the next test
             answer = await api.post(sent["path"], content=base64.b64decode(sent["body"]), headers=sent["headers"])
             assert (answer.status_code, answer.json()) == (200, sent["answer"])
         assert await observed(api) == before
@@ -159,6 +177,49 @@ async def test_a_store_knows_again_what_it_has_stored(data: Path, expected: dict
         assert answer.status_code == 200, answer.text
         topic = last["path"].split("/")[2]
         assert answer.json()["offsets"][0]["offset"] == before["topics"][topic]["partitions"][0]["end"]
+
+
+@pytest.mark.parametrize("golden", [GOLDEN / _FORMAT_1])
+@pytest.mark.parametrize("without_journal", [False, True])
+async def test_requests_with_a_key_are_refused_while_keys_of_format_1_are_remembered(
+    data: Path, expected: dict[str, Any], without_journal: bool
+) -> None:
+    """Each start finds the keys elsewhere: in the journal of format 1, in one of today's or the tables."""
+    keyed = [sent for sent in expected["repeated"] if "Idempotency-Key" in sent["headers"]]
+    assert len(keyed) == 2
+
+    async def answers(api: ApiClient) -> list[httpx.Response]:
+        bodies = (base64.b64decode(sent["body"]) for sent in keyed)
+        return [
+            await api.post(sent["path"], content=body, headers=sent["headers"])
+            for sent, body in zip(keyed, bodies, strict=True)
+        ]
+
+    for _ in range(2):
+        async with store_at(data) as api:
+            assert await observed(api) == {name: expected[name] for name in ("topics", "groups")}
+            for answer in await answers(api):
+                assert answer.status_code == 429, answer.text
+                assert "from before the store's secret was lost" in answer.text
+                assert int(answer.headers["Retry-After"]) > 0
+            assert await observed(api) == {name: expected[name] for name in ("topics", "groups")}
+        if without_journal:
+            shutil.rmtree(data / "brokers" / "0" / "journal")
+    for _ in range(2):
+        async with store_at(data, CLOCK_MS + TopicConfig.parse({}).idempotency_window_ms) as api:
+            found = [(answer.status_code, answer.json()) for answer in await answers(api)]
+            assert [status for status, _ in found] == [200, 200]
+            assert found == [(answer.status_code, answer.json()) for answer in await answers(api)]
+
+
+@pytest.mark.parametrize("golden", [GOLDEN / _FORMAT_1])
+def test_keys_of_format_1_are_found_in_snapshots_and_in_frames(data: Path) -> None:
+    tails = collect_tails(ObservedJournal(data / "brokers" / "0" / "journal" / "0").frames()).values()
+    in_snapshots = [unpack_batches(tail.snapshot.idempotency_keys) for tail in tails if tail.snapshot is not None]
+    sealed, unsealed = (blake2b(key, digest_size=8).digest() for key in (b"sealed-key", b"tail-key"))
+    assert {(key.owner, key.epoch) for keys in in_snapshots for key in keys} == {(int.from_bytes(sealed, "little"), -1)}
+    found = {(batch.owner, batch.epoch) for tail in tails for batch in tail.batches() if batch.epoch < 0}
+    assert found == {(int.from_bytes(unsealed, "little"), -1)}
 
 
 @of_part("data")
@@ -271,7 +332,13 @@ def test_segments_are_read_row_by_row(golden: Path) -> None:
 
 
 def _with_later_fields(row: dict[str, Any]) -> dict[str, Any]:
-    """A dumped frame as a release before transactions wrote it, with the fields that dumps have since."""
+    """A dumped frame as an earlier release wrote it, with the fields that dumps have since."""
+    row = dict(row)
+    if "producer_id" in row:
+        producer_id, epoch, sequence, key = (
+            row.pop(f) for f in ("producer_id", "producer_epoch", "base_sequence", "idempotency_key_hash")
+        )
+        row["identity"] = [key or producer_id, epoch, sequence] if key or epoch >= 0 else None
     if row["snapshot"] is not None:
         row["snapshot"] = _WITHOUT_TRANSACTIONS | row["snapshot"]
     return {"transactional": False, "control": None, "honoured": True} | row
@@ -285,6 +352,8 @@ def test_the_same_bytes_are_written_for_the_same_input(golden: Path) -> None:
     written = _json(golden, "bytes")
     if not _is_of_this_version(golden):
         written = {name: data for name, data in written.items() if not name.startswith(_VERSIONED)}
+    if golden.name == _FORMAT_1:
+        del written["idempotency key"], written["fingerprint"]
     assert written
     assert deterministic().items() >= written.items()
 
@@ -301,7 +370,8 @@ def _is_of_this_version(golden: Path) -> bool:
 def test_frames_are_decoded(golden: Path) -> None:
     written = _json(golden, "bytes")
     payloads = []
-    for number, (frame, place) in enumerate(frames()):
+    is_format_1 = golden.name == _FORMAT_1
+    for number, (frame, place) in enumerate(frames_of_format_1() if is_format_1 else frames()):
         if f"frame {number}" not in written:
             assert not _is_of_this_version(golden)
             continue
@@ -309,12 +379,18 @@ def test_frames_are_decoded(golden: Path) -> None:
         stored = decode_frame_header(data, 0, place["position"], place["file_id"])
         assert stored is not None
         assert (stored.header, stored.durable_end) == (frame.header, place["durable_end"])
+        if frame.header.takes_offsets:
+            (copied,) = split_frames(data)  # as a follower takes it from a leader's journal
+            assert copied.header == frame.header._replace(flags=frame.header.flags & ~FrameFlags.RELOCATED)
         payloads.append(data[HEADER_BYTES:])
         if frame.header.type is not FrameType.SNAPSHOT:
             assert payloads[-1] == bytes(frame.payload)
         if _is_of_this_version(golden):
             assert encoded_frame(frame, place) == data
-    assert PartitionSnapshot.decode(payloads[6]) == snapshot()
+    if is_format_1:
+        assert PartitionSnapshot.decode(format_1.snapshot_payload(payloads[6])) == snapshot_of_format_1()
+    else:
+        assert PartitionSnapshot.decode(payloads[6]) == snapshot()
     if _is_of_this_version(golden):
         assert PartitionSnapshot.decode(payloads[7]) == snapshot_with_transactions()
 
@@ -330,6 +406,23 @@ def test_record_batches_of_kafka_clients_are_read(golden: Path, tmp_path: Path) 
     assert len(found["records"]) == 24
     shutil.copytree(directory, tmp_path / "journal")
     assert len(recovered_frames(tmp_path / "journal")) == 8
+
+
+@of_part("cluster")
+async def test_a_cluster_file_of_any_version_is_read(golden: Path, tmp_path: Path) -> None:
+    """Who starts a broker of a cluster on the golden file: ``tests/cluster/test_registration.py``."""
+    expected = _json(golden, "cluster")
+    shutil.copytree(golden / "cluster", tmp_path, dirs_exist_ok=True)
+    for name, cluster_id in expected.items():
+        assert is_of_cluster(tmp_path / name) == (name == "cluster")
+        coordinator = EmbeddedCoordinator(tmp_path / name, 0, FileSystem())
+        if name == "cluster":
+            with pytest.raises(DataDirectoryError, match="belongs to a cluster"):
+                await coordinator.start()
+        else:
+            await coordinator.start()
+            assert coordinator.cluster_id == cluster_id
+            await coordinator.stop()
 
 
 @of_part("refused")

@@ -4,13 +4,16 @@ Every later version must open them. Run it when a format on disk got something n
 name: a golden file is never written again. With parts named it writes only these, as
 ``python -m tests.golden.write journal-3 journal refused bytes`` did for version 3 of the journal, and
 ``segments-3 data segments`` for names that tell a range and version 3 of footers, ``record-batches record_batches`` for
-those of Kafka's clients, ``append-times segments`` for footers that tell which times are append times.
+those of Kafka's clients, ``append-times segments`` for footers that tell which times are append times,
+``cluster-2 cluster`` for version 2 of ``cluster.json``. ``journal-1`` has version 1 of the journal: the code of d66ab5f
+wrote it in the same way, with a producer of seven batches more.
 
 - ``data.tar.gz``: a data directory, sealed and un-sealed records; ``data.json``: the answers of a store on it. The jobs
   need a Spark
 - ``journal`` and ``journal.json``, its frames; ``segments`` and ``segments.json``, their footers and rows
 - ``record_batches``: a journal with record batches of Kafka's clients; ``record_batches.json``: its frames and records
 - ``refused``: journals, each named after the thing in it that this release refuses; ``refused.json``: their frames
+- ``cluster``: each ``cluster.json`` in a directory named after its kind of store; ``cluster.json``: their cluster ids
 - ``bytes.json``: bytes that the code must still write
 """
 
@@ -32,6 +35,7 @@ from tests.golden.parts import (
     deterministic,
     footer_row,
     frame_rows,
+    write_cluster_files,
     write_journal,
     write_record_batches,
     write_refused,
@@ -94,6 +98,16 @@ def _segments(made: Path, _: Path) -> Any:
     }
 
 
+def _cluster(made: Path, _: Path) -> Any:
+    """Only the file: locks and the broker's epoch are no part of it."""
+    with tempfile.TemporaryDirectory() as temporary:
+        found = write_cluster_files(Path(temporary))
+        for name in found:
+            (made / "cluster" / name).mkdir(parents=True)
+            shutil.copy(Path(temporary) / name / "cluster.json", made / "cluster" / name)
+    return found
+
+
 def _bytes(_made: Path, _: Path) -> Any:
     return deterministic()
 
@@ -111,6 +125,7 @@ _PARTS = {
     "refused": _refused,
     "segments": _segments,
     "bytes": _bytes,
+    "cluster": _cluster,
 }
 
 if __name__ == "__main__":

@@ -96,8 +96,8 @@ def _with_byte(encoded: bytes, at: int, value: int) -> bytes:
 @pytest.mark.parametrize(
     ("at", "value", "message"),
     [
-        (8, 5, "position 700 has format version 5, and this release knows 2 and 3 and 4"),
-        (8, 1, "position 700 has format version 1"),
+        (8, 5, "position 700 has format version 5, and this release knows 1, 2, 3 and 4"),
+        (8, 0, "position 700 has format version 0"),
         (9, 0, r"position 700 \(format version 4\) has type 0, flags 0x0, which this release does not know"),
         (9, 7, "position 700 .* has type 7"),
         (9, 99, "position 700 .* has type 99"),
@@ -124,17 +124,46 @@ def test_who_looks_at_a_journal_may_see_a_frame_that_a_start_refuses(kind):
     assert found.header == header
 
 
+@given(headers, uint64, int16, int32, st.just(0) | uint64, uint64)
+def test_a_frame_of_version_1_has_its_sender_in_todays_terms_and_keeps_it_when_it_is_copied_forward(
+    header, producer_id, epoch, sequence, key_hash, inflated_bytes
+):
+    header = header._replace(type=FrameType.DATA)
+    encoded = bytearray(encode_frame_header(Frame(header, b""), position=0, durable_end=0, file_id=1))
+    # docs/journal-format.md, versions.
+    fields = ((producer_id, 8), (key_hash, 8), (sequence, 4), (epoch, 2), (inflated_bytes, 8))
+    encoded[96:126] = b"".join(value.to_bytes(size, "little", signed=value < 0) for value, size in fields)
+    expected = BatchIdentity(producer_id, epoch, sequence) if epoch >= 0 else NO_IDENTITY
+    if key_hash:
+        expected = BatchIdentity(key_hash, -1, sequence)
+
+    stored = decode_frame_header(_with_byte(bytes(encoded), 8, 1), 0, 0, 1)
+
+    assert stored.header == header._replace(identity=expected, inflated_bytes=inflated_bytes)
+    identity = stored.header.identity
+    assert (identity.is_keys, identity.is_producers) == (key_hash > 0, not key_hash and epoch >= 0)
+    copied = encode_frame_header(Frame(stored.header, b""), position=0, durable_end=0, file_id=1)
+    assert decode_frame_header(copied, 0, 0, 1).header == stored.header
+
+
+@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("kind", FrameType)
 @pytest.mark.parametrize("flags", range(8))
-def test_a_frame_of_the_version_before_has_the_types_and_flags_of_that_version(kind, flags):
+def test_a_frame_of_the_version_before_has_the_types_and_flags_of_that_version(kind, flags, version):
     header = data_frame(0).header._replace(type=kind, flags=FrameFlags(flags))
     encoded = encode_frame_header(Frame(header, b"payload"), position=0, durable_end=0, file_id=1)
-    before = _with_byte(encoded, 8, 2)
+    before = _with_byte(encoded, 8, version)
     if kind <= FrameType.MARK and flags < FrameFlags.TRANSACTIONAL:
-        assert decode_frame_header(before, 0, 0, 1) == (header, 7, crc32c(b"payload"), 0)
+        found, *rest = decode_frame_header(before, 0, 0, 1)
+        assert rest == [7, crc32c(b"payload"), 0]
+        # The last two fields tell of the sender, whose numbers stand elsewhere in version 1.
+        assert found[:-2] == header[:-2]
+        assert found == header or version == 1
     else:
         for kinds in (HONOURED, KNOWN):
-            with pytest.raises(DataDirectoryError, match=rf"format version 2\) has type {int(kind)}, flags {flags:#x}"):
+            with pytest.raises(
+                DataDirectoryError, match=rf"version {version}\) has type {int(kind)}, flags {flags:#x}"
+            ):
                 decode_frame_header(before, 0, 0, 1, kinds)
 
 
@@ -158,12 +187,10 @@ def test_file_header():
     assert decode_file_header(encoded, 12346) is None, "a file under another's name"
     assert decode_file_header(encoded[:100], 12345) is None
     assert decode_file_header(bytes(HEADER_BYTES), 0) is None
-    for earlier in (2, 3):
+    for earlier in (1, 2, 3):
         assert decode_file_header(_with_byte(encoded, 8, earlier), 12345) == header._replace(identity=None)
-    for unknown in (0, 1, 5, 255):
-        with pytest.raises(
-            DataDirectoryError, match=f"position 12345 has format version {unknown}, .* knows 2 and 3 and 4"
-        ):
+    for unknown in (0, 5, 255):
+        with pytest.raises(DataDirectoryError, match=f"12345 has format version {unknown}, .* knows 1, 2, 3 and 4"):
             decode_file_header(_with_byte(encoded, 8, unknown), 12345)
 
 
@@ -212,7 +239,7 @@ def test_any_frame_header_with_a_good_sum_is_taken_or_refused_by_name(header, bo
     found = decoded(bytes(forged), 0, position, None)
     assert found is not None
     version, kind, flags = forged[8], forged[9], int.from_bytes(forged[10:12], "little")
-    honoured = {2: (1, 2, 3), 3: (1, 2, 3, 4, 5, 6), 4: (1, 2, 3, 4, 5, 6)}
+    honoured = {1: (1, 2, 3), 2: (1, 2, 3), 3: (1, 2, 3, 4, 5, 6), 4: (1, 2, 3, 4, 5, 6)}
     assert isinstance(found, StoredHeader) == (kind in honoured.get(version, ()) and flags < 4)
     if isinstance(found, StoredHeader):
         assert (found.header.type, found.header.flags) == (kind, flags)
@@ -230,7 +257,7 @@ def test_unknown_versions_types_and_flags_are_refused_by_their_numbers(header, v
     found = decoded(bytes(encoded), 0, 700, 7)
     if isinstance(found, DataDirectoryError):
         said = str(found)
-        if version not in (2, 3, 4):
+        if version not in (1, 2, 3, 4):
             assert f"format version {version}," in said
         elif kind not in range(1, 7 if version > 2 else 4) or flags >= (8 if version > 2 else 4):
             assert f"type {kind}, flags {flags:#x}" in said
@@ -252,7 +279,7 @@ def test_any_file_header_with_a_good_sum_is_taken_or_refused_by_name(start, own,
     if own:
         body = body[:16] + start.to_bytes(8, "little") + body[24:]
     data = FILE_MAGIC + crc32c(body).to_bytes(4, "little") + body
-    if version not in (2, 3):
+    if version not in (1, 2, 3):
         with pytest.raises(DataDirectoryError, match=f"position {start} has format version {version},"):
             decode_file_header(data, start)
     else:

@@ -399,4 +399,4 @@ def test_a_copied_frame_forgets_that_the_leader_had_copied_it_forward():
     (found,) = split_frames(stored(frame(flags=flags)))
     assert found.header == frame(flags=FrameFlags.LOG_APPEND_TIME).header
     assert found.header.type is FrameType.DATA
-    assert FORMAT_VERSION == 3  # a new version has frames of its own to test here
+    assert FORMAT_VERSION == 4  # a new version has frames of its own to test here
