@@ -177,6 +177,10 @@ class ProducerStates(RecentBatches):
 
     # ---- forgetting -------------------------------------------------------------------------------------------------
 
+    def expire(self, now_ms: int) -> None:
+        """Forget the producers that appended nothing for so long, by the append time."""
+        self._expire(now_ms)
+
     def _oldest(self) -> int | None:
         for producer_id in self._durable:
             if producer_id not in self._in_transaction:

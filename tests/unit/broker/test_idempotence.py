@@ -40,6 +40,7 @@ from tests.support.table_paths import read_footer
 
 NEVER = {"segment.ms": "100000000"}
 WINDOW_MS = 600_000
+YEAR_MS = 365 * 24 * 3_600_000
 
 
 async def new_topic(broker: Broker, partitions: int = 1, **configs: str) -> Topic:
@@ -561,6 +562,90 @@ def test_a_key_means_nothing_when_its_window_is_over_also_after_a_start(tmp_path
             assert await put(broker, "old", [b"a"]) == [(0, 2, 1)]
             await broker.alter_configs(INTERNAL, "t", {"idempotency.window.ms": "0"})
             assert await put(broker, "young", [b"a"]) == [(0, 3, 1)]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_append_while_the_clock_was_a_year_ahead_keeps_no_key_beyond_its_window(
+    tmp_path: Path, restarted: bool
+) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        async with running_broker(tmp_path, clock=clock) as broker:
+            topic = await new_topic(broker, idempotency_keys_max="2")
+            clock.step_wall(YEAR_MS)
+            await put(broker, "ahead", [b"a"])
+            clock.step_wall(-YEAR_MS)
+            await put(broker, "now", [b"a"])
+            with pytest.raises(ThrottledError):
+                await put(broker, "more", [b"a"])
+            if not restarted:
+                clock.advance(WINDOW_MS - 1)
+                assert await put(broker, "ahead", [b"a"]) == [(0, 0, 1)]
+                with pytest.raises(ThrottledError) as refused:
+                    await put(broker, "more", [b"a"])
+                assert refused.value.retry_after_s == 1
+                clock.advance(1)
+                assert await put(broker, "more", [b"a"]) == [(0, 2, 1)]
+                assert await put(broker, "now", [b"a"]) == [(0, 3, 1)]
+                clock.advance(1_000)
+                with pytest.raises(ThrottledError):
+                    await put(broker, "another", [b"a"])
+                # The remedy of the operations page.
+                await broker.alter_configs(INTERNAL, "t", {"idempotency.window.ms": "1s"})
+                assert await put(broker, "another", [b"a"]) == [(0, 4, 1)]
+                return
+            await broker.roll(INTERNAL, topic)
+        async with running_broker(tmp_path, clock=clock) as broker:
+            clock.advance(WINDOW_MS - 1)
+            for name, offset in (("ahead", 0), ("now", 1)):
+                assert await put(broker, name, [b"a"]) == [(0, offset, 1)]
+            clock.advance(1)
+            assert await put(broker, "more", [b"a"]) == [(0, 2, 1)]
+            assert await put(broker, "now", [b"a"]) == [(0, 3, 1)]
+
+    run(scenario())
+
+
+def test_a_step_of_the_clock_forgets_no_key(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        async with running_broker(tmp_path, clock=clock) as broker:
+            topic = await new_topic(broker)
+            await put(broker, "k", [b"a"])
+            for step_ms in (WINDOW_MS, YEAR_MS, -2 * YEAR_MS):
+                clock.step_wall(step_ms)
+                await put(broker, f"after {step_ms}", [b"a"])
+                await broker.roll(INTERNAL, topic)
+                assert await put(broker, "k", [b"a"]) == [(0, 0, 1)]
+            clock.advance(WINDOW_MS - 1)
+            assert await put(broker, "k", [b"a"]) == [(0, 0, 1)]
+            clock.advance(1)
+            assert await put(broker, "k", [b"a"]) == [(0, 4, 1)]
+
+    run(scenario())
+
+
+def test_a_lost_secret_keeps_new_keys_waiting_for_one_window_whatever_the_clock_does(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        async with running_broker(tmp_path, clock=clock) as broker:
+            await new_topic(broker)
+            clock.step_wall(YEAR_MS)
+            await put(broker, "k", [b"-"])
+            clock.step_wall(-YEAR_MS)
+        (tmp_path / "brokers" / "0" / "secret").unlink()
+        async with running_broker(tmp_path, clock=clock) as broker:
+            for step_ms in (0, WINDOW_MS, YEAR_MS):
+                clock.step_wall(step_ms)
+                with pytest.raises(ThrottledError, match="secret was lost"):
+                    await put(broker, "k", [b"-"])
+            clock.advance(WINDOW_MS - 1)
+            with pytest.raises(ThrottledError, match="secret was lost"):
+                await put(broker, "k", [b"-"])
+            clock.advance(1)
+            assert await put(broker, "k", [b"-"]) == [(0, 1, 1)]
 
     run(scenario())
 
