@@ -83,6 +83,7 @@ def _cut(
             codec=config.segment_codec,
             operation=BOUNDARY_OPERATION,
             idempotency_window_ms=config.idempotency_window_ms,
+            now_ms=context.clock.now_ms(),
         )
         tasks.append(task)
         # Of a file without a record from the log start on only the footer is read.

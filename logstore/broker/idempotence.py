@@ -158,15 +158,14 @@ def _claim_key(topic: Topic, parts: Sequence[PartitionBatch], identities: Sequen
         partition = partition_log.partition
         keys = partition_log.state.idempotency_keys
         if partition in batches or (key in keys and partition_log.is_leader):
-            stored[partition] = keys.check(key, batches.get(partition, ()), partition_log.now_ms())
+            stored[partition] = keys.check(key, batches.get(partition, ()))
     new = {partition: len(wanted) - len(stored[partition]) for partition, wanted in batches.items()}
     if any(new.values()):
         for partition_log in led:
-            partition_log.state.idempotency_keys.require_one_secret(epoch, partition_log.now_ms())
+            partition_log.state.idempotency_keys.require_one_secret(epoch)
     for partition, count in new.items():
         if count:
-            partition_log = topic.partition(partition)
-            partition_log.state.idempotency_keys.require_room(count, partition_log.now_ms())
+            topic.partition(partition).state.idempotency_keys.require_room(count)
     claims = []
     taken = dict.fromkeys(batches, 0)
     for part, identity in zip(parts, identities, strict=True):

@@ -1,12 +1,20 @@
 """The idempotency keys of one partition: the batches stored for each key, while its window is open.
 
-``remembered_ms`` is ``idempotency.window.ms``. Invariant: a key is forgotten when its window is over and not before;
-where there is no room for a new one, the new request is refused. ``idempotency.keys.max`` counts batches, which is
-keys unless a request has several batches for one partition.
+``remembered_ms`` is ``idempotency.window.ms``. ``idempotency.keys.max`` counts batches, which is keys unless a request
+has several batches for one partition. Invariants:
+
+* A key is forgotten when its window is over and not before; where there is no room for a new one, the new request is
+  refused.
+* A broker ages a key by its monotonic clock, from the moment when the batch was durable there, as leader or follower.
+  No step of the wall clock changes the age, and nor does the append time, which may lie ahead.
+* A start knows a stored key by its append time alone. The key then has the age that the wall clock gives it, and 0 if
+  the append time lies ahead; it ages by the monotonic clock from there. So no key is kept for longer than one window
+  behind a start, and a start forgets none before its time unless the wall clock was set forward since its append.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from logstore.clock import Clock
 from logstore.errors import IdempotencyKeyReusedError, ThrottledError
 from logstore.log.recent_batches import RecentBatches
 from logstore.observability import THROTTLED
@@ -16,23 +24,59 @@ _RETRY_AFTER_S_MAX = 60
 
 
 class IdempotencyKeys(RecentBatches):
-    def __init__(self, partition: str) -> None:
+    def __init__(self, partition: str, clock: Clock) -> None:
         super().__init__(0)
         self._partition = partition
+        self.clock = clock
         self.keys_max = 0
+        # When the last batch of each key was remembered; in ms of the monotonic clock, like all times here.
+        self._since_ms: dict[int, int] = {}
         # By the epoch of keys; each secret of the store has one.
         self._last_of_epoch_ms: dict[int, int] = {}
 
+    def _now_ms(self) -> int:
+        return round(self.clock.monotonic() * 1000)
+
     def remember(self, batch: RememberedBatch) -> None:
         super().remember(batch)
-        self._last_of_epoch_ms[batch.epoch] = batch.append_time_ms
+        self._since_ms[batch.owner] = self._last_of_epoch_ms[batch.epoch] = self._now_ms()
 
-    def check(self, key_hash: int, batches: Sequence[tuple[int, int]], now_ms: int) -> list[RememberedBatch]:
+    def recall(self, batch: RememberedBatch) -> None:
+        super().remember(batch)
+        since_ms = self._now_ms() - max(0, self.clock.now_ms() - batch.append_time_ms)
+        self._since_ms[batch.owner] = self._last_of_epoch_ms[batch.epoch] = since_ms
+
+    def are_over(self, append_time_ms: int) -> bool:
+        """Whether a start need not recall the batches that were stored until then."""
+        return append_time_ms + self.remembered_ms <= self.clock.now_ms()
+
+    def expire(self) -> None:
+        """Forget the keys whose window is over."""
+        self._expire(self._now_ms())
+
+    def _last_append_ms(self, owner: int) -> int:
+        return self._since_ms[owner]
+
+    def _forget(self, owner: int) -> None:
+        super()._forget(owner)
+        del self._since_ms[owner]
+
+    def replace(self, batches: Iterable[RememberedBatch]) -> None:
+        self._since_ms.clear()
+        super().replace(batches)
+
+    def forget_from(self, offset: int) -> list[int]:
+        lost = super().forget_from(offset)
+        for owner in lost:
+            del self._since_ms[owner]
+        return lost
+
+    def check(self, key_hash: int, batches: Sequence[tuple[int, int]]) -> list[RememberedBatch]:
         """The stored ones among a request's ``batches`` for this partition, (fingerprint, record count). They are the
         first ones: a crash between two batches may have kept the later ones from being stored. Raises
         IdempotencyKeyReusedError if the key stands for other batches.
         """
-        self.expire(now_ms)
+        self.expire()
         known = self.known(key_hash)
         stored = [(k.sequence, k.record_count) for k in known]
         if stored != list(batches[: len(stored)]):
@@ -44,12 +88,12 @@ class IdempotencyKeys(RecentBatches):
             )
         return known
 
-    def require_one_secret(self, epoch: int, now_ms: int) -> None:
+    def require_one_secret(self, epoch: int) -> None:
         """ThrottledError while a key is remembered that was stored with another secret than that of ``epoch``, or with
         none. Any new request may repeat that one, and the store cannot tell.
         """
         others = [last for other, last in self._last_of_epoch_ms.items() if other != epoch]
-        if others and (wait_ms := max(others) + self.remembered_ms - now_ms) > 0:
+        if others and (wait_ms := max(others) + self.remembered_ms - self._now_ms()) > 0:
             raise self._throttled(
                 f"{self._partition} remembers idempotency keys from before the store's secret was lost "
                 "(brokers/<id>/secret), or before it had one: whether this request is one of theirs cannot be told, so "
@@ -58,12 +102,12 @@ class IdempotencyKeys(RecentBatches):
                 wait_ms,
             )
 
-    def require_room(self, count: int, now_ms: int) -> None:
+    def require_room(self, count: int) -> None:
         """ThrottledError unless ``count`` more batches can be remembered."""
         if self.num_batches + count <= self.keys_max:
             return
         oldest = self._oldest()
-        wait_ms = 0 if oldest is None else self._last_append_ms(oldest) + self.remembered_ms - now_ms
+        wait_ms = 0 if oldest is None else self._since_ms[oldest] + self.remembered_ms - self._now_ms()
         raise self._throttled(
             f"{self._partition} remembers {self.num_batches} idempotency keys, and idempotency.keys.max is "
             f"{self.keys_max}: nothing was stored. Wait until the oldest are {self.remembered_ms} ms old "

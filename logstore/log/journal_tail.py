@@ -21,10 +21,10 @@ from logstore.journal.journal_file import PartitionKey
 from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.journal.scan import RecoveredFrame
 from logstore.log.frame_index import FrameIndex
-from logstore.log.idempotency_keys import IdempotencyKeys
 from logstore.log.leader_epochs import LeaderEpochs
 from logstore.log.open_transactions import OpenTransactions
 from logstore.log.producer_state import ProducerStates
+from logstore.log.recent_batches import RecentBatches
 from logstore.records.batch_identity import NO_IDENTITY, RememberedBatch, unpack_batches
 from logstore.records.transactions import EndTransactionMarker, Marker, OpenTransaction
 
@@ -177,7 +177,7 @@ class JournalTail:
                     open_.end(marker.producer_id)
         return open_.entries
 
-    def replay_snapshot(self, producers: ProducerStates, idempotency_keys: IdempotencyKeys) -> None:
+    def replay_snapshot(self, producers: ProducerStates, idempotency_keys: RecentBatches) -> None:
         """Set both to the state in the newest snapshot, without the batches that were truncated after it."""
         if (snapshot := self.snapshot) is None:
             return
@@ -218,7 +218,7 @@ class JournalTail:
             return None
         _, header, state = self._snapshot
         if self.snapshot_end < state.log_end_offset:
-            producers, keys = ProducerStates("", expiration_ms=0), IdempotencyKeys("")
+            producers, keys = ProducerStates("", expiration_ms=0), RecentBatches(0)
             self.replay_snapshot(producers, keys)
             state = dataclasses.replace(
                 state,

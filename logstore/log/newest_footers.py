@@ -28,7 +28,7 @@ def newest_footers(topic: Topic, partition_log: PartitionLog) -> list[SegmentFoo
         if footer is None:
             break
         footers.append(footer)
-        if footer.append_time_ms + topic.config.idempotency_window_ms <= footers[0].append_time_ms:
+        if partition_log.state.idempotency_keys.are_over(footer.append_time_ms):
             break
     return footers
 

@@ -75,6 +75,7 @@ class PartitionLog:
         self._high_watermark = high_watermark = HighWatermark()
         self.state = PartitionState(
             f"{topic}-{partition}",
+            clock=clock,
             producer_id_expiration_ms=producer_id_expiration_ms,
             high_watermark=lambda: high_watermark.offset,
         )

@@ -8,6 +8,7 @@ when it is durable.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from logstore.clock import Clock
 from logstore.journal.frame import Frame, FrameHeader, FrameType
 from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.log.idempotency_keys import IdempotencyKeys
@@ -28,7 +29,12 @@ class PartitionState:
     __slots__ = ("_knows_all_producers", "idempotency_keys", "leader_epochs", "open_transactions", "producers")
 
     def __init__(
-        self, partition: str, *, producer_id_expiration_ms: int, high_watermark: Callable[[], int] = lambda: 0
+        self,
+        partition: str,
+        *,
+        clock: Clock,
+        producer_id_expiration_ms: int,
+        high_watermark: Callable[[], int] = lambda: 0,
     ) -> None:
         """``partition`` is its name in messages, ``topic-0``. ``high_watermark`` must not hold the log that has this
         state: the logs that are there at a start are freed with their last reference alone (``gc.freeze``).
@@ -41,7 +47,7 @@ class PartitionState:
             in_transaction=self.open_transactions,
             committed_end=lambda: transactions.last_stable_offset(high_watermark()),
         )
-        self.idempotency_keys = IdempotencyKeys(partition)
+        self.idempotency_keys = IdempotencyKeys(partition, clock)
         #: Whether recovery found the batches of all producers: not if only segments tell of them.
         self._knows_all_producers = True
 
@@ -90,7 +96,7 @@ class PartitionState:
     def snapshot(self, *, sealed_offset: int, log_end_offset: int, now_ms: int) -> PartitionSnapshot:
         """The state of the records below ``log_end_offset``, without the batches whose time is over."""
         self.producers.expire(now_ms)
-        self.idempotency_keys.expire(now_ms)
+        self.idempotency_keys.expire()
         return PartitionSnapshot(
             sealed_offset=sealed_offset,
             leader_epochs=self.leader_epochs.entries,
@@ -113,9 +119,12 @@ class PartitionState:
             if isinstance(stored, Marker):
                 self.producers.remember_marker(stored)
                 continue
-            recent: RecentBatches = self.producers if stored.epoch >= 0 else self.idempotency_keys
-            recent.expire(stored.append_time_ms)
-            recent.remember(stored)
+            if stored.epoch >= 0:
+                self.producers.expire(stored.append_time_ms)
+                self.producers.recall(stored)
+            else:
+                self.idempotency_keys.expire()
+                self.idempotency_keys.recall(stored)
         self.open_transactions.replace(tail.open_transactions())
 
     def replace(self, footers: Sequence[SegmentFooter], producer_ids_begin: int) -> None:

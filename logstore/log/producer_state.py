@@ -5,9 +5,12 @@ The rules are those of Kafka's ``ProducerStateManager``: the last five batches a
 offsets of its first try, and a batch must follow the one before it. A marker may raise the epoch: batches of the epoch
 before are fenced and forgotten, and the first batch of the new one begins at sequence 0.
 
-Invariants: no producer with an id above ``evicted_up_to`` was evicted. If such a producer is unknown here, it has
-stored nothing here; batches older than its remembered ones were stored. Other producers may have been evicted: any
-first sequence number is taken from them, as in Kafka. A producer with an open transaction is never evicted.
+A producer of which nothing is known here may begin at any sequence number: it goes on after it was evicted, or in a
+topic that was made again (KIP-360).
+
+Invariants: of producers with ids above ``evicted_up_to`` all batches that are older than the remembered ones were
+stored here. Other producers may have been evicted, or have not begun at sequence 0. A producer with an open transaction
+is never evicted.
 
 A truncation may drop the newest batches of a producer, and then older ones count again. So all batches above the
 committed end are kept, whatever their epoch, and the last five below it; a marker alone forgets those of older epochs.
@@ -65,7 +68,7 @@ class ProducerStates(RecentBatches):
         self._markers: dict[int, Marker] = {}
         self._told = False
         self.evicted_up_to = -1
-        """The highest id of a producer that may have been evicted."""
+        """The highest id of a producer of which older batches may never have come, or may have been evicted."""
         self.whole_from = 0
         """The state at each offset from here on is known."""
 
@@ -85,10 +88,6 @@ class ProducerStates(RecentBatches):
         who = f"Producer {producer_id} (epoch {producer_epoch}) in {self._partition}"
         marker = self._markers.get(producer_id)
         if not recent and marker is None:
-            if base_sequence and producer_id > self.evicted_up_to:
-                raise OutOfOrderSequenceError(
-                    f"{who} has stored nothing yet and begins at sequence 0, not {base_sequence}: a batch is missing."
-                )
             return None
         epoch = max(recent[-1].epoch if recent else -1, marker.producer_epoch if marker else -1)
         if producer_epoch < epoch:
@@ -110,7 +109,7 @@ class ProducerStates(RecentBatches):
         oldest = recent[0].sequence
         # A batch that ends where the oldest remembered one begins, or up to half of all sequence numbers before that.
         behind = (oldest - next_sequence(base_sequence, record_count)) & SEQUENCE_MAX
-        if behind <= SEQUENCE_MAX // 2 and producer_id > self.evicted_up_to:
+        if behind <= SEQUENCE_MAX // 2 and self._began_here(producer_id):
             raise DuplicateSequenceError(
                 f"{who} stored sequence {base_sequence} before, and its offsets are no longer known: "
                 f"the next sequence is {expected}."
@@ -119,7 +118,15 @@ class ProducerStates(RecentBatches):
             f"{who} sent sequence {base_sequence} ({record_count} records), and {expected} is next: a batch is missing."
         )
 
+    def _began_here(self, producer_id: int) -> bool:
+        """Whether all batches before the remembered ones of ``producer_id``, which is known, were stored here."""
+        if producer_id <= self.evicted_up_to:
+            return False
+        return producer_id in self._durable or self._pending[producer_id][0].sequence == 0
+
     def remember(self, batch: RememberedBatch) -> None:
+        if batch.sequence and batch.owner not in self._durable:
+            self.evicted_up_to = max(self.evicted_up_to, batch.owner)
         super().remember(batch)
         if len(packed := self._durable[batch.owner]) > _TRIMMED_ABOVE_BYTES:
             self._trim(packed)
@@ -156,7 +163,7 @@ class ProducerStates(RecentBatches):
         return tuple(sorted(self._markers.values(), key=lambda marker: marker.offset))
 
     def replace(self, batches: Iterable[RememberedBatch], markers: Iterable[Marker] = ()) -> None:
-        """Take over batches and markers that were stored."""
+        """Take over batches and markers that were stored. ``evicted_up_to`` is to be set after that."""
         self._markers.clear()
         super().replace(batches)
         for marker in markers:
@@ -169,6 +176,10 @@ class ProducerStates(RecentBatches):
         return max(super()._last_offset(owner), marker.offset if marker else -1)
 
     # ---- forgetting -------------------------------------------------------------------------------------------------
+
+    def expire(self, now_ms: int) -> None:
+        """Forget the producers that appended nothing for so long, by the append time."""
+        self._expire(now_ms)
 
     def _oldest(self) -> int | None:
         for producer_id in self._durable:

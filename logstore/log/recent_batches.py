@@ -2,7 +2,7 @@
 
 Durable batches are packed, some hundred bytes an owner, in the order in which the owners last appended. Batches being
 fsynced are kept beside them, and vanish without a trace if the journal fails. An owner is forgotten ``remembered_ms``
-after its last append. All calls come from the event loop that owns the partition.
+after its last append, by the clock of the class. All calls come from the event loop that owns the partition.
 """
 
 from collections import OrderedDict, deque
@@ -56,7 +56,11 @@ class RecentBatches:
         self._durable.move_to_end(batch.owner)
         self.num_batches += 1
 
-    def expire(self, now_ms: int) -> None:
+    def recall(self, batch: RememberedBatch) -> None:
+        """Remember a batch that was stored before this log began. As ``remember``, by rising offset."""
+        self.remember(batch)
+
+    def _expire(self, now_ms: int) -> None:
         """Forget the owners whose time is over."""
         while self._durable:
             owner = self._oldest()
@@ -83,7 +87,7 @@ class RecentBatches:
         self._durable.clear()
         self.num_batches = sum(map(len, self._pending.values()))
         for batch in batches:
-            self.remember(batch)
+            self.recall(batch)
 
     def forget_from(self, offset: int) -> list[int]:
         """Forget the batches from ``offset`` on: their records were truncated. Returns the owners left without one."""

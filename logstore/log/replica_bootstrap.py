@@ -28,8 +28,9 @@ async def reset_to_table(
     footers = await asyncio.to_thread(newest_footers, topic, log)
     if not is_wanted() or topic.snapshot.partitions[log.partition].sealed != sealed or sealed < log.sealed_offset:
         return False
-    state = PartitionState("", producer_id_expiration_ms=log.state.producers.remembered_ms)
-    state.idempotency_keys.remembered_ms = log.state.idempotency_keys.remembered_ms
+    keys = log.state.idempotency_keys
+    state = PartitionState("", clock=keys.clock, producer_id_expiration_ms=log.state.producers.remembered_ms)
+    state.idempotency_keys.remembered_ms = keys.remembered_ms
     state.replace(footers, producer_ids_begin)
     if footers:
         log.recover_append_time(footers[0].append_time_ms)

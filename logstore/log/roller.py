@@ -380,9 +380,8 @@ def _is_whole(files: TableFiles, part: RollPart) -> bool:
 
 
 def _plan(partition_log: PartitionLog, segment_bytes: int) -> _Range:
-    now_ms = partition_log.now_ms()
-    partition_log.state.producers.expire(now_ms)
-    partition_log.state.idempotency_keys.expire(now_ms)
+    partition_log.state.producers.expire(partition_log.now_ms())
+    partition_log.state.idempotency_keys.expire()
     base, end = partition_log.sealed_offset, partition_log.rollable_end
     pieces = []
     start = base

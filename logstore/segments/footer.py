@@ -39,8 +39,8 @@ class SegmentFooter:
     ``open_transactions`` and ``markers``, one of a producer at most, are those at ``end_offset``.
     ``log_append_times`` has the offsets of records whose timestamps are append times (message.timestamp.type was
     LogAppendTime); those of the others are their producers'.
-    ``producers_forgotten_up_to`` is the highest id of a producer that was forgotten by then (-1: none was); None if the
-    file does not tell.
+    ``producers_forgotten_up_to`` is the highest id of a producer that was forgotten by then, or did not begin at
+    sequence 0 (-1: none was); None if the file does not tell.
     """
 
     partition: int

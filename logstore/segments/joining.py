@@ -51,7 +51,7 @@ class WriteTask:
 
     Compaction drops tombstones that were first compacted ``delete_retention_ms`` ago or earlier; None drops none. The
     account of these times goes on: offsets below ``first_dirty`` were compacted before, without an entry at the latest
-    at ``now_ms``.
+    at ``now_ms``. Idempotency keys are left out that are ``idempotency_window_ms`` old by then.
     """
 
     topic: str
@@ -219,8 +219,10 @@ def expired_tombstones(
 
 
 def _keys_in_window(task: WriteTask, footers: Sequence[SegmentFooter]) -> list[RememberedBatch]:
-    """A file has the idempotency keys of its own range: those of all sources whose window is open at its end."""
-    over_ms = _last_append_ms(footers) - task.idempotency_window_ms
+    """A file has the idempotency keys of its own range: those of all sources whose window is open when it is made. A
+    start would recall no others.
+    """
+    over_ms = task.now_ms - task.idempotency_window_ms
     return [batch for footer in footers for batch in footer.idempotency_keys if batch.append_time_ms > over_ms]
 
 

@@ -128,8 +128,7 @@ class KafkaBatchesModel(RuleBasedStateMachine):
     @rule(records=of_kafka, compression=compressions, http=st.booleans())
     def produce_idempotent(self, records: list[Row], compression: Compression, http: bool) -> None:
         if not self.sent:
-            # An evicted producer goes on where it was.
-            self.topic.partition(0).state.producers.evicted_up_to = self.producer_id
+            # An unknown producer goes on where it was.
             self.sequence = SEQUENCE_MAX - 7
         base_offset = self.numbered(records, self.sequence, compression, http=http)
         self.take(records, base_offset)

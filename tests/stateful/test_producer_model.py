@@ -68,11 +68,13 @@ class ProducerModel(RuleBasedStateMachine):
     def expected(
         self, producer_id: int, epoch: int, sequence: int, count: int
     ) -> type[LogStoreError] | Appended | None:
-        """The outcome by the rules of KIP-98, with all earlier batches known."""
+        """The outcome by the rules of KIP-98 and KIP-360, with all earlier batches known."""
         batches = self.model.get(producer_id, [])
-        whole = producer_id > self.evicted_up_to
         if not batches:
-            return OutOfOrderSequenceError if sequence and whole else None
+            return None
+        # Of producers up to the highest one that did not begin at 0 nobody knows what was before.
+        begun = [owner for owner, stored in self.model.items() if stored[0].sequence and stored[0].is_durable]
+        whole = producer_id > max(self.evicted_up_to, *begun, -1) and batches[0].sequence == 0
         newest = batches[-1].epoch
         if epoch < newest:
             return InvalidProducerEpochError
@@ -135,6 +137,15 @@ class ProducerModel(RuleBasedStateMachine):
         if back <= len(batches):
             found = batches[-back]
             self.append(producer_id, found.epoch, found.sequence, found.count + other_count)
+
+    @precondition(lambda self: len(self.model) < 2)
+    @rule(producer_id=producer_ids, sequence=st.sampled_from([1, 7, LOOP - 2]), batches=st.lists(counts, max_size=6))
+    def begin_anywhere(self, producer_id: int, sequence: int, batches: list[int]) -> None:
+        """A producer of which nothing is stored goes on where it was, in a topic that was made again."""
+        if producer_id not in self.model:
+            for count in batches:
+                self.append(producer_id, 0, sequence, count)
+                sequence = (sequence + count) % LOOP
 
     @rule(producer_id=producer_ids, ahead=st.integers(1, 3), count=counts)
     def append_with_a_gap(self, producer_id: int, ahead: int, count: int) -> None:

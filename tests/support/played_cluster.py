@@ -312,7 +312,8 @@ class PlayedCluster:
     def _append_idempotent(self, request: Request, partition: Partition, batch: pa.RecordBatch, sequence: int) -> int:
         producer_id = int(request.headers["logstore-producer-id"])
         epoch = int(request.headers["logstore-producer-epoch"])
-        known, expected, recent = partition.producers.get(producer_id, (epoch, 0, deque(maxlen=5)))
+        # An unknown producer may begin at any number (KIP-360).
+        known, expected, recent = partition.producers.get(producer_id, (epoch, sequence, deque(maxlen=5)))
         if epoch < known:
             raise errors.InvalidProducerEpochError("An older epoch.")
         if epoch > known:

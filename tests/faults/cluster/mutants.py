@@ -145,7 +145,8 @@ def lead_without_producers() -> None:
 
     def lead_anew(self: PartitionLog, *args: Any, **kwargs: Any) -> None:
         known = self.state
-        new = PartitionState("", producer_id_expiration_ms=known.producers.remembered_ms)
+        clock = known.idempotency_keys.clock
+        new = PartitionState("", clock=clock, producer_id_expiration_ms=known.producers.remembered_ms)
         new.idempotency_keys.remembered_ms = known.idempotency_keys.remembered_ms
         new.producers.evicted_up_to = 1 << 62
         known.producers, known.idempotency_keys = new.producers, new.idempotency_keys

@@ -332,12 +332,47 @@ def test_one_request_may_have_batches_of_several_producers(tmp_path: Path) -> No
     run(scenario())
 
 
+def test_a_producer_goes_on_in_a_topic_that_was_made_again(tmp_path: Path) -> None:
+    """librdkafka keeps its sequence numbers, and an error for them ends it (KIP-360)."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            await new_topic(broker)
+            kafkas, https = [(await broker.init_producer(CLIENT)).producer_id for _ in range(2)]
+
+            async def sent(sequence: int) -> tuple[int, int]:
+                identity = ProducerIdentity(https, 0, {0: sequence})
+                topic = broker.topic(CLIENT, "t")
+                by_http = await broker.produce(CLIENT, topic, records([b"a", b"b"]), partition=0, identity=identity)
+                by_http.require_stored()
+                by_kafka = client_batch([PLAIN] * 2, identity=BatchIdentity(kafkas, 0, sequence))
+                return by_http.partitions[0].base_offset, await send(broker, "t", by_kafka)
+
+            assert await sent(0) == (0, 2)
+            await broker.delete_topic(CLIENT, "t")
+            await new_topic(broker)
+            for _ in range(2):
+                assert await sent(2) == (0, 2)
+                assert await sent(4) == (4, 6)
+            for missing in (0, 7):
+                with pytest.raises(OutOfOrderSequenceError, match="6 is next"):
+                    await sent(missing)
+                with pytest.raises(OutOfOrderSequenceError, match="6 is next"):
+                    await send(broker, "t", client_batch([PLAIN] * 2, identity=BatchIdentity(kafkas, 0, missing)))
+        async with running_broker(tmp_path) as broker:
+            assert await sent(4) == (4, 6)
+            with pytest.raises(OutOfOrderSequenceError, match="6 is next"):
+                await sent(0)
+            assert await sent(6) == (8, 10)
+
+    run(scenario())
+
+
 def test_sequences_begin_again_at_0_behind_the_largest(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await new_topic(broker)
+            await new_topic(broker)
             producer_id, epoch = await broker.init_producer(CLIENT)
-            topic.partition(0).state.producers.evicted_up_to = producer_id
             sequences = [SEQUENCE_MAX - 1, 1, 4]
             batches = [client_batch([PLAIN] * 3, identity=BatchIdentity(producer_id, epoch, s)) for s in sequences]
             assert await send(broker, "t", *batches) == 6

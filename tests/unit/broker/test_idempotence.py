@@ -39,6 +39,7 @@ from tests.support.table_paths import read_footer
 
 NEVER = {"segment.ms": "100000000"}
 WINDOW_MS = 600_000
+YEAR_MS = 365 * 24 * 3_600_000
 
 
 async def new_topic(broker: Broker, partitions: int = 1, **configs: str) -> Topic:
@@ -277,6 +278,7 @@ def test_a_partition_that_does_not_follow_keeps_no_other_from_its_records(tmp_pa
             topic = await new_topic(broker, partitions=2)
             producer = await broker.init_producer(INTERNAL)
             await send(broker, producer, 0, [b"a"])
+            await send(broker, producer, 0, [b"a"], partition=1)
             identity = ProducerIdentity(*producer, {0: 1, 1: 5})
             for times in (1, 2):
                 result = await broker.produce(INTERNAL, topic, in_partitions(0, 1), identity=identity)
@@ -284,10 +286,10 @@ def test_a_partition_that_does_not_follow_keeps_no_other_from_its_records(tmp_pa
                 assert (taken.partition, taken.base_offset, taken.count, taken.error) == (0, 1, 1, None)
                 assert (refused.partition, refused.base_offset, refused.count) == (1, -1, 1)
                 assert isinstance(refused.error, OutOfOrderSequenceError)
-                assert "t-1 has stored nothing yet" in refused.error.message
+                assert "in t-1 sent sequence 5 (1 records), and 1 is next" in refused.error.message
                 assert not result.replayed
                 assert result.places().offsets.tolist() == [1, -1]
-                assert [len(values) for values in await stored(broker)] == [2, 0], times
+                assert [len(values) for values in await stored(broker)] == [2, 1], times
             for wrong in ({0: 1}, {0: 1, 1: 0, 7: 0}):
                 with pytest.raises(InvalidProducerRequestError, match="one base sequence for each partition"):
                     await broker.produce(
@@ -295,11 +297,11 @@ def test_a_partition_that_does_not_follow_keeps_no_other_from_its_records(tmp_pa
                     )
             with pytest.raises(InvalidProducerRequestError, match="where each record goes"):
                 await broker.produce(INTERNAL, topic, records([b"a"]), identity=ProducerIdentity(*producer, {0: 1}))
-            assert [len(values) for values in await stored(broker)] == [2, 0]
+            assert [len(values) for values in await stored(broker)] == [2, 1]
             # It goes on where it is.
-            again = ProducerIdentity(*producer, {0: 2, 1: 0})
+            again = ProducerIdentity(*producer, {0: 2, 1: 1})
             result = await broker.produce(INTERNAL, topic, in_partitions(0, 1), identity=again)
-            assert [(r.partition, r.base_offset) for r in result.partitions] == [(0, 2), (1, 0)]
+            assert [(r.partition, r.base_offset) for r in result.partitions] == [(0, 2), (1, 1)]
 
     run(scenario())
 
@@ -328,13 +330,11 @@ def test_a_producer_that_appends_nothing_for_long_is_forgotten_and_may_go_on(tmp
         clock = ManualClock()
         async with running_broker(tmp_path, clock=clock, producer_id_expiration_ms=1000) as broker:
             await new_topic(broker)
-            producer, other = await broker.init_producer(INTERNAL), await broker.init_producer(INTERNAL)
+            producer = await broker.init_producer(INTERNAL)
             await send(broker, producer, 0, [b"a"])
             clock.advance(999)
             assert await send(broker, producer, 0, [b"a"]) == 0
             clock.advance(1)
-            with pytest.raises(OutOfOrderSequenceError):  # it never was here
-                await send(broker, other, 1, [b"x"])
             assert await send(broker, producer, 1, [b"b"]) == 1
             with pytest.raises(OutOfOrderSequenceError):  # whether it was stored is not known any more
                 await send(broker, producer, 0, [b"a"])
@@ -557,6 +557,90 @@ def test_a_key_means_nothing_when_its_window_is_over_also_after_a_start(tmp_path
             assert await put(broker, "old", [b"a"]) == [(0, 2, 1)]
             await broker.alter_configs(INTERNAL, "t", {"idempotency.window.ms": "0"})
             assert await put(broker, "young", [b"a"]) == [(0, 3, 1)]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_append_while_the_clock_was_a_year_ahead_keeps_no_key_beyond_its_window(
+    tmp_path: Path, restarted: bool
+) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        async with running_broker(tmp_path, clock=clock) as broker:
+            topic = await new_topic(broker, idempotency_keys_max="2")
+            clock.step_wall(YEAR_MS)
+            await put(broker, "ahead", [b"a"])
+            clock.step_wall(-YEAR_MS)
+            await put(broker, "now", [b"a"])
+            with pytest.raises(ThrottledError):
+                await put(broker, "more", [b"a"])
+            if not restarted:
+                clock.advance(WINDOW_MS - 1)
+                assert await put(broker, "ahead", [b"a"]) == [(0, 0, 1)]
+                with pytest.raises(ThrottledError) as refused:
+                    await put(broker, "more", [b"a"])
+                assert refused.value.retry_after_s == 1
+                clock.advance(1)
+                assert await put(broker, "more", [b"a"]) == [(0, 2, 1)]
+                assert await put(broker, "now", [b"a"]) == [(0, 3, 1)]
+                clock.advance(1_000)
+                with pytest.raises(ThrottledError):
+                    await put(broker, "another", [b"a"])
+                # The remedy of the operations page.
+                await broker.alter_configs(INTERNAL, "t", {"idempotency.window.ms": "1s"})
+                assert await put(broker, "another", [b"a"]) == [(0, 4, 1)]
+                return
+            await broker.roll(INTERNAL, topic)
+        async with running_broker(tmp_path, clock=clock) as broker:
+            clock.advance(WINDOW_MS - 1)
+            for name, offset in (("ahead", 0), ("now", 1)):
+                assert await put(broker, name, [b"a"]) == [(0, offset, 1)]
+            clock.advance(1)
+            assert await put(broker, "more", [b"a"]) == [(0, 2, 1)]
+            assert await put(broker, "now", [b"a"]) == [(0, 3, 1)]
+
+    run(scenario())
+
+
+def test_a_step_of_the_clock_forgets_no_key(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        async with running_broker(tmp_path, clock=clock) as broker:
+            topic = await new_topic(broker)
+            await put(broker, "k", [b"a"])
+            for step_ms in (WINDOW_MS, YEAR_MS, -2 * YEAR_MS):
+                clock.step_wall(step_ms)
+                await put(broker, f"after {step_ms}", [b"a"])
+                await broker.roll(INTERNAL, topic)
+                assert await put(broker, "k", [b"a"]) == [(0, 0, 1)]
+            clock.advance(WINDOW_MS - 1)
+            assert await put(broker, "k", [b"a"]) == [(0, 0, 1)]
+            clock.advance(1)
+            assert await put(broker, "k", [b"a"]) == [(0, 4, 1)]
+
+    run(scenario())
+
+
+def test_a_lost_secret_keeps_new_keys_waiting_for_one_window_whatever_the_clock_does(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        async with running_broker(tmp_path, clock=clock) as broker:
+            await new_topic(broker)
+            clock.step_wall(YEAR_MS)
+            await put(broker, "k", [b"-"])
+            clock.step_wall(-YEAR_MS)
+        (tmp_path / "brokers" / "0" / "secret").unlink()
+        async with running_broker(tmp_path, clock=clock) as broker:
+            for step_ms in (0, WINDOW_MS, YEAR_MS):
+                clock.step_wall(step_ms)
+                with pytest.raises(ThrottledError, match="secret was lost"):
+                    await put(broker, "k", [b"-"])
+            clock.advance(WINDOW_MS - 1)
+            with pytest.raises(ThrottledError, match="secret was lost"):
+                await put(broker, "k", [b"-"])
+            clock.advance(1)
+            assert await put(broker, "k", [b"-"]) == [(0, 1, 1)]
 
     run(scenario())
 

@@ -80,8 +80,17 @@ def test_a_segment_made_of_several_remembers_what_they_did(tmp_path):
                 markers=[Marker(8, n, 0, 5 * n, n)],
             )
         sources.append(Source(0, segment.path, 5, 5 * n))
-    for window_ms, kept in ((600_000, keys), (1_001, keys[1:]), (1_000, keys[2:])):
-        task = replace(task_of(topic, sources[0], 0), sources=tuple(sources), idempotency_window_ms=window_ms)
+    # By the clock of the job: the last append may lie ahead of it, or long ago.
+    for now_ms, window_ms, kept in (
+        (2_000, 600_000, keys),
+        (2_000, 1_001, keys[1:]),
+        (2_000, 1_000, keys[2:]),
+        (1_000, 1_000, keys[1:]),
+        (602_000, 600_000, []),
+    ):
+        task = replace(
+            task_of(topic, sources[0], 0), sources=tuple(sources), idempotency_window_ms=window_ms, now_ms=now_ms
+        )
         written = write_segment(0, task, None).segment
         footer = read_footer(path_of(topic.table) / written.path)
         assert footer.producers == tuple(producers)

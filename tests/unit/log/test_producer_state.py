@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.errors import InvalidProducerEpochError, LogStoreError, OutOfOrderSequenceError
+from logstore.errors import DuplicateSequenceError, InvalidProducerEpochError, LogStoreError, OutOfOrderSequenceError
 from logstore.log import producer_state
 from logstore.log.producer_state import BATCHES_REMEMBERED, ProducerStates, counted_at
-from logstore.records.batch_identity import RememberedBatch, unpack_batches
+from logstore.records.batch_identity import SEQUENCE_MAX, RememberedBatch, unpack_batches
 from logstore.records.transactions import Marker
 
 EXPIRATION_MS = 100
@@ -140,6 +140,48 @@ def test_room_is_made_by_others_than_those_with_an_open_transaction(monkeypatch:
     assert [producer_id in found for producer_id in (1, 4, 5)] == [True, True, True], "nothing may go"
 
 
+# ---- producers that are unknown (KIP-360) ---------------------------------------------------------------------------
+
+
+def test_an_unknown_producer_begins_at_any_sequence_and_follows_itself_from_there() -> None:
+    found = states()
+    for sequence in (0, 1, 57, SEQUENCE_MAX):
+        assert found.check(5, 3, sequence, 1, 0) is None
+    found.begin(batch(5, 3, 57, 0))
+    for is_durable in (False, True):
+        if is_durable:
+            found.complete(5, stored=True)
+        assert found.check(5, 3, 57, 1, 0) == batch(5, 3, 57, 0), "a repetition"
+        assert found.check(5, 3, 58, 1, 0) is None
+        for missing in (56, 59):
+            with pytest.raises(OutOfOrderSequenceError, match="58 is next"):
+                found.check(5, 3, missing, 1, 0)
+        assert found.check(5, 4, 0, 1, 0) is None
+        with pytest.raises(OutOfOrderSequenceError, match="begins at sequence 0"):
+            found.check(5, 4, 58, 1, 0)
+        with pytest.raises(InvalidProducerEpochError):
+            found.check(5, 2, 58, 1, 0)
+
+
+@pytest.mark.parametrize("count", [1, BATCHES_REMEMBERED, 2 * BATCHES_REMEMBERED])
+def test_what_is_before_the_first_batch_of_a_producer_counts_as_stored_only_if_that_was_number_0(count: int) -> None:
+    """A client takes DUPLICATE_SEQUENCE_NUMBER for stored."""
+    for begin, expected in ((40, OutOfOrderSequenceError), (0, DuplicateSequenceError)):
+        found = states()
+        for n in range(count):
+            found.remember(batch(5, 0, begin + n, n))
+        newest = begin + count
+        for each in (found, stored_again(found)):
+            assert each.check(5, 0, newest, 1, 0) is None
+            for sequence in range(begin - 3, newest - BATCHES_REMEMBERED):
+                if sequence >= 0:
+                    with pytest.raises(expected):
+                        each.check(5, 0, sequence, 1, 0)
+            for sequence in (begin - 1, begin - 3) if begin else ():
+                with pytest.raises(OutOfOrderSequenceError, match=f"{newest} is next"):
+                    each.check(5, 0, sequence, 1, 0)
+
+
 # ---- truncations (C16) ----------------------------------------------------------------------------------------------
 
 
@@ -167,13 +209,12 @@ def test_c16_a_truncated_epoch_brings_back_the_one_before() -> None:
     assert found.evicted_up_to == -1
 
 
-def test_c16_a_producer_whose_only_batches_were_truncated_has_stored_nothing() -> None:
+def test_c16_a_producer_whose_only_batches_were_truncated_is_unknown() -> None:
     found = following([0])
-    found.remember(batch(5, 0, 0, 0))
+    found.remember(batch(5, 3, 0, 0))
     found.forget_from(0)
     assert 5 not in found
-    with pytest.raises(OutOfOrderSequenceError, match="has stored nothing yet"):
-        found.check(5, 0, 1, 1, 0)
+    assert found.check(5, 0, 1, 1, 0) is None
 
 
 def test_a_truncation_below_what_was_committed_leaves_producers_that_may_have_been_there() -> None:

@@ -79,7 +79,7 @@ def test_the_footer_of_joined_files_is_that_of_one_roll(data):
         segments = [write(*part) for part in zip(bases, ends, appends, strict=True)]
         once = write(0, ends[-1], appends[-1])
         sources = tuple(Source(0, segment.path, segment.num_records, 0) for segment in segments)
-        task = WriteTask("t", directory, 0, sources, 0, ends[-1], 0, "zstd", "roll", window_ms)
+        task = WriteTask("t", directory, 0, sources, 0, ends[-1], 0, "zstd", "roll", window_ms, now_ms=appends[-1])
         joined = write_segment(0, task, None).segment
         assert read_footer(files, joined.path) == read_footer(files, once.path)
         assert replace(joined, path="", size=0) == replace(once, path="", size=0)
