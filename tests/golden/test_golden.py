@@ -56,6 +56,7 @@ from tests.support.table_paths import read_footer, verify_segment
 
 pytestmark = pytest.mark.anyio
 
+_EMPTY = FoundJournal(Path("journal"), 0, None, is_empty=True)
 #: A directory has some parts or all of them.
 _PARTS = ("data", "journal", "record_batches", "refused", "segments", "cluster", "bytes")
 #: Its keys of requests were made without a secret.
@@ -101,6 +102,7 @@ def test_there_are_golden_files() -> None:
     assert found["journal-1"] == {"data", "journal", "segments", "cluster", "bytes"}
     assert found["cluster-2"] == {"cluster"}
     assert found["journal-3"] == {"journal", "refused", "bytes"}
+    assert found["journal-4"] == {"data", "journal", "refused", "bytes"}
     assert found["segments-3"] == {"data", "segments"}
     assert set().union(*found.values()) == set(_PARTS)
 
@@ -145,8 +147,12 @@ async def test_every_table_is_rebuilt_from_its_files(data: Path, expected: dict[
         carry_out(root, plan_rebuild(root.open(name), tails, known, {}))
         after = TopicTable.open(root.open(name)).snapshot()
         assert after.paths == before.paths, name
+        # A compaction that found nothing to remove is in the log alone: it is done again.
+        known = {
+            p: replace(s, cleaned=0, clean_digest=0) if s.clean_digest else s for p, s in before.partitions.items()
+        }
         assert {p: replace(s, rewrite=0) for p, s in after.partitions.items()} == {
-            p: replace(s, rewrite=0) for p, s in before.partitions.items()
+            p: replace(s, rewrite=0) for p, s in known.items()
         }, name
     async with store_at(data, CLOCK_MS) as api:
         assert await observed(api) == {name: expected[name] for name in ("topics", "groups")}
@@ -421,12 +427,11 @@ async def test_a_cluster_file_of_any_version_is_read(golden: Path, tmp_path: Pat
     for name, cluster_id in expected.items():
         assert is_of_cluster(tmp_path / name) == (name == "cluster")
         coordinator = EmbeddedCoordinator(tmp_path / name, 0, FileSystem())
-        empty = FoundJournal(tmp_path, 0, None, is_empty=True)
         if name == "cluster":
             with pytest.raises(DataDirectoryError, match="belongs to a cluster"):
-                await coordinator.start(lambda _: empty)
+                await coordinator.start(lambda _: _EMPTY)
         else:
-            await coordinator.start(lambda _, found=empty: found)
+            await coordinator.start(lambda _: _EMPTY)
             assert coordinator.cluster_id == cluster_id
             await coordinator.stop()
 

@@ -2,7 +2,8 @@
 
 Every later version must open them. Run it when a format on disk got something new, before the next release, under a new
 name: a golden file is never written again. With parts named it writes only these, as
-``python -m tests.golden.write journal-3 journal refused bytes`` did for version 3 of the journal, and
+``python -m tests.golden.write journal-3 journal refused bytes`` did for version 3 of the journal, ``journal-4 data
+journal refused bytes`` for version 4 and the file beside it, and
 ``segments-3 data segments`` for names that tell a range and version 3 of footers, ``record-batches record_batches`` for
 those of Kafka's clients, ``append-times segments`` for footers that tell which times are append times,
 ``cluster-2 cluster`` for version 2 of ``cluster.json``. ``journal-1`` has version 1 of the journal: the code of d66ab5f
