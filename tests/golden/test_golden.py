@@ -147,9 +147,10 @@ async def test_every_table_is_rebuilt_from_its_files(data: Path, expected: dict[
         carry_out(root, plan_rebuild(root.open(name), tails, known, {}))
         after = TopicTable.open(root.open(name)).snapshot()
         assert after.paths == before.paths, name
-        # A compaction that found nothing to remove is in the log alone: it is done again.
+        # The digest, and a compaction that found nothing to remove, are in the log alone: it is done again.
         known = {
-            p: replace(s, cleaned=0, clean_digest=0) if s.clean_digest else s for p, s in before.partitions.items()
+            p: replace(s, clean_digest=0, cleaned=min(s.cleaned, after.partitions[p].cleaned)) if s.clean_digest else s
+            for p, s in before.partitions.items()
         }
         assert {p: replace(s, rewrite=0) for p, s in after.partitions.items()} == {
             p: replace(s, rewrite=0) for p, s in known.items()
