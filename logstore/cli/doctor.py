@@ -215,7 +215,9 @@ def check_journals(data: Path, log_directory: Path) -> Iterator[Check]:
 
 
 def check_journal(home: Path, name: str = "journal") -> Check:
-    """Sizes only: ``journal verify`` reads it."""
+    """Sizes and heads only: ``journal verify`` reads it."""
+    if (differs := _difference(home)) is not None:
+        return Check(name, Status.fail, differs, "See: logstore journal verify")
     corrupt = sorted(home.glob("journal/*/*.corrupt*"))
     size = sum(file.stat().st_size for file in home.glob("journal/*/*.log"))
     if corrupt:
@@ -226,6 +228,35 @@ def check_journal(home: Path, name: str = "journal") -> Check:
             "Delete when not needed.",
         )
     return Check(name, Status.ok, bytes_text(size))
+
+
+def _difference(home: Path) -> str | None:
+    """How the journal in ``home`` differs from the one that stood there, as far as the head and the size of its newest
+    file tell; None if they do not.
+    """
+    from logstore.cluster.log_directory import journal_check
+    from logstore.errors import LogStoreError
+    from logstore.filesystem import local_filesystem
+    from logstore.journal.identity import FoundJournal
+    from logstore.journal.journal_file import JournalFile, list_files
+
+    journal = home / "journal" / "0"
+    try:
+        check = journal_check(home)  # before the files: those of a running broker only grow
+        files = list_files(journal) if journal.is_dir() else []
+        if not files:
+            check(FoundJournal(journal, 0, None, is_empty=True))
+            return None
+        start, path = files[-1]
+        newest = JournalFile.open(path, start, local_filesystem())
+        newest.close()
+        if newest.file_id is not None:
+            check(FoundJournal(journal, start + newest.allocated, newest.identity, is_empty=False))
+    except LogStoreError as error:
+        return error.message
+    except OSError:  # freed meanwhile, or no data directory
+        return None
+    return None
 
 
 def check_disk(data: Path, journal_max_bytes: int) -> Check:

@@ -16,7 +16,7 @@ from logstore.broker.context import INTERNAL
 from logstore.broker.topic_catalog import TopicCatalog
 from logstore.cli.app import app
 from logstore.cluster import checked_file, znodes
-from logstore.cluster.embedded_coordinator import last_epoch
+from logstore.cluster.log_directory import OneNodeDirectory
 from logstore.cluster.view import WatchedView
 from logstore.cluster.zookeeper import Delete
 from logstore.errors import (
@@ -427,7 +427,7 @@ async def test_a_store_of_one_node_becomes_a_cluster(stores: ClusterStores, brok
     assert (first.cluster_id, topic.topic_id) == (cluster_id, topic_id)
     assert await read_all(first, topic, 0) == [(0, b"a"), (1, b"b"), (2, b"c")]
     assert await produce(first, topic, [b"e"], partition=1) == 1
-    assert topic.partitions[0].leader_epoch > last_epoch(stores.data, 7)
+    assert topic.partitions[0].leader_epoch > OneNodeDirectory.open(stores.data / "brokers/7").leader_epoch
     assert (stores.data / "secret").read_text() == secret
     assert checked_file.read(stores.data / "cluster.json", "")["coordinator"] == "zookeeper"
     (second,) = await stores.start(1)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults.bench.bench import TOPICS, Bench, Load, Report
 from tests.faults.bench.kafka_producer import IDEMPOTENT, LEADER_ALONE, PLAIN
-from tests.faults.bench.schedule import ABRUPT, KINDS, LASTING, faults
+from tests.faults.bench.schedule import ABRUPT, KINDS, LASTING, Fault, faults
 
 pytestmark = pytest.mark.system
 
@@ -34,6 +34,23 @@ def test_kafkas_clients_under_a_few_faults(tmp_path: Path) -> None:
     report = run(tmp_path, kinds, KAFKAS, pace=0.1)
     assert set(kinds) <= report.faults.keys()
     assert report.of_kafkas >= len(kinds)
+
+
+@pytest.mark.long
+def test_journals_that_are_lost_in_every_way(tmp_path: Path) -> None:
+    """With Kafka's clients and a reader of the table; ``test_lost_journals.py`` has each step of them."""
+    journals = [
+        Fault("journal", 0.2, 0.5, {"how": how, "end": end, "then": then})
+        for how, end, then in [
+            *((how, "kill", "put back") for how in ("lost", "unmounted", "older", "replaced", "cut", "removed")),
+            *((how, "terminate", "put back") for how in ("lost", "cut", "removed")),
+            ("removed", "terminate", "new journal"),
+        ]
+    ]
+    report = Bench(tmp_path, 7, replace(KAFKAS, observed=True)).run(journals)
+    print(report)
+    assert not report.anomalies
+    assert report.faults == {"journal": len(journals)}
 
 
 @pytest.mark.long

@@ -20,6 +20,7 @@ SEED = 18
 CAUGHT = (
     mutants.count_the_leader_alone,
     mutants.stay_in_the_isr,
+    mutants.trust_what_stands_beside,
     mutants.hold_the_lease_for_ever,
     mutants.append_times_of_its_own,
 )

@@ -1,28 +1,34 @@
 """Stores of a cluster in the test's own event loop, on a real ZooKeeper and one data directory."""
 
 import contextlib
+import shutil
 from pathlib import Path
 from typing import Any
 
+from ingest_api.http_listener import HttpListener
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.broker.quotas import Quotas
 from logstore.cluster.zookeeper_coordinator import ZooKeeperCoordinator
-from logstore.errors import LeaderNotAvailableError, UnknownTopicError
+from logstore.errors import LeaderNotAvailableError, UnknownTopicError, ZooKeeperUnavailableError
 from logstore.log.topic import Topic
 from logstore.node import Store, running_store
 from logstore.settings import Settings
 from tests.support.coordinators import SESSION_MS, Brokers, expire
+from tests.support.data_directory import copy_of_one_moment
 from tests.support.eventually import eventually_async
 
 
 class ClusterStores:
-    """By broker id. ``zookeeper`` is the chroot that they are under, with a session to look at it."""
+    """By broker id. ``zookeeper`` is the chroot that they are under, with a session to look at it. Only if they are
+    ``replicated`` do they answer each other.
+    """
 
-    def __init__(self, zookeeper: Brokers, data: Path, **settings: Any) -> None:
+    def __init__(self, zookeeper: Brokers, data: Path, *, replicated: bool = False, **settings: Any) -> None:
         self.zookeeper = zookeeper
         self.data = data
+        self._replicated = replicated
         self._settings = {"offsets_topic_num_partitions": 2, **settings}
         self.stores: dict[int, Store] = {}
         self._ends: dict[int, contextlib.AsyncExitStack] = {}
@@ -42,14 +48,36 @@ class ClusterStores:
             wanted = self.settings(broker_id, **settings)
             host = f"h{broker_id}"
             store = running_store(wanted, Authorizer(), Quotas(), url=f"http://{host}", kafka=f"{host}:9092")
-            self.stores[broker_id] = await end.enter_async_context(store)
+            self.stores[broker_id] = opened = await end.enter_async_context(store)
             self._ends[broker_id] = end
+            if self._replicated and opened.member is not None:
+                http = HttpListener(wanted, Authorizer(), Quotas())
+                end.callback(http.close)
+                opened.member.open(http, opened.broker, opened.groups)
         return [self.stores[broker_id].broker for broker_id in broker_ids]
 
     async def stop(self, *broker_ids: int) -> None:
         for broker_id in broker_ids or list(self.stores):
             del self.stores[broker_id]
             await self._ends.pop(broker_id).aclose()
+
+    async def kill(self, *broker_ids: int) -> None:
+        """End brokers, all of them without a name, as kill -9 does: their log directories and what ZooKeeper has of the
+        topics are as they were at one moment. Only the sessions end at once.
+        """
+        killed = broker_ids or tuple(self.stores)
+        for broker_id in killed:
+            zookeeper = self.coordinator(broker_id).zookeeper
+            for change in ("create", "write", "delete", "multi"):
+                setattr(zookeeper, change, _refuse)
+            self.stores[broker_id].broker._schedule.roll_at_stop = _nothing  # type: ignore[method-assign]
+        homes = [self.settings(broker_id).log_directory for broker_id in killed]
+        for home in homes:
+            copy_of_one_moment(home, home.with_suffix(".killed"))
+        await self.stop(*killed)
+        for home in homes:
+            shutil.rmtree(home)
+            home.with_suffix(".killed").rename(home)
 
     def coordinator(self, broker_id: int) -> ZooKeeperCoordinator:
         found = self.stores[broker_id].coordinator
@@ -106,3 +134,11 @@ class ClusterStores:
             if (topic := self.topic(one, name)) is not None and topic.partitions[partition].is_leader
         ]
         return found
+
+
+async def _refuse(*_: object, **__: object) -> None:
+    raise ZooKeeperUnavailableError("The broker was killed.")
+
+
+async def _nothing() -> None:
+    pass

@@ -37,9 +37,12 @@ class ServerProcess:
         self._log = data.parent / f"{data.name}-server.log"
         self.start()
 
-    def start(self) -> None:
-        """Returns when the server says that it listens; NotStartedError if it does not within minutes."""
+    def start(self, *options: str) -> None:
+        """Returns when the server says that it listens; NotStartedError if it does not within minutes. ``options`` are
+        more of ``serve``.
+        """
         command = [sys.executable, "-m", self._module, "serve", "--data", str(self.data), "--port", str(self._port)]
+        command += options
         began = time.monotonic()
         former = getattr(self, "process", None)
         if former is not None and former.stdout is not None:  # it ended by itself
@@ -127,10 +130,10 @@ class FaultyServerProcess(ServerProcess):
             self._sockets.cleanup()
             raise
 
-    def start(self, faults: str | None = None) -> None:
+    def start(self, *options: str, faults: str | None = None) -> None:
         faults, self._faults = self._faults if faults is None else faults, ""
         self._environment = {**self._own, "LOGSTORE_CONTROL": str(self._socket), "LOGSTORE_FAULTS": faults}
-        super().start()
+        super().start(*options)
 
     def beside(self) -> "FaultyServerProcess":
         """A second server on the same directory, at other addresses. NotStartedError."""

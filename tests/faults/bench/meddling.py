@@ -1,4 +1,5 @@
-"""Faults by somebody beside the store, who copies a topic's directory, removes locks, or commits to a topic's table.
+"""Faults by somebody beside the store, who copies a topic's directory, removes locks or the journal, or commits to a
+topic's table.
 
 Duties of the store that the checker cannot see are checked here: it refuses by the documented reason, and every other
 log goes on. When a fault is over the store has rolled the topic once more, so that no later fault prevents its undoing.
@@ -11,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,16 @@ from tests.faults.bench.nemesis import READY_S, Neighbour, Nemesis, StoreBrokenE
 from tests.faults.bench.records import stored
 from tests.faults.bench.schedule import Fault
 from tests.faults.bench.workload import Client, TopicSpec
+from tests.support import lost_journals
+from tests.support.lost_journals import durable_end, found_in, journal_of
 from tests.support.server_process import FaultyServerProcess, NotStartedError
 
 #: error_code: refused until it is mended; records are missing; the offset is not in the log.
 _QUARANTINED, _OUT_OF_RANGE = 50303, 41601
 _POLL_S = 0.1
 _TIMEOUT_S = 30.0
+#: What a store says of a journal that is not its own any more.
+_NOT_THE_ONE, _REMOVED = "is not the one that stood here", "was removed or replaced while this process wrote to it"
 Log = tuple[TopicSpec, int]
 
 
@@ -145,6 +150,82 @@ class Meddler(Nemesis):
         topic, partition = self._logs[0]
         if self._produce(self._client, topic, partition):
             self.broken.append("a store that lost its lock acknowledges while another one serves the directory")
+
+    # ---- the journal alone ------------------------------------------------------------------------------------------
+
+    def _journal(self, fault: Fault) -> None:
+        """The journal is not the one that stood there: the start is refused by name, and changes nothing. With the
+        journal back, all is there.
+        """
+        home, how = self._server.data / "brokers" / "0", fault.settings["how"]
+        # Beside the data directory: nothing is to find it.
+        aside, image = (self._server.data.parent / f"{name}-{next(self._numbers)}" for name in ("aside", "image"))
+        self._told(fault)
+        if how == "removed":
+            self._journal_removed(fault, home, aside)
+            return
+        if how == "older":
+            self._restart("kill", lambda: shutil.copytree(journal_of(home), image))
+            self._require_acknowledged(self._logs, "after a restart")
+            end = found_in(image).end
+            if not self._wait_until(lambda: durable_end(home) > end, READY_S):
+                raise StoreBrokenError("the store does not write down how far its journal is durable")
+        self._tell(fault.settings["end"])
+        self._count_injected()
+        self._end(self._server, fault.settings["end"])
+        shutil.copytree(home / "journal", aside)
+        match how:
+            case "lost":
+                lost_journals.lose(home)
+            case "unmounted":
+                lost_journals.leave_empty(home)
+            case "older":
+                lost_journals.put_in_place(home, image)
+                shutil.rmtree(image)
+            case "replaced":
+                lost_journals.replace_with_a_strangers(home)
+            case _:
+                lost_journals.cut(home)
+        self._require_start_refused(home)
+        lost_journals.lose(home)
+        aside.rename(home / "journal")
+        self.start()
+
+    def _journal_removed(self, fault: Fault, home: Path, aside: Path) -> None:
+        """Under the running store, which acknowledges nothing from then on. A stop puts what it still reads into the
+        tables: a start goes on from there. After a kill the files have to come back.
+        """
+        lost_journals.move_away(home, aside)
+        for topic, partition in self._logs[:2]:
+            if self._produce(self._client, topic, partition):
+                self.broken.append("a store whose journal was removed acknowledges")
+        ready = self._readiness()
+        if ready is None or ready.status_code != httpx.codes.SERVICE_UNAVAILABLE or _REMOVED not in ready.text:
+            self.broken.append(f"/health/ready does not say that the journal was removed: {ready and ready.text}")
+        time.sleep(fault.seconds)
+        self._tell(fault.settings["end"])
+        self._count_injected()
+        self._end(self._server, fault.settings["end"])
+        self._require_start_refused(home)
+        if fault.settings["end"] == "terminate" and fault.settings["then"] == "new journal":
+            shutil.rmtree(aside)
+            self.start("--new-journal")
+        else:
+            lost_journals.put_back(home, aside)
+            self.start()
+
+    def _require_start_refused(self, home: Path) -> None:
+        before = lost_journals.content_of(home)
+        try:
+            self._server.start()
+        except NotStartedError as error:
+            if error.code != 1 or not any(_NOT_THE_ONE in line for line in error.lines):
+                raise StoreBrokenError(f"a start without its journal: {error}") from error
+        else:
+            self.broken.append("a store has started on a journal that is not the one that stood there")
+            self._server.kill()
+        if lost_journals.content_of(home) != before:
+            self.broken.append(f"a start without its journal has changed {home}")
 
     # ---- tables -----------------------------------------------------------------------------------------------------
 
@@ -412,10 +493,11 @@ class Meddler(Nemesis):
     def _table(self, topic: TopicSpec) -> Path:
         return self._server.data / "topics" / topic.name
 
-    def _restart(self, how: str) -> None:
+    def _restart(self, how: str, meanwhile: Callable[[], object] = lambda: None) -> None:
         self._tell(how)
         self._count_injected()
         self._end(self._server, how)
+        meanwhile()
         self.start()
 
     def _end(self, server: FaultyServerProcess, how: str) -> None:

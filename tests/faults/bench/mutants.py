@@ -55,6 +55,7 @@ RECREATE: Final = Fault("recreate", 0.2, 0, {"restart": None})
 TWO_STORES: Final = Fault(
     "lock", 0.2, 0, {"locks": "both", "stop_at": None, "end": "kill", "then": "kill", **_UNDER_LOAD}
 )
+JOURNAL_LOST: Final = Fault("journal", 0.2, 0, {"how": "lost", "end": "kill", "then": "put back", **_UNDER_LOAD})
 RESTORE: Final = Fault("restore", 0.3, 0, {**_AT, "how": "restore", "back": 1, "restart": None})
 STRANGE_PROPERTY: Final = Fault("strange", 0.2, 0, {**_AT, "what": "abc", "restart": "kill", **_UNDER_LOAD})
 #: Time for a stream to begin, and for more small files than the store leaves alone.
@@ -437,6 +438,13 @@ def ignore_lost_locks() -> None:
     LockFile.held = True  # type: ignore[assignment, method-assign]
 
 
+def trust_what_stands_beside() -> None:
+    """The journal counts as the one that stood there, whatever the file beside it says (C12 in a cluster)."""
+    from logstore.journal.identity import ExpectedJournal
+
+    ExpectedJournal.difference = lambda *_: None  # type: ignore[method-assign]
+
+
 def pass_over_missing_records() -> None:
     """A range that is not in the table is a gap like those of compaction, and nobody commits its files again."""
     from logstore.log import table_follower
@@ -550,6 +558,7 @@ EXPOSED_BY: Final[Mapping[Callable[[], None], Exposure]] = {
     ignore_lost_locks: Exposure(
         (TWO_STORES,), f"{_LOST}|a store that lost its lock|the run broke off: .*is corrupt", rolled=False, stuck=True
     ),
+    trust_what_stands_beside: Exposure((JOURNAL_LOST,), "a store has started on a journal that is not the one"),
     pass_over_missing_records: Exposure(
         (RESTORE,), "(C2 existing record skipped|records that version .* took away do not come back)"
     ),

@@ -321,9 +321,10 @@ class Nemesis:
 
     # ---- the way back -----------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
+    def start(self, *options: str) -> None:
+        """``options`` are more of ``serve``."""
         try:
-            self._server.start()
+            self._server.start(*options)
         except RuntimeError as error:
             raise StoreBrokenError(str(error)) from error
         self._log_read = 0
@@ -348,9 +349,12 @@ class Nemesis:
             raise StoreBrokenError(f"the store takes no appends {when}")
 
     def _is_ready(self) -> bool:
+        return (answer := self._readiness()) is not None and answer.is_success
+
+    def _readiness(self) -> httpx.Response | None:
         with contextlib.suppress(httpx.HTTPError):
-            return httpx.get(f"{self._server.url}/health/ready", timeout=30).is_success
-        return False
+            return httpx.get(f"{self._server.url}/health/ready", timeout=30)
+        return None
 
     @staticmethod
     def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Final
 ABRUPT: Final = ("kill", "terminate", "power_cut", "pause", "overwrite", "job_kill")
 LASTING: Final = ("fsync_error", "call_error", "read_error", "disk_full", "slow_fsync", "block", "clock", "descriptors")
 #: By somebody beside the store.
-MEDDLING: Final = ("copy", "recreate", "lock", "restore", "rewrite", "strange", "statement")
+MEDDLING: Final = ("copy", "recreate", "lock", "journal", "restore", "rewrite", "strange", "statement")
 KINDS: Final = (*ABRUPT, *LASTING, *MEDDLING)
 #: Of the members of consumer groups, for runs that have some.
 GROUPED: Final = (
@@ -162,6 +162,10 @@ def _meddling(chance: random.Random, kind: str) -> dict[str, Any]:
             end, then = (chance.choice(["kill", "terminate"]) for _ in range(2))
             locks, stop_at = chance.choice(["both", "both", "data"]), chance.choice([None, *_IN_A_WRITE])
             return {"locks": locks, "stop_at": stop_at, "end": end, "then": then}
+        case "journal":
+            how = chance.choice(["lost", "unmounted", "older", "replaced", "cut", "removed", "removed"])
+            end, then = chance.choice(["kill", "terminate"]), chance.choice(["put back", "new journal"])
+            return {"how": how, "end": end, "then": then}
         case "restore":
             how = chance.choice(["restore", "restore", "overwrite"])
             return {"which": chance.random(), "how": how, "back": chance.randint(1, 4), "restart": restart}

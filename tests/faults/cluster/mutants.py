@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tests.faults.bench.mutants import ack_before_fsync
+from tests.faults.bench.mutants import ack_before_fsync, trust_what_stands_beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +201,7 @@ EXPOSED_BY: Final[Mapping[Callable[[], None], Exposure]] = {
     tell_the_end_at_once: Exposure(("kill", "isolated_then_killed"), 6, "(H4|B4)"),
     roll_all_there_is: Exposure(("isolated_then_killed",), 4, f"{_LOST}|the run broke off|D2"),
     stay_in_the_isr: Exposure(("kill_all_and_lose_a_disk",), 2, _LOST),
+    trust_what_stands_beside: Exposure(("journal_lost",), 3, f"{_LOST}|the run broke off"),
     acknowledge_with_too_few: Exposure(("kill_two",), 2, "H5"),
     hold_the_lease_for_ever: Exposure(("cut_from_zookeeper", "half_open_to_zookeeper"), 4, "H8"),
     append_times_of_its_own: Exposure(("blink",), 1, "H6"),

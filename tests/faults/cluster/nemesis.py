@@ -11,6 +11,8 @@ import functools
 import itertools
 import random
 import shutil
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +31,9 @@ from tests.faults.bench.workload import TopicSpec
 from tests.faults.cluster.brokers import LAG_MS, SESSION_MS, BrokerProcess, Brokers
 from tests.faults.cluster.fail_points import AT_A_CHANGE, AT_A_TOPIC, AT_ITS_END, AT_START, AT_WORK
 from tests.faults.cluster.journals import tell_replicas, topic_facts
-from tests.support.server_process import NotStartedError
+from tests.support import lost_journals
+from tests.support.lost_journals import durable_end, found_in, journal_of
+from tests.support.server_process import ROOT, NotStartedError
 from tests.support.tcp_relay import EVERYBODY, Direction
 
 HEALED_S: Final = 120.0
@@ -50,6 +54,8 @@ OF_DISKS: Final = (
     *("fsync_fails", "disk_full", "slow_disk", "slow_follower", "clock"),
     *("old_image", "lost_disk", "kill_all_and_lose_a_disk", "foreign_disk"),
 )
+#: Of the journal alone: ``meta.json`` beside it stays.
+OF_JOURNALS: Final = ("journal_lost", "journal_older", "journal_repaired", "journal_replaced", "journal_removed")
 OF_ZOOKEEPER: Final = (
     *("cut_from_zookeeper", "one_way_to_zookeeper", "half_open_to_zookeeper", "flapping_to_zookeeper"),
     *("session_expired", "zookeeper_killed", "zookeeper_majority_lost", "zookeeper_restarted"),
@@ -59,7 +65,7 @@ OF_LINKS: Final = (
     *("late_messages", "repeated_messages"),
 )
 OF_ADMINISTRATION: Final = ("reassign", "elect_leaders")
-KINDS: Final = (*OF_PROCESSES, *OF_DISKS, *OF_ZOOKEEPER, *OF_LINKS, *OF_ADMINISTRATION)
+KINDS: Final = (*OF_PROCESSES, *OF_DISKS, *OF_JOURNALS, *OF_ZOOKEEPER, *OF_LINKS, *OF_ADMINISTRATION)
 #: They may strike within another fault: the same broker, or any other one.
 _ONES_WITHIN: Final = (
     *("kill", "kill", "power_cut", "blink", "blink", "clock", "slow_disk", "session_expired", "zookeeper_killed"),
@@ -68,10 +74,12 @@ _ONES_WITHIN: Final = (
 #: They lose a disk, or wait for the whole cluster: meanwhile no other broker is struck.
 _ALONE: Final = frozenset(
     (
-        *("old_image", "lost_disk", "kill_all_and_lose_a_disk"),
+        *("old_image", "lost_disk", "kill_all_and_lose_a_disk", *OF_JOURNALS),
         *("reassign", "rolling_restart", "elect_leaders", "fail_point_at_a_topic"),
     )
 )
+#: Which brokers are down while one has lost its journal, and when that one starts.
+_ORDERS: Final = ("all, it starts first", "all, it starts last", "all, it starts in any place", "it alone")
 _WITHIN_THESE: Final = ("kill", "blink", "flapping_to_zookeeper", "zookeeper_killed", "session_expired", "clock")
 
 
@@ -108,6 +116,7 @@ class Nemesis:
         self._is_inside = False
         self._is_alone = False
         self._points = {points: rounds(chance, points) for points in (AT_WORK, AT_A_CHANGE, AT_START, AT_A_TOPIC)}
+        self._orders = {kind: rounds(chance, _ORDERS) for kind in OF_JOURNALS}
         self.kinds: dict[str, Callable[[BrokerProcess], None]] = {kind: getattr(self, f"_{kind}") for kind in KINDS}
 
     def strike(self, kind: str, inside: bool = True) -> BrokerProcess:
@@ -396,7 +405,7 @@ class Nemesis:
             point = next(self._points[AT_START])
             self._tell("fail_point", victim, point=point, how="kill")
             with contextlib.suppress(NotStartedError):
-                victim.server.start(f"point {point} kill nth={self._chance.choice([1, 1, 2])}")
+                victim.server.start(faults=f"point {point} kill nth={self._chance.choice([1, 1, 2])}")
             deadline = time.monotonic() + 3
             while victim.is_running and time.monotonic() < deadline:
                 time.sleep(0.05)
@@ -470,6 +479,89 @@ class Nemesis:
             self.broken.append(f"C19 broker {victim.number} has started on a directory with {changed}")
             victim.kill()
         path.write_bytes(own)
+
+    # ---- journals alone ---------------------------------------------------------------------------------------------
+
+    def _journal_lost(self, victim: BrokerProcess) -> None:
+        lose = self._chance.choice([lost_journals.lose, lost_journals.leave_empty])
+        self._without_its_journal(victim, "journal_lost", lambda: lose(victim.log_directory))
+
+    def _journal_older(self, victim: BrokerProcess) -> None:
+        """An image of the journal from earlier is put back. It lacks more than a second, or a start cannot know."""
+        image = self._directory / f"image-{next(self._numbers)}"
+        self._chance.choice([victim.kill, victim.terminate])()
+        shutil.copytree(journal_of(victim.log_directory), image)
+        end = found_in(image).end
+        self._start(victim)
+        self._brokers.wait_until_healed(HEALED_S)
+        deadline = time.monotonic() + HEALED_S
+        while durable_end(victim.log_directory) <= end:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"broker {victim.number} does not write down how far its journal is durable")
+            time.sleep(0.2)
+        self._last(victim, 0, 3)
+        self._without_its_journal(
+            victim, "journal_older", lambda: lost_journals.put_in_place(victim.log_directory, image)
+        )
+        shutil.rmtree(image)
+
+    def _journal_repaired(self, victim: BrokerProcess) -> None:
+        """Damage refuses the start. A repair takes out acknowledged records; it wants all brokers to be down."""
+
+        def repair() -> None:
+            lost_journals.damage(victim.log_directory, self._chance)
+            with contextlib.suppress(NotStartedError):
+                victim.start()
+                self.broken.append(f"broker {victim.number} has started on a damaged journal")
+                victim.kill()
+            journal = journal_of(victim.log_directory)
+            command = [sys.executable, "-m", "logstore.cli", "journal", "repair", str(journal), "--yes"]
+            ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+            if "now ends at position" not in ran.stdout:
+                self.broken.append(f"journal repair of broker {victim.number}: {ran.stdout}{ran.stderr}")
+
+        self._without_its_journal(victim, "journal_repaired", repair)
+
+    def _journal_replaced(self, victim: BrokerProcess) -> None:
+        """The journal of another broker of the cluster, or of a store that nobody knows, in the place of its own."""
+        other = self._chance.choice(self._others(victim))
+
+        def replace() -> None:
+            if other.is_running or self._chance.random() < 0.5:
+                lost_journals.replace_with_a_strangers(victim.log_directory)
+            else:
+                lost_journals.put_in_place(victim.log_directory, journal_of(other.log_directory))
+
+        self._without_its_journal(victim, "journal_replaced", replace)
+
+    def _journal_removed(self, victim: BrokerProcess) -> None:
+        """Under the running broker, which acknowledges nothing from then on, and whose process ends some time later."""
+        aside = self._directory / f"image-{next(self._numbers)}"
+        lost_journals.move_away(victim.log_directory, aside)
+        self._last(victim, 0, _LAG_S)
+        self._without_its_journal(victim, "journal_removed", lambda: shutil.rmtree(aside))
+
+    def _without_its_journal(self, victim: BrokerProcess, kind: str, change: Callable[[], None]) -> None:
+        """Kill the victim, or all; then ``change`` its journal, and start them in some order. All were in sync to the
+        end, so the others have what it lacks.
+        """
+        order = next(order for order in self._orders[kind] if kind != "journal_repaired" or order != "it alone")
+        self._tell("journal_order", victim, order=order)
+        if order == "it alone":
+            victim.kill()
+            self._last(victim, 0, _SESSION_S + 1)
+            victim.kill()
+            change()
+            self._start(victim)
+            return
+        self._brokers.kill()
+        change()
+        starts = self._chance.sample(self._others(victim), len(self._others(victim)))
+        places = {"all, it starts first": 0, "all, it starts last": len(starts)}
+        starts.insert(places.get(order, self._chance.randint(0, len(starts))), victim)
+        for broker in starts:
+            self._start(broker)
+            time.sleep(self._chance.uniform(0, _SESSION_S))
 
     # ---- ZooKeeper --------------------------------------------------------------------------------------------------
 

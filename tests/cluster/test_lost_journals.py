@@ -1,0 +1,182 @@
+"""A journal alone is gone, older or repaired, and ``meta.json`` stays: its replicas lose no acknowledged record."""
+
+import asyncio
+import itertools
+import random
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from typer.testing import CliRunner
+
+from logstore.broker.context import INTERNAL
+from logstore.cli.app import app
+from logstore.cluster.coordinator import ElectionType
+from logstore.cluster.znodes import NO_LEADER
+from logstore.errors import LogStoreError
+from logstore.journal import journal as journal_module
+from logstore.journal.observed import ObservedJournal
+from logstore.log.frame_records import frame_records
+from logstore.log.topic import Topic
+from tests.support import lost_journals
+from tests.support.cluster_stores import ClusterStores
+from tests.support.coordinators import Brokers
+from tests.support.eventually import eventually_async
+from tests.support.lost_journals import difference, durable_end, found_in, journal_of
+from tests.support.running_broker import produce, read_all
+
+pytestmark = [pytest.mark.anyio, pytest.mark.system]
+
+BROKERS = (1, 2, 3)
+VICTIM = 1
+RECORDS = 60
+CONFIGS = {"segment.ms": "100000000", "min.insync.replicas": "2"}
+
+
+@pytest.fixture
+async def stores(brokers: Brokers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ClusterStores]:
+    monkeypatch.setattr(journal_module, "RECORDING_S", 0.01)
+    found = ClusterStores(brokers, tmp_path / "data", replicated=True, offsets_topic_replication_factor=3)
+    yield found
+    await found.stop()
+
+
+async def gone(home: Path, _: Path) -> None:
+    lost_journals.lose(home)
+
+
+async def older(home: Path, image: Path) -> None:
+    lost_journals.put_in_place(home, image)
+    assert found_in(image).end < durable_end(home)
+
+
+async def repaired(home: Path, _: Path) -> None:
+    lost_journals.damage(home, random.Random(7))
+    command = ["journal", "repair", str(journal_of(home)), "--yes"]
+    ran = await asyncio.to_thread(CliRunner().invoke, app, command)
+    assert "now ends at position" in ran.stdout, ran.output
+
+
+def values_of(topic: str) -> list[bytes]:
+    return [b"%s %d" % (topic.encode(), number) for number in range(RECORDS)]
+
+
+async def produce_half(stores: ClusterStores, topic: str, half: int) -> None:
+    """Thirty records that all replicas have; the position beside each journal says so."""
+    leader = stores.leader(topic, 0)
+    values = values_of(topic)[half * RECORDS // 2 : (half + 1) * RECORDS // 2]
+    for begin in range(0, len(values), 10):
+        await produce(leader, leader.topic(INTERNAL, topic), list(values[begin : begin + 10]))
+    ends = {}
+    for broker_id, store in stores.stores.items():
+        log = store.broker.topic(INTERNAL, topic).partitions[0]
+        await eventually_async(lambda log=log: log.log_end_offset == (half + 1) * RECORDS // 2, "not replicated")
+        ends[broker_id] = store.broker.journal.end_position
+    for broker_id, end in ends.items():
+        home = stores.settings(broker_id).log_directory
+        await eventually_async(lambda home=home, end=end: durable_end(home) >= end, "the position is not written down")
+
+
+async def in_sync(stores: ClusterStores, topic: str) -> None:
+    async with asyncio.timeout(60):
+        while set((await stores.zookeeper.row(topic)).isr) != set(BROKERS):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+def stored_on(home: Path, topic_id: UUID) -> list[bytes]:
+    """The values of a partition that the journal of a stopped broker has, by offset; those that were truncated count
+    no more.
+    """
+    found: dict[int, bytes] = {}
+    for frame in ObservedJournal(journal_of(home)).records(lambda header: header.topic_id == topic_id):
+        for batch in frame_records([frame]):
+            found |= zip(batch["offset"].to_pylist(), batch["value"].to_pylist(), strict=True)
+    return [found[offset] for offset in sorted(found)]
+
+
+@pytest.mark.parametrize(
+    "orders",
+    [
+        pytest.param([(VICTIM, 2, 3)], id="first"),
+        pytest.param([*itertools.permutations(BROKERS)], id="in each order", marks=pytest.mark.long),
+    ],
+)
+@pytest.mark.parametrize("loss", [gone, older, repaired], ids=lambda loss: loss.__name__)
+async def test_all_replicas_have_all_records_whichever_broker_starts_first(
+    stores: ClusterStores,
+    tmp_path: Path,
+    loss: Callable[[Path, Path], Awaitable[None]],
+    orders: Sequence[Sequence[int]],
+) -> None:
+    home = stores.settings(VICTIM).log_directory
+    made: list[Topic] = []
+    await stores.start(*BROKERS)
+    for order in orders:
+        name = f"t{len(made)}"
+        making = await stores.making()
+        made.append(await making.create_topic(INTERNAL, name, partitions=1, replication_factor=3, configs=CONFIGS))
+        await stores.everywhere(name, 1)
+        await in_sync(stores, name)
+        await produce_half(stores, name, 0)
+        image = shutil.copytree(journal_of(home), tmp_path / f"image of {name}")
+        await produce_half(stores, name, 1)
+        await stores.kill()
+        require_stored_everywhere(stores, made)
+        assert difference(home) is None
+        await loss(home, image)
+        assert (await stores.zookeeper.row(name)).isr != (), "the victim alone has lost something"
+        await stores.start(*order)
+        await stores.everywhere(name, 1)
+        await in_sync(stores, name)
+        leader = stores.leader(name, 0)
+        assert await read_all(leader, leader.topic(INTERNAL, name)) == list(enumerate(values_of(name))), order
+    await stores.kill()
+    require_stored_everywhere(stores, made)
+
+
+def require_stored_everywhere(stores: ClusterStores, topics: Sequence[Topic]) -> None:
+    """The journals of all brokers, which do not run, have all records of the topics."""
+    for broker_id, topic in itertools.product(BROKERS, topics):
+        home = stores.settings(broker_id).log_directory
+        assert stored_on(home, topic.topic_id) == values_of(topic.name), f"{topic.name} on broker {broker_id}"
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_the_only_replica_leads_again_when_somebody_asks_for_it(
+    stores: ClusterStores, tmp_path: Path, comes_back: bool
+) -> None:
+    """Until then nobody gets its offsets again. With the journal back everything is there."""
+    home = stores.settings(VICTIM).log_directory
+    await stores.start(VICTIM, offsets_topic_replication_factor=1)
+    one = await stores.making()
+    topic = await one.create_topic(INTERNAL, "t", partitions=1, configs={**CONFIGS, "min.insync.replicas": "1"})
+    await produce(one, topic, [b"in the table"])
+    await one.roll(INTERNAL, topic)
+    await produce(one, topic, [b"in the journal"])
+    end = one.journal.end_position
+    await eventually_async(lambda: durable_end(home) >= end, "the position is not written down")
+    await stores.kill()
+    aside = tmp_path / "aside"
+    (home / "journal").rename(aside)
+    for _ in range(2):
+        (one,) = await stores.start(VICTIM, offsets_topic_replication_factor=1)
+        row = await stores.zookeeper.row("t")
+        assert (row.leader, row.isr) == (NO_LEADER, ())
+        with pytest.raises(LogStoreError):
+            await produce(one, one.topic(INTERNAL, "t"), [b"at an offset that was acknowledged"])
+        await stores.stop()
+    if comes_back:
+        shutil.rmtree(home / "journal")
+        aside.rename(home / "journal")
+    (one,) = await stores.start(VICTIM, offsets_topic_replication_factor=1)
+    assert (await stores.zookeeper.row("t")).leader == NO_LEADER
+    await stores.making()
+    await stores.coordinator(VICTIM).elect_leaders(ElectionType.UNCLEAN, {"t": [0]})
+    topic = one.topic(INTERNAL, "t")
+    await eventually_async(lambda: topic.partitions[0].is_leader, "no leader")
+    kept = [b"in the table", *([b"in the journal"] if comes_back else [])]
+    await eventually_async(lambda: topic.partitions[0].high_watermark == len(kept), "not all there")
+    assert await read_all(one, topic) == list(enumerate(kept))
+    assert await produce(one, topic, [b"next"]) == len(kept)
