@@ -566,6 +566,11 @@ class Journal:
             self._writer.close()
             self._close_files()
 
+    def abandon(self) -> None:
+        """Close the files that ``recover`` has opened, unless the journal has started: then ``close`` does."""
+        if self._committer is None:
+            self._close_files()
+
     def _close_files(self) -> None:
         with self._files_lock:
             files, self._files = self._files, []
