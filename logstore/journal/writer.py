@@ -193,13 +193,13 @@ class JournalWriter:
             raise
 
     def check_name(self, file: JournalFile) -> None:
-        """Raise JournalFileLostError, finally, once the name of a file that this process began leads elsewhere."""
+        """Raise JournalFileLostError, finally, once the name of an open file leads elsewhere."""
         if not file.has_lost_name:
             return
         self._failed = JournalFileLostError(
             f"journal file {file.path} was removed or replaced while this process wrote to it. Nothing is acknowledged "
             "from now on. Stop this process: at its stop it puts what it still reads into the tables. Then put the "
-            "file system of the journal back, and start again"
+            "file back if you have it, and start again"
         )
         raise self._failed
 
