@@ -87,6 +87,14 @@ def repair(
         if not json:
             print(f"Damage: {damage.message}")
             _print_taken_out(found)
+        stood, remains = read_directory(home), inspect.damaged_journal(journal)
+        difference = stood.expected.difference(remains) if stood is not None and remains is not None else None
+        if difference is not None:
+            typer.echo(
+                f"The journal is not the one that stood here either: {difference}. Acknowledged records that it lacks "
+                "are lost, too, and are not in this list.",
+                err=True,
+            )
         if isinstance(read_directory(home), LogDirectory):
             typer.echo(
                 f"This is the journal of a broker of a cluster. Remove the log directory {home} instead, and start the "
