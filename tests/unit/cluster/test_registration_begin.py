@@ -1,15 +1,20 @@
-"""The data directory of a store of one node that becomes a cluster's: what a broker looks at before it joins."""
+"""What a broker looks at before it joins a cluster: its journal, and the directory of a store of one node."""
 
+from dataclasses import replace
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from logstore.clock import SystemClock
 from logstore.cluster import checked_file
+from logstore.cluster.log_directory import LogDirectory
 from logstore.cluster.registration import Registration
 from logstore.cluster.zookeeper import Servers, ZooKeeper
 from logstore.errors import DataDirectoryError
 from logstore.filesystem import FileSystem
+from logstore.journal.errors import JournalDiffersError
+from logstore.journal.identity import FoundJournal, JournalIdentity
 from tests.support.running_broker import run, running_broker
 
 
@@ -52,3 +57,39 @@ def test_an_empty_place_of_the_journal_is_refused_where_it_is_not_known_how_far_
     (home / "journal").mkdir()
     with pytest.raises(DataDirectoryError, match=r"move .*/brokers/0/journal into"):
         registration(data, elsewhere).look_at_data()
+
+
+@pytest.mark.parametrize("lost", ["gone", "older", "another's"])
+def test_c12_a_journal_that_is_not_the_one_that_stood_here_gets_a_directory_id_that_zookeeper_has_not(
+    tmp_path: Path, lost: str
+) -> None:
+    looking = registration(tmp_path, tmp_path)
+    looking.cluster_id = "c"
+    directory = replace(LogDirectory.open(tmp_path, "c", 0), durable_end=700)
+    directory.write(tmp_path, FileSystem())
+    identity = JournalIdentity(directory.directory_id, 1)
+    whole = FoundJournal(tmp_path, 800, identity, is_empty=False)
+    assert looking._open_directory(whole) == directory
+    found = {
+        "gone": FoundJournal(tmp_path, 0, None, is_empty=True),
+        "older": FoundJournal(tmp_path, 699, identity, is_empty=False),
+        "another's": FoundJournal(tmp_path, 800, JournalIdentity(uuid4(), 1), is_empty=False),
+    }[lost]
+    other = looking._open_directory(found)
+    assert other.directory_id != directory.directory_id
+    assert other.durable_end is None
+    assert LogDirectory.read(tmp_path) == directory, "a start that ends here finds the same"
+
+
+def test_a_migration_without_the_journal_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    run(start_one_node(data))
+    home = data / "brokers" / "0"
+    looking = registration(data, home)
+    looking.cluster_id = "c"
+    looking.look_at_data()
+    before = {path: path.read_bytes() for path in data.rglob("*.json")}
+    with pytest.raises(JournalDiffersError, match=r"it has no files.*without zookeeper\.connect, with --new-journal"):
+        looking._open_directory(FoundJournal(home, 0, None, is_empty=True))
+    assert {path: path.read_bytes() for path in data.rglob("*.json")} == before
+    looking.release()
