@@ -1,5 +1,6 @@
-"""The journal of a broker at its start: what a start that is refused leaves open."""
+"""The journal of a broker at its start: one that is not the one that stood here, and what a refusal leaves open."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ from logstore.broker.context import INTERNAL
 from logstore.cluster.log_directory import OneNodeDirectory
 from logstore.errors import CorruptionError, DataDirectoryError
 from logstore.filesystem import FileSystem
+from logstore.journal.errors import JournalDiffersError
 from logstore.log.journal_tail import JournalTail
-from tests.support.running_broker import run, running_broker
+from tests.support.running_broker import produce, read_all, run, running_broker
 
 
 def open_files(directory: Path) -> list[Path]:
@@ -49,3 +51,51 @@ def test_a_journal_that_cannot_be_understood_leaves_no_file_open(
     with pytest.raises(CorruptionError):
         begin(tmp_path)
     assert open_files(tmp_path) == []
+
+
+@pytest.mark.parametrize("is_older", [True, False])
+def test_a_journal_that_is_gone_or_older_is_refused_until_it_is_back_or_given_up(
+    tmp_path: Path, is_older: bool
+) -> None:
+    data, away, image = tmp_path / "data", tmp_path / "away", tmp_path / "image"
+    journal = data / "brokers" / "0" / "journal"
+
+    async def serve(*values: bytes, seal: bool = False, new_journal: bool = False) -> list[bytes | None]:
+        """Store the values, and return all; with ``seal`` in a new topic, whose table has them then."""
+        async with running_broker(data, new_journal=new_journal) as broker:
+            topic = await broker.create_topic(INTERNAL, "t") if seal else broker.topic(INTERNAL, "t")
+            for value in values:
+                await produce(broker, topic, [value])
+            if seal:
+                await broker.roll(INTERNAL, topic)
+            else:
+                broker._schedule.roll_at_stop = _nothing
+            return [value for _, value in await read_all(broker, topic)]
+
+    run(serve(b"a", seal=True))
+    shutil.copytree(journal, image)
+    assert run(serve(b"b")) == [b"a", b"b"]
+    journal.rename(away)
+    if is_older:
+        shutil.copytree(image, journal)
+    before = {path: path.read_bytes() for path in data.rglob("*.json")}
+    with pytest.raises(JournalDiffersError, match="--new-journal"):
+        run(serve())
+    assert {path: path.read_bytes() for path in data.rglob("*.json")} == before
+    if journal.exists():
+        shutil.rmtree(journal)
+    shutil.copytree(away, journal)
+    assert run(serve()) == [b"a", b"b"], "it is back"
+    with pytest.raises(DataDirectoryError, match="start without --new-journal"):
+        run(serve(new_journal=True))
+    shutil.rmtree(journal)
+    assert run(serve(b"c", new_journal=True)) == [b"a", b"c"]
+    assert run(serve()) == [b"a", b"c"]
+    shutil.rmtree(journal)
+    away.rename(journal)
+    with pytest.raises(JournalDiffersError, match="it is that of the directory id"):
+        run(serve())
+
+
+async def _nothing() -> None:
+    """Leave the records in the journal."""
