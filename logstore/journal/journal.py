@@ -567,8 +567,12 @@ class Journal:
             self._close_files()
 
     def abandon(self) -> None:
-        """Close the files that ``recover`` has opened, unless the journal has started: then ``close`` does."""
+        """Close what ``recover`` and a ``start`` that failed have opened. Does nothing if the journal has started: then
+        ``close`` does it. Blocking.
+        """
         if self._committer is None:
+            self._thread.close()
+            self._writer.close()
             self._close_files()
 
     def _close_files(self) -> None:

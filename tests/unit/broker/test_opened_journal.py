@@ -1,13 +1,15 @@
 """The journal of a broker at its start: one that is not the one that stood here, and what a refusal leaves open."""
 
+import errno
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 
 from logstore.broker.context import INTERNAL
 from logstore.cluster.log_directory import OneNodeDirectory
-from logstore.errors import CorruptionError, DataDirectoryError
+from logstore.errors import CorruptionError, DataDirectoryError, StorageError
 from logstore.filesystem import FileSystem
 from logstore.journal.errors import JournalDiffersError
 from logstore.log.journal_tail import JournalTail
@@ -51,6 +53,22 @@ def test_a_journal_that_cannot_be_understood_leaves_no_file_open(
     with pytest.raises(CorruptionError):
         begin(tmp_path)
     assert open_files(tmp_path) == []
+
+
+def test_a_start_that_cannot_begin_a_file_leaves_no_file_open_and_no_thread(tmp_path: Path) -> None:
+    class Broken(FileSystem):
+        def create(self, path: Path) -> int:
+            raise OSError(errno.EIO, f"cannot create {path}")
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path, filesystem=Broken()):
+            pass
+
+    threads = threading.active_count()
+    with pytest.raises(StorageError, match="could not create journal file"):
+        run(scenario())
+    assert open_files(tmp_path) == []
+    assert threading.active_count() <= threads
 
 
 @pytest.mark.parametrize("is_older", [True, False])
