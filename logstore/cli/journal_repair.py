@@ -11,6 +11,7 @@ from logstore.cli.command_group import confirm, fail
 from logstore.cli.data_directory import (
     data_of,
     given_data,
+    is_of_cluster,
     journal_directories,
     journals_in,
     log_directories,
@@ -95,7 +96,8 @@ def repair(
                 "are lost, too, and are not in this list.",
                 err=True,
             )
-        if isinstance(read_directory(home), LogDirectory):
+        # A migration that was cut short leaves ``meta.json`` in a store of one node, which has the only copy.
+        if isinstance(stood, LogDirectory) and (tables is None or is_of_cluster(tables)):
             typer.echo(
                 f"This is the journal of a broker of a cluster. Remove the log directory {home} instead, and start the "
                 f"broker: {REPLICAS_ARE_COPIED} A broker whose journal was repaired leaves its ISRs, too.",

@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from logstore.cli.app import app
-from logstore.cluster.log_directory import OneNodeDirectory
+from logstore.cluster.log_directory import LogDirectory, OneNodeDirectory
+from logstore.cluster.registration import write_cluster_file
 from logstore.filesystem import FileSystem
 from logstore.journal.frame import HEADER_BYTES
 from logstore.journal.inspect import dump
@@ -115,3 +116,15 @@ def test_a_journal_whose_only_header_is_damaged_is_not_called_another_one(data):
     asked = repair(data, code=2)
     assert "its header is damaged" in asked.stdout
     assert "stood here" not in asked.stderr
+
+
+@pytest.mark.parametrize("in_cluster", [True, False])
+def test_the_log_directory_is_only_to_be_removed_in_a_cluster(data, in_cluster):
+    """A migration that was cut short leaves ``meta.json`` in a store of one node."""
+    damage(data, 0, 32)
+    home = data / "brokers" / "0"
+    known = OneNodeDirectory.open(home)
+    LogDirectory(known.directory_id, known.durable_end, "c", 0, 1).write(home, FileSystem())
+    if in_cluster:
+        write_cluster_file(FileSystem(), data, "c")
+    assert ("Remove the log directory" in repair(data, code=2).stderr) is in_cluster

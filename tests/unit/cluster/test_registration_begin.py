@@ -11,9 +11,10 @@ from logstore.cluster import checked_file
 from logstore.cluster.log_directory import LogDirectory
 from logstore.cluster.registration import Registration
 from logstore.cluster.zookeeper import Servers, ZooKeeper
+from logstore.cluster.zookeeper_coordinator import ZooKeeperCoordinator
 from logstore.errors import DataDirectoryError
 from logstore.filesystem import FileSystem
-from logstore.journal.errors import JournalDiffersError
+from logstore.journal.errors import JournalCorruptionError, JournalDiffersError
 from logstore.journal.identity import FoundJournal, JournalIdentity
 from tests.support.running_broker import run, running_broker
 
@@ -93,3 +94,23 @@ def test_a_migration_without_the_journal_is_refused_and_changes_nothing(tmp_path
         looking._open_directory(FoundJournal(home, 0, None, is_empty=True))
     assert {path: path.read_bytes() for path in data.rglob("*.json")} == before
     looking.release()
+
+
+@pytest.mark.parametrize("is_migration", [True, False])
+def test_the_log_directory_is_only_to_be_removed_where_other_brokers_may_have_the_records(
+    tmp_path: Path, is_migration: bool
+) -> None:
+    data = tmp_path / "data"
+    if is_migration:
+        run(start_one_node(data))
+    coordinator = ZooKeeperCoordinator(
+        "127.0.0.1:1", data, data / "brokers" / "0", 0, FileSystem(), url="", peer="", clock=SystemClock()
+    )
+
+    def read(_: object) -> FoundJournal:
+        raise JournalCorruptionError(data / "brokers/0/journal/0/0.log", 7, "a bad frame")
+
+    with pytest.raises(JournalCorruptionError) as refused:
+        run(coordinator.start(read))
+    assert ("Remove the log directory" in refused.value.message) is not is_migration
+    assert ("logstore journal repair" in refused.value.message) is is_migration
