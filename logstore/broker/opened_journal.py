@@ -51,6 +51,7 @@ class OpenedJournal:
         return self.journal.found
 
     def release(self) -> None:
-        """Release the journal's own lock."""
+        """Release the journal's own lock. Close the files of a journal that was not started."""
+        self.journal.abandon()
         if self.locks:
             self.locks[-1].release()

@@ -15,7 +15,13 @@ import typer
 
 from logstore.cli.cluster import DataOption
 from logstore.cli.command_group import fail
-from logstore.cli.data_directory import given_data, log_directories, observed_journal, require_topics
+from logstore.cli.data_directory import (
+    given_data,
+    log_directories,
+    observed_journal,
+    require_no_journal,
+    require_topics,
+)
 from logstore.cli.options import JsonOption
 from logstore.cli.output import counted, print_json, print_table
 
@@ -185,6 +191,8 @@ def _tails(homes: Sequence[Path], cluster_id: str) -> "dict[int, Tails]":
         if identity.cluster_id != cluster_id:
             fail(f"{home} is a log directory of the cluster {identity.cluster_id}, not of {cluster_id}.")
         journal = home / "journal" / "0"
+        if not journal.is_dir():
+            require_no_journal(home)
         found[identity.broker_id] = collect_tails(observed_journal(journal).frames()) if journal.is_dir() else {}
     return found
 

@@ -67,6 +67,16 @@ def observed_journal(journal: Path) -> "ObservedJournal":
     return ObservedJournal(journal, check=journal_check(log_directory_of(journal)))
 
 
+def require_no_journal(home: Path) -> None:
+    """JournalDiffersError if a journal stood in the log directory ``home``, which has none. DataDirectoryError."""
+    from logstore.cluster.log_directory import journal_check
+    from logstore.cluster.log_directory_record import RECORD
+    from logstore.journal.identity import FoundJournal
+
+    if not (home / RECORD).exists():  # else the broker has it elsewhere by now
+        journal_check(home)(FoundJournal(home / "journal" / "0", 0, None, is_empty=True))
+
+
 def journals_in(homes: Iterable[Path]) -> list[Path]:
     """The journals in log directories."""
     return [journal for home in homes for journal in sorted(home.glob("journal/*/"))]

@@ -11,6 +11,7 @@ from logstore.cli.command_group import confirm, fail
 from logstore.cli.data_directory import (
     data_of,
     given_data,
+    is_of_cluster,
     journal_directories,
     journals_in,
     log_directories,
@@ -87,7 +88,16 @@ def repair(
         if not json:
             print(f"Damage: {damage.message}")
             _print_taken_out(found)
-        if isinstance(read_directory(home), LogDirectory):
+        stood, remains = read_directory(home), inspect.damaged_journal(journal)
+        difference = stood.expected.difference(remains) if stood is not None and remains is not None else None
+        if difference is not None:
+            typer.echo(
+                f"The journal is not the one that stood here either: {difference}. Acknowledged records that it lacks "
+                "are lost, too, and are not in this list.",
+                err=True,
+            )
+        # A migration that was cut short leaves ``meta.json`` in a store of one node, which has the only copy.
+        if isinstance(stood, LogDirectory) and (tables is None or is_of_cluster(tables)):
             typer.echo(
                 f"This is the journal of a broker of a cluster. Remove the log directory {home} instead, and start the "
                 f"broker: {REPLICAS_ARE_COPIED} A broker whose journal was repaired leaves its ISRs, too.",

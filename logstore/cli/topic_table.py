@@ -16,6 +16,7 @@ from logstore.cli.data_directory import (
     journals_in,
     log_directories,
     observed_journal,
+    require_no_journal,
     require_topics,
     stopped_store,
     topic_names,
@@ -128,11 +129,14 @@ def read_journals(homes: Sequence[Path]) -> "tuple[Journals, list[LogStoreError]
     journals: dict[str, Tails] = {}
     damages = []
     for home in homes:
-        for journal in sorted(home.glob("journal/*/")):
-            try:
+        try:
+            found = journals_in([home])
+            if not found:
+                require_no_journal(home)
+            for journal in found:
                 journals[str(home)] = collect_tails(observed_journal(journal).frames())
-            except LogStoreError as error:
-                damages.append(error)
+        except LogStoreError as error:
+            damages.append(error)
     return journals, damages
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from logstore.cluster import checked_file
-from logstore.cluster.log_directory import LogDirectory
+from logstore.cluster.log_directory import BROKER, META, LogDirectory
 from logstore.errors import DataDirectoryError
 from logstore.filesystem import FileSystem
 
@@ -49,7 +49,7 @@ def broker_directories(data: Path, named: Sequence[Path] = ()) -> list[BrokerDir
     found: dict[Path, BrokerDirectory] = {}
     out_of_reach: list[BrokerDirectory] = []
     for home in sorted(data.glob("brokers/*/"), key=lambda path: (path.name.zfill(12), path.name)):
-        if (home / "journal").is_dir():
+        if any((home / name).exists() for name in ("journal", META, BROKER)):
             found[home.resolve()] = BrokerDirectory(home.name, home)
         recorded = _recorded(data, home)
         if recorded is not None and recorded.out_of_reach is not None:

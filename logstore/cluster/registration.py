@@ -249,12 +249,16 @@ class Registration:
                     f"{self._data} belongs to a store of one node, broker {others[0]}: start the cluster with the "
                     f"broker whose broker.id is {others[0]}, and no other until it listens."
                 )
-            if (home / "journal").is_dir() and home.resolve() != self._log_directory.resolve():
+            one_node = OneNodeDirectory.open(home)
+            # A start of one node that was refused leaves a lock there and no file; ``begin`` then compares the journal
+            # in ``log.dirs``, if it is known how far it was durable.
+            is_left = any(home.glob("journal/*/*.log" if one_node.durable_end is not None else "journal/"))
+            if is_left and home.resolve() != self._log_directory.resolve():
                 raise DataDirectoryError(
                     f"The journal of the store of one node is in {home}: move {home / 'journal'} into "
                     f"{self._log_directory} (log.dirs), or leave log.dirs out."
                 )
-            self._one_node = OneNodeDirectory.open(home)
+            self._one_node = one_node
         except BaseException:
             lock.release()
             raise

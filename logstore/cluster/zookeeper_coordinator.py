@@ -184,6 +184,8 @@ class ZooKeeperCoordinator:
         try:
             return read_journal(self._locks)
         except JournalCorruptionError as error:
+            if self.registration.is_migration:  # nobody else has the records of a store of one node
+                raise
             remedy = f"Remove the log directory {self._log_directory} (keep a copy): {REPLICAS_ARE_COPIED}"
             raise JournalCorruptionError(error.path, error.position, error.reason, remedy) from error
 

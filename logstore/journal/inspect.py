@@ -286,6 +286,21 @@ def lost_ranges(directory: Path, position: int, filesystem: FileSystem | None = 
     return tuple(lost.values())
 
 
+def damaged_journal(directory: Path, filesystem: FileSystem | None = None) -> FoundJournal | None:
+    """A damaged journal, as far as it is known whose it is: by its newest file with a good header; None without one.
+    ``end`` is that of the last file with its reserved bytes, at or behind that of the journal. OSError,
+    DataDirectoryError.
+    """
+    end = 0
+    for start, path in reversed(list_files(directory)):
+        file = JournalFile.open(path, start, filesystem or local_filesystem())
+        file.close()
+        end = end or start + file.allocated
+        if file.file_id is not None:
+            return FoundJournal(directory, end, file.identity, is_empty=False)
+    return None
+
+
 def _check_directory(directory: Path) -> None:
     if not directory.is_dir():
         raise StorageError(f"there is no journal directory {directory}; name one as <data>/brokers/<id>/journal/0")

@@ -566,6 +566,15 @@ class Journal:
             self._writer.close()
             self._close_files()
 
+    def abandon(self) -> None:
+        """Close what ``recover`` and a ``start`` that failed have opened. Does nothing if the journal has started: then
+        ``close`` does it. Blocking.
+        """
+        if self._committer is None:
+            self._thread.close()
+            self._writer.close()
+            self._close_files()
+
     def _close_files(self) -> None:
         with self._files_lock:
             files, self._files = self._files, []

@@ -101,6 +101,8 @@ class JournalWriter:
         self._clock = clock
         self._allocate_bytes = min(ALLOCATE_BYTES, file_bytes)
         self._failed: StorageError | None = None
+        # Whether the last try to write the file beside the journal went well.
+        self._is_recorded = True
         # Held open, so that the journal works on in a process without free descriptors.
         self._directory_fd: int | None = None
 
@@ -193,13 +195,13 @@ class JournalWriter:
             raise
 
     def check_name(self, file: JournalFile) -> None:
-        """Raise JournalFileLostError, finally, once the name of a file that this process began leads elsewhere."""
+        """Raise JournalFileLostError, finally, once the name of an open file leads elsewhere."""
         if not file.has_lost_name:
             return
         self._failed = JournalFileLostError(
             f"journal file {file.path} was removed or replaced while this process wrote to it. Nothing is acknowledged "
             "from now on. Stop this process: at its stop it puts what it still reads into the tables. Then put the "
-            "file system of the journal back, and start again"
+            "file back if you have it, and start again"
         )
         raise self._failed
 
@@ -215,8 +217,11 @@ class JournalWriter:
             self.check_name(file)
         try:
             record.record(durable_end)
+            self._is_recorded = True
         except OSError as e:
-            _log.warning("journal_position_not_recorded", directory=str(self._directory), reason=str(e))
+            if self._is_recorded:  # once, and not each second
+                _log.warning("journal_position_not_recorded", directory=str(self._directory), reason=str(e))
+            self._is_recorded = False
         self._filesystem.reached("journal.recorded")
 
     # ---- files -------------------------------------------------------------------------------------------------

@@ -3,12 +3,17 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from logstore.cli.app import app
+from logstore.cluster.log_directory import LogDirectory, OneNodeDirectory
+from logstore.cluster.registration import write_cluster_file
+from logstore.filesystem import FileSystem
 from logstore.journal.frame import HEADER_BYTES
 from logstore.journal.inspect import dump
 from tests.support.small_store import TOPIC, Records, small_store, stored
@@ -88,3 +93,38 @@ def test_a_journal_without_its_tables_tells_ids_and_takes_everything_for_lost(da
     told = repair(data, "--yes").stdout
     assert "no table that can be read has this id" in told
     assert "Lost:" in told
+
+
+@pytest.mark.parametrize("is_older", [True, False])
+def test_a_damaged_journal_that_is_another_one_is_named_before_the_question(data, is_older):
+    damage(data, 0, 32)
+    home = data / "brokers" / "0"
+    assert "stood here" not in repair(data, code=2).stderr
+    known = OneNodeDirectory.open(home)
+    other = replace(known, durable_end=10**9) if is_older else replace(known, directory_id=uuid4())
+    other.write(home, FileSystem())
+    asked = repair(data, code=2).stderr
+    assert "not the one that stood here either: it" in asked
+    assert ("it ends at position" in asked) is is_older
+
+
+def test_a_journal_whose_only_header_is_damaged_is_not_called_another_one(data):
+    (path,) = journal_of(data).glob("*.log")
+    content = bytearray(path.read_bytes())
+    content[40] ^= 1  # the directory id
+    path.write_bytes(content)
+    asked = repair(data, code=2)
+    assert "its header is damaged" in asked.stdout
+    assert "stood here" not in asked.stderr
+
+
+@pytest.mark.parametrize("in_cluster", [True, False])
+def test_the_log_directory_is_only_to_be_removed_in_a_cluster(data, in_cluster):
+    """A migration that was cut short leaves ``meta.json`` in a store of one node."""
+    damage(data, 0, 32)
+    home = data / "brokers" / "0"
+    known = OneNodeDirectory.open(home)
+    LogDirectory(known.directory_id, known.durable_end, "c", 0, 1).write(home, FileSystem())
+    if in_cluster:
+        write_cluster_file(FileSystem(), data, "c")
+    assert ("Remove the log directory" in repair(data, code=2).stderr) is in_cluster

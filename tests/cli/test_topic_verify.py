@@ -13,12 +13,15 @@ from typer.testing import CliRunner, Result
 
 from logstore.cli.app import app
 from logstore.cli.checks import Status
+from logstore.cli.cluster_adopt import _tails
+from logstore.cli.data_directory import require_no_journal
 from logstore.cli.doctor import check_data, check_journals
 from logstore.cluster import checked_file
-from logstore.cluster.log_directory import LogDirectory
+from logstore.cluster.log_directory import LogDirectory, OneNodeDirectory
 from logstore.cluster.log_directory_record import record_log_directory
 from logstore.errors import LogStoreError
 from logstore.filesystem import local_filesystem
+from logstore.journal.errors import JournalDiffersError
 from logstore.lock_file import LockFile
 from tests.support.damage import cut, damage_at_random, flip_bit, swap
 from tests.support.small_store import TOPIC, Records, small_store, stored
@@ -281,6 +284,27 @@ def test_a_repair_of_a_journal_elsewhere_knows_the_tables(data, recorded, monkey
         assert check_data(data).found.endswith("a store runs on it")
     finally:
         lock.release()
+
+
+@pytest.mark.parametrize("is_mount", [True, False])
+@pytest.mark.parametrize("in_cluster", [True, False])
+def test_a_journal_that_is_not_there_is_missed(data, is_mount, in_cluster):
+    home = data / "brokers" / "0"
+    if in_cluster:
+        cluster_id = str(checked_file.read(data / "cluster.json", "restore it")["cluster_id"])
+        known = OneNodeDirectory.open(home)
+        LogDirectory(known.directory_id, known.durable_end, cluster_id, 0, 0).begun(home, local_filesystem(), 0)
+        (home / "broker.json").unlink()
+    shutil.rmtree(home / "journal")
+    if is_mount:
+        (home / "journal").mkdir()
+    assert "it has no files" in logstore("topic", "verify", "--data", data, code=1).stderr
+    shutil.rmtree(data / "topics" / TOPIC / "_delta_log")
+    assert "it has no files" in logstore("topic", "rebuild", TOPIC, "--data", data, "--yes", code=1).stderr
+    with pytest.raises(JournalDiffersError, match="it has no files"):
+        _tails([home], cluster_id) if in_cluster else require_no_journal(home)
+    record_log_directory(local_filesystem(), data, 0, data.parent)  # the broker has moved it to log.dirs
+    require_no_journal(home)
 
 
 def test_a_journal_that_is_out_of_reach_is_named(data, recorded, tmp_path):

@@ -46,7 +46,11 @@ async def start_broker(
     filesystem, clock = filesystem or local_filesystem(), clock or SystemClock()
     coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem, new_journal=new_journal)
     opened = OpenedJournal(settings, filesystem, clock)
-    await coordinator.start(opened.read)
+    try:
+        await coordinator.start(opened.read)
+    except BaseException:
+        opened.release()
+        raise
     try:
         return await Broker.start(
             settings, coordinator, opened, authorizer or Authorizer(), Quotas(), clock=clock, filesystem=filesystem

@@ -1,13 +1,23 @@
 """The identity of a log directory: durable, and that of one broker of one cluster."""
 
+from dataclasses import replace
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from logstore.cluster import checked_file
-from logstore.cluster.log_directory import LogDirectory
+from logstore.cluster.log_directory import (
+    LogDirectory,
+    OneNodeDirectory,
+    give_up_journal,
+    journal_check,
+    read_directory,
+)
 from logstore.errors import DataDirectoryError
 from logstore.filesystem import FileSystem
+from logstore.journal.errors import JournalDiffersError
+from logstore.journal.identity import FoundJournal, JournalIdentity
 
 
 def test_an_identity_is_kept_and_its_incarnation_rises(tmp_path: Path):
@@ -34,3 +44,49 @@ def test_a_damaged_identity_is_refused(tmp_path: Path, content):
     (tmp_path / "meta.json").write_bytes(content)
     with pytest.raises(DataDirectoryError, match=r"meta\.json is damaged: .*leaves its ISRs"):
         LogDirectory.open(tmp_path, "c", 1)
+
+
+# ---- the journal -----------------------------------------------------------------------------------------------------
+
+
+def found_journal(end: int, identity: JournalIdentity | None) -> FoundJournal:
+    return FoundJournal(Path("journal"), end, identity, is_empty=identity is None)
+
+
+def begun(kind: str, path: Path) -> LogDirectory | OneNodeDirectory:
+    """The identity of a directory whose journal was durable up to 700."""
+    directory = LogDirectory.open(path, "c", 1) if kind == "cluster" else OneNodeDirectory.open(path)
+    directory.write(path, FileSystem())
+    assert read_directory(path) == directory, "a start that ended before its first journal file"
+    directory.record(path, FileSystem()).record(700)
+    return replace(directory, durable_end=700)
+
+
+@pytest.mark.parametrize("kind", ["cluster", "one node"])
+def test_the_position_is_kept_and_the_journal_is_compared_with_it(tmp_path: Path, kind: str):
+    directory = begun(kind, tmp_path)
+    assert read_directory(tmp_path) == directory
+    identity = directory.record(tmp_path, FileSystem()).identity
+    assert identity.directory_id == directory.directory_id
+    check = journal_check(tmp_path)
+    check(found_journal(700, identity))
+    for end, other in ((699, identity), (0, None), (700, JournalIdentity(uuid4(), 1))):
+        with pytest.raises(JournalDiffersError, match="not the one that stood here"):
+            check(found_journal(end, other))
+
+
+def test_the_next_start_of_a_broker_keeps_the_position(tmp_path: Path):
+    directory = begun("cluster", tmp_path)
+    directory.begun(tmp_path, FileSystem(), 0)
+    assert read_directory(tmp_path) == replace(directory, incarnation=directory.incarnation + 1)
+
+
+@pytest.mark.parametrize("kinds", [["cluster"], ["one node"], ["cluster", "one node"]])
+def test_a_journal_that_is_given_up_is_another_directorys(tmp_path: Path, kinds: list[str]):
+    before = begun(kinds[0], tmp_path).directory_id
+    if len(kinds) > 1:
+        OneNodeDirectory(uuid4(), 700, 3).write(tmp_path, FileSystem())
+    give_up_journal(tmp_path, FileSystem())
+    given_up = [LogDirectory.read(tmp_path), OneNodeDirectory.open(tmp_path)]
+    assert all(one is None or (one.durable_end is None and one.directory_id != before) for one in given_up)
+    journal_check(tmp_path)(found_journal(3, None))
