@@ -4,6 +4,7 @@ import functools
 from collections.abc import Sequence
 
 from logstore.clock import Clock
+from logstore.errors import StorageError
 from logstore.filesystem import FileSystem
 from logstore.journal.identity import FoundJournal
 from logstore.journal.journal import Journal
@@ -40,7 +41,13 @@ class OpenedJournal:
         ``locks`` are the coordinator's. Raises DataDirectoryError if another process has the journal, CorruptionError
         if stored bytes have changed since they were written, StorageError.
         """
-        self._filesystem.make_directory(self._directory)
+        try:
+            self._filesystem.make_directory(self._directory)
+        except OSError as e:
+            raise StorageError(
+                f"cannot make the journal directory {self._directory}: {e.strerror}; check the disk, and that it is "
+                "mounted"
+            ) from e
         # The broker's own lock: no other process has the journal, even if the coordinator's lock was removed.
         self.locks += [*locks, LockFile.acquire(self._directory)]
         try:

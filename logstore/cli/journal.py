@@ -9,7 +9,15 @@ import msgspec
 import typer
 
 from logstore.cli.command_group import FAILED, fail
-from logstore.cli.data_directory import data_of, journal_directories, log_directory_of, topic_names
+from logstore.cli.data_directory import (
+    data_of,
+    journal_directories,
+    journals_in,
+    log_directories,
+    log_directory_of,
+    require_no_journal,
+    topic_names,
+)
 from logstore.cli.journal_repair import REPAIR_EXAMPLES, repair
 from logstore.cli.options import JsonOption
 from logstore.cli.output import bytes_text, counted, print_json, print_json_line, print_table
@@ -28,6 +36,7 @@ from logstore.errors import CorruptionError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from logstore.journal.errors import JournalDiffersError
     from logstore.journal.frame import FrameHeader
     from logstore.journal.inspect import DumpRow, VerifyReport
 
@@ -266,8 +275,26 @@ def verify(directory: DirectoryArgument = None, data: DataOption = None, json: J
     for _, report in reports:
         if report.damage:
             typer.echo(f"logstore: {report.damage.message}", err=True)
-    if any(report.damage for _, report in reports):
+    missing = _missing_journals(directory, data)
+    for difference in missing:
+        typer.echo(f"logstore: {difference.message}", err=True)
+    if missing or any(report.damage for _, report in reports):
         raise typer.Exit(FAILED)
+
+
+def _missing_journals(directory: Path | None, data: Path | None) -> "list[JournalDiffersError]":
+    """Of the brokers that have no journal any more, what stood there."""
+    from logstore.journal.errors import JournalDiffersError
+    from logstore.settings import load_settings
+
+    found = []
+    for home in log_directories(directory or data or load_settings().data, quiet=True):
+        if not journals_in([home]):
+            try:
+                require_no_journal(home)
+            except JournalDiffersError as difference:
+                found.append(difference)
+    return found
 
 
 def _state(report: "VerifyReport") -> str:

@@ -23,7 +23,7 @@ from logstore.cluster.coordinator import (
     RegisteredTopic,
     TopicListener,
 )
-from logstore.cluster.log_directory import DirectoryRecord, OneNodeDirectory
+from logstore.cluster.log_directory import META, DirectoryRecord, OneNodeDirectory
 from logstore.errors import (
     DataDirectoryError,
     ElectionNotNeededError,
@@ -243,6 +243,10 @@ class EmbeddedCoordinator:
         if checked_file.read(cluster_file, _GIVE_UP_CLUSTER) != self._cluster:
             checked_file.write(self._filesystem, cluster_file, self._cluster)
         directory.write(self._home, self._filesystem)
+        # A migration to a cluster that was cut short has left it; it is begun again from ``broker.json``.
+        if (stale := self._home / META).exists():
+            self._filesystem.unlink(stale)
+            self._filesystem.sync_directory(self._home)
 
     @property
     def journal_record(self) -> DirectoryRecord:

@@ -8,6 +8,7 @@ up to which the journal was durable (``ExpectedJournal``): so an image of the jo
 a checksum of its content.
 """
 
+import abc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,24 +35,24 @@ REPLICAS_ARE_COPIED: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Directory:
+class _Directory(abc.ABC):
     """``durable_end`` is None until a journal file with this id was begun."""
 
     directory_id: UUID
     durable_end: int | None
 
     @property
+    @abc.abstractmethod
     def remedy(self) -> str:
         """What to do about a journal that is not the one that stood here."""
-        raise NotImplementedError
 
     @property
     def expected(self) -> ExpectedJournal:
         return ExpectedJournal(self.directory_id, self.durable_end)
 
+    @abc.abstractmethod
     def record(self, path: Path, filesystem: FileSystem) -> "DirectoryRecord":
         """The file in the log directory ``path``, as a journal writes it from now on."""
-        raise NotImplementedError
 
     def write(self, path: Path, filesystem: FileSystem) -> None:
         """Write the file, durably. OSError."""
@@ -73,7 +74,7 @@ class LogDirectory(_Directory):
 
     @property
     def remedy(self) -> str:
-        return f"Put the journal back before the broker starts; otherwise {REPLICAS_ARE_COPIED}"
+        return f"Put the journal back before the broker starts. If it starts without: {REPLICAS_ARE_COPIED}"
 
     @classmethod
     def read(cls, path: Path) -> "LogDirectory | None":

@@ -143,8 +143,11 @@ class Registration:
         path = znodes.record_path(self._broker_id)
         node = await self._zookeeper.get(path)
         record = None if node is None else znodes.decode(path, node.data, BrokerRecord)
-        is_known = record is not None and (
-            directory.directory_id in record.directories and directory.incarnation >= record.incarnation
+        # During a migration this broker alone has the records, whatever an earlier try has registered.
+        is_known = self.is_migration or (
+            record is not None
+            and directory.directory_id in record.directories
+            and directory.incarnation >= record.incarnation
         )
         last = max(
             0 if record is None else record.incarnation, 0 if found.identity is None else found.identity.incarnation

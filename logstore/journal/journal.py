@@ -36,8 +36,9 @@ from logstore.journal.frame import (
     FrameLocation,
     decode_frame_header,
 )
-from logstore.journal.identity import FoundJournal, JournalRecord
+from logstore.journal.identity import FoundJournal, JournalIdentity, JournalRecord
 from logstore.journal.journal_file import JournalFile, PartitionKey
+from logstore.journal.position_recorder import PositionRecorder
 from logstore.journal.recent_frames import RecentFrames
 from logstore.journal.scan import JournalScan, RecoveredFrame, Verdict
 from logstore.journal.writer import FileSwitchPostponedError, FrameBuffers, JournalWriter
@@ -132,7 +133,9 @@ class Journal:
         self.on_failure: Callable[[], None] = lambda: None
         self._full = False
         self._told: asyncio.Future[None] | None = None
-        self._record: JournalRecord | None = None
+        self._require_lock = require_lock
+        self._identity: JournalIdentity | None = None
+        self._positions: PositionRecorder | None = None
         self._recording: asyncio.TimerHandle | None = None
         self._recent = RecentFrames(recent_bytes) if recent_bytes else None
 
@@ -220,9 +223,13 @@ class Journal:
         """
         await self._thread.run(self.establish_end)
         self._snapshots = snapshots
-        self._record = record
+        self._identity = record.identity
+        self._positions = self._position_recorder(record)
         await self._begin_file()
         self._committer = asyncio.create_task(self._commit_appends(), name="journal")
+
+    def _position_recorder(self, record: JournalRecord) -> PositionRecorder:
+        return PositionRecorder(self._directory, record, self._filesystem, self._require_lock)
 
     def establish_end(self) -> None:
         """Make the end that ``recover`` found the durable end; blocking. StorageError."""
@@ -365,17 +372,19 @@ class Journal:
     def _record_end(self) -> None:
         """Write down how far the journal is durable: within a second of an append, and not for each."""
         self._recording = None
-        if self._closing or self._failed is not None or self._record is None:
+        if self._closing or self._failed is not None or self._positions is None:
             return
-        recorded = self._thread.run(self._writer.record, self._record, tuple(self._files), self._end_position)
-        recorded.add_done_callback(self._background_done)
+        # On the thread that frees files, so that one that is freed meanwhile is not taken for a lost one.
+        self._thread.run(self._writer.check_names, tuple(self._files)).add_done_callback(self._background_done)
+        self._positions.write(self._end_position).add_done_callback(self._background_done)
 
     async def _begin_file(self) -> None:
         old = self._current
-        assert self._record is not None
+        assert self._identity is not None
+        assert self._positions is not None
         try:
             file = await self._thread.run(
-                self._writer.begin_file, old, self._end_position, self._snapshots(), self._record
+                self._writer.begin_file, old, self._end_position, self._snapshots(), self._identity
             )
         except FileSwitchPostponedError as e:
             _log.warning("journal_file_postponed", directory=str(self._directory), reason=str(e.__cause__))
@@ -385,6 +394,11 @@ class Journal:
         self._current = file
         self._end_position = file.end
         self._free_files()
+        written = self._positions.write(file.end)
+        if old is None:
+            await written  # nothing is acknowledged before the first position stands there
+        else:
+            written.add_done_callback(self._background_done)
 
     def _fail(self, error: LogStoreError, group: list[_Append]) -> None:
         """Fail the group and everything queued behind it, in order, in this step of the loop."""
@@ -559,9 +573,13 @@ class Journal:
         if self._committer is not None:
             await self._committer
         try:
-            if self._current is not None and self._record is not None and self._failed is None:
-                await self._thread.run(self._writer.finish, self._current, self._record)
+            if self._current is not None and self._positions is not None and self._failed is None:
+                finished = await self._thread.run(self._writer.finish, self._current)
+                if finished:
+                    await self._positions.write(self._current.end)
         finally:
+            if self._positions is not None:
+                self._positions.close()
             self._thread.close()
             self._writer.close()
             self._close_files()
@@ -571,6 +589,8 @@ class Journal:
         ``close`` does it. Blocking.
         """
         if self._committer is None:
+            if self._positions is not None:
+                self._positions.close()
             self._thread.close()
             self._writer.close()
             self._close_files()

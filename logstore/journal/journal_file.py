@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 from uuid import UUID
 
-from logstore.errors import StorageError
+from logstore.errors import JournalFileLostError, StorageError
 from logstore.filesystem import FileSystem
 from logstore.journal.errors import JournalRangeFreedError
 from logstore.journal.frame import HEADER_BYTES, FrameHeader, decode_file_header
@@ -105,6 +105,15 @@ class JournalFile:
         except OSError:
             return True
         return (status.st_dev, status.st_ino) != self._inode
+
+    def require_name(self) -> None:
+        """Raise JournalFileLostError if the file ``has_lost_name``."""
+        if self.has_lost_name:
+            raise JournalFileLostError(
+                f"journal file {self.path} was removed or replaced while this process wrote to it. Nothing is "
+                "acknowledged from now on. Stop this process: at its stop it puts what it still reads into the tables. "
+                "Then put the file system of the journal back, and start again"
+            )
 
     @property
     def fd(self) -> int:

@@ -48,8 +48,9 @@ class ObservedJournal:
         self.files: list[tuple[int, Path]] = []
 
     def frames(self) -> Iterator[RecoveredFrame]:
-        """All good frames in journal order, but marks. JournalCorruptionError, StorageError, DataDirectoryError; behind
-        the last frame as ``check`` raises.
+        """Give all good frames in journal order, without marks.
+
+        Raises JournalCorruptionError, StorageError, DataDirectoryError, and behind the last frame as ``check`` does.
         """
         self.end = self.tail_bytes = self.frame_bytes = 0
         for attempt in range(_LISTINGS):

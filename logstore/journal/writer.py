@@ -8,7 +8,6 @@ Invariants (rules R1 and R3):
 - After the lock on the journal is lost, nothing is acknowledged, begun or removed: the files may belong to another
   process.
 - After the open file has lost its name, nothing is acknowledged: its bytes go when this process ends.
-- The position in the file beside the journal is never ahead of what is durable.
 - A failed write or sync is final (StorageError): the kernel may have dropped the pages, and a second fsync would lie.
   Lack of space is not: the file is cut back to its durable end, and the next append tries afresh.
 """
@@ -20,13 +19,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-import structlog
-
 from logstore.clock import Clock
 from logstore.errors import JournalFileLostError, LockLostError, StorageError, StorageFullError
 from logstore.filesystem import Buffer, FileSystem
 from logstore.journal.frame import HEADER_BYTES, FileHeader, Frame, encode_file_header, encode_frame_header, encode_mark
-from logstore.journal.identity import JournalRecord
+from logstore.journal.identity import JournalIdentity
 from logstore.journal.journal_file import JournalFile, file_path
 from logstore.journal.scan import Verdict
 from logstore.limits import MIB
@@ -40,9 +37,6 @@ _REWRITE_BYTES: Final = 4 * MIB
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
-
-
-_log = structlog.get_logger(__name__)
 
 
 class FileSwitchPostponedError(Exception):
@@ -101,8 +95,6 @@ class JournalWriter:
         self._clock = clock
         self._allocate_bytes = min(ALLOCATE_BYTES, file_bytes)
         self._failed: StorageError | None = None
-        # Whether the last try to write the file beside the journal went well.
-        self._is_recorded = True
         # Held open, so that the journal works on in a process without free descriptors.
         self._directory_fd: int | None = None
 
@@ -136,7 +128,7 @@ class JournalWriter:
         filesystem.reached("journal.synced")
         # After the sync: a process that got the lock since then finds these frames when it recovers.
         self._check_lock()
-        self.check_name(file)
+        self._check_name(file)
         # The next group would say the same, but a call of its own costs more than this write.
         self._mark(file, file.size + length)
 
@@ -194,53 +186,35 @@ class JournalWriter:
             self._failed = e
             raise
 
-    def check_name(self, file: JournalFile) -> None:
-        """Raise JournalFileLostError, finally, once the name of an open file leads elsewhere."""
-        if not file.has_lost_name:
-            return
-        self._failed = JournalFileLostError(
-            f"journal file {file.path} was removed or replaced while this process wrote to it. Nothing is acknowledged "
-            "from now on. Stop this process: at its stop it puts what it still reads into the tables. Then put the "
-            "file back if you have it, and start again"
-        )
-        raise self._failed
-
-    # ---- the file beside the journal ---------------------------------------------------------------------------
-
-    def record(self, record: JournalRecord, files: Sequence[JournalFile], durable_end: int) -> None:
-        """Write down that the journal is durable up to ``durable_end``. A failure changes nothing but what a later
-        start can find out: it is logged. Raises LockLostError, JournalFileLostError.
-        """
+    def check_names(self, files: Sequence[JournalFile]) -> None:
+        """Raise JournalFileLostError, finally, if one of the files kept has lost its name."""
         self._check()
-        self._check_lock()
         for file in files:
-            self.check_name(file)
+            self._check_name(file)
+
+    def _check_name(self, file: JournalFile) -> None:
         try:
-            record.record(durable_end)
-            self._is_recorded = True
-        except OSError as e:
-            if self._is_recorded:  # once, and not each second
-                _log.warning("journal_position_not_recorded", directory=str(self._directory), reason=str(e))
-            self._is_recorded = False
-        self._filesystem.reached("journal.recorded")
+            file.require_name()
+        except StorageError as e:
+            self._failed = e
+            raise
 
     # ---- files -------------------------------------------------------------------------------------------------
 
     def begin_file(
-        self, old: JournalFile | None, start: int, snapshots: Sequence[Frame], record: JournalRecord
+        self, old: JournalFile | None, start: int, snapshots: Sequence[Frame], identity: JournalIdentity
     ) -> JournalFile:
-        """Finish ``old`` and begin the file at ``start`` with its snapshot frames; durable when this returns, and
-        written down in ``record``.
+        """Finish ``old`` and begin the file at ``start`` with its snapshot frames; durable when this returns.
 
         Raises FileSwitchPostponedError (``old`` is as before) or StorageError.
         """
         self._check()
         self._check_lock()
         if old is not None:
-            self.check_name(old)
+            self._check_name(old)
             self._cut_back(old)
         path = file_path(self._directory, start)
-        header = FileHeader(secrets.randbits(64), start, self._clock.now_ms(), record.identity)
+        header = FileHeader(secrets.randbits(64), start, self._clock.now_ms(), identity)
         frames = FrameBuffers(start + HEADER_BYTES, start, header.file_id)
         for snapshot in snapshots:
             frames.add(snapshot)
@@ -267,13 +241,12 @@ class JournalWriter:
         try:
             self._filesystem.fsync(fd)
             self._filesystem.sync_directory(self._directory, self._directory_fd)
+            file.remember_name()
         except OSError as e:
             file.close()
             raise self._final("sync", path, e) from e
         file.size = length
-        file.remember_name()
         self._filesystem.reached("journal.snapshotted")
-        self.record(record, (), file.end)
         return file
 
     def remove(self, path: Path) -> None:
@@ -292,23 +265,24 @@ class JournalWriter:
         file.close()
         self._filesystem.reached("journal.file_freed")
 
-    def finish(self, file: JournalFile, record: JournalRecord) -> None:
-        """At a clean shutdown: nothing but a synced mark behind the durable end, which is written down.
+    def finish(self, file: JournalFile) -> bool:
+        """Leave nothing but a synced mark behind the durable end, at a clean shutdown.
 
-        Not if the lock or the file's name is lost: another process may have moved the end.
+        Return False, and change nothing, if the lock or the file's name is lost: another process may have moved the
+        end.
         """
         try:
             self._require_lock()
-            self.check_name(file)
+            file.require_name()
         except (LockLostError, JournalFileLostError):
-            return
+            return False
         self._cut_back(file)
         self._mark(file, file.size)
         try:
             self._filesystem.fsync(file.fd)
         except OSError as e:
             raise self._final("sync", file.path, e) from e
-        self.record(record, (), file.end)
+        return True
 
     def close(self) -> None:
         if self._directory_fd is not None:

@@ -23,6 +23,7 @@ from logstore.journal.frame import HEADER_BYTES, Frame, FrameLocation, FrameType
 from logstore.journal.identity import ExpectedJournal, FoundJournal, JournalIdentity, JournalRecord
 from logstore.journal.journal import Journal, Told
 from logstore.journal.journal_file import JournalFile
+from logstore.journal.position_recorder import PositionRecorder
 from logstore.journal.scan import RecoveredFrame, Verdict
 from logstore.journal.writer import FrameBuffers
 
@@ -168,18 +169,17 @@ class _Writer:
             file.stored.data += buffer
         file.stored.synced = len(file.stored.data)
 
-    def record(self, record: JournalRecord, files: Sequence[JournalFile], durable_end: int) -> None:
-        del files
-        record.record(durable_end)
+    def check_names(self, files: Sequence[JournalFile]) -> None:
+        """Nobody removes files under a process."""
 
     def establish_end(self, verdict: Verdict) -> None:
         """A kill leaves whole frames."""
 
     def begin_file(
-        self, old: MemoryFile | None, start: int, snapshots: Sequence[Frame], record: JournalRecord
+        self, old: MemoryFile | None, start: int, snapshots: Sequence[Frame], identity: JournalIdentity
     ) -> MemoryFile:
         del old
-        stored = StoredFile(start, self._disk.next_file_id, record.identity)
+        stored = StoredFile(start, self._disk.next_file_id, identity)
         self._disk.next_file_id += 1
         frames = FrameBuffers(start + HEADER_BYTES, start, stored.file_id)
         for snapshot in snapshots:
@@ -190,7 +190,6 @@ class _Writer:
         self._disk.files.append(stored)
         file = MemoryFile(stored)
         file.size = file.allocated = len(stored.data)
-        record.record(file.end)
         return file
 
     def free(self, file: MemoryFile) -> None:
@@ -266,6 +265,11 @@ class MemoryJournal(Journal):
         self.work = DiskWork(disk)
         self._writer = _Writer(disk)  # type: ignore[assignment]
         self._thread = self.work  # type: ignore[assignment]
+
+    def _position_recorder(self, record: JournalRecord) -> PositionRecorder:
+        recorder = super()._position_recorder(record)
+        recorder._thread = self.work  # type: ignore[assignment]
+        return recorder
 
     def store(self, frames: Sequence[Frame], told: Told) -> None:
         def durable(locations: Sequence[FrameLocation], error: Any) -> None:

@@ -1,16 +1,17 @@
 """Whose journal it is: the heads of its files, the position beside it, and files that lose their names."""
 
 import random
+import threading
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 import structlog
 
-from logstore.errors import JournalFileLostError, StorageError
+from logstore.errors import BrokerNotReadyError, JournalFileLostError, StorageError
 from logstore.filesystem import FileSystem
 from logstore.journal import journal as journal_module
-from logstore.journal import writer as writer_module
+from logstore.journal import position_recorder
 from logstore.journal.identity import ExpectedJournal, JournalIdentity
 from logstore.journal.scan import JournalScan
 from tests.support.eventually import eventually_async
@@ -142,7 +143,8 @@ def test_a_position_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeyp
     class FullDisk(MemoryRecord):
         def record(self, durable_end: int) -> None:
             super().record(durable_end)
-            raise OSError(28, "No space left on device")
+            if len(self.durable_ends) > 1:
+                raise OSError(28, "No space left on device")
 
     async def scenario() -> None:
         record = FullDisk()
@@ -153,9 +155,52 @@ def test_a_position_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeyp
             assert journal.failed is None
 
     log = structlog.testing.CapturingLogger()
-    monkeypatch.setattr(writer_module, "_log", log)
+    monkeypatch.setattr(position_recorder, "_log", log)
     run(scenario())
     assert [call.args for call in log.calls] == [("journal_position_not_recorded",)], "once, and not each second"
+
+
+def test_nothing_is_acknowledged_before_the_first_position_is_written(tmp_path: Path) -> None:
+    """A journal that is lost then could not be told from one that was never begun."""
+
+    class BadDisk(MemoryRecord):
+        def record(self, durable_end: int) -> None:
+            raise OSError(28, "No space left on device")
+
+    async def scenario() -> None:
+        journal = new_journal(tmp_path)
+        list(journal.recover())
+        with pytest.raises(StorageError, match=r"cannot write down how far the journal at .* is durable"):
+            await journal.start(tuple, BadDisk())
+        with pytest.raises(BrokerNotReadyError):
+            await journal.append([data_frame(0)])
+        journal.abandon()
+
+    run(scenario())
+
+
+def test_no_append_waits_for_the_disk_of_the_file_beside_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "RECORDING_S", 0.0)
+    begun, go_on = threading.Event(), threading.Event()
+
+    class HangingDisk(MemoryRecord):
+        def record(self, durable_end: int) -> None:
+            super().record(durable_end)
+            if len(self.durable_ends) > 1:
+                begun.set()
+                assert go_on.wait(60)
+
+    async def scenario() -> None:
+        async with running(tmp_path, record=HangingDisk()) as (journal, _):
+            await journal.append([data_frame(0)])
+            await eventually_async(begun.is_set, "no position was written")
+            await journal.append([data_frame(1)])
+            await journal.append([data_frame(2)])
+            go_on.set()
+
+    run(scenario())
 
 
 def test_a_journal_that_loses_its_end_differs(tmp_path: Path) -> None:

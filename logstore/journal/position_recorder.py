@@ -1,0 +1,62 @@
+"""Writes down, beside a journal, how far it is durable: on a thread of its own, so that no append waits for that disk.
+
+Invariants: a position is written only after the sync that it stands for, and positions never fall. Until the first one
+of a start is written, nothing is acknowledged: otherwise a journal that is lost then could not be told from a new one.
+Nothing is written once a lock is lost.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from logstore.errors import StorageError
+from logstore.filesystem import FileSystem
+from logstore.journal.disk_thread import DiskThread
+from logstore.journal.identity import JournalRecord
+
+_log = structlog.get_logger(__name__)
+
+
+class PositionRecorder:
+    def __init__(
+        self, directory: Path, record: JournalRecord, filesystem: FileSystem, require_lock: Callable[[], None]
+    ) -> None:
+        self._directory = directory
+        self._record = record
+        self._filesystem = filesystem
+        self._require_lock = require_lock
+        self._thread = DiskThread("journal-position")
+        self._has_begun = False
+        # Whether the last try went well.
+        self._is_written = False
+
+    def write(self, durable_end: int) -> "asyncio.Future[None]":
+        """Write the position down, after all that were given before.
+
+        Raises LockLostError, and StorageError if the first position cannot be written. A later one that cannot be
+        written is logged: the one before it stands.
+        """
+        return self._thread.run(self._write, durable_end)
+
+    def _write(self, durable_end: int) -> None:
+        self._require_lock()
+        try:
+            self._record.record(durable_end)
+        except OSError as e:
+            if not self._has_begun:
+                raise StorageError(
+                    f"cannot write down how far the journal at {self._directory} is durable: {e}. Nothing is "
+                    "acknowledged before that: check the disk of the file beside the journal, and restart"
+                ) from e
+            if self._is_written:  # log it once, and not each second
+                _log.warning("journal_position_not_recorded", directory=str(self._directory), reason=str(e))
+            self._is_written = False
+            return
+        self._has_begun = self._is_written = True
+        self._filesystem.reached("journal.recorded")
+
+    def close(self) -> None:
+        """Finish what was given. Blocking."""
+        self._thread.close()
