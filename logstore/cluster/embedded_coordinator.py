@@ -322,9 +322,15 @@ class EmbeddedCoordinator:
 
 
 def brokers_of(data: Path) -> list[str]:
-    """The ids of the brokers that have used ``data``: one with lock files alone is of a start that was refused."""
+    """The ids of the brokers that have used ``data``: one with lock files alone is of a start that was refused. A
+    directory that is empty may be the place of a mount.
+    """
+
+    def is_used(path: Path) -> bool:
+        return path.name != NAME if path.is_file() else not any(path.iterdir())
+
     homes = sorted((data / "brokers").glob("*/"))
-    return [home.name for home in homes if any(path.is_file() and path.name != NAME for path in home.rglob("*"))]
+    return [home.name for home in homes if any(map(is_used, home.rglob("*")))]
 
 
 def home_of(data: Path, broker_id: int) -> Path:

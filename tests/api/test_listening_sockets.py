@@ -44,6 +44,7 @@ def ended(process: subprocess.Popen[str]) -> int:
         process.communicate()
 
 
+@pytest.mark.long
 @pytest.mark.system
 @pytest.mark.system
 def test_no_connection_is_refused_while_one_store_follows_another_on_a_socket(tmp_path):

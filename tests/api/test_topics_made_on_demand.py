@@ -121,6 +121,7 @@ async def test_nothing_is_made_unless_the_store_makes_topics(tmp_path: Path):
         assert made(api) == []
 
 
+@pytest.mark.long
 @pytest.mark.system
 def test_pythons_consumer_makes_the_topics_that_it_reads(tmp_path: Path):
     with RealServer(tmp_path / "data", **ON) as server:

@@ -244,6 +244,7 @@ async def test_a_batch_that_cannot_be_answered_by_ids_stores_nothing(shared_api,
 # ---- a stream that rests --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.system
 def test_a_stream_that_rests_and_one_that_meets_a_stop_end_with_a_report(tmp_path):
     with RealServer(tmp_path / "data", request_body_timeout_ms=2_000) as server:

@@ -349,6 +349,7 @@ def test_produce_follows_a_pipe_and_ctrl_c_tells_what_is_stored(run, start, topi
     assert run("consume", topic).stdout == "first\n"
 
 
+@pytest.mark.long
 def test_a_large_input_streams_in_bounded_memory(run_json, start, topic, tmp_path):
     """100 MB, of which no more than some batches may be in memory at once."""
     line = json.dumps({"text": "x" * 980}).encode() + b"\n"

@@ -58,6 +58,7 @@ def empty_all_but_the_last(table: TopicTable) -> None:
     table.files.remove([file.path for file in files])
 
 
+@pytest.mark.long
 def test_nothing_is_found_beside_a_store_at_work(tmp_path: Path) -> None:
     async def scenario() -> list[str]:
         found: list[str] = []

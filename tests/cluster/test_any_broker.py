@@ -114,6 +114,7 @@ async def test_three_brokers_answer_as_one(brokers: Brokers, tmp_path: Path):
             server.kill()
 
 
+@pytest.mark.long
 async def test_what_was_made_a_moment_ago_is_known_to_every_broker(brokers: Brokers, tmp_path: Path):
     """Without a retry: a topic, more partitions of it, and the topic of groups, which the first of them makes."""
     settings = {"offsets.topic.num.partitions": "3", "offsets.topic.replication.factor": "5"}

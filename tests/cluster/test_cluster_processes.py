@@ -168,6 +168,7 @@ def test_a_store_of_one_node_becomes_a_cluster(tmp_path: Path):
     assert f"{data} belongs to a cluster, whose brokers agree through ZooKeeper" in served
 
 
+@pytest.mark.long
 def test_a_cluster_that_is_ready_has_leaders_in_all_views(tmp_path: Path):
     """Brokers give up what they led when they start; the controller takes its time here, when both are there."""
     data = tmp_path / "data"
@@ -319,6 +320,7 @@ def test_a_port_for_kafkas_clients_that_is_taken(
         assert f"{line} 127.0.0.1:{chosen}\n" in told
 
 
+@pytest.mark.long
 def test_a_broker_that_starts_again_gives_way_at_its_port_for_kafkas_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -58,6 +58,7 @@ def replicas(commands: Commands, topic: str) -> list[set[int]]:
         return [set(one.replicas) for one in admin.partition_replicas() if one.topic == topic]
 
 
+@pytest.mark.long
 def test_a_broker_is_emptied_by_a_plan_and_filled_again_by_the_way_back(commands: Commands, tmp_path: Path):
     commands("topic", "create", "moved", "-p", 6, "-r", 2)
     with Producer(commands.url) as producer:

@@ -23,7 +23,7 @@ from logstore.errors import (
     ZooKeeperUnavailableError,
 )
 from tests.golden.write import GOLDEN
-from tests.support.coordinators import Brokers, expire
+from tests.support.coordinators import Brokers, expire, no_journal
 from tests.support.eventually import eventually_async
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
@@ -46,7 +46,7 @@ async def test_two_brokers_with_one_id_are_refused(brokers: Brokers, tmp_path):
     record = await brokers.zookeeper.get(brokers.path("/brokers/registry/1"))
     twin = brokers.make(1, log_directory=tmp_path / "twin", session_timeout_ms=4_000)
     with pytest.raises(BrokerIdInUseError, match=r"Broker 1 .* another process, at http://h1: .*broker\.id"):
-        await twin.start()
+        await twin.start(no_journal)
     assert await brokers.zookeeper.get(brokers.path("/brokers/registry/1")) == record, "nothing was half done"
     epoch = first.registration.broker_epoch
     assert (await brokers.zookeeper.exists(brokers.path("/brokers/ids/1"))).czxid == epoch
@@ -121,7 +121,7 @@ async def test_c12_a_crash_before_the_isrs_were_left_begins_again(brokers: Broke
 
     monkeypatch.setattr(crashing.registration, "_change_topics", crash)
     with pytest.raises(KeyboardInterrupt):
-        await crashing.start()
+        await crashing.start(no_journal)
     left = await brokers.zookeeper.get(brokers.path("/brokers/registry/1"))
     assert left.version > record.version, "a leader that knew the former journal writes it into no ISR from here on"
     assert znodes.decode("", left.data, znodes.BrokerRecord).directories == ()
@@ -136,7 +136,7 @@ async def test_c19_another_clusters_directories_are_refused(brokers: Brokers, tm
     await brokers.start(1)
     brokers.running[1]._release()
     with pytest.raises(DataDirectoryError, match=r"log directory of broker 1, not of 2.*broker\.id to 1"):
-        await brokers.make(2, log_directory=tmp_path / "broker-1").start()
+        await brokers.make(2, log_directory=tmp_path / "broker-1").start(no_journal)
     for name, content, message in [
         ("other", {"cluster_id": "x", "format_version": 2, "coordinator": "zookeeper"}, "belongs to the cluster x"),
         ("alone", {"cluster_id": "x", "format_version": 2}, r"store of one node.*a path of its own"),
@@ -145,11 +145,11 @@ async def test_c19_another_clusters_directories_are_refused(brokers: Brokers, tm
         (tmp_path / name).mkdir()
         (tmp_path / name / "cluster.json").write_bytes(checked_file.encode(content))
         with pytest.raises(DataDirectoryError, match=message):
-            await brokers.make(2, data=tmp_path / name).start()
+            await brokers.make(2, data=tmp_path / name).start(no_journal)
         assert not (tmp_path / "broker-2" / "meta.json").exists()
     await brokers.create_topic("t", 1, 1)
     with pytest.raises(DataDirectoryError, match=r"is empty, and the cluster .* has topics"):
-        await brokers.make(2, data=tmp_path / "empty").start()
+        await brokers.make(2, data=tmp_path / "empty").start(no_journal)
 
 
 async def test_c19_the_golden_file_of_a_cluster_is_that_clusters(brokers: Brokers):
@@ -169,15 +169,15 @@ async def test_c19_an_empty_zookeeper_is_not_the_cluster_of_a_directory(brokers:
     brokers.chroot += "-other"
     await brokers.zookeeper.create(brokers.chroot, b"")
     with pytest.raises(ClusterStateError, match=r"has no cluster, and .*zookeeper\.connect"):
-        await brokers.make(1).start()
+        await brokers.make(1).start(no_journal)
 
 
 async def test_a_zookeeper_that_is_not_there_is_one_error(brokers: Brokers):
     brokers.chroot = "/unknown"
     with pytest.raises(InvalidConfigError, match="no node /unknown"):
-        await brokers.make(1).start()
+        await brokers.make(1).start(no_journal)
     with pytest.raises(ZooKeeperUnavailableError, match="does not answer: start it"):
-        await brokers.make(1, servers=f"127.0.0.1:{free_port()}", session_timeout_ms=500).start()
+        await brokers.make(1, servers=f"127.0.0.1:{free_port()}", session_timeout_ms=500).start(no_journal)
     assert not (brokers.directory / "data").exists()
 
 
@@ -222,7 +222,7 @@ async def test_a_broker_whose_id_is_another_process_by_now_leads_nothing(brokers
     await expire(former)
     await eventually_async(lambda: former.registration.broker_epoch == -1, "not expired")
     other = brokers.make(1, log_directory=tmp_path / "another disk")
-    await other.start()
+    await other.start(no_journal)
     try:
         await other.find_leaders([])
         brokers.running[1] = other
@@ -296,6 +296,7 @@ async def test_an_answer_that_the_client_does_not_expect_costs_a_session_and_no_
     await brokers.seen_by([first, second], lambda it: it.brokers == [1, 2], "not both are there")
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_an_answer_to_another_request_costs_no_more_either(brokers: Brokers, monkeypatch: pytest.MonkeyPatch):
     """kazoo fails the request that waits with a RuntimeError, in the midst of a renewal of the lease."""

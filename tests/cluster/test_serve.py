@@ -117,6 +117,7 @@ async def test_bad_starts_beside_a_broker_and_after_it(brokers: Brokers, tmp_pat
     assert "correct zookeeper.connect" in lost
 
 
+@pytest.mark.long
 async def test_directories_of_one_node_and_documents_that_were_edited(brokers: Brokers, tmp_path: Path):
     for name, home in (("alone", "0"), ("moved", "1")):
         (tmp_path / name / "brokers" / home / "journal").mkdir(parents=True)

@@ -29,6 +29,7 @@ def test_every_kind_of_fault_under_a_little_load(tmp_path: Path) -> None:
     assert report.acknowledged >= len(kinds), "one before each fault, at least"
 
 
+@pytest.mark.long
 def test_kafkas_clients_under_a_few_faults(tmp_path: Path) -> None:
     kinds = ("kill", "pause", "disk_full", "fsync_error", "call_error")
     report = run(tmp_path, kinds, KAFKAS, pace=0.1)

@@ -1929,6 +1929,7 @@ def long_history(requests: int) -> list[Event]:
     return store.finish()
 
 
+@pytest.mark.long
 def test_long_histories_take_no_long_time() -> None:
     """A check whose time grows with the square of the length would take minutes."""
     events = long_history(1000)

@@ -65,6 +65,7 @@ def sealed(url: str, ends: list[int]) -> bool:
     return all(p["sealed_offset"] >= end for p, end in zip(partitions_of(url), ends, strict=True))
 
 
+@pytest.mark.long
 def test_append_times_never_fall_and_rolls_go_on_when_the_clock_steps(store: FaultyServerProcess) -> None:
     alter_topic(store.url, message_timestamp_type="LogAppendTime", segment_ms="600")
     with load_on(store) as load:
@@ -122,6 +123,7 @@ def append(url: str, partition: int, timestamp: int | None, value: str) -> None:
     assert answer.status_code == 200, answer.text
 
 
+@pytest.mark.long
 def test_retention_deletes_nothing_early_and_a_start_brings_nothing_back(store: FaultyServerProcess) -> None:
     """As in Kafka a record's timestamp decides, whoever set it: a record of the past goes, one of the future stays."""
     delete_topic(store.url)

@@ -192,6 +192,7 @@ def test_a_really_full_disk_meets_every_writer_and_loses_nothing(small_disk: Pat
 # ---- a read-only disk -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_disk_that_turns_read_only_ends_appends_not_reads(store: FaultyServerProcess) -> None:
     with load_on(store) as load:
         load.wait_for_acknowledged(300)
@@ -234,6 +235,7 @@ def test_a_failed_sync_of_the_journal_ends_acknowledging_until_a_restart(store: 
     check_everywhere(store, load.history)
 
 
+@pytest.mark.long
 def test_a_roll_that_meets_a_bad_disk_frees_nothing_and_is_repeated(store: FaultyServerProcess) -> None:
     """Even if the failed sync is never repeated: records freed after it must not depend on it."""
     load = load_on(store)
@@ -299,6 +301,7 @@ def test_short_reads_change_nothing(store: FaultyServerProcess) -> None:
     check_everywhere(store, load.history)
 
 
+@pytest.mark.long
 def test_a_log_that_cannot_be_read_holds_rolls_up_and_nothing_else(store: FaultyServerProcess) -> None:
     with load_on(store) as load:
         load.wait_for_acknowledged(100)
@@ -320,6 +323,7 @@ def test_a_log_that_cannot_be_read_holds_rolls_up_and_nothing_else(store: Faulty
     check_everywhere(store, load.history)
 
 
+@pytest.mark.long
 def test_a_start_that_cannot_read_tables_says_so_and_changes_nothing(store: FaultyServerProcess) -> None:
     with load_on(store) as load:
         load.wait_for_acknowledged(300)
@@ -443,6 +447,7 @@ def copy_of_a_moment(image: Path, copy: Path) -> None:
             return
 
 
+@pytest.mark.long
 def test_a_file_system_image_copied_under_load_holds_all_that_was_acknowledged(tmp_path: Path) -> None:
     """As after a loss of power: the kernel has written all synced pages, and any others that it liked."""
     image = tmp_path / "image"

@@ -89,6 +89,7 @@ def test_a_client_that_comes_back_has_every_record_once_over_kills_of_the_server
         asyncio.run(schedule(server))
 
 
+@pytest.mark.long
 def test_a_slow_reader_is_cut_and_goes_on_where_it_was_while_memory_stays(tmp_path: Path) -> None:
     async def schedule(server: ServerProcess) -> None:
         producer = Producer(server.url, LARGE)
@@ -120,6 +121,7 @@ def test_a_slow_reader_is_cut_and_goes_on_where_it_was_while_memory_stays(tmp_pa
         asyncio.run(schedule(server))
 
 
+@pytest.mark.long
 def test_a_stop_ends_all_streams_even_of_clients_that_take_nothing(tmp_path: Path) -> None:
     async def schedule(server: ServerProcess) -> None:
         await Producer(server.url, LARGE).run(200)
@@ -144,6 +146,7 @@ def test_a_stop_ends_all_streams_even_of_clients_that_take_nothing(tmp_path: Pat
     assert "Traceback" not in server.log
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [50, pytest.param(1_000, marks=pytest.mark.long)])
 def test_many_clients_have_every_record_in_one_order(tmp_path: Path, count: int) -> None:
     async def schedule(server: ServerProcess) -> None:

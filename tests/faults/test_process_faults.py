@@ -233,6 +233,7 @@ def test_a_stop_under_load_ends_with_0_and_takes_back_no_answer(store: FaultySer
     check_everywhere(store, load.history)
 
 
+@pytest.mark.long
 def test_a_stop_during_recovery_ends_with_0_and_serves_nobody(store: FaultyServerProcess) -> None:
     with ProduceLoad(store.url, "t", producers=4, partitions=PARTITIONS, pause_s=0.02) as load:
         load.wait_for_acknowledged(300)

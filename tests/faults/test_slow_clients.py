@@ -138,6 +138,7 @@ async def again_and_again(client: RawClient, piece: bytes) -> None:
         await client.send(piece)
 
 
+@pytest.mark.long
 def test_hundreds_of_slow_clients_hold_little(server):
     before = server.settled()
     kinds = [SLOW[name] for name in SLOW if "fast" not in name]
@@ -220,6 +221,7 @@ def test_a_client_that_reads_slowly_and_steadily_is_never_cut(tmp_path):
         asyncio.run(read(server))
 
 
+@pytest.mark.long
 def test_long_polls_whose_clients_read_nothing_or_leave(server):
     before = server.settled()
     poll = b"GET /topics/empty/partitions/0/records?offset=0&max_wait_ms=1500 HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -73,6 +73,7 @@ def test_slow_acknowledgements_and_jobs_are_found():
     ]
 
 
+@pytest.mark.long
 @pytest.mark.system
 def test_a_short_soak(tmp_path: Path):
     """Without latencies: other tests take the processor."""

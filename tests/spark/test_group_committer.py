@@ -11,6 +11,7 @@ from logstore.spark.source.stream_offset import StreamOffset
 pytestmark = pytest.mark.system
 
 
+@pytest.mark.long
 def test_the_newest_position_is_committed_and_trouble_is_told_once(store, caplog):
     topic = store.create("committer", 2)
     store.produce(topic, 0, 0, 20)

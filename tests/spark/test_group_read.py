@@ -141,6 +141,7 @@ def test_a_topic_of_the_same_name_inherits_nothing(spark, store, admin):
     assert spans(group_read(spark, topic, "reborn", store.url)) == {(topic, 0): (0, 20)}
 
 
+@pytest.mark.long
 def test_storage_alone_goes_on_from_what_is_rolled_and_commits_nothing(spark, store, admin, caplog):
     topic, reborn = store.create("group-stored", 2), store.create("group-stored-reborn")
     data = store.server.data

@@ -52,6 +52,7 @@ def test_every_column_is_exactly_what_was_written(spark, topic):
     assert micros == {o: (EPOCH_MS + 1000 * o) * 1000 for o in range(40)}
 
 
+@pytest.mark.long
 def test_spark_sql_sees_the_table_without_any_of_this(spark, topic):
     t = topic(2)
     for p, end in ((0, 250), (1, 130)):
@@ -65,6 +66,7 @@ def test_spark_sql_sees_the_table_without_any_of_this(spark, topic):
     assert rows[1].t.astimezone(dt.UTC).timestamp() == EPOCH_MS / 1000 + 129
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("checkpoint", [pytest.param(False, marks=pytest.mark.long), True])
 def test_segments_without_records_are_read_as_nothing_and_not_opened(spark, topic, checkpoint):
     t = topic(3)
@@ -109,6 +111,7 @@ def test_filters_on_offset_timestamp_and_partition_open_only_the_files_that_can_
     assert files_opened(frame.where("partition IN (0, 3) AND offset > 1150").select("value")) == 2
 
 
+@pytest.mark.long
 def test_a_range_may_be_one_of_times(spark, topic):
     t = topic(2)
     t.roll(0, 0, 250)
@@ -126,6 +129,7 @@ def test_a_range_may_be_one_of_times(spark, topic):
         read_offsets(spark, t.name, "soon", storage=t.data)
 
 
+@pytest.mark.long
 def test_a_read_of_different_ranges_opens_only_their_files(spark, topic):
     """A disjunction over partition and offset would open every range's files in every partition."""
     t = topic(3)
@@ -180,6 +184,7 @@ def test_nothing_to_read_is_an_empty_frame_of_the_same_columns(spark, topic):
     assert read_offsets(spark, t.name, "latest", storage=t.data).collect() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("commits", [1, pytest.param(4, marks=pytest.mark.long)])
 def test_a_topic_made_again_is_not_the_one_that_the_frame_was_made_from(spark, topic, commits):
     """With fewer commits than the first one had, and with more."""
@@ -210,6 +215,7 @@ def test_the_first_commit_may_have_been_cleaned_up(spark, topic):
     assert offsets(read_offsets(spark, t.name, storage=t.data), 0) == list(range(20))
 
 
+@pytest.mark.long
 def test_topics_are_told_apart(spark, topic):
     a, b = topic(1), topic(1)
     a.roll(0, 0, 30)
@@ -236,6 +242,7 @@ def test_records_that_another_writer_took_out_are_missing_for_readers_and_groups
             read(spark, made.name, storage=made.data)
 
 
+@pytest.mark.long
 def test_rows_that_another_writer_appends_are_in_no_frame(spark, topic):
     made = topic()
     made.roll(0, 0, 100)

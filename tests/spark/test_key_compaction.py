@@ -103,6 +103,7 @@ def test_rounds_of_random_history_are_the_models(spark, tmp_path):
     assert plain.count() == report.after.records
 
 
+@pytest.mark.long
 def test_a_stream_notices_no_compaction(spark, tmp_path):
     """Each record once, whatever happens to the files; retention asks for ignoreDeletes."""
     topic = KeyedTopic.create(tmp_path, "users", cleanup_policy="compact,delete")

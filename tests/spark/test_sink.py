@@ -85,6 +85,7 @@ def test_a_batch_has_all_fields_of_records_in_the_partitions_that_they_name(spar
     assert [record.key for record in stored_records(store.url, other)[place]] == [b"alice", b"alice"]
 
 
+@pytest.mark.long
 def test_a_try_that_failed_in_the_middle_adds_nothing_twice_and_other_rows_under_its_keys_fail(spark, store):
     topic, url = store.create("sink-again", 2), store.url
     again = {**SMALL, "txnAppId": "report", "txnVersion": "7"}
@@ -127,6 +128,7 @@ def test_a_try_that_failed_in_the_middle_adds_nothing_twice_and_other_rows_under
     assert Counter(values(store, topic)) == dict.fromkeys(everything, 3)
 
 
+@pytest.mark.long
 def test_a_stream_that_ends_before_a_commit_repeats_the_batch_and_adds_nothing_twice(spark, store, tmp_path):
     topic = store.create("sink-stream", 2)
     source = tmp_path / "in"

@@ -136,6 +136,7 @@ def test_a_running_query_takes_new_topics_of_its_pattern_and_outlives_the_store(
     assert run.exception() is None
 
 
+@pytest.mark.long
 def test_a_first_batch_that_failed_is_repeated_as_it_was(spark, store, tmp_path):
     topic = store.create("stream-first")
     store.produce(topic, 0, 0, 5)
@@ -171,6 +172,7 @@ def test_a_repeated_first_batch_begins_where_latest_was(store):
     restarted.stop()
 
 
+@pytest.mark.long
 def test_a_first_batch_that_failed_is_repeated_although_the_topic_has_another_partition(spark, store, admin, tmp_path):
     """Whether Spark had written the batch's offsets down before, or not."""
     for offsets_are_logged in (True, False):
@@ -213,6 +215,7 @@ def test_what_is_wrong_with_a_start_is_told_by_a_new_query_and_not_by_a_repeated
         reader.stop()
 
 
+@pytest.mark.long
 def test_records_that_retention_took_and_topics_that_were_deleted_obey_fail_on_data_loss(spark, store, admin, tmp_path):
     one, other = store.create("stream-loss"), store.create("stream-loss-other")
     store.produce(one, 0, 0, 10)

@@ -188,6 +188,7 @@ def test_what_is_no_column_or_no_schema(spark, arguments, message):
         parse_json(spark.createDataFrame(JSON, "offset int, value binary"), **arguments)
 
 
+@pytest.mark.long
 def test_a_version_is_the_history_at_a_roll_until_vacuum_has_deleted_its_files(spark, topic):
     t = topic(1)
     t.roll(0, 0, 200)

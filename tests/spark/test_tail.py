@@ -117,6 +117,7 @@ def test_a_tail_of_many_answers_comes_whole(spark, store, monkeypatch):
     assert rows_of(read_offsets(spark, topic, {0: 7}, {0: 1990}, bootstrap=store.url)) == expected(0, 7, 1990)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("history_is_scanned")
 def test_no_offset_is_missing_or_twice_under_load_with_rolls(spark, store):
     topic = store.create("loaded", 3)

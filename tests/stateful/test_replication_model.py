@@ -245,7 +245,14 @@ def seed_that_notices(
 
 
 #: These need many schedules.
-RARE = ("C7: stale answers", "C8: ", "C10: a roll", "C11: ", "C12: a broker that was started")
+RARE = (
+    "C4: a replica joins below",
+    "C7: stale answers",
+    "C8: ",
+    "C10: a roll",
+    "C11: ",
+    "C12: a broker that was started",
+)
 
 
 def of_its_lane(name: str) -> Any:

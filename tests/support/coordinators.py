@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 from uuid import UUID
@@ -16,6 +16,7 @@ from logstore.cluster.zookeeper import Servers, SessionState, ZooKeeper
 from logstore.cluster.zookeeper_coordinator import ZooKeeperCoordinator
 from logstore.filesystem import FileSystem
 from logstore.journal.identity import FoundJournal
+from logstore.lock_file import LockFile
 from tests.support.eventually import eventually_async
 
 #: ZooKeeper grants 2 to 20 ticks: sessions of two seconds to twenty.
@@ -25,6 +26,11 @@ SESSION_MS = 18_000
 _chroots = itertools.count()
 
 T = TypeVar("T")
+
+
+def no_journal(_locks: Sequence[LockFile]) -> FoundJournal:
+    """Find no journal."""
+    return FoundJournal(Path("journal"), 0, None, is_empty=True)
 
 
 class Brokers:
@@ -57,7 +63,7 @@ class Brokers:
     async def start(self, *broker_ids: int, **options) -> list[ZooKeeperCoordinator]:
         for broker_id in broker_ids:
             coordinator = self.make(broker_id, **options)
-            await coordinator.start(lambda _: FoundJournal(Path(), 0, None, is_empty=True))
+            await coordinator.start(no_journal)
             self.running[broker_id] = coordinator
             await coordinator.find_leaders(self.tables)
         return [self.running[broker_id] for broker_id in broker_ids]

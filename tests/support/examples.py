@@ -7,7 +7,7 @@ from hypothesis import settings
 from tests.support.torture import TORTURE
 
 #: By name, the examples of a test that asks for no number.
-PROFILES: Final = {"few": 30, "many": 100, "torture": 1_000}
+PROFILES: Final = {"few": 20, "many": 100, "torture": 1_000}
 DEFAULT: Final = "torture" if TORTURE else "few"
 
 

@@ -12,8 +12,7 @@ from typing import Any, Final
 import deltalake.transaction  # noqa: F401  for the children, as all that is imported late
 import structlog
 
-from logstore.broker import broker as broker_module
-from logstore.broker import roll_schedule
+from logstore.broker import opened_journal, roll_schedule
 from logstore.broker.context import INTERNAL
 from logstore.delta import maintenance
 from logstore.errors import LogStoreError
@@ -115,7 +114,7 @@ async def _state(script: Script) -> dict[str, Any]:
 
 def _run(work: Any) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    broker_module.JOURNAL_FILE_BYTES = _JOURNAL_FILE_BYTES
+    opened_journal.JOURNAL_FILE_BYTES = _JOURNAL_FILE_BYTES
     maintenance.DELTA_CHECKPOINT_INTERVAL = _CHECKPOINT_INTERVAL
     roll_schedule._JOURNAL_FILES = _JOURNAL_FILES
     roll_schedule._TICK_S = roll_schedule._REFRESH_S = _NEVER_S

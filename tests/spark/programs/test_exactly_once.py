@@ -84,6 +84,7 @@ def run_in_a_process(directory: Path, *arguments: object) -> subprocess.Complete
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 
+@pytest.mark.long
 def test_the_commit_of_the_sink_carries_the_offsets_and_the_sink_decides(spark, store, admin, tmp_path):
     one, other, sink = store.create("once-one", 2), store.create("once-other"), tmp_path / "si`nk"
     store.produce(one, 0, 0, 30)
@@ -173,12 +174,11 @@ def test_a_run_that_stops_between_two_steps_neither_loses_nor_doubles(
 @pytest.mark.parametrize(
     ("step", "plan"),
     [
-        ("written", ()),
-        pytest.param("found", ("without-sink",), marks=pytest.mark.long),
-        *(pytest.param(step, (), marks=pytest.mark.long) for step in ("planned", "task", "found", "mirrored")),
-        *(pytest.param(step, ("without-sink",), marks=pytest.mark.long) for step in ("planned", "written", "mirrored")),
+        *((step, ()) for step in ("planned", "task", "written", "found", "mirrored")),
+        *((step, ("without-sink",)) for step in ("planned", "written", "found", "mirrored")),
     ],
 )
+@pytest.mark.long
 def test_a_killed_driver_neither_loses_nor_doubles(spark, store, admin, tmp_path, step, plan):
     name = "-".join(("killed", step, *plan))
     topics, sink = [store.create(name, 2), store.create(f"{name}-2")], tmp_path / "sink"
@@ -315,6 +315,7 @@ def test_a_sink_whose_log_no_longer_has_the_commit(spark, store, admin, tmp_path
     assert places(table(spark, sink)) == [(topic, 0, n) for n in range(20)]
 
 
+@pytest.mark.long
 def test_an_empty_batch_mirrors_the_sink(spark, store, admin, tmp_path, stop_at):
     topic, later, sink = store.create("mirrored", 2), store.create("mirrored-later"), tmp_path / "sink"
     store.produce(later, 0, 0, 7)

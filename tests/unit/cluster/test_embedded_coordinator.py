@@ -171,7 +171,7 @@ async def test_a_broker_whose_start_was_refused_owns_nothing(tmp_path: Path) -> 
         (directory / "lock").touch()
     async with started(tmp_path):
         pass
-    (journal / f"{0:020d}.log").touch()
+    (other / "moved" / "journal").mkdir(parents=True)
     with pytest.raises(DataDirectoryError, match=r"set broker\.id to 4"):
         async with started(tmp_path):
             pass

@@ -17,7 +17,7 @@ TESTS = (
 )
 
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.long
 
 
 def test_records_are_produced_and_read():

@@ -161,6 +161,7 @@ def test_a_tagged_field_has_the_size_that_it_says():
         decoder("HeartbeatRequest", 4)(heartbeat + b"\x01\x63\x04abc")
 
 
+@pytest.mark.long
 def test_a_message_of_very_many_elements_is_refused_and_one_below_is_read_in_bounded_memory():
     def topics(count: int) -> bytes:
         # The smallest: an empty name, no partitions, no tagged fields.

@@ -128,6 +128,7 @@ _REPEATED_IN_VAIN = {
     errors.FencedLeaderEpochError,
     errors.QuarantinedError,
     errors.StorageError,
+    errors.JournalFileLostError,
     errors.LockLostError,
     errors.MissingRecordsError,
     errors.CorruptionError,

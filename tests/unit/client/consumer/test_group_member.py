@@ -129,7 +129,9 @@ class Members:
         assert shared(), f"{[consumer.assignment() for consumer in self.all]}, and not {shares} for long"
 
 
-@pytest.fixture(params=PROTOCOLS)
+@pytest.fixture(
+    params=[pytest.param(name, marks=() if name in INCREMENTAL else pytest.mark.long) for name in PROTOCOLS]
+)
 def protocol(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
