@@ -229,7 +229,7 @@ class Journal:
         self._committer = asyncio.create_task(self._commit_appends(), name="journal")
 
     def _position_recorder(self, record: JournalRecord) -> PositionRecorder:
-        return PositionRecorder(self._directory, record, self._filesystem, self._require_lock)
+        return PositionRecorder(self._directory, record, self._require_lock)
 
     def establish_end(self) -> None:
         """Make the end that ``recover`` found the durable end; blocking. StorageError."""

@@ -12,7 +12,6 @@ from pathlib import Path
 import structlog
 
 from logstore.errors import StorageError
-from logstore.filesystem import FileSystem
 from logstore.journal.disk_thread import DiskThread
 from logstore.journal.identity import JournalRecord
 
@@ -20,12 +19,9 @@ _log = structlog.get_logger(__name__)
 
 
 class PositionRecorder:
-    def __init__(
-        self, directory: Path, record: JournalRecord, filesystem: FileSystem, require_lock: Callable[[], None]
-    ) -> None:
+    def __init__(self, directory: Path, record: JournalRecord, require_lock: Callable[[], None]) -> None:
         self._directory = directory
         self._record = record
-        self._filesystem = filesystem
         self._require_lock = require_lock
         self._thread = DiskThread("journal-position")
         self._has_begun = False
@@ -55,7 +51,6 @@ class PositionRecorder:
             self._is_written = False
             return
         self._has_begun = self._is_written = True
-        self._filesystem.reached("journal.recorded")
 
     def close(self) -> None:
         """Finish what was given. Blocking."""
