@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -135,6 +136,7 @@ STEPS: tuple[Callable[[Store, int], Awaitable[None]], ...] = (
 )
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 40)), min_size=20, max_size=80))
 def test_each_client_has_each_record_once_and_in_order(steps: list[tuple[Callable[..., Awaitable[None]], int]]) -> None:

@@ -351,6 +351,7 @@ def test_a_retry_that_overtakes_its_first_try_is_stored_once(store: Store) -> No
     assert sorted(found) == sorted((n, i) for n in range(10) for i in range(20))
 
 
+@pytest.mark.long
 def test_nothing_is_stored_twice_when_the_server_is_killed_between_two_tries(store: Store) -> None:
     topic = store.create_topic(partitions=3)
     producer, fenced = store.producer(), store.producer()

@@ -122,6 +122,7 @@ def ask(
         assert mode is GenerationMode.NEGATIVE, "only an operation without parameters and body has no wrong request"
 
 
+@pytest.mark.long
 def test_no_request_of_the_description_fails_the_store(server):
     run(server, 2, anywhere=False)
 

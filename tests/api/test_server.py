@@ -187,6 +187,7 @@ def test_a_stop_answers_what_is_under_way_seals_and_exits_with_0(stopping_server
         assert (partition["sealed_offset"], partition["high_watermark"]) == (2, 2)
 
 
+@pytest.mark.long
 @pytest.mark.system
 def test_a_busy_port_is_one_clear_line(server, tmp_path):
     second = RealServer(tmp_path / "other", port=server.port)

@@ -61,6 +61,7 @@ def test_without_a_directory_it_is_that_of_the_settings(run, run_json, server, m
     assert "not both" in run("journal", "verify", journal_of(server), "--data", server.data, code=2).stderr
 
 
+@pytest.mark.long
 def test_verify_and_repair_of_a_journal_whose_middle_was_damaged(run, run_json, own_server):
     url, data, journal = own_server.url, own_server.data, journal_of(own_server)
     for number in range(5):

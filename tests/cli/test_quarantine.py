@@ -51,6 +51,7 @@ def logstore(url: str, *arguments: str, code: int = 0) -> str:
     return result.stdout if code == 0 else result.stdout + result.stderr
 
 
+@pytest.mark.long
 def test_the_list_and_the_status_name_them_with_reason_and_remedy(url):
     listed = {entry["topic"]: entry for entry in json.loads(logstore(url, "topic", "list", "--json"))}
     assert (listed["good"]["records"], listed["good"]["problems"]) == (4, [])

@@ -77,6 +77,7 @@ def test_the_shell_can_be_told():
     assert "--install-completion" in result.output
 
 
+@pytest.mark.long
 def test_the_log_level_is_an_option_of_serve(start, tmp_path):
     environment = {**os.environ, "LOGSTORE_LOG_LEVEL": "debug"}
     serve = start("serve", "--log-level", "error", "--data", tmp_path / "data", "--port", 0, env=environment)
@@ -85,6 +86,7 @@ def test_the_log_level_is_an_option_of_serve(start, tmp_path):
     assert serve.communicate(timeout=60)[1] == b""
 
 
+@pytest.mark.long
 def test_the_settings_choose_the_form_of_log_lines(start, tmp_path):
     environment = {**os.environ, "LOGSTORE_LOG_FORMAT": "json"}
     serve = start("serve", "--data", tmp_path / "data", "--port", 0, env=environment)

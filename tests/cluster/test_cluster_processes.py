@@ -149,6 +149,7 @@ def test_a_cluster_from_its_start_to_its_end(tmp_path: Path, monkeypatch: pytest
         eventually(lambda: gone(pids), "processes outlive the one that was killed")
 
 
+@pytest.mark.long
 def test_a_store_of_one_node_becomes_a_cluster(tmp_path: Path):
     """Its broker leads what there is, and the next broker joins; the next start has the same brokers."""
     data = tmp_path / "data"
@@ -212,7 +213,7 @@ def test_a_service_ends_with_a_zookeeper_that_cannot_be_started_again(
 
     def end_zookeeper(*_: object) -> None:
         monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-        os.kill(zookeeper_pid(os.getpid()), signal.SIGKILL)
+        os.kill(zookeeper_pid(os.getpid(), directory.data), signal.SIGKILL)
 
     directory = Directory(tmp_path / "data")
     with pytest.raises(LogStoreError) as error:

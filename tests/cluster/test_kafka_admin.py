@@ -90,6 +90,7 @@ def code(answer: Any) -> int:
     raise AssertionError(answer)
 
 
+@pytest.mark.long
 async def test_topics_change_at_the_controller_and_configurations_at_any_broker(brokers: Brokers, tmp_path: Path):
     ports = [free_port() for _ in range(3)]
     servers: list[ServerProcess] = []

@@ -154,6 +154,7 @@ async def test_directories_of_one_node_and_documents_that_were_edited(brokers: B
         assert (tmp_path / name / "cluster.json").read_bytes() == identity
 
 
+@pytest.mark.long
 async def test_any_broker_makes_a_topic_on_demand_and_hands_over_before_it_stops(brokers: Brokers, tmp_path: Path):
     data = tmp_path / "data"
     settings = {"auto.create.topics.enable": "true"}

@@ -152,6 +152,7 @@ def read_kept(url: str) -> list[tuple[int, int, str]]:
     return [(p, row["offset"], row["value"]) for p, start in starts for row in read_records(url, p, start)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("offset", [pytest.param(HOUR_MS, marks=pytest.mark.long), -HOUR_MS])
 def test_a_file_whose_commit_was_overwritten_is_found_whatever_the_clock_says(
     store: FaultyServerProcess, offset: int

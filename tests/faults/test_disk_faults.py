@@ -104,6 +104,7 @@ def load_on(server: ServerProcess, *, producers: int = 4) -> ProduceLoad:
 # ---- a full disk ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_full_disk_refuses_appends_serves_reads_and_recovers_by_itself(store: FaultyServerProcess) -> None:
     with load_on(store) as load:
         load.wait_for_acknowledged(300)
@@ -150,6 +151,7 @@ def fill_up(ballast: Path) -> None:
     assert shutil.disk_usage(ballast).free < 4096
 
 
+@pytest.mark.long
 def test_a_really_full_disk_meets_every_writer_and_loses_nothing(small_disk: Path) -> None:
     """The Delta writer's own calls do not go through the seam: only a disk that is full shows what they do."""
     ballast = small_disk / "ballast"

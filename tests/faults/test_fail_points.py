@@ -107,6 +107,7 @@ def kill_at(loop: FailPointLoop, rng: random.Random, act: str, point: str) -> No
     assert any(struck), f"{act} did not come to {point}"
 
 
+@pytest.mark.long
 def test_jobs_killed_at_every_named_point(loop):
     loop.kill_jobs(jobs.STEPS)
 

@@ -23,6 +23,7 @@ ALL = Load((*SHARED, TOPICS[0]), producers=2, readers=1, pause_s=0.05, groups=(R
 OF_THE_STORE = ("kill", "terminate", "power_cut", "pause", "slow_fsync", "disk_full")
 
 
+@pytest.mark.long
 def test_a_group_whose_members_come_and_go(tmp_path: Path) -> None:
     """The restart of the store is left out."""
     report = run(tmp_path, ("member_kill", "member_fence", "member_add", "grow"), 1, LITTLE, pace=0.1)

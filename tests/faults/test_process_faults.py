@@ -265,6 +265,7 @@ def test_a_stop_during_recovery_ends_with_0_and_serves_nobody(store: FaultyServe
 # ---- two of them ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_data_directory_has_one_server_at_a_time(store: FaultyServerProcess) -> None:
     link = store.data.with_name("link")
     link.symlink_to(store.data)

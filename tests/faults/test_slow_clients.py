@@ -108,6 +108,7 @@ def beside_a_producer(server: WatchedServer, clients: Iterable[Awaitable[None]])
     server.check()
 
 
+@pytest.mark.long
 def test_clients_that_send_slowly_are_answered_408_or_closed(server):
     async def slow(name: str) -> None:
         first, piece, statuses = SLOW[name]

@@ -39,6 +39,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 _OF_A_REBALANCE = {KafkaError.STALE_MEMBER_EPOCH, KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("protocol", ["consumer", "range", pytest.param("cooperative-sticky", marks=pytest.mark.long)])
 def test_members_of_both_interfaces_share_a_group(store: Served, new_topic, protocol: str):
     assert store.url is not None

@@ -96,6 +96,7 @@ def test_segments_without_records_are_read_as_nothing_and_not_opened(spark, topi
     assert sorted((r.partition, r.offset) for r in later.collect()) == [(0, o) for o in range(310, 360)]
 
 
+@pytest.mark.long
 def test_filters_on_offset_timestamp_and_partition_open_only_the_files_that_can_match(spark, topic):
     t = topic(4)
     for p in range(4):

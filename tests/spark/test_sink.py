@@ -55,6 +55,7 @@ def values(store, topic) -> list[bytes | None]:
     return sorted(record.value for records in stored_records(store.url, topic).values() for record in records)
 
 
+@pytest.mark.long
 def test_a_batch_has_all_fields_of_records_in_the_partitions_that_they_name(spark, store):
     one, other = store.create("sink-one", 3), store.create("sink-other", 2)
     rows = spark.createDataFrame(

@@ -270,6 +270,7 @@ def _answer(listener: socket.socket, answer: bytes) -> None:
             connection.sendall(answer)
 
 
+@pytest.mark.long
 def test_spark_reads_the_columns_of_its_kafka_source(spark, store, filled):
     spark.dataSource.register(LogStoreSource)
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")

@@ -51,16 +51,17 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
-def zookeeper_pid(pid: int) -> int:
-    """The ZooKeeper among the processes below ``pid``."""
+def zookeeper_pid(pid: int, data: Path | None = None) -> int:
+    """The ZooKeeper among the processes below ``pid``; the one on ``data`` where others may be among them."""
 
-    def program(one: int) -> bytes:
+    def is_wanted(one: int) -> bool:
         try:
-            return Path(f"/proc/{one}/cmdline").read_bytes().partition(b"\0")[0]
+            program, _, arguments = Path(f"/proc/{one}/cmdline").read_bytes().partition(b"\0")
         except (FileNotFoundError, ProcessLookupError):
-            return b""
+            return False
+        return program.endswith(b"java") and (data is None or bytes(data) in arguments)
 
-    (found,) = [one for one in descendants(pid) if program(one).endswith(b"java")]
+    (found,) = filter(is_wanted, descendants(pid))
     return found
 
 

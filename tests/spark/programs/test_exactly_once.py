@@ -140,6 +140,7 @@ def test_the_commit_of_the_sink_carries_the_offsets_and_the_sink_decides(spark, 
     assert committed(admin, "deciding") == {(one, 0): 40, (one, 1): 0, (other, 0): 2}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("knows_sink", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_run_that_stops_between_two_steps_neither_loses_nor_doubles(
     spark, store, admin, tmp_path, stop_at, knows_sink
@@ -474,6 +475,7 @@ def test_a_checkpoint_that_is_older_than_the_sink_fails_the_query(spark, store, 
     assert offsets(spark, sink) == list(range(40))
 
 
+@pytest.mark.long
 def test_two_writers_of_a_query_into_one_table(spark, store, tmp_path, stream):
     (topic, _, run), sink = stream, tmp_path / "sink"
     store.produce(topic, 0, 0, 10)

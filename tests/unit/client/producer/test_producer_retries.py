@@ -86,6 +86,7 @@ def test_retries_are_counted(topic: str, proxy: FaultyProxy):
     assert len(proxy.seen) == 4
 
 
+@pytest.mark.long
 def test_after_the_delivery_timeout_the_epoch_rises_and_sequences_begin_anew(
     store: str, topic: str, proxy: FaultyProxy
 ):
