@@ -21,9 +21,11 @@ LITTLE = Load(TOPICS, producers=2, readers=1, pause_s=0.1, job_pause_s=1.0, obse
 KAFKAS = replace(LITTLE, producers=1, kafka_producers=(IDEMPOTENT, PLAIN, LEADER_ALONE), kafka_readers=1)
 
 
-def test_every_kind_of_fault_under_a_little_load(tmp_path: Path) -> None:
-    """Faults of a meddling writer are left out, because the store takes seconds to notice each."""
-    kinds = (*ABRUPT, *LASTING)
+def test_half_of_the_kinds_of_faults_under_a_little_load(tmp_path: Path) -> None:
+    """Which half, chance decides; all of them come in ``make test-all``. Faults of a meddling writer are left out,
+    because the store takes seconds to notice each.
+    """
+    kinds = [*random.sample(ABRUPT, len(ABRUPT) // 2), *random.sample(LASTING, len(LASTING) // 2)]
     report = run(tmp_path, kinds, LITTLE, pace=0.1)
     assert set(kinds) <= report.faults.keys()
     assert report.acknowledged >= len(kinds), "one before each fault, at least"

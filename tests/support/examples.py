@@ -20,4 +20,4 @@ def stride(step: int) -> int:
     """The distance between the places that are tried: ``step`` in ``make test-all``, more in ``make test``."""
     if TORTURE:
         return 1
-    return step if settings().max_examples >= PROFILES["many"] else 3 * step
+    return step if settings().max_examples >= PROFILES["many"] else 6 * step
