@@ -600,10 +600,15 @@ def _defer_syncs(late_s: float = _LATE_S, withhold: Callable[[], bool] = lambda:
     Each time it is twice as late, up to a bound: a store makes its way at first, then there is time to be too early.
     Once ``withhold`` says so, nothing is synced until seconds after ``shown`` is called; that comes once in a life.
     """
+    from logstore.cluster.log_directory import DirectoryRecord
+
     filesystem = _filesystem()
     sync = filesystem.fdatasync
     waiting: set[int] = set()
     ended = threading.Event()
+    record = DirectoryRecord.record
+    # Otherwise the next start would miss what was never durable, and refuse.
+    DirectoryRecord.record = lambda self, _: record(self, None)  # type: ignore[method-assign]
 
     def shown() -> None:
         if not ended.is_set():
