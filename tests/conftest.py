@@ -11,6 +11,7 @@ import gc
 import logging
 import os
 import resource
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -28,6 +29,9 @@ from tests.support.process_logging import logging_put_back
 
 # The store's log is of interest only where a test asks for it.
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+
+# A shell that starts the tests in the background has Ctrl-C ignored, and commands that tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # httpx reads the certificates of all authorities for each client, and for each call without one: 24 ms of CPU.
 _of_httpx = httpx._transports.default

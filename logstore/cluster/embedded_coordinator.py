@@ -68,7 +68,7 @@ class EmbeddedCoordinator:
         self._locks: tuple[LockFile, ...] = ()
         #: The content of ``cluster.json``, as this start writes it.
         self._cluster: dict[str, object] = {}
-        #: Of this start, once the leaders are found.
+        #: The log directory of this start; its leader epoch is final once ``find_leaders`` has run.
         self._directory: OneNodeDirectory | None = None
         #: The state of every partition that is known.
         self._led = NO_PARTITION
