@@ -138,8 +138,7 @@ class EmbeddedCoordinator:
         if difference is not None:
             log.warning("coordinator.new_journal", directory=str(found.directory), why=difference)
             directory = directory.with_new_journal()
-        last = 0 if found.identity is None else found.identity.incarnation
-        return replace(directory, leader_epoch=max(directory.leader_epoch, last) + 1)
+        return replace(directory, leader_epoch=max(directory.leader_epoch, found.incarnation) + 1)
 
     def _read_cluster(self) -> dict[str, object]:
         """The content of ``cluster.json`` as this release writes it. DataDirectoryError."""

@@ -149,9 +149,7 @@ class Registration:
             and directory.directory_id in record.directories
             and directory.incarnation >= record.incarnation
         )
-        last = max(
-            0 if record is None else record.incarnation, 0 if found.identity is None else found.identity.incarnation
-        )
+        last = max(0 if record is None else record.incarnation, found.incarnation)
         if not is_known:
             node = await self._write_record(node, BrokerRecord((), last, self._wanted.rack))
             if record is not None:

@@ -31,6 +31,11 @@ class FoundJournal:
     identity: JournalIdentity | None
     is_empty: bool
 
+    @property
+    def incarnation(self) -> int:
+        """The start that began the newest file; 0 without an identity."""
+        return 0 if self.identity is None else self.identity.incarnation
+
 
 @dataclass(frozen=True, slots=True)
 class ExpectedJournal:
