@@ -33,7 +33,7 @@ from logstore.records.where.expression import (
     keys_named,
     paths,
 )
-from logstore.records.where.json_paths import COMPOUND, FieldReader, json_scalar
+from logstore.records.where.json_paths import FieldReader, json_scalar
 
 _VECTOR: Final[Mapping[Operator, Callable[[Any, Any], pa.Array]]] = {
     Operator.equal: pc.equal,
@@ -49,6 +49,8 @@ _ORDER: Final[Mapping[Operator, Callable[[Any, Any], bool]]] = {
     Operator.greater: operator.gt,
     Operator.greater_equal: operator.ge,
 }
+#: Stands for keys that are no text, number or truth value in JSON.
+_NO_SCALAR: Final = object()
 _QUOTE, _BACKSLASH = b'"', ord("\\")
 #: Values that are parsed at a time.
 _ROWS: Final = 1024
@@ -178,7 +180,7 @@ def _exact(node: Node, batch: pa.RecordBatch, fields: _Columns) -> pa.Array:
         case Comparison(Key(), operator, literal):
             return _compare_keys(batch.column("key"), operator, literal)
         case Comparison(Path() as path, operator, literal):
-            return pa.array([_compare(found, operator, literal) for found in fields[path]], pa.bool_())
+            return _compare(fields[path], operator, literal)
         case _:
             raise TypeError(f"{node} is no expression")
 
@@ -196,9 +198,9 @@ def _compare_keys(keys: pa.Array, operator: Operator, literal: Literal) -> pa.Ar
             known = pc.if_else(keys.is_valid(), named, None)
             return known if operator is Operator.equal else pc.invert(known)
         case _:
+            # A key that is no such JSON is known to be another.
             texts = keys.to_pylist()
-            found = [None if text is None else _compare_key(text, operator, literal) for text in texts]
-            return pa.array(found, pa.bool_())
+            return _compare([None if text is None else _json_key(text) for text in texts], operator, literal)
 
 
 def _key_texts(keys: pa.Array) -> pa.Array:
@@ -212,26 +214,21 @@ def _key_texts(keys: pa.Array) -> pa.Array:
     return pc.replace_with_mask(keys, quoted, pa.array(texts, keys.type))
 
 
-def _compare_key(key: bytes, operator: Operator, literal: Literal) -> bool | None:
-    """With a number or a truth value: of a key that is no such JSON it is known to be another."""
+def _json_key(key: bytes) -> Any:
     found = json_scalar(key)
-    return _compare(COMPOUND if found is None else found, operator, literal)
+    return _NO_SCALAR if found is None else found
 
 
-def _compare(found: Any, operator: Operator, literal: Literal) -> bool | None:
+def _compare(found: Sequence[Any], operator: Operator, literal: Literal) -> pa.Array:
+    """Each of ``found``, as ``FieldReader`` gives them, with the literal."""
     if literal is None:
-        return (found is None) == (operator is Operator.equal)
-    if found is None:
-        return None
-    is_same_type = _type_of(found) is _type_of(literal)
+        missing = pa.array([value is None for value in found], pa.bool_())
+        return missing if operator is Operator.equal else pc.invert(missing)
+    same_types = (bool,) if isinstance(literal, bool) else (str,) if isinstance(literal, str) else (int, Decimal)
     if operator.is_order:
-        return _ORDER[operator](found, literal) if is_same_type else None
-    return (is_same_type and found == literal) == (operator is Operator.equal)
-
-
-def _type_of(value: Any) -> type:
-    if isinstance(value, bool):
-        return bool
-    if isinstance(value, (int, Decimal)):
-        return int
-    return str if isinstance(value, str) else object
+        order = _ORDER[operator]
+        known = [order(value, literal) if type(value) in same_types else None for value in found]
+        return pa.array(known, pa.bool_())
+    known = [None if value is None else value == literal and type(value) in same_types for value in found]
+    equal = pa.array(known, pa.bool_())
+    return equal if operator is Operator.equal else pc.invert(equal)

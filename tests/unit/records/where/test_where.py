@@ -106,6 +106,11 @@ def of_keys(text, *keys):
         ("$.a.b[0] == 1.5", r'{"x":"\ud800","a":{"b":[1.5]}}', True),
         ("$.a == null", r'{"x":"\ud800","a":{}}', False),
         ("$.a == null", r'{"x":"\ud800","a":NaN}', True),
+        ("$.a > 1", '{"a":' + "9" * 5000 + "}", True),
+        ("$.a.b == 1 or $.a.c == 1", '{"a":{"c":1}}', True),
+        ("$.a.b == null", '{"a":5}', True),
+        ("$.a.b == 1 or $.a == 5", '{"a":5}', True),
+        ("$.a.b.c == 1 or $.x.y == 2", '{"a":{"b":[]},"x":{"y":2}}', True),
     ],
 )  # fmt: skip
 def test_a_field_is_compared_exactly_and_by_its_type(text, value, expected):
