@@ -6,6 +6,7 @@ before, among the bytes in flight of all answers.
 """
 
 import asyncio
+import functools
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,8 +38,11 @@ from logstore.log.log_reader import FetchResult, LogReader
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.observability import FETCHED_BYTES, FETCHED_RECORDS
-from logstore.protocol.record_batch import RecordBatch, read_batches, read_records
+from logstore.protocol.record_batch import PARQUET, RecordBatch, read_batches, read_records
+from logstore.records.log_batches import int64_values
 from logstore.records.schema import LOG_SCHEMA
+from logstore.records.where.evaluation import Where
+from logstore.segments.row_group_files import write_row_group_file
 
 if TYPE_CHECKING:  # one node asks nobody
     from logstore.broker.remote_fetches import Asked, RemoteFetches
@@ -121,13 +125,17 @@ class Fetching:
         partitions: Sequence[FetchPartition],
         limits: FetchLimits,
         gone: Gone | None = None,
+        *,
+        where: Where | None = None,
     ) -> Fetched[list[RecordBatch]]:
-        """Records as they are stored: at least one if there is any, else up to the limits.
+        """Records as they are stored: at least one if there is any, else up to the limits. With ``where`` only those
+        that it selects, maybe none, as ``LogReader.read``.
 
         Waits for ``min_bytes`` over all partitions, or for one that cannot, or may not, be read. Raises ThrottledError
         if there is no room among the answers within the wait, or it is over a quota, and the errors of ``gone``.
         """
-        return await self._fetch(context, partitions, limits, gone, self._stored, 1)
+        form = self._stored if where is None else self._stored_where(where)
+        return await self._fetch(context, partitions, limits, gone, form, 1)
 
     async def fetch_records(
         self,
@@ -137,11 +145,13 @@ class Fetching:
         gone: Gone | None = None,
         *,
         copies: float = 2,
+        where: Where | None = None,
     ) -> Fetched[pa.Table]:
         """As ``fetch_stored``, with tables of LOG_SCHEMA. ``copies`` times their bytes are reserved: for the records,
         and for the copies that the caller makes.
         """
-        return await self._fetch(context, partitions, limits, gone, self._decoded, copies)
+        form = self._decoded if where is None else self._decoded_where(where)
+        return await self._fetch(context, partitions, limits, gone, form, copies)
 
     async def fetch_batches(
         self, context: RequestContext, wanted: Sequence[WantedPartition], limits: FetchLimits
@@ -207,6 +217,32 @@ class Fetching:
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
         topic.partition(partition).require_leader().require_settled()
         return await self._reader.offset_of_max_timestamp(topic, partition)
+
+    def _decoded_where(self, where: Where) -> _Form[pa.Table]:
+        """Leaders of other partitions give all their records, and the expression is applied here."""
+
+        def of_remote(content: pa.Buffer, offset: int) -> tuple[pa.Table, int]:
+            batches = read_records(content, offset)
+            selected = pa.Table.from_batches([batch.filter(where.mask(batch)) for batch in batches], LOG_SCHEMA)
+            return selected, selected.num_rows
+
+        read = functools.partial(self._reader.read, where=where)
+        return _Form(read, of_remote, lambda result: result.num_bytes)
+
+    def _stored_where(self, where: Where) -> _Form[list[RecordBatch]]:
+        decoded = self._decoded_where(where)
+
+        async def read(*place: Any, **limits: Any) -> FetchResult[list[RecordBatch]]:
+            result = await decoded.read(*place, **limits)
+            loop = asyncio.get_running_loop()
+            return replace(result, records=await loop.run_in_executor(self._threads, _as_stored, result.records))
+
+        def of_remote(content: pa.Buffer, offset: int) -> tuple[list[RecordBatch], int]:
+            assert decoded.read_remote is not None
+            records, count = decoded.read_remote(content, offset)
+            return _as_stored(records), count
+
+        return _Form(read, of_remote, _stored_bytes)
 
     async def _fetch(
         self,
@@ -506,6 +542,14 @@ def _stored_of(content: pa.Buffer, _: int) -> tuple[list[RecordBatch], int]:
 def _decoded_of(content: pa.Buffer, offset: int) -> tuple[pa.Table, int]:
     table = pa.Table.from_batches(read_records(content, offset), LOG_SCHEMA)
     return table, table.num_rows
+
+
+def _as_stored(records: pa.Table) -> list[RecordBatch]:
+    """The form in which rows of a row group travel."""
+    if not records.num_rows:
+        return []
+    first_offset = int(int64_values(records.column("offset").chunk(0))[0])
+    return [RecordBatch(first_offset, 0, records.num_rows, PARQUET, write_row_group_file(records.to_batches()))]
 
 
 def _stored_bytes(result: FetchResult[list[RecordBatch]]) -> int:

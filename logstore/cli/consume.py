@@ -14,10 +14,13 @@ from logstore.cli.meter import Meter, metered
 from logstore.cli.options import (
     CLIENT_ID,
     ClientIdOption,
+    KeyOption,
     TopicArgument,
     UrlOption,
+    WhereOption,
     admin_of,
     reachable_url,
+    selection,
     time_ms,
 )
 from logstore.cli.output import problem_text
@@ -40,6 +43,8 @@ Examples:
   logstore consume events --partition 0 --offset 1000 --max 10 --pretty
   logstore consume events --from-timestamp yesterday --to-timestamp today | jq .user
   logstore consume events --from-timestamp -1h -f '%T %p/%o %k=%s'
+  logstore consume events --key ada
+  logstore consume events --where '$.user == "ada" and $.amount > 100' --pretty
   logstore consume events --group nightly --output new.parquet --progress
 """
 # How long one wait for new records takes. Ctrl-C ends it at once.
@@ -101,6 +106,8 @@ def consume(
     follow: Annotated[
         bool, typer.Option("--follow", "-F", help="Wait for new records until Ctrl-C or SIGTERM.")
     ] = False,
+    key: KeyOption = None,
+    where: WhereOption = None,
     max_records: Annotated[
         int | None, typer.Option("--max", "-n", min=1, help="Stop after this many records.", metavar="N")
     ] = None,
@@ -147,6 +154,12 @@ def consume(
         raise typer.BadParameter("give one of --to-offset and --to-timestamp")
     if follow and end.given:
         raise typer.BadParameter("--follow goes on for ever: leave it out, or --to-offset and --to-timestamp")
+    if tail is not None and (key is not None or where is not None):
+        raise typer.BadParameter(
+            "the store finds the last records by their places, not by what is in them: give --from-timestamp or "
+            "--offset -N in place of --tail"
+        )
+    selected = selection(key, where)
     if json and pretty:
         raise typer.BadParameter("give one of --json and --pretty")
     source = ctx.get_parameter_source("format")
@@ -167,6 +180,7 @@ def consume(
         client_id=client_id,
         auto_offset_reset="earliest" if from_beginning or not follow else "latest",
         enable_auto_commit=False,
+        where=selected,
     ) as consumer:
         _assign(consumer, topic, partition)
         ends = consumer.end_offsets(consumer.assignment())

@@ -70,7 +70,10 @@ class Consumer:
     - ``metadata_max_age_ms``: how long new partitions of a topic that is subscribed to may go unnoticed, and how old
       what is known of brokers and leaders may get.
 
-    Raises InvalidConfigError naming an option that is wrong or that there is not, InvalidGroupError.
+    - ``where``: hand out only the records that this expression selects, as ``'$.user == "ada"'``; the store evaluates
+      it. Positions, and with a group committed offsets, pass over all others.
+
+    Raises InvalidWhereError, InvalidConfigError naming an option that is wrong or that there is not, InvalidGroupError.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class Consumer:
         partition_assignment_strategy: str | Sequence[str] | None = None,
         group_protocol: GroupProtocol = "classic",
         group_remote_assignor: str | None = None,
+        where: str | None = None,
         **unknown: Never,
     ) -> None:
         refuse_unknown("consumer", ConsumerOptions, unknown)
@@ -127,6 +131,7 @@ class Consumer:
             partition_assignment_strategy=partition_assignment_strategy,
             group_protocol=group_protocol,
             group_remote_assignor=group_remote_assignor,
+            where=where,
         )
         self._options = options
         self._admin = Admin(

@@ -32,6 +32,7 @@ from logstore.records.where.expression import (
     key_forms,
     keys_named,
     paths,
+    timestamps,
 )
 from logstore.records.where.json_paths import FieldReader, json_scalar
 
@@ -59,14 +60,15 @@ _Columns = Mapping[Path, Sequence[Any]]
 
 
 class Where:
-    """An expression that is ready to be applied. ``columns``: those of LOG_SCHEMA that it reads. ``keys_named`` as the
-    function of that name.
+    """An expression that is ready to be applied. ``columns``: those of LOG_SCHEMA that it reads. ``keys_named`` and
+    ``timestamps`` as the functions of those names.
     """
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.paths = paths(node)
         self.keys_named = keys_named(node)
+        self.timestamps = timestamps(node)
         names = {_column_of(comparison) for comparison in comparisons(node)}
         self.columns = frozenset(names)
         self._reader = FieldReader(self.paths)
