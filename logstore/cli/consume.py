@@ -118,9 +118,10 @@ def consume(
             "-f",
             metavar="FORMAT",
             help="value: its bytes; key-value: key, TAB, value; json: an object a line, keys and values as JSON where "
-            "they are; pretty: the same over several lines; base64: the same with both as base64; csv and parquet: "
-            "columns; or a text as kcat's: %t topic, %p partition, %o offset, %k key, %s value, %h headers, %T "
-            r"timestamp in ms, %K %S bytes of key and value, %%, \n \t. [default: value, or by the ending of --output]",
+            "they are; record: the same for produce --format record, which stores each record as it was; pretty: json "
+            "over several lines; base64: the same with both as base64; csv and parquet: columns; or a text as kcat's: "
+            "%t topic, %p partition, %o offset, %k key, %s value, %h headers, %T timestamp in ms, %K %S bytes of key "
+            r"and value, %%, \n \t. [default: value, or by the ending of --output]",
             show_default=False,
             autocompletion=lambda incomplete: [name for name in Format if name.startswith(incomplete)],
         ),
@@ -173,7 +174,7 @@ def consume(
         raise typer.BadParameter("a terminal cannot show parquet: give --output FILE", param_hint="--format")
     store = reachable_url(ctx, url)
     _refuse_quarantined(ctx, url, topic, partition)
-    string_keys = chosen in (Format.json, Format.pretty) and _has_string_keys(ctx, url, topic)
+    string_keys = chosen in (Format.json, Format.record, Format.pretty) and _has_string_keys(ctx, url, topic)
     with Consumer(
         store,
         group_id=group,
