@@ -38,10 +38,10 @@ async def fetch_many(request: Request) -> Response:
     media_type = answer_media_type(request.headers, (MEDIA_TYPE,))
     asked = await receive_model(request, FetchRequest)
     wanted = [FetchPartition(p.topic, p.partition, p.offset, p.topic_id) for p in asked.partitions]
-    limits = FetchLimits(asked.max_bytes, asked.max_partition_bytes, asked.min_bytes, asked.max_wait_ms)
-    gone = functools.partial(answer_wanted, request)
     where = selection_of(None, asked.where)
-    fetched = await state.broker.fetch_stored(context_of(request), wanted, limits, gone, where=where)
+    limits = FetchLimits(asked.max_bytes, asked.max_partition_bytes, asked.min_bytes, asked.max_wait_ms, where=where)
+    gone = functools.partial(answer_wanted, request)
+    fetched = await state.broker.fetch_stored(context_of(request), wanted, limits, gone)
     try:
         responses = [_response(index, answer) for index, answer in fetched.answers.items()]
         body = encode_fetch_response(responses)

@@ -100,10 +100,15 @@ async def fetch(request: Request) -> Response:
     max_bytes = required(query[MAX_BYTES.name])
     wanted = [FetchPartition(topic.name, partition_log.partition, offset)]
     limits = FetchLimits(
-        max_bytes, max_bytes, required(query[MIN_BYTES.name]), required(query[MAX_WAIT_MS.name]), fill=False
+        max_bytes,
+        max_bytes,
+        required(query[MIN_BYTES.name]),
+        required(query[MAX_WAIT_MS.name]),
+        fill=False,
+        where=where,
     )
     fetched = await state.broker.fetch_records(
-        context_of(request), wanted, limits, functools.partial(answer_wanted, request), copies=form.copies, where=where
+        context_of(request), wanted, limits, functools.partial(answer_wanted, request), copies=form.copies
     )
     result = fetched.answers.get(0) or _nothing(partition_log, offset)
     try:

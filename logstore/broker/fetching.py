@@ -125,16 +125,14 @@ class Fetching:
         partitions: Sequence[FetchPartition],
         limits: FetchLimits,
         gone: Gone | None = None,
-        *,
-        where: Where | None = None,
     ) -> Fetched[list[RecordBatch]]:
-        """Records as they are stored: at least one if there is any, else up to the limits. With ``where`` only those
-        that it selects, maybe none, as ``LogReader.read``.
+        """Records as they are stored: at least one if there is any, else up to the limits. With ``limits.where`` only
+        those that it selects, maybe none, as ``LogReader.read``.
 
         Waits for ``min_bytes`` over all partitions, or for one that cannot, or may not, be read. Raises ThrottledError
         if there is no room among the answers within the wait, or it is over a quota, and the errors of ``gone``.
         """
-        form = self._stored if where is None else self._stored_where(where)
+        form = self._stored if limits.where is None else self._stored_where(limits.where)
         return await self._fetch(context, partitions, limits, gone, form, 1)
 
     async def fetch_records(
@@ -145,12 +143,11 @@ class Fetching:
         gone: Gone | None = None,
         *,
         copies: float = 2,
-        where: Where | None = None,
     ) -> Fetched[pa.Table]:
         """As ``fetch_stored``, with tables of LOG_SCHEMA. ``copies`` times their bytes are reserved: for the records,
         and for the copies that the caller makes.
         """
-        form = self._decoded if where is None else self._decoded_where(where)
+        form = self._decoded if limits.where is None else self._decoded_where(limits.where)
         return await self._fetch(context, partitions, limits, gone, form, copies)
 
     async def fetch_batches(
@@ -206,6 +203,10 @@ class Fetching:
         log.require_leader().require_settled()
         return await self._reader.offset_for_timestamp(topic, partition, timestamp_ms)
 
+    async def count_records(self, topic: Topic, partition: int, start: int, end: int) -> int:
+        """The records of [start, end), for the store itself: as ``LogReader.count_records``."""
+        return await self._reader.count_records(topic, topic.partition(partition), start, end)
+
     async def offset_of_max_timestamp(
         self, context: RequestContext, topic: Topic, partition: int
     ) -> tuple[int, int] | None:
@@ -219,30 +220,15 @@ class Fetching:
         return await self._reader.offset_of_max_timestamp(topic, partition)
 
     def _decoded_where(self, where: Where) -> _Form[pa.Table]:
-        """Leaders of other partitions give all their records, and the expression is applied here."""
-
-        def of_remote(content: pa.Buffer, offset: int) -> tuple[pa.Table, int]:
-            batches = read_records(content, offset)
-            selected = pa.Table.from_batches([batch.filter(where.mask(batch)) for batch in batches], LOG_SCHEMA)
-            return selected, selected.num_rows
-
-        read = functools.partial(self._reader.read, where=where)
-        return _Form(read, of_remote, lambda result: result.num_bytes)
+        return replace(self._decoded, read=functools.partial(self._reader.read, where=where))
 
     def _stored_where(self, where: Where) -> _Form[list[RecordBatch]]:
-        decoded = self._decoded_where(where)
-
         async def read(*place: Any, **limits: Any) -> FetchResult[list[RecordBatch]]:
-            result = await decoded.read(*place, **limits)
+            result = await self._reader.read(*place, **limits, where=where)
             loop = asyncio.get_running_loop()
             return replace(result, records=await loop.run_in_executor(self._threads, _as_stored, result.records))
 
-        def of_remote(content: pa.Buffer, offset: int) -> tuple[list[RecordBatch], int]:
-            assert decoded.read_remote is not None
-            records, count = decoded.read_remote(content, offset)
-            return _as_stored(records), count
-
-        return _Form(read, of_remote, _stored_bytes)
+        return replace(self._stored, read=read)
 
     async def _fetch(
         self,
@@ -379,7 +365,8 @@ class Fetching:
             left_ms = math.ceil((end - loop.time()) * 1000)
             had = sources.num_bytes(fetched.answers)
             missing = enough - sum(had)
-            if missing <= 0 or left_ms <= 0 or wanted_at_once or _has_error(fetched.answers):
+            # A search that found nothing has moved on all the same.
+            if missing <= 0 or left_ms <= 0 or wanted_at_once or _has_error(fetched.answers) or limits.where:
                 return fetched
             fetched.reservation.release()
             parts = [size + math.ceil(missing / len(sources)) for size in had]

@@ -246,6 +246,22 @@ class LogReader:
         # Row groups of other writers tell their microseconds rounded up, their records have them rounded down.
         return found or await self.offset_for_timestamp(topic, partition, largest - 1)
 
+    async def count_records(self, topic: Topic, log: PartitionLog, start: int, end: int) -> int:
+        """The records of [start, end) that are there. Offsets behind the history that this broker knows count as one
+        record each; offsets are read only of a segment with gaps that ``start`` lies in.
+        """
+
+        async def count() -> int:
+            whole, rest = log.segments.records_between(start, end)
+            sealed = topic.snapshot.partitions[log.partition].sealed
+            whole += max(0, end - max(start, sealed))
+            if rest is None:
+                return whole
+            files, segment = topic.table.files, rest
+            return whole + await self._in_thread(lambda: self._slices.count_from(files, segment, start))
+
+        return await self._again_if_moved(topic, count)
+
     # ---- on the event loop ------------------------------------------------------------------------------------------
 
     async def _history_slice(self, topic: Topic, log: PartitionLog, wanted: Wanted, read: SegmentRead[C]) -> Slice[C]:

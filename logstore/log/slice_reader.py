@@ -282,6 +282,17 @@ class SliceReader:
                     return self._begun.pop(at)
         return None
 
+    def count_from(self, files: TableFiles, segment: SegmentFile, start: int) -> int:
+        """The records of a segment with offsets of at least ``start``. Raises as ``read_segment``."""
+        count = 0
+        for group in self._groups(files, segment):
+            if group.first_offset >= start:
+                count += group.num_rows
+            elif group.last_offset >= start:
+                rows = read_row_group(files, segment.path, group.index, ("offset",))
+                count += int((int64_values(rows.column("offset")) >= start).sum())
+        return count
+
     def find_timestamp(
         self,
         files: TableFiles,
