@@ -49,16 +49,22 @@ def _history(spark: "SparkSession", view: TopicView, scans: Sequence[HistoryScan
     table = table.select(*_COLUMNS)
     # The check first: a query for a few rows begins there. Delta has chosen the files before any task runs: if it is
     # the same table then, it was the same when they were chosen.
-    return [_check(spark, view), *(table.where(scan.condition()) for scan in scans)]
+    return [_check(spark, view, scans), *(table.where(scan.condition()) for scan in scans)]
 
 
-def _check(spark: "SparkSession", view: TopicView) -> "DataFrame":
+def _check(spark: "SparkSession", view: TopicView, scans: Sequence[HistoryScan]) -> "DataFrame":
     """No rows, or an error."""
-    from logstore.delta.actions import COMMIT_ID_KEY
+    from logstore.delta.actions import OWN_PREFIX
 
     _send_along(history_check, worker)
     known = history_check.KnownHistory(
-        view.topic, view.topic_id, view.files.uri, view.snapshot.version, bool(view.refused_files), COMMIT_ID_KEY
+        view.topic,
+        view.topic_id,
+        view.files.uri,
+        view.snapshot.version,
+        bool(view.refused_files),
+        OWN_PREFIX,
+        tuple((r.partition, r.start, r.end) for scan in scans for r in scan.ranges),
     )
     return spark.range(0, 1, 1, 1).mapInArrow(history_check.history_check(known), _schema())
 

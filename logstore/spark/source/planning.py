@@ -163,14 +163,12 @@ def _share(file: "SegmentFile", start: int, end: int) -> int:
 def _parts(view: TopicView, wanted: TopicRange, times: TimeRange | None) -> Iterator[Part]:
     """History, in runs of files that are wanted, then the tail."""
     partition, snapshot = wanted.partition, view.snapshot
-    is_append_time = snapshot.config_overrides.get("message.timestamp.type") == "LogAppendTime"
+    timestamp_type = int(snapshot.config_overrides.get("message.timestamp.type") == "LogAppendTime")
 
     def part(start: int, end: int, files: Sequence["SegmentFile"] = ()) -> Part:
         where = (view.files.uri, tuple(file.path for file in files)) if files else ("", ())
-        return Part(
-            Slice(wanted.topic, wanted.topic_id, partition, start, end, *where, view.urls, int(is_append_time)),
-            tuple(files),
-        )
+        what = (wanted.topic, wanted.topic_id, partition, start, end, *where)
+        return Part(Slice(*what, view.urls, timestamp_type, snapshot.version), tuple(files))
 
     border = min(max(snapshot.partitions[partition].sealed, wanted.start), wanted.end)
     run: list[SegmentFile] = []
