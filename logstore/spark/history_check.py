@@ -2,8 +2,8 @@
 
 Delta takes that version, and asks neither: a table that was deleted and made again at the same path is a later version
 to it, and so is one with rows that another writer has appended. Which files of others are history was decided when the
-DataFrame was made. So a commit of another writer that changed records since is an error, and so is a key compaction that took records
-out of the DataFrame's ranges. Rolls and other jobs are not.
+DataFrame was made. So a commit of another writer that changed records since is an error, and so is a key compaction
+that took records out of the DataFrame's ranges. Rolls and other jobs are not.
 
 This module is sent to the executors by value, so it imports nothing but the standard library, pyarrow and what is sent
 along.
@@ -18,6 +18,13 @@ import pyarrow as pa
 
 from logstore.spark.worker import one_line_errors
 
+#: Settings of a session by which a scan leaves records out without a word, and the values that do. Delta passes no
+#: option of a read on that would turn them off.
+_LOSSY_SETTINGS = {
+    "spark.sql.files.ignoreCorruptFiles": re.compile("true", re.IGNORECASE),
+    "spark.sql.files.ignoreMissingFiles": re.compile("true", re.IGNORECASE),
+    "spark.databricks.delta.stalenessLimit": re.compile(r".*[1-9].*"),
+}
 _FIRST_COMMIT = f"{0:020}.json"
 #: The operation of the job that keeps the latest record of each key.
 _COMPACTION = "key-compaction"
@@ -52,11 +59,26 @@ def history_check(known: KnownHistory) -> Callable[[Iterator[pa.RecordBatch]], I
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with one_line_errors():
             for _ in batches:
+                _require_whole_scans()
                 if why := changed(known):
                     raise HistoryReadError(f"{why} since this DataFrame was made; make the DataFrame again")
         yield from ()
 
     return check
+
+
+def _require_whole_scans() -> None:
+    """HistoryReadError if the session of this evaluation lets scans leave records out: a task knows its settings."""
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    for name, lossy in _LOSSY_SETTINGS.items():
+        value = task.getLocalProperty(name) if task else None
+        if value is not None and lossy.fullmatch(value):
+            raise HistoryReadError(
+                f"{name} is {value}: Spark would leave records of the topic out without a word. "
+                f'spark.conf.unset("{name}"), or read with format("logstore")'
+            )
 
 
 def changed(known: KnownHistory) -> str | None:

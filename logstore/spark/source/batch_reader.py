@@ -60,7 +60,7 @@ class BatchReader(DataSourceReader):
 def _require_unchanged(part: Slice) -> None:
     from logstore.delta.actions import OWN_PREFIX
 
-    known = KnownHistory(part.topic, part.topic_id, part.table, part.version, False, OWN_PREFIX)  # noqa: FBT003
+    known = KnownHistory(part.topic, part.topic_id, part.table, part.version, False, OWN_PREFIX)
     if why := changed_records(known):
         raise HistoryReadError(f"{why} since this DataFrame was planned; make the DataFrame again")
 

@@ -15,7 +15,7 @@ from logstore.limits import MIB
 from logstore.spark.source.options import ReadOptions, Subscription
 from logstore.spark.source.planning import SLICE_BYTES, Part, Planner, divide
 from logstore.spark.source.slices import Slice, TimeRange, TopicRange
-from logstore.spark.topic_view import TopicView, view_of_storage
+from logstore.spark.topic_view import TopicView
 from tests.support import foreign_writers as others
 from tests.support.table_paths import create_table, path_of
 from tests.support.topics import roll
@@ -99,7 +99,7 @@ def test_a_store_that_is_gone_is_asked_for_as_long_as_the_options_say():
     assert time.monotonic() - begun < 30
 
 
-# ---- which version of the table ----------------------------------------------------------------------------------------
+# ---- which version of the table -------------------------------------------------------------------------------------
 
 
 class CountingPlanner(Planner):
@@ -139,7 +139,7 @@ def files_of(planner, table, start, end) -> list[str]:
         lambda path: others.delete(path, '"offset" = 13'),
         lambda path: others.delete(path, '"offset" >= 10'),
         lambda path: others.update(path, '"offset" = 13', "new"),
-        lambda path: others.optimize(path),
+        others.optimize,
     ],
     ids=["delete", "delete files", "update", "optimize"],
 )
