@@ -58,7 +58,6 @@ SETTINGS = {
     "spark.sql.unionOutputPartitioning": "false",
     "spark.databricks.delta.optimizeMetadataQuery.enabled": "false",
     "spark.databricks.delta.stats.skipping": "false",
-    "spark.databricks.delta.stalenessLimit": "1h",
     "spark.databricks.delta.formatCheck.enabled": "false",
     "spark.databricks.delta.schema.autoMerge.enabled": "true",
     "spark.databricks.delta.properties.defaults.enableDeletionVectors": "true",
@@ -212,6 +211,27 @@ _AT_ONCE = [
 def test_each_way_is_the_same_under_settings_of_types(spark, store, topic, tmp_path, way):
     with settings(spark, {key: SETTINGS[key] for key in _AT_ONCE}):
         way(spark, store, topic, tmp_path)
+
+
+#: With these a scan leaves records out, and says nothing.
+LOSSY = {
+    "spark.sql.files.ignoreCorruptFiles": "true",
+    "spark.sql.files.ignoreMissingFiles": "TRUE",
+    "spark.databricks.delta.stalenessLimit": "1h",
+}
+
+
+@pytest.mark.parametrize("setting", LOSSY)
+def test_a_scan_that_would_leave_records_out_in_silence_is_refused(spark, store, topic, tmp_path, setting):
+    frame = read_offsets(spark, topic, storage=store.server.data)
+    with settings(spark, {setting: LOSSY[setting]}):
+        with pytest.raises(Exception, match=rf"{setting} is .*: Spark would leave records of the topic out") as told:
+            frame.count()
+        assert "Traceback" not in str(told.value)
+        storage(spark, store, topic, tmp_path)
+    assert frame.count() == SEALED
+    with settings(spark, dict.fromkeys([setting], "0" if "Limit" in setting else "false")):
+        assert frame.count() == SEALED
 
 
 @pytest.mark.long

@@ -119,7 +119,7 @@ def test_a_shallow_clone_is_told_from_a_damaged_table(tmp_path: Path) -> None:
         if "add" in action:
             action["add"]["path"] = f"file:{path_of(table)}/{action['add']['path']}"
     (clone / entries[0].name).write_text("\n".join(json.dumps(action) for action in kept))
-    with pytest.raises(UnsupportedTableError, match="clone is a shallow clone: .*read it as a Delta table"):
+    with pytest.raises(UnsupportedTableError, match=r"clone is a shallow clone: .*read it as a Delta table"):
         TopicTable(open_table(clone.parent)).snapshot()
 
 
