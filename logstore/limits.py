@@ -57,6 +57,8 @@ COMMIT_ATTEMPTS_MAX = 20
 FETCH_BYTES_DEFAULT = 1 * MIB
 FETCH_BYTES_MAX = 64 * MIB
 FETCH_WAIT_MS_MAX = 60_000
+# Bytes of records that one answer to a fetch with an expression looks at, of each partition.
+SEARCHED_BYTES_MAX = 32 * MIB
 # The most partitions of one fetch request.
 FETCH_PARTITIONS_MAX = 10_000
 #: Partitions of one request for elections.

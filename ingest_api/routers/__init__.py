@@ -12,6 +12,7 @@ from ingest_api.routers import (
     fetch,
     groups,
     health,
+    home,
     instance_records,
     instances,
     members,
@@ -52,4 +53,5 @@ ROUTERS: tuple[APIRouter, ...] = (
     status.router,
     metrics.router,
     description.router,
+    home.router,
 )
