@@ -8,8 +8,9 @@ Invariant: whether a record was erased depends on its partition, offset, leader 
 repetition and a backup that is put back all decide alike.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import UUID
 
@@ -129,6 +130,15 @@ def _within(offsets: npt.NDArray[np.int64], ranges: Sequence[tuple[int, int]]) -
     return inside
 
 
+@dataclass(slots=True)
+class TableErasure:
+    """``versions`` are the commits that took ``records`` out of the table, with the files that they replaced."""
+
+    records: int = 0
+    rewritten: int = 0
+    versions: list[int] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True)
 class ErasedUpTo:
     """The erasures of one topic that its table must show, by rising number."""
@@ -151,6 +161,8 @@ class ErasureLog:
     def __init__(self) -> None:
         self.by_id: dict[str, KnownErasure] = {}
         self._committed: Mapping[UUID, ErasedUpTo] = {}
+        #: Erasures of topics that were repeated, because records had come back; whoever reports them takes them out.
+        self.came_back: deque[tuple[UUID, TableErasure]] = deque()
 
     def take(self, records: Iterable[Erasure]) -> None:
         """Take records over in their order."""
@@ -180,10 +192,6 @@ class ErasureLog:
         """Erasures that are not ``erased``, by rising number."""
         found = [one for one in self.by_id.values() if one.record.state != "erased"]
         return sorted(found, key=lambda one: one.number)
-
-
-#: The committed erasures of a topic by its id.
-CommittedErasures = Callable[[UUID], ErasedUpTo | None]
 
 
 def bounds_of(ends: Mapping[int, int], epochs: Mapping[int, int]) -> tuple[ErasedPartition, ...]:

@@ -14,7 +14,7 @@ Invariants:
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
 
@@ -35,7 +35,7 @@ from logstore.errors import (
     StorageFullError,
 )
 from logstore.limits import MIB
-from logstore.log.erasures import ErasedUpTo, Selects
+from logstore.log.erasures import ErasedUpTo, Selects, TableErasure
 from logstore.log.history import missing_records
 from logstore.segments.joining import Rows, Source, WriteTask, write_here
 from logstore.segments.names import SegmentName, known_segment_name
@@ -69,15 +69,6 @@ class ErasureProgress:
     step: str = ""
     files: int = 0
     files_done: int = 0
-
-
-@dataclass(slots=True)
-class TableErasure:
-    """``versions`` are the commits that took ``records`` out of the table, with the files that they replaced."""
-
-    records: int = 0
-    rewritten: int = 0
-    versions: list[int] = field(default_factory=list)
 
 
 def erased_rows(files: TableFiles, partition: int, path: str, selected: Sequence[Selects]) -> Rows:

@@ -7,8 +7,8 @@ import pytest
 from deltalake import DeltaTable
 
 from logstore.delta.erased_files import ERASED_FILES, is_erased
-from logstore.log.erasures import ErasedUpTo, KnownErasure, bounds_of
-from logstore.log.table_erasure import TableErasure, delete_erased_files, erase_from_table
+from logstore.log.erasures import ErasedUpTo, KnownErasure, TableErasure, bounds_of
+from logstore.log.table_erasure import delete_erased_files, erase_from_table
 from logstore.records.erasure_record import Erasure, hash_keys, new_salt
 from logstore.topic_config import TopicConfig
 from tests.support.keyed_topics import KeyedTopic, Record
