@@ -314,7 +314,7 @@ class Erasing:
             found = await self._in_thread(
                 lambda: count_records(topic.table.files, snapshot, [known], self._workers(), count.progress)
             )
-        except (LogStoreError, OSError) as error:
+        except Exception as error:  # noqa: BLE001  the client is told
             count.failure = str(error)
         else:
             count.files = len(found)
@@ -482,7 +482,17 @@ class Erasing:
 
     async def _ask(self, broker: int, record: Erasure) -> ErasedBroker:
         assert self.others is not None
-        return await self.others.erase_from_journal(broker, record)
+        return await self.others.erase_from_journal(broker, record.id)
+
+    async def erase_known(self, erasure_id: str) -> ErasedBroker:
+        """As ``erase_here``, of an erasure whose record is in the table. UnknownErasureError."""
+        topic = self._topics.get(ERASURES_TOPIC)
+        await self._roller.refresh(topic)
+        await self.load(topic)
+        known = self._erasures.by_id.get(erasure_id)
+        if known is None or known.record.state == "started":
+            raise UnknownErasureError(f"The table of {ERASURES_TOPIC} has no erasure {erasure_id!r} that is committed.")
+        return await self.erase_here(known.record)
 
     async def erase_here(self, record: Erasure) -> ErasedBroker:
         """Do the part of this broker in an erasure that is committed: no file of its journal has the bytes afterwards,
