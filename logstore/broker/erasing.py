@@ -584,7 +584,7 @@ class Erasing:
     async def _erasures_topic(self) -> Topic:
         if (found := self._topics.served(ERASURES_TOPIC)) is not None:
             return found
-        if self.others is not None:
+        if self.others is not None and self._coordinator.controller_id != self._coordinator.broker_id:
             await self.others.make_topic_of_erasures()
         return await self.make_topic()
 
