@@ -170,6 +170,7 @@ class Erasing:
         self._loading = asyncio.Lock()
         self._writing = asyncio.Lock()
         self._wake = asyncio.Event()
+        self._stopping = False
         self._task: asyncio.Task[None] | None = None
         self._counting: set[asyncio.Task[None]] = set()
         self._threads: ThreadPoolExecutor | None = None
@@ -215,6 +216,7 @@ class Erasing:
 
     async def stop(self) -> None:
         """What is under way is given up; the next start goes on with it."""
+        self._stopping = True
         tasks = [one for one in (self._task, *(run.task for run in self._runs.values()), *self._counting) if one]
         for task in tasks:
             task.cancel()
@@ -324,7 +326,7 @@ class Erasing:
     # ---- the way of an erasure --------------------------------------------------------------------------------------
 
     async def _loop(self) -> None:
-        while True:
+        while not self._stopping:  # wait_for may swallow a cancellation that comes together with the event
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), _LOOK_S)
             self._wake.clear()

@@ -12,7 +12,7 @@ Invariants:
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Final
@@ -75,9 +75,15 @@ def erased_rows(files: TableFiles, partition: int, path: str, selected: Sequence
     """The rows of a file, numbered from 0, that one of ``selected`` is of. FileNotFoundError, OSError,
     CorruptionError.
     """
+    return np.concatenate([np.empty(0, dtype=np.int64), *_erased_rows(files, partition, path, selected)])
+
+
+def _erased_rows(
+    files: TableFiles, partition: int, path: str, selected: Sequence[Selects]
+) -> Iterator[npt.NDArray[np.int64]]:
+    """As ``erased_rows``, for one row group after the other."""
     epochs = read_footer(files, path).leader_epochs
     limits = [(one, one.limit(partition, epochs)) for one in selected]
-    rows: list[npt.NDArray[np.int64]] = []
     row = 0
     for group in row_groups(files, path):
         first, last = group.first_offset, group.last_offset
@@ -88,9 +94,8 @@ def erased_rows(files: TableFiles, partition: int, path: str, selected: Sequence
             mask = np.zeros(batch.num_rows, dtype=bool)
             for one, end in asked:
                 mask |= one.mask(partition, batch, end)
-            rows.append(np.flatnonzero(mask) + row)
+            yield np.flatnonzero(mask) + row
         row += group.num_rows
-    return np.concatenate([np.empty(0, dtype=np.int64), *rows])
 
 
 class _Without:
@@ -363,7 +368,7 @@ def delete_erased_files(
             if not any(one.touches(partition, first, last) for one in selected):
                 continue
         try:
-            goes = bool(len(erased_rows(files, partition, name, selected)))
+            goes = any(len(rows) for rows in _erased_rows(files, partition, name, selected))
         except FileNotFoundError:
             continue
         except CorruptionError:
