@@ -79,7 +79,7 @@ class Client:
 
     @property
     def is_judged(self) -> bool:
-        """Whether nobody else may hold what it holds. One whose instance id a classic client takes learns of it later."""
+        """Whether nobody else may hold what it holds. Whose instance id a classic client takes learns of it later."""
         return self.instance_id is None or not any(
             each is not self and each.instance_id == self.instance_id and isinstance(each, ClassicClient)
             for each in self.world.clients

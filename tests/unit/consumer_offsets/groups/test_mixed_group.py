@@ -192,8 +192,8 @@ def test_what_a_classic_member_joins_with_is_judged():
         {"protocols": protocols(names=("sticky",))},
     ]
     for given in inconsistent:
-        given = {"protocols": protocols(), **given}
-        assert type(group.join(**given).error) is errors.InconsistentGroupProtocolError, given
+        response = group.join(**{"protocols": protocols(), **given})
+        assert type(response.error) is errors.InconsistentGroupProtocolError, given
     assert type(group.join(protocols=protocols(), session_timeout_ms=1).error) is errors.InvalidSessionTimeoutError
     assert type(group.join("gone", protocols=protocols(("t", 0))).error) is errors.UnknownMemberIdError
 
