@@ -47,6 +47,7 @@ from logstore.errors import (
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
+from logstore.protocol.assignors.registry import CLIENT_ASSIGNORS
 from logstore.protocol.consumer_protocol import PROTOCOL_TYPE
 
 _CAN_REBALANCE = (ClassicState.EMPTY, ClassicState.COMPLETING_REBALANCE, ClassicState.STABLE)
@@ -511,6 +512,10 @@ class ClassicGroup:
         """The group as a consumer group. InvalidRequestError if its members are no consumers."""
         if self._protocol_type != PROTOCOL_TYPE:
             raise InvalidRequestError(f"Its members are no consumers: they use {self._protocol_type}.")
+        if self._protocol not in CLIENT_ASSIGNORS and self._members.have_assigned_user_data():
+            # What Kafka Streams tells its members, for example. Kafka refuses user data of any assignor; that of
+            # librdkafka's cooperative-sticky, and of this store's leaders, is of no use to the coordinator.
+            raise InvalidRequestError(f"The user data of its assignor {self._protocol} would be lost.")
         is_stable = self.state == ClassicState.STABLE
         return to_consumer_group(self.generation, list(self._members.by_id.values()), topics, is_stable=is_stable)
 

@@ -245,6 +245,10 @@ class ClassicMembers:
         except InvalidRequestError:
             return None
 
+    def have_assigned_user_data(self) -> bool:
+        """Whether the leader has sent some, by the consumer protocol. InvalidRequestError if its bytes are another's."""
+        return any(decode_assignment(each.assignment).user_data for each in self.by_id.values() if each.assignment)
+
     def for_leader(self, protocol: str | None) -> tuple[JoinGroupMember, ...]:
         """The members as the leader's JoinGroup answer lists them."""
         return tuple(

@@ -101,6 +101,8 @@ def ours_consumer(served: Served, topic: str, group: str, stack: ExitStack) -> _
 )
 def test_a_fleet_moves_one_client_at_a_time_and_back(served: Served, new_topic, *, cooperative: bool):
     """At each step the members share all partitions and read every record, in a group of the right kind."""
+    if served.is_kafka and cooperative:
+        pytest.skip("Kafka 4.1 converts no group with user data, which librdkafka's cooperative-sticky assigns")
     topic = new_topic("fleet", PARTITIONS)
     group = f"fleet-{topic}"
     seen: set[tuple[int, int]] = set()

@@ -153,6 +153,17 @@ def test_members_that_are_no_consumers_stay_a_classic_group(given: dict[str, Any
     assert (kind(group), group.heartbeat(member, 1)) == ("classic", None)
 
 
+@pytest.mark.parametrize(("assignor", "converted"), [("stream", "classic"), ("cooperative-sticky", "consumer")])
+def test_user_data_of_an_assignor_that_is_not_kafkas_is_not_lost(assignor: str, converted: str):
+    group = group_of()
+    waits = group.park_join(protocols=protocols(names=(assignor,)))
+    group.settle()
+    member = group.answer(waits).member_id
+    group.sync(member, 1, assignments={member: encode_assignment(Assignment((("t", 0),), b"state"))})
+    group.beat("c", 0)
+    assert kind(group) == converted
+
+
 def test_a_full_group_is_not_converted():
     group = group_of(max_size=2)
     a, _ = classic_pair(group)
