@@ -21,7 +21,7 @@ from tests.support.server_process import ROOT, ServerProcess
 
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 RUN = frozenset({"sh", "console", "python", "sql"})
-READ = frozenset({"json", "toml", "yaml", "javascript", "text", ""})
+READ = frozenset({"json", "toml", "yaml", "javascript", "jinja", "properties", "text", ""})
 
 _MARKDOWN = MarkdownIt("commonmark").enable("table")
 
@@ -193,7 +193,7 @@ curl -s -H 'Content-Type: application/json' $LOGSTORE_URL/groups/flights-report/
             "pip install": "installs this checkout; tests/install/test_wheel.py does it",
             "kafka-console": _KAFKA_TOOLS,
             "logstore cluster start": "tests/cluster/test_pages.py runs the chapter of the cluster",
-            "logstore topic create orders --partitions 4 --replication": "tests/cluster/test_pages.py runs it",
+            "logstore topic create orders --partitions 4 --replication": "needs that cluster; tests/cluster/test_pages.py",
         },
         instead={'"earliest"}\nwith': '"earliest", "consumer_timeout_ms": 10_000}\nwith'},
     ),
@@ -230,6 +230,18 @@ echo '{"page": "/"}' | logstore produce clicks --partition 2 --key alice
         spark=True,
         instead={"`/data/topics": "`data/topics"},
         printed=("54 records behind", "packed 0 0\n", "records done", '"instance_id":"c1"', "billing.*orders"),
+    ),
+    "how-do-i.md": Plan(
+        spark=True,
+        before="""
+logstore topic create orders --partitions 2
+printf '%s\\n' '{"user": "ada", "total": 12}' '{"user": "bob", "total": 5}' '{"user": "ada", "total": 1}' > orders.json
+logstore produce orders orders.json --key-field user
+logstore topic roll orders
+""",
+        instead={"kcat -C -b kafka:9092 -t copied -e -q -K '\\t' |": "true ||"},
+        left_out={"kubectl": "needs a Kubernetes; tests/install/test_kubernetes_files.py checks the manifests"},
+        printed=("ada", "billing"),
     ),
     "http-api.md": Plan(
         instead={
@@ -294,7 +306,7 @@ logstore topic roll events
 """,
         instead={"#!/bin/sh\n# backup.sh": "set -- data backup\n# backup.sh"},
         left_out={
-            "logstore topic list  ": "needs a journal that is lost; tests/system runs --new-journal",
+            "logstore topic list  ": "needs a journal that is lost; tests/faults/test_lost_journals.py has it",
             "logstore topic rebuild": "needs a table that is lost; tests/cli/test_topic_rebuild.py runs it",
             "logstore serve --data data --new-journal": _SERVES,
         },

@@ -57,11 +57,11 @@ def test_the_tests_that_run_a_block_elsewhere_are_there():
                 assert (ROOT / path).exists(), f"{name}: no {path}"
 
 
-def test_targets_of_make_that_pages_name_are_there():
+def test_targets_of_make_in_blocks_are_there():
     makefile = (ROOT / "Makefile").read_text()
-    for page in PAGES:
-        for target in re.findall(r"^(?:\$ )?make ([a-z-]+)", page.read_text("utf-8"), re.MULTILINE):
-            assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page.name}: make {target}"
+    for block in CODE:
+        for target in re.findall(r"^(?:\$ )?make ([a-z-]+)", block.code, re.MULTILINE):
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{ids(block)}: make {target}"
 
 
 def test_commands_of_a_console_have_the_lines_that_continue_them():
