@@ -76,7 +76,7 @@ ERRORS = {
     "(Origin) may change nothing. Nothing was done.",
     404: "40401: no such topic; 40402: no such partition; 40403: no such consumer instance; 40405: no such group; "
     "40406: the topic has another id than was meant, it was deleted and made again; 40407: the partition is not being "
-    "reassigned; 404: nothing at this path.",
+    "reassigned; 40408: the topic has no such erasure; 404: nothing at this path.",
     406: "Accept allows none of the media types of the answer; 40601: it asks for another embedded format than that of "
     "the consumer instance.",
     408: "The client stopped sending in the middle of the body.",

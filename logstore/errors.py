@@ -128,6 +128,12 @@ class UnknownPartitionError(LogStoreError):
     kafka_name, kafka_code = "UNKNOWN_TOPIC_OR_PARTITION", 3
 
 
+class UnknownErasureError(LogStoreError):
+    """The topic has no erasure with that id."""
+
+    kafka_name, kafka_code = "RESOURCE_NOT_FOUND", 91
+
+
 class UnknownGroupError(LogStoreError):
     """The group has no committed offsets, or was deleted."""
 

@@ -63,6 +63,8 @@ SEARCHED_BYTES_MAX = 32 * MIB
 FETCH_PARTITIONS_MAX = 10_000
 #: Partitions of one request for elections.
 ELECTIONS_MAX = 10_000
+#: Keys of one erasure: its record in ``__erasures`` has 43 bytes of each.
+ERASED_KEYS_MAX = 10_000
 # The most partitions of one request for offsets of times: each partition may cost a read of a row group.
 TIMES_PARTITIONS_MAX = 100
 # Bytes that readers of history and of large frames hold between two slices.

@@ -20,6 +20,7 @@ from logstore.cli import (
     status,
     topic,
     topic_copy,
+    topic_erase,
     topic_reassign,
     topic_table,
 )
@@ -72,6 +73,8 @@ app.command(epilog=status.EXAMPLES)(status.status)
 topic.app.command(epilog=topic_table.VERIFY_EXAMPLES)(topic_table.verify)
 topic.app.command(epilog=topic_table.REBUILD_EXAMPLES)(topic_table.rebuild)
 topic.app.command(epilog=topic_copy.EXAMPLES)(topic_copy.copy)
+topic.app.command(epilog=topic_erase.ERASE_EXAMPLES)(topic_erase.erase)
+topic.app.command(epilog=topic_erase.ERASURES_EXAMPLES)(topic_erase.erasures)
 topic.app.add_typer(topic_reassign.app, name="reassign")
 app.add_typer(topic.app, name="topic")
 app.command(epilog=produce.EXAMPLES)(produce.produce)

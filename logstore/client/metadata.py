@@ -202,6 +202,69 @@ class RollDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class ErasureProgress:
+    """How far the broker is that works on an erasure; ``step`` is empty while none does."""
+
+    step: str
+    files: int
+    files_done: int
+
+
+@dataclass(frozen=True, slots=True)
+class ErasedBroker:
+    """Since ``erased_ms`` no file of the broker's journal has the records; ``journal_files`` were removed for that."""
+
+    broker: int
+    erased_ms: int
+    journal_files: int
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureRepeat:
+    """Records came back with a RESTORE or a backup, and were erased again."""
+
+    version: int
+    records: int
+    erased_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureReport:
+    """An erasure. ``state``: ``started``, ``pending`` (no reader sees the records any more, copies may be on a disk) or
+    ``erased``; of a dry run ``counting``, ``counted`` or ``failed``. Times in ms since 1970. ``keys`` are hashed with
+    ``salt``. ``versions`` of the table from which on the ``records`` are not in it. Brokers that are ``pending`` are
+    not there, and erase before they serve again. ``not_reached``: what the store cannot reach.
+    """
+
+    erasure: str
+    state: str
+    topic: str
+    topic_id: str
+    dry_run: bool
+    requested_ms: int
+    erased_ms: int | None
+    salt: str
+    keys: tuple[str, ...]
+    where: str | None
+    records: int
+    versions: tuple[int, ...]
+    rewritten_files: int
+    deleted_files: tuple[str, ...]
+    deleted_files_count: int
+    brokers: tuple[ErasedBroker, ...]
+    pending: tuple[int, ...]
+    waiting: str | None
+    progress: ErasureProgress
+    repeats: tuple[ErasureRepeat, ...]
+    not_reached: tuple[str, ...]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more happens: it is erased, or the dry run has its answer."""
+        return self.state in ("erased", "counted", "failed")
+
+
+@dataclass(frozen=True, slots=True)
 class GroupOffset:
     """A group's committed offset of a partition: ``offset`` is the next one to read, ``timestamp`` (ms) the time of the
     commit, ``leader_epoch`` that of the record before the offset (-1: not known).
