@@ -131,8 +131,8 @@ def _is_in_ranges(known: KnownHistory, path: str) -> bool:
     name = _SEGMENT.match(path)
     if name is None:
         return bool(known.ranges)
-    partition, base, end = (None if part is None else int(part) for part in name.groups())
-    return any(p == partition and base < last and (end is None or first < end) for p, first, last in known.ranges)
+    partition, base, end = int(name[1]), int(name[2]), name[3]
+    return any(p == partition and base < last and (end is None or first < int(end)) for p, first, last in known.ranges)
 
 
 def table_id(uri: str) -> str | None:
