@@ -129,7 +129,7 @@ def run(page: Path, plan: Plan, directory: Path, addresses: dict[str, str], **en
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=580,
+        timeout=880,
         check=False,
     )
     assert ran.returncode == 0, f"exit code {ran.returncode}\n{ran.stdout[-6000:]}"
