@@ -244,8 +244,7 @@ class Settings(BaseSettings):
         -1,
         ge=-1,
         le=2**31 - 1,
-        description="Send buffer of accepted connections; -1: the system's default, which adapts itself. Kafka's "
-        "default is 102400.",
+        description="Send buffer of accepted connections; -1: the system's default. Kafka's default is 102400.",
     )
     socket_receive_buffer_bytes: int = Field(
         -1,
@@ -263,8 +262,8 @@ class Settings(BaseSettings):
         -1,
         ge=-1,
         le=2**31 - 1,
-        description="Receive buffer of connections to other brokers; -1: as the system has "
-        "it, which adapts it. Kafka's default is 65536.",
+        description="Receive buffer of connections to other brokers; -1: the system's default. "
+        "Kafka's default is 65536.",
     )
     num_replica_fetchers: int = Field(
         1, ge=1, le=64, description="Connections over which a broker copies partitions from each other broker."

@@ -193,7 +193,7 @@ curl -s -H 'Content-Type: application/json' $LOGSTORE_URL/groups/flights-report/
             "pip install": "installs this checkout; tests/install/test_wheel.py does it",
             "kafka-console": _KAFKA_TOOLS,
             "logstore cluster start": "tests/cluster/test_pages.py runs the chapter of the cluster",
-            "logstore topic create orders --partitions 4 --replication": "needs that cluster; tests/cluster/test_pages.py",
+            "logstore topic create orders --partitions 4 --repl": "needs it; tests/cluster/test_pages.py has it",
         },
         instead={'"earliest"}\nwith': '"earliest", "consumer_timeout_ms": 10_000}\nwith'},
     ),
