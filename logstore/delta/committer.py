@@ -36,6 +36,7 @@ from logstore.delta.actions import (
     with_digest,
     with_properties,
 )
+from logstore.delta.erased_files import with_erased_files
 from logstore.delta.log_entries import (
     LogReplay,
     entry_name,
@@ -72,6 +73,7 @@ class Plan:
     """The actions of one commit. ``properties`` are table properties to set; they exclude adds and removes.
     ``restated`` are transactions that hold already. They are repeated, so that they outlive a commit that is
     overwritten. ``details`` are numbers for the table's history. ``removed_before``: a commit has removed the adds.
+    ``are_found``: the adds were found on a disk, and may have records that were erased since.
     """
 
     operation: str
@@ -83,6 +85,7 @@ class Plan:
     restated: dict[str, int] = field(default_factory=dict)
     details: dict[str, int] = field(default_factory=dict)
     removed_before: bool = False
+    are_found: bool = False
 
 
 class Committer:
@@ -201,6 +204,7 @@ class Committer:
             if wanted is None:
                 self.sync(snapshot.version)
                 return snapshot.version
+            wanted = with_erased_files(wanted, snapshot)
             self._check(wanted, snapshot)
             self.sync(snapshot.version)
             self._files.reached("delta.checked")

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from logstore.delta.added_files import Added, FileColumns, added_of_actions, added_of_files
 from logstore.delta.clean_files import digest_of_fact
-from logstore.delta.foreign_ranges import Arrangement, RefusedFile, arrange
+from logstore.delta.foreign_ranges import Arrangement, RefusedFile, arrange, is_elsewhere
 from logstore.delta.log_entries import LogState
 from logstore.delta.plain_entries import PlainTable
 from logstore.delta.schema import (
@@ -39,7 +39,7 @@ from logstore.delta.schema import (
     TOPIC_PROPERTY,
     app_id,
 )
-from logstore.errors import CorruptionError
+from logstore.errors import CorruptionError, UnsupportedTableError
 from logstore.segments.foreign_file import OffsetRuns
 from logstore.segments.foreign_names import foreign_records
 from logstore.segments.names import Flags, Numbers, known_segment_name, unknown_name
@@ -419,6 +419,11 @@ def _snapshot(
     for partition in range(num_partitions):
         sealed = log.transactions.get(app_id(partition, SEALED))
         if sealed is None:
+            if any(map(is_elsewhere, added.paths.to_pylist())):
+                raise UnsupportedTableError(
+                    f"{location} is a shallow clone: its files are those of another table, and it has no offsets",
+                    "It is no topic: read it as a Delta table, and move its directory out of topics/",
+                )
             raise CorruptionError(
                 f"{location}: version {version} has no transaction {app_id(partition, SEALED)!r}; was "
                 f"{FORBIDDEN_PROPERTY} set on it? Then restore _delta_log from a backup. Or is {PARTITIONS_PROPERTY} "
