@@ -129,7 +129,7 @@ def run(page: Path, plan: Plan, directory: Path, addresses: dict[str, str], **en
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=580,
+        timeout=880,
         check=False,
     )
     assert ran.returncode == 0, f"exit code {ran.returncode}\n{ran.stdout[-6000:]}"
@@ -193,7 +193,7 @@ curl -s -H 'Content-Type: application/json' $LOGSTORE_URL/groups/flights-report/
             "pip install": "installs this checkout; tests/install/test_wheel.py does it",
             "kafka-console": _KAFKA_TOOLS,
             "logstore cluster start": "tests/cluster/test_pages.py runs the chapter of the cluster",
-            "logstore topic create orders --partitions 4 --replication": "needs that cluster; tests/cluster/test_pages.py",
+            "logstore topic create orders --partitions 4 --repl": "needs it; tests/cluster/test_pages.py has it",
         },
         instead={'"earliest"}\nwith': '"earliest", "consumer_timeout_ms": 10_000}\nwith'},
     ),
