@@ -63,6 +63,7 @@ from logstore.log.table_erasure import (
     SweptFiles,
     count_records,
     delete_erased_files,
+    erase_commits,
     erase_from_table,
 )
 from logstore.log.topic import Topic
@@ -438,11 +439,14 @@ class Erasing:
         known = (*(() if earlier is None else earlier.erasures), KnownErasure(record))
         wanted = ErasedUpTo(tuple(sorted(known, key=lambda one: one.number)))
         config, now_ms = topic.config, self._clock.now_ms()
-        return await self._in_thread(
-            lambda: erase_from_table(
+
+        def erase() -> TableErasure:
+            erase_from_table(
                 topic.table, topic.name, wanted, config, now_ms, self._workers(), commit=commit, progress=progress
             )
-        )
+            return erase_commits(topic.table.files, record.number)
+
+        return await self._in_thread(erase)
 
     # ---- brokers ----------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,9 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
+from logstore.delta.actions import OWN_PREFIX
 from logstore.delta.erased_files import erased_facts, is_erased
+from logstore.delta.log_entries import list_log, read_actions
 from logstore.delta.preconditions import RewritePart
 from logstore.delta.snapshot import SegmentFile, TopicSnapshot
 from logstore.delta.topic_table import PartsCommit, TopicTable
@@ -48,6 +50,8 @@ log = structlog.stdlib.get_logger(__name__)
 
 #: ``operation`` of the segments that an erasure writes, and of its commits.
 ERASE: Final = "erase"
+#: In the history of the table, the number of the erasure.
+_NUMBER: Final = "erasure"
 _ATTEMPTS: Final = 20
 #: Left for rolls and commits that come meanwhile.
 _RESERVE_BYTES: Final = 16 * MIB
@@ -216,7 +220,13 @@ def erase_from_table(
             return erased_facts(number, now, wanted, removed) if concerned <= clean.union(removed) else {}
 
         def change(parts: Sequence[RewritePart] = parts, table_facts: _TableFacts = table_facts) -> PartsCommit:
-            return table.commit_rewrites(parts, data_change=False, operation=ERASE, table_facts=table_facts)
+            return table.commit_rewrites(
+                parts,
+                data_change=False,
+                operation=ERASE,
+                table_facts=table_facts,
+                more_details={_NUMBER: number},
+            )
 
         try:
             outcome = commit(change)
@@ -237,6 +247,25 @@ def erase_from_table(
             done.records += sum(len(found[one]) for one in committed)
         files.reached("erase.committed")
     raise CommitConflictError(f"Erasing from {files}: {_ATTEMPTS} plans were overtaken by other commits {overtaken}")
+
+
+def erase_commits(files: TableFiles, number: int) -> TableErasure:
+    """The commits of an erasure, by the entries of the log that are still there: those of a process that was killed
+    count, too. CorruptionError, OSError.
+    """
+    found = TableErasure()
+    for version in sorted(list_log(files).entries):
+        try:
+            actions = read_actions(files, version)
+        except FileNotFoundError:
+            continue  # cleaned up meanwhile
+        info = next((action.commit_info for action in actions if action.commit_info is not None), {})
+        removed = int(info.get(f"{OWN_PREFIX}removed_records", 0))
+        if info.get(f"{OWN_PREFIX}{_NUMBER}") == str(number) and removed:
+            found.versions.append(version)
+            found.records += removed - int(info[f"{OWN_PREFIX}added_records"])
+            found.rewritten += int(info[f"{OWN_PREFIX}removed_segments"])
+    return found
 
 
 def _sharing(
