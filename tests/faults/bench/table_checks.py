@@ -27,18 +27,17 @@ def check_tables(evidence: Evidence) -> Iterator[Anomaly]:
             yield from _check_kept(look, log, kept)
     looks: list[Call[Any]] = [*evidence.calls(Delta), *evidence.calls(FinalDelta)]
     for call in looks:
-        if call.told and call.told.phase == "fail" and not _is_erasing(evidence, call):
+        if call.told and call.told.phase == "fail" and not _is_erased(evidence, call):
             yield Anomaly("D4", "table cannot be read", f"{call.told.topic}: {call.told.error}", (call.told,))
 
 
-def _is_erasing(evidence: Evidence, look: Call[Any]) -> bool:
-    """Files of earlier versions go at once with an erasure: a reader that has begun with one fails."""
-    end = look.told.t if look.told else look.asked.t
+def _is_erased(evidence: Evidence, look: Call[Any]) -> bool:
+    """Files of versions before an erasure go at once with it."""
     return any(
         statement.asked.how == "erase"
-        and statement.asked.topic == look.asked.topic
-        and statement.begin < end
-        and (statement.told is None or look.begin < statement.told.t)
+        and statement.asked.topic == look.told.topic
+        and statement.begin < look.told.t
+        and (statement.told is None or look.told.version < statement.told.version)
         for statement in evidence.calls(Statement)
     )
 
