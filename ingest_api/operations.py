@@ -37,7 +37,9 @@ from ingest_api.parameters import (
     PARTITION,
     POLL_MAX_BYTES,
     POLL_TIMEOUT,
+    RECORD_KEY,
     TIMEOUT_MS,
+    WHERE,
     Parameter,
     TextParameter,
 )
@@ -285,11 +287,12 @@ PRODUCE_RECORDS_BATCH = _operation(
 FETCH = _operation(
     "fetch",
     path=("topic", "partition"),
-    query=(OFFSET, MAX_BYTES, MIN_BYTES, MAX_WAIT_MS),
+    query=(OFFSET, MAX_BYTES, MIN_BYTES, MAX_WAIT_MS, RECORD_KEY, WHERE),
     headers=(TOPIC_ID,),
     answers={
         200: _answer(
-            "Records in offset order; empty at the high watermark when the wait is over.",
+            "Records in offset order; empty at the high watermark when the wait is over, and with `key` or `where` "
+            "also when none of the records that were looked at is selected.",
             {
                 **_content(
                     {"type": "array", "items": _ref(records.ConsumedRecord)}, (KAFKA_JSON_V2, JSON, KAFKA_BINARY_V2)

@@ -45,6 +45,16 @@ class NoRecordsError(InvalidRequestError):
     """A produce request without a record."""
 
 
+class InvalidWhereError(InvalidRequestError):
+    """An expression of ``--where`` or ``?where=`` cannot be read. ``position``: of the first wrong character, from 1;
+    None if the expression as a whole is refused.
+    """
+
+    def __init__(self, message: str, position: int | None = None) -> None:
+        super().__init__(message)
+        self.position = position
+
+
 class RefusedRecords(NamedTuple):
     """``numbers`` count from 0 in the record batch, and rise; ``message`` is of each of them."""
 

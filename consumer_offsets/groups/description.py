@@ -13,6 +13,9 @@ class MemberDescription:
 
     Of a classic member ``metadata`` (for the chosen protocol) and ``assignment_data`` are set, the bytes of its own; of
     a consumer member what comes after these.
+
+    ``since_heartbeat_ms`` is None from the start of the coordinator to the first heartbeat, ``since_poll_ms`` if the
+    client does not tell.
     """
 
     member_id: str
@@ -28,6 +31,8 @@ class MemberDescription:
     subscribed_regex: str = ""
     assigned: tuple[AssignedTopic, ...] = ()
     target: tuple[AssignedTopic, ...] = ()
+    since_heartbeat_ms: int | None = None
+    since_poll_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from ingest_api.routers import (
     fetch,
     groups,
     health,
+    home,
     instance_records,
     instances,
     members,
@@ -54,4 +55,5 @@ ROUTERS: tuple[APIRouter, ...] = (
     status.router,
     metrics.router,
     description.router,
+    home.router,
 )

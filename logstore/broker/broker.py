@@ -209,6 +209,7 @@ class Broker:
         self.fetch_records = fetching.fetch_records
         self.fetch_stored = fetching.fetch_stored
         self.fetch_batches = fetching.fetch_batches
+        self.count_records = fetching.count_records
         self.offset_for_timestamp = fetching.offset_for_timestamp
         self.offset_of_max_timestamp = fetching.offset_of_max_timestamp
 

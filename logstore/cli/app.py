@@ -19,6 +19,7 @@ from logstore.cli import (
     serve,
     status,
     topic,
+    topic_copy,
     topic_erase,
     topic_reassign,
     topic_table,
@@ -71,6 +72,7 @@ app.command(epilog=status.EXAMPLES)(status.status)
 # These two look at files. The other commands of `topic` ask a store, and need no extra.
 topic.app.command(epilog=topic_table.VERIFY_EXAMPLES)(topic_table.verify)
 topic.app.command(epilog=topic_table.REBUILD_EXAMPLES)(topic_table.rebuild)
+topic.app.command(epilog=topic_copy.EXAMPLES)(topic_copy.copy)
 topic.app.command(epilog=topic_erase.ERASE_EXAMPLES)(topic_erase.erase)
 topic.app.command(epilog=topic_erase.ERASURES_EXAMPLES)(topic_erase.erasures)
 topic.app.add_typer(topic_reassign.app, name="reassign")

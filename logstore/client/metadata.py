@@ -281,7 +281,8 @@ class GroupOffset:
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
     """``lag`` is the number of offsets from ``committed_offset``, or from ``log_start_offset`` without one (None), to
-    ``high_watermark``. Below ``log_start_offset`` records are gone.
+    ``high_watermark``. Below ``log_start_offset`` records are gone. ``records_behind`` of these offsets have a record,
+    and the timestamp of the first one is ``lag_ms`` ago; None: not known, or told by an earlier release.
     """
 
     topic: str
@@ -290,6 +291,8 @@ class PartitionLag:
     log_start_offset: int
     high_watermark: int
     lag: int
+    records_behind: int | None = None
+    lag_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +305,8 @@ class GroupLag:
     total_lag: int
     max_lag: int
     partitions: tuple[PartitionLag, ...]
+    records_behind: int | None = None
+    max_lag_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +317,9 @@ class AssignedPartition:
 
 @dataclass(frozen=True, slots=True)
 class GroupMemberDescription:
-    """``member_epoch`` is -1 in a classic group. ``assignment`` are the partitions that the member reads."""
+    """``member_epoch`` is -1 in a classic group. ``assignment`` are the partitions that the member reads. The times
+    since its last heartbeat and poll are None where the store does not know them.
+    """
 
     member_id: str
     group_instance_id: str | None
@@ -320,6 +327,8 @@ class GroupMemberDescription:
     client_host: str
     member_epoch: int
     assignment: tuple[AssignedPartition, ...]
+    since_heartbeat_ms: int | None = None
+    since_poll_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from logstore.broker.context import INTERNAL
 from logstore.errors import InvalidRequestError, InvalidTopicError, UnknownErasureError
 from logstore.log.topic import Topic
 from logstore.records.erasure_record import ERASURES_TOPIC, Erasure
+from logstore.records.where.parser import parse_where
 from tests.support.data_directory import copy_of_one_moment
 from tests.support.eventually import eventually_async
 from tests.support.faulty_filesystem import FaultyFileSystem
@@ -107,6 +108,35 @@ def test_bad_requests(tmp_path: Path) -> None:
             await erase(broker, topic, ADA)
             with pytest.raises(InvalidTopicError):
                 await broker.erasing.begin(CLIENT, broker.topic(INTERNAL, ERASURES_TOPIC), [ADA])
+
+    run(scenario())
+
+
+def test_what_an_expression_selects_is_remembered_by_offset(tmp_path: Path) -> None:
+    """Also in a file that the table does not name any more; and after a restart the report has no value."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic(INTERNAL, "t")
+            values: list[bytes | None] = [b'{"user":"%s","n":%d}' % (u, n) for n, u in enumerate([b"ada", b"bob"] * 3)]
+            (await broker.produce(INTERNAL, topic, records(values), partition=0)).require_stored()
+            await broker.roll(INTERNAL, topic)
+            where = parse_where('$.user == "ada" and $.n < 4')
+            count = broker.erasing.count(topic, await broker.erasing.begin(CLIENT, topic, (), where, dry_run=True))
+            assert count is not None
+            await eventually_async(lambda: count.is_done, "no count")
+            assert count.erasure.records == 2
+            erasure = await broker.erasing.begin(CLIENT, topic, (), where)
+            await eventually_async(lambda: broker.erasing.count(topic, erasure) is None, "not begun")
+            report = await erased(broker, topic, erasure)
+            assert (report.records, report.partitions[0].offsets) == (2, ((0, 1), (2, 3)))
+            assert report.where is not None
+            assert report.where.startswith("$.user == #")
+            assert "ada" not in report.where
+            assert [offset for offset, _ in await read_all(broker, topic)] == [1, 3, 4, 5]
+            with pytest.raises(InvalidRequestError):
+                await broker.erasing.begin(CLIENT, topic, [ADA], where)
+        assert files_with(tmp_path, b'"ada","n":0') == []
 
     run(scenario())
 
