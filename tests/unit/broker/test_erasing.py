@@ -281,3 +281,20 @@ def test_an_erasure_beside_produce_and_rolls(tmp_path: Path) -> None:
             assert files_with(tmp_path, SECRET) == []
 
     run(scenario())
+
+
+def test_deleted_records_leave_the_journal_in_time(tmp_path: Path) -> None:
+    """A DELETE of another writer and a vacuum leave their bytes there, in a file that nothing needs."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path, journal_roll_ms=1_000) as broker:
+            topic = await broker.create_topic(INTERNAL, "t")
+            other = await broker.create_topic(INTERNAL, "other", configs={"segment.ms": "3600000"})
+            await put(broker, topic, ADA)
+            await put(broker, other, BOB)
+            await broker.roll(INTERNAL, topic)
+            await eventually_async(lambda: files_with(tmp_path / "brokers", SECRET) == [], "still in the journal")
+            assert len(await read_all(broker, other)) == 1
+            assert files_with(tmp_path / "brokers", BOB)
+
+    run(scenario())
