@@ -74,6 +74,12 @@ class Settings(BaseSettings):
         "is a loopback address.",
     )
     broker_id: int = Field(0, ge=0, le=2**31 - 1, description="This broker's id; names its part of the data directory.")
+    journal_roll_ms: int = Field(
+        3_600_000,
+        ge=1_000,
+        description="A journal file that has records is replaced after this time. What is in a table by then is in no "
+        "journal file afterwards, and what is not is copied into the new one.",
+    )
     journal_max_bytes: int = Field(
         4 * GIB,
         ge=1,

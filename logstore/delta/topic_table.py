@@ -258,10 +258,12 @@ class TopicTable:
         operation: str,
         found: bool = False,
         table_facts: Callable[[TopicSnapshot, Collection[str]], dict[str, int]] | None = None,
+        more_details: Mapping[str, int] | None = None,
     ) -> PartsCommit:
         """Replace files: compaction, merge and erasure (``data_change=False``), retention (True, no adds), in one
         commit. ``found`` as for ``commit_roll``. ``table_facts`` gives transactions of the table that go with a commit
         of all parts, by its snapshot and the paths that it removes; perhaps they are all that is committed.
+        ``more_details`` go into the history of the table.
 
         Planned on any older snapshot, checked and committed on a fresh one; partitions that fail their check are left
         out (rule R6): CommitRefusedError if a removed file is no longer active or an added file would hold records that
@@ -313,6 +315,7 @@ class TopicTable:
                 "added_segments": len(adds),
                 "added_records": sum(segment.num_records for segment in adds),
                 "added_bytes": sum(segment.size for segment in adds),
+                **(more_details or {}),
             }
             return Plan(
                 operation,
