@@ -10,9 +10,9 @@ from pathlib import Path
 
 from benchmarks.load.result import percentiles_ms
 from benchmarks.measure import Sample
-from benchmarks.ours import NO_ROLL, TOPIC, fill, run_client, turn_of
+from benchmarks.ours import NO_ROLL, TOPIC, fill, run_client
 from benchmarks.run import Stage
-from benchmarks.server import BenchmarkError, Turn, python_of, run_command
+from benchmarks.server import BenchmarkError, Turn, python_of, run_command, turn_of
 from benchmarks.workload import Workload
 from logstore.client.admin import Admin
 from logstore.client.producer import Producer

@@ -163,9 +163,9 @@ def _outcome(actions: Iterable[Action]) -> dict[str, Any]:
             schema = msgspec.json.decode(now.schema_string or "null")
             metadata = now.id, schema, now.partition_columns or [], now.configuration or {}
         elif action.protocol is not None:
-            now = action.protocol
-            features = frozenset(now.reader_features or ()), frozenset(now.writer_features or ())
-            protocol = now.min_reader_version, now.min_writer_version, *features
+            asked = action.protocol
+            features = frozenset(asked.reader_features or ()), frozenset(asked.writer_features or ())
+            protocol = asked.min_reader_version, asked.min_writer_version, *features
     return {"transactions": transactions, "files": files, "metadata": metadata, "protocol": protocol}
 
 

@@ -36,6 +36,7 @@ from logstore.errors import CommitRefusedError
 from logstore.log.merging import MERGE, MergeGroup, merge_parts, merge_task
 from logstore.segments.foreign_names import foreign_records
 from logstore.segments.joining import write_here
+from logstore.segments.writer import Segment
 from logstore.topic_config import TopicConfig
 
 OPERATION = "take-feature-back"
@@ -108,7 +109,7 @@ def take_back(
             table.checkpoint()
         return TakenBack(features, rewritten, version)
     raise CommitRefusedError(
-        f"{snapshot.location}: others deleted rows by deletion vectors while its files were written anew: try again"
+        f"{table.files}: others deleted rows by deletion vectors while its files were written anew: try again"
     )
 
 
@@ -194,7 +195,7 @@ def _write_anew(table: TopicTable, topic: str, snapshot: TopicSnapshot, config: 
             f"{snapshot.location} has files of other writers that are not served: run logstore topic "
             f"drop-foreign-files {topic} first"
         )
-    joined = []
+    joined: list[tuple[MergeGroup, Segment]] = []
     for partition, state in snapshot.partitions.items():
         for file in _with_vectors(snapshot.segments(partition)):
             group = MergeGroup(partition, (file,), file.base_offset)
