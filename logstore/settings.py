@@ -172,6 +172,12 @@ class Settings(BaseSettings):
     group_consumer_heartbeat_interval_ms: int = Field(
         5_000, ge=1, description="How often a member of a consumer group (KIP-848) sends a heartbeat."
     )
+    group_consumer_migration_policy: Literal["disabled", "downgrade", "upgrade", "bidirectional"] = Field(
+        "bidirectional",
+        description="Which groups with members are converted: `upgrade`, a classic group when a member of the consumer "
+        "protocol (KIP-848) joins; `downgrade`, a consumer group when its last member of that protocol leaves; "
+        "`bidirectional`, both; `disabled`, none.",
+    )
     max_consumer_instances: int = Field(
         1_000,
         ge=1,

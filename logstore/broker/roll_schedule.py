@@ -235,7 +235,7 @@ class RollSchedule:
             whole = start < end and self._copied < self._journal_max_bytes and self._is_pinned()
             limit = size if whole else min(_RELOCATE_BYTES_MAX, size // _RELOCATE_PART_MAX)
             try:
-                moved = await relocate_oldest(self._journal, self._keepers(), limit)
+                moved = await relocate_oldest(self._journal, self.keepers(), limit)
             except LogStoreError as error:
                 log.error("journal.relocation_failed", error=str(error))
                 return
@@ -246,7 +246,8 @@ class RollSchedule:
             await asyncio.sleep(0)
             log.info("journal.relocated", frames=len(moved))
 
-    def _keepers(self) -> Callable[[PartitionKey], KeepsFrames | None]:
+    def keepers(self) -> Callable[[PartitionKey], KeepsFrames | None]:
+        """By partition, who knows which of its frames in the journal still count."""
         by_id = {topic.topic_id: topic for topic in self._topics.values()}
 
         def keeper_of(key: PartitionKey) -> KeepsFrames | None:

@@ -40,6 +40,7 @@ from logstore.delta.actions import (
     transactions,
     with_digest,
 )
+from logstore.delta.erased_files import with_erased_files
 from logstore.delta.log_entries import (
     LogReplay,
     entry_name,
@@ -76,6 +77,7 @@ class Plan:
     ``domains`` are those of a table that gives features back, and then the commit may be one that a feature keeps back.
     ``restated`` are transactions that hold already. They are repeated, so that they outlive a commit that is
     overwritten. ``details`` are numbers for the table's history. ``removed_before``: a commit has removed the adds.
+    ``are_found``: the adds were found on a disk, and may have records that were erased since.
     """
 
     operation: str
@@ -90,6 +92,7 @@ class Plan:
     protocol: Protocol | None = None
     meta_data: MetaData | None = None
     domains: tuple[DomainMetadata, ...] = ()
+    are_found: bool = False
 
 
 class Committer:
@@ -194,6 +197,7 @@ class Committer:
                 return snapshot.version
             if not taking_back and (refused := self._verdict(snapshot.table).writing) is not None:
                 raise CommitRefusedError(f"{refused.message}. {refused.remedy}")
+            wanted = with_erased_files(wanted, snapshot)
             self._check(wanted, snapshot)
             self.sync(snapshot.version)
             self._files.reached("delta.checked")

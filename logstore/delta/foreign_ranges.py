@@ -14,6 +14,7 @@ files that have the same offset the older one counts.
 Invariant: the ranges rise and do not overlap, and no offset is in two of them.
 """
 
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,8 @@ import numpy as np
 from logstore.errors import CorruptionError
 from logstore.segments.foreign_file import OffsetRuns
 from logstore.segments.foreign_names import foreign_records, joined_name
+
+_ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,11 @@ class _Piece:
     timestamps_ms: tuple[int, int]
 
 
+def is_elsewhere(path: str) -> bool:
+    """Whether a path in the log is absolute: the file is another table's (protocol, add file)."""
+    return _ABSOLUTE.match(path) is not None
+
+
 def arrange(
     adds: Sequence[ForeignAdd],
     segments: Sequence[tuple[int, int]],
@@ -106,6 +114,9 @@ def arrange(
     accepted: list[tuple[ForeignAdd, OffsetRuns | None]] = []
     alone = _alone(adds, bases, ends)
     for add in sorted(adds, key=lambda add: (add.modified_ms, add.name)):
+        if is_elsewhere(add.path):
+            refused.append(RefusedFile(add.path, "it is a file of another table, as a shallow clone names them"))
+            continue
         try:
             runs = None if add.name in alone else read_runs(add.name)
         except (CorruptionError, FileNotFoundError) as error:

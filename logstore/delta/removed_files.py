@@ -37,7 +37,11 @@ _VECTOR_FILE = re.compile(r"(?:(?![_.])[^/]+/)?deletion_vector_[0-9a-f-]{36}\.bi
 
 def may_be_deleted(name: str) -> bool:
     """Whether a file of this name may be data of the table, or a vector's: a vacuum looks at no other."""
-    return _DATA_FILE.fullmatch(name) is not None or is_vector_file(name)
+    return is_data_file(name) or is_vector_file(name)
+
+
+def is_data_file(name: str) -> bool:
+    return _DATA_FILE.fullmatch(name) is not None
 
 
 def is_vector_file(name: str) -> bool:

@@ -22,7 +22,7 @@ import numpy as np
 
 from logstore.delta.added_files import FileColumns
 from logstore.delta.clean_files import digest_of_fact
-from logstore.delta.foreign_ranges import Arrangement, RefusedFile, arrange
+from logstore.delta.foreign_ranges import Arrangement, RefusedFile, arrange, is_elsewhere
 from logstore.delta.log_entries import LogState
 from logstore.delta.schema import (
     CLEAN_FILES,
@@ -39,7 +39,7 @@ from logstore.delta.schema import (
 )
 from logstore.delta.table_features import APPEND_ONLY_PROPERTY, features_of
 from logstore.delta.table_state import TableState
-from logstore.errors import CorruptionError
+from logstore.errors import CorruptionError, UnsupportedTableError
 from logstore.segments.deletion_vectors import DeletionVector
 from logstore.segments.foreign_file import OffsetRuns
 from logstore.segments.foreign_names import foreign_records
@@ -409,6 +409,11 @@ def read_snapshot(log: LogState, location: str, read_runs: ReadRuns | None = Non
     for partition in range(num_partitions):
         sealed = log.transactions.get(app_id(partition, SEALED))
         if sealed is None:
+            if any(is_elsewhere(file.path) for file in table.files):
+                raise UnsupportedTableError(
+                    f"{location} is a shallow clone: its files are those of another table, and it has no offsets",
+                    "It is no topic: read it as a Delta table, and move its directory out of topics/",
+                )
             raise CorruptionError(
                 f"{location}: version {version} has no transaction {app_id(partition, SEALED)!r}; was "
                 f"{FORBIDDEN_PROPERTY} set on it? Then restore _delta_log from a backup. Or is {PARTITIONS_PROPERTY} "

@@ -7,7 +7,7 @@ instance. Other instances, processes and machines are excluded by the commit pro
 
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -153,12 +153,12 @@ class TopicTable:
         """
         return self.files.mark(LOG_DIRECTORY)
 
-    def commit_roll(self, parts: Sequence[RollPart]) -> PartsCommit:
+    def commit_roll(self, parts: Sequence[RollPart], *, found: bool = False) -> PartsCommit:
         """Seal several partitions in one commit, all or nothing; those that fail their check are left out (rule R6).
 
         A part that the table shows already counts as committed, so a roll of unknown outcome can be repeated;
-        the same files may be committed again after a foreign commit took them away (rule R7). Raises as
-        ``Committer.commit``.
+        the same files may be committed again after a foreign commit took them away (rule R7). ``found``: the files, or
+        the frames that they are made of, may have records that were erased since. Raises as ``Committer.commit``.
         """
         if len({part.partition for part in parts}) != len(parts):
             raise ValueError("a roll has one part per partition")
@@ -184,7 +184,8 @@ class TopicTable:
             for part in passed:
                 transactions[app_id(part.partition, SEALED)] = part.end_offset
                 transactions |= epoch_transaction(snapshot, part.partition, part.leader_epoch)
-            return Plan("roll", transactions, tuple(segment for part in passed for segment in part.segments))
+            segments = tuple(segment for part in passed for segment in part.segments)
+            return Plan("roll", transactions, segments, are_found=found)
 
         with self._lock:
             version = self._committer.commit(plan)
@@ -213,7 +214,7 @@ class TopicTable:
                         continue
                     if other.base_offset < segment.end_offset and segment.base_offset < other.end_offset:
                         raise CommitRefusedError(f"{self.files}: {segment.path} overlaps {other.path}, which is active")
-            return Plan("recommit", adds=lost, removed_before=removed) if lost else None
+            return Plan("recommit", adds=lost, removed_before=removed, are_found=True) if lost else None
 
         with self._lock:
             return self._committer.commit(plan)
@@ -260,9 +261,18 @@ class TopicTable:
             return self._committer.commit(plan)
 
     def commit_rewrites(
-        self, parts: Sequence[RewritePart], *, data_change: bool, operation: str, taking_back: bool = False
+        self,
+        parts: Sequence[RewritePart],
+        *,
+        data_change: bool,
+        operation: str,
+        found: bool = False,
+        taking_back: bool = False,
+        table_facts: Callable[[TopicSnapshot, Collection[str]], dict[str, int]] | None = None,
     ) -> PartsCommit:
-        """Replace files: compaction and merge (``data_change=False``), retention (True, no adds), in one commit.
+        """Replace files: compaction, merge and erasure (``data_change=False``), retention (True, no adds), in one
+        commit. ``found`` as for ``commit_roll``. ``table_facts`` gives transactions of the table that go with a commit
+        of all parts, by its snapshot and the paths that it removes; perhaps they are all that is committed.
 
         Planned on any older snapshot, checked and committed on a fresh one; partitions that fail their check are left
         out (rule R6). ``taking_back`` as ``Committer.commit``. CommitRefusedError if a removed file is no longer active
@@ -303,7 +313,9 @@ class TopicTable:
                 removes += snapshot.removals_of(path for file in files for path in file.paths)
                 adds += part.adds
             committed = tuple(sorted(passed))
-            if not passed:
+            if table_facts is not None and not refused:
+                transactions |= table_facts(snapshot, [one.path for one in removes])
+            if not passed and not transactions:
                 return None
             details = {
                 "removed_segments": len(old),
@@ -314,7 +326,14 @@ class TopicTable:
                 "added_bytes": sum(segment.size for segment in adds),
             }
             return Plan(
-                operation, transactions, tuple(adds), tuple(removes), data_change, restated=restated, details=details
+                operation,
+                transactions,
+                tuple(adds),
+                tuple(removes),
+                data_change,
+                restated=restated,
+                details=details,
+                are_found=found,
             )
 
         with self._lock:

@@ -186,11 +186,21 @@ def _records(files: TableFiles, source: Source, kept: KeptRows | None, pace: Cal
             rows = kept.take(row + group.num_rows) - row
             if len(rows):
                 pace(group.stored_bytes)
-                batch = read_row_group(files, source.path, group.index)
-                yield batch if len(rows) == group.num_rows else batch.take(pa.array(rows))
+                yield _kept(read_row_group(files, source.path, group.index), rows)
         row += group.num_rows
     if row - source.first_row != source.num_records:
         raise other_count(files, source, row - source.first_row)
+
+
+def _kept(batch: pa.RecordBatch, rows: Rows) -> pa.RecordBatch:
+    """The rows of a batch, by their numbers. A mask takes a quarter of the time of many numbers."""
+    if len(rows) == batch.num_rows:
+        return batch
+    if len(rows) < batch.num_rows // 8:
+        return batch.take(pa.array(rows))
+    mask = np.zeros(batch.num_rows, dtype=bool)
+    mask[rows] = True
+    return batch.filter(pa.array(mask))
 
 
 def _from_log_start(batch: pa.RecordBatch, log_start: int) -> pa.RecordBatch:

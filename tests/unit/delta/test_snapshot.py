@@ -10,8 +10,8 @@ from deltalake.transaction import AddAction
 
 from logstore.delta.log_entries import LogReplay, LogState
 from logstore.delta.snapshot import SegmentFile, TopicSnapshot, read_snapshot
-from logstore.delta.topic_table import RollPart
-from logstore.errors import CorruptionError, NewerFormatError
+from logstore.delta.topic_table import RollPart, TopicTable
+from logstore.errors import CorruptionError, NewerFormatError, UnsupportedTableError
 from logstore.records.schema import TABLE_SCHEMA
 from logstore.segments.names import segment_name
 from logstore.table_files import open_table
@@ -105,6 +105,23 @@ def test_a_table_that_is_not_a_topic(tmp_path: Path) -> None:
     write_deltalake(str(tmp_path / "t"), pa.table({"a": [1]}))
     with pytest.raises(CorruptionError, match="not a topic"):
         read_snapshot(LogReplay(open_table(str(tmp_path / "t"))).state(), "t")
+
+
+def test_a_shallow_clone_is_told_from_a_damaged_table(tmp_path: Path) -> None:
+    """Its log, as CLONE writes it: the properties and the files of the topic, and none of its transactions."""
+    table = create_topic(tmp_path)
+    roll(table, 0, 0, 10)
+    clone = tmp_path / "topics" / "clone" / "_delta_log"
+    clone.mkdir(parents=True)
+    entries = [path_of(table) / "_delta_log" / f"{version:020}.json" for version in (0, 1)]
+    actions = [json.loads(line) for entry in entries for line in entry.read_text().splitlines()]
+    kept = [action for action in actions if action.keys() & {"protocol", "metaData", "add"}]
+    for action in kept:
+        if "add" in action:
+            action["add"]["path"] = f"file:{path_of(table)}/{action['add']['path']}"
+    (clone / entries[0].name).write_text("\n".join(json.dumps(action) for action in kept))
+    with pytest.raises(UnsupportedTableError, match=r"clone is a shallow clone: .*read it as a Delta table"):
+        TopicTable(open_table(clone.parent)).snapshot()
 
 
 def test_a_missing_sealed_is_corruption(tmp_path: Path) -> None:
