@@ -28,7 +28,7 @@ from logstore.protocol.record_batch import PARQUET, RecordBatch
 from logstore.records.batch import record_sizes
 from logstore.records.log_batches import int64_values
 from logstore.records.where.evaluation import Where
-from logstore.segments.foreign_names import is_joined
+from logstore.segments.foreign_names import is_file
 from logstore.segments.reader import SegmentIndex, read_index, read_row_group, row_group_batches
 from logstore.segments.row_group import RowGroup
 from logstore.segments.row_group_files import (
@@ -356,7 +356,7 @@ class SliceReader:
     def _index(self, files: TableFiles, segment: SegmentFile) -> SegmentIndex:
         def checked(files: TableFiles, name: str) -> SegmentIndex:
             index = read_index(files, name)
-            if not is_joined(name):
+            if is_file(name):
                 _check_against_log(files.where(name), index.groups, segment)
             return index
 

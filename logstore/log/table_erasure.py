@@ -27,6 +27,7 @@ from logstore.delta.actions import OWN_PREFIX
 from logstore.delta.erased_files import erased_facts, is_erased
 from logstore.delta.log_entries import list_log, read_actions
 from logstore.delta.preconditions import RewritePart
+from logstore.delta.removed_files import is_data_file
 from logstore.delta.snapshot import SegmentFile, TopicSnapshot
 from logstore.delta.topic_table import PartsCommit, TopicTable
 from logstore.errors import (
@@ -41,6 +42,7 @@ from logstore.limits import MIB
 from logstore.log.erasures import ErasedUpTo, Selects, TableErasure
 from logstore.log.history import missing_records
 from logstore.records.log_batches import int64_values
+from logstore.segments.foreign_names import foreign_records
 from logstore.segments.joining import Rows, Source, WriteTask, write_here
 from logstore.segments.names import SegmentName, known_segment_name
 from logstore.segments.reader import read_footer, read_row_group, row_groups
@@ -92,7 +94,7 @@ def _erased_rows(
     files: TableFiles, partition: int, path: str, selected: Sequence[Selects]
 ) -> Iterator[tuple[Rows, Rows]]:
     """As ``erased_rows``, with their offsets, for one row group after the other."""
-    epochs = read_footer(files, path).leader_epochs
+    epochs = read_footer(files, path, partition).leader_epochs
     limits = [(one, one.limit(partition, epochs)) for one in selected]
     row = 0
     for group in row_groups(files, path):
@@ -156,7 +158,8 @@ def find_offsets(
     """By partition, the offsets of the records that go, rising: those of the table, and those in files that it does not
     name any more. Raises as ``concerned_files`` and ``erased_rows``.
     """
-    names = [(partition, file.path) for partition, file in concerned_files(snapshot, [selected])]
+    concerned = concerned_files(snapshot, [selected])
+    names = [(partition, path) for partition, file in concerned for path in (file.path, *_masked(file))]
     others = _unnamed_files(files, snapshot)
     progress.step, progress.files, progress.files_done = "looking", len(names) + len(others), 0
 
@@ -165,25 +168,33 @@ def find_offsets(
         progress.files_done += 1
         return offsets
 
-    def look_if_there(one: tuple[int, str]) -> Rows:
+    def look_if_there(one: tuple[tuple[int, ...], str]) -> tuple[int, Rows]:
+        partitions, name = one
         with suppress(FileNotFoundError, CorruptionError):
-            return look(one)
-        return np.empty(0, dtype=np.int64)
+            offsets = look((partitions[0], name))
+            if len(offsets) and len(partitions) > 1:
+                raise ErasureWaitsError(
+                    f"{name}, which the table does not name any more, has records that are selected, and its directory "
+                    "does not tell their partition. Vacuum deletes it when file.delete.delay.ms is over"
+                )
+            return partitions[0], offsets
+        return partitions[0], np.empty(0, dtype=np.int64)
 
     found: dict[int, list[Rows]] = {}
-    parts = itertools.chain(
-        zip(names, pool.map(look, names), strict=True), zip(others, pool.map(look_if_there, others), strict=True)
-    )
-    for (partition, _), offsets in parts:
+    of_table = zip((partition for partition, _ in names), pool.map(look, names), strict=True)
+    for partition, offsets in itertools.chain(of_table, pool.map(look_if_there, others)):
         found.setdefault(partition, []).append(offsets)
     return {partition: np.unique(_joined(offsets)) for partition, offsets in found.items()}
 
 
-def _unnamed_files(files: TableFiles, snapshot: TopicSnapshot) -> list[tuple[int, str]]:
-    """The files on disk that the table does not name, with their partitions."""
+def _unnamed_files(files: TableFiles, snapshot: TopicSnapshot) -> list[tuple[tuple[int, ...], str]]:
+    """Return the files on disk that the table does not name, each with the partitions that it may be of: Spark gives
+    files of a table with column mapping directories that do not tell the partition.
+    """
     active = {unquote(path) for path in snapshot.paths}
-    names = (entry.name for entry in files.list("") if entry.name.endswith(".parquet") and entry.name not in active)
-    return [(int(partition[1]), name) for name in names if (partition := _PARTITION.match(name))]
+    names = (entry.name for entry in files.list("") if is_data_file(entry.name) and entry.name not in active)
+    all_partitions = tuple(sorted(snapshot.partitions))
+    return [((int(one[1]),) if (one := _PARTITION.match(name)) else all_partitions, name) for name in names]
 
 
 def _scan(
@@ -195,13 +206,22 @@ def _scan(
 ) -> dict[tuple[int, SegmentFile], Rows]:
     progress.step, progress.files, progress.files_done = "looking", len(found), 0
 
-    def look(one: tuple[int, SegmentFile]) -> Rows:
+    def look(one: tuple[int, SegmentFile]) -> Rows | None:
         rows = erased_rows(files, one[0], one[1].path, selected)
+        hidden = any(len(rows) for path in _masked(one[1]) for rows in _erased_rows(files, one[0], path, selected))
         progress.files_done += 1
-        return rows
+        return rows if len(rows) or hidden else None
 
     looked = zip(found, pool.map(look, found), strict=True)
-    return {one: rows for one, rows in looked if len(rows)}
+    return {one: rows for one, rows in looked if rows is not None}
+
+
+def _masked(file: SegmentFile) -> list[str]:
+    """The files of which a deletion vector hides rows: the bytes of a hidden record are there still."""
+    if not file.foreign:
+        return []
+    records = foreign_records(file.path)
+    return [path for path, vector in zip(records.paths, records.vectors, strict=True) if vector is not None]
 
 
 def erase_from_table(
@@ -428,15 +448,15 @@ def delete_erased_files(
     others = [one for one in _unnamed_files(files, snapshot) if one[1] not in known]
     progress.step, progress.files, progress.files_done = "deleting", len(others), 0
     deleted, unreadable = [], []
-    for partition, name in others:
+    for partitions, name in others:
         progress.files_done += 1
         segment = known_segment_name(name)
         if segment is not None:
             first, last = segment.base_offset, _end_of(segment) - 1
-            if not any(one.touches(partition, first, last) for one in selected):
+            if not any(one.touches(segment.partition, first, last) for one in selected):
                 continue
         try:
-            goes = any(len(rows) for rows, _ in _erased_rows(files, partition, name, selected))
+            goes = any(len(rows) for at in partitions for rows, _ in _erased_rows(files, at, name, selected))
         except FileNotFoundError:
             continue
         except CorruptionError:
