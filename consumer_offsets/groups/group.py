@@ -8,10 +8,12 @@ kinds, so that a commit of an earlier life is always refused.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
 
 from consumer_offsets.effects import AppendRecord, Effect, TimerFired
 from consumer_offsets.groups.classic_group import ClassicGroup
-from consumer_offsets.groups.description import GroupDescription
+from consumer_offsets.groups.description import GroupDescription, MemberDescription
 from consumer_offsets.groups.events import (
     JOIN_GROUP_MEMBER_EPOCH,
     CommitOffsets,
@@ -56,6 +58,14 @@ from logstore.protocol.assignors.assignor import ServerAssignor
 
 _Request = JoinGroup | SyncGroup | Heartbeat | LeaveGroup | CommitOffsets | ConsumerGroupHeartbeat | DeleteGroup
 
+# With fewer members nothing is forgotten of those that are gone.
+_HEARD_MIN = 16
+
+
+class _Heard(NamedTuple):
+    at_ms: int
+    polled_ms: int | None
+
 
 class Group:
     """``assignors`` by name, the first is the default; ``topics`` are those that exist, until TopicsChanged."""
@@ -72,6 +82,9 @@ class Group:
         self._is_dead = False
         #: Whether the log has a record of the group that is no tombstone.
         self._is_recorded = False
+        #: When members were heard of, and polled if they tell, in ms. It is lost with the coordinator.
+        self._heard: dict[str, _Heard] = {}
+        self._heard_max = _HEARD_MIN
 
     def apply(self, event: Event, now_ms: int) -> list[Effect]:
         """What the coordinator is to do. The effects of one call are atomic, see ``effects``."""
@@ -92,6 +105,7 @@ class Group:
         else:
             self._request(event, now_ms)
             self._maybe_downgrade(now_ms)
+            self._hear(event, now_ms)
         return self._effects()
 
     def replay(self, record: GroupRecord | Tombstone) -> None:
@@ -115,10 +129,39 @@ class Group:
             self._kind.resume(now_ms)
         return self._effects()
 
-    def describe(self, *, with_members: bool = True) -> GroupDescription:
+    def describe(self, *, with_members: bool = True, now_ms: int | None = None) -> GroupDescription:
+        """With ``now_ms`` members have the time since they were heard of."""
         if self._kind is not None and not self._is_dead:
-            return self._kind.describe(with_members=with_members)
+            described = self._kind.describe(with_members=with_members)
+            if now_ms is None or not self._heard:
+                return described
+            return replace(described, members=tuple(self._with_times(member, now_ms) for member in described.members))
         return GroupDescription(self.name, "", "Dead" if self._is_dead else "Empty", -1)
+
+    def _with_times(self, member: MemberDescription, now_ms: int) -> MemberDescription:
+        heard = self._heard.get(member.member_id)
+        if heard is None:
+            return member
+        since_poll_ms = None if heard.polled_ms is None else max(0, now_ms - heard.polled_ms)
+        return replace(member, since_heartbeat_ms=max(0, now_ms - heard.at_ms), since_poll_ms=since_poll_ms)
+
+    def _hear(self, event: _Request, now_ms: int) -> None:
+        if isinstance(event, Heartbeat | ConsumerGroupHeartbeat):
+            since_poll_ms = event.since_poll_ms
+        elif isinstance(event, JoinGroup | SyncGroup):
+            since_poll_ms = None
+        else:
+            return
+        if not self.knows(event.member_id):
+            self._heard.pop(event.member_id, None)
+            return
+        before = self._heard.get(event.member_id)
+        polled_ms = now_ms - since_poll_ms if since_poll_ms is not None else before.polled_ms if before else None
+        self._heard[event.member_id] = _Heard(now_ms, polled_ms)
+        if len(self._heard) > self._heard_max:
+            # Members whose sessions have ended.
+            self._heard = {name: heard for name, heard in self._heard.items() if self.knows(name)}
+            self._heard_max = max(_HEARD_MIN, 2 * len(self._heard))
 
     def knows(self, member_id: str) -> bool:
         """Whether there is a member of this id, or one that was given it and has not joined yet."""

@@ -278,8 +278,8 @@ def test_changes_that_are_refused_change_nothing(tmp_path: Path) -> None:
 def test_the_stores_own_topics_are_not_changed(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path) as handlers:
-            await handlers.broker.internal_topic(INTERNAL, "__mine", partitions=1, configs={})
-            (answer,) = await alter(handlers, change("__mine", (SET, "retention.ms", "1")))
+            await handlers.broker.internal_topic(INTERNAL, "__audit", partitions=1, configs={})
+            (answer,) = await alter(handlers, change("__audit", (SET, "retention.ms", "1")))
             assert answer.error_code == INVALID_TOPIC
 
     run(scenario())
