@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -73,8 +74,13 @@ def write_segment(data: Path, partition: int, base: int, keys: npt.NDArray[np.in
         return asdict(writer.finish(((0, 0),)))
 
 
-def make_topic(data: Path, records: int) -> None:
-    """A compacted topic of which each key has two records on average; nothing was compacted."""
+def keys_in(records: int, per_key: float) -> int:
+    """The number of keys of each partition."""
+    return max(1, int(records // PARTITIONS / per_key))
+
+
+def make_topic(data: Path, records: int, per_key: float) -> None:
+    """A compacted topic of which each key has ``per_key`` records on average; nothing was compacted."""
     from logstore.delta.topic_table import RollPart, TopicTable
     from logstore.segments.writer import Segment
     from logstore.table_root import open_root
@@ -87,7 +93,7 @@ def make_topic(data: Path, records: int) -> None:
     chance = np.random.default_rng(1)
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         for partition in range(PARTITIONS):
-            keys = chance.integers(0, max(1, each // 2), each) * PARTITIONS + partition
+            keys = chance.integers(0, keys_in(records, per_key), each) * PARTITIONS + partition
             made = [
                 pool.submit(write_segment, data, partition, base, keys[base : base + _SEGMENT])
                 for base in range(0, each, _SEGMENT)
@@ -100,7 +106,7 @@ def make_topic(data: Path, records: int) -> None:
 # ---- one turn, in a process of its own ------------------------------------------------------------------------------
 
 
-def compact(data: Path) -> int:
+def compact(data: Path, _: float) -> int:
     """Records that are left."""
     from rich.console import Console
 
@@ -121,7 +127,7 @@ def compact(data: Path) -> int:
     return topic.after.records
 
 
-def erase(data: Path) -> int:
+def erase(data: Path, per_key: float) -> int:
     """Records that went."""
     from logstore.broker.authorizer import Authorizer
     from logstore.broker.context import INTERNAL
@@ -129,11 +135,13 @@ def erase(data: Path) -> int:
     from logstore.node import running_store
     from logstore.settings import Settings
 
+    wanted: dict[str, Any] = {"data": data}
+
     async def run() -> int:
-        async with running_store(Settings(data=data), Authorizer(), Quotas()) as store:
+        async with running_store(Settings(**wanted), Authorizer(), Quotas()) as store:
             topic = store.broker.topic(INTERNAL, TOPIC)
-            each = topic.partitions[0].log_end_offset // 2 * PARTITIONS
-            keys = keys_of(np.linspace(0, each - 1, ERASED_KEYS).astype(np.int64)).to_pylist()
+            count = keys_in(topic.partitions[0].log_end_offset * PARTITIONS, per_key) * PARTITIONS
+            keys = keys_of(np.linspace(0, count - 1, ERASED_KEYS).astype(np.int64)).to_pylist()
             with timed():
                 erasure = await store.broker.erasing.begin(INTERNAL, topic, keys)
                 while (report := store.broker.erasing.report(topic, erasure)[0]).state != "erased":  # noqa: ASYNC110
@@ -163,12 +171,15 @@ class Turn:
     records: int
 
 
-def take_turn(name: str, made: Path, data: Path) -> Turn:
+def take_turn(name: str, made: Path, data: Path, per_key: float) -> Turn:
     shutil.copytree(made, data, copy_function=os.link)
     try:
         os.sync()
         ran = subprocess.run(
-            [sys.executable, "-m", "benchmarks.erasure", "--turn", name, "--directory", str(data)],
+            [
+                *(sys.executable, "-m", "benchmarks.erasure", "--turn", name, "--directory", str(data)),
+                *("--records-per-key", str(per_key)),
+            ],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,
@@ -182,14 +193,14 @@ def take_turn(name: str, made: Path, data: Path) -> Turn:
         shutil.rmtree(data)
 
 
-def turns(directory: Path, records: int, rounds: int) -> Iterator[tuple[str, Turn]]:
+def turns(directory: Path, records: int, per_key: float, rounds: int) -> Iterator[tuple[str, Turn]]:
     made = directory / "made"
     try:
-        make_topic(made, records)
+        make_topic(made, records, per_key)
         for number in range(rounds):
             # Each begins a round as often as the other.
             for name in ("compact", "erase") if number % 2 == 0 else ("erase", "compact"):
-                yield name, take_turn(name, made, directory / name)
+                yield name, take_turn(name, made, directory / name, per_key)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -197,17 +208,26 @@ def turns(directory: Path, records: int, rounds: int) -> Iterator[tuple[str, Tur
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.erasure", description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=2.0, help="of keys and values (default: 2)")
+    parser.add_argument(
+        "--records-per-key",
+        type=float,
+        default=2.0,
+        help="with 2 (default) a compaction keeps 43 %% of the records, with 0.2 it keeps 91 %%",
+    )
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--directory", type=Path, default=ROOT / ".cache/bench")
     parser.add_argument("--turn", choices=("compact", "erase"), help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.turn is not None:
-        print("records", {"compact": compact, "erase": erase}[given.turn](given.directory))
+        run = {"compact": compact, "erase": erase}[given.turn]
+        print("records", run(given.directory, given.records_per_key))
         return 0
     records = int(given.gigabytes * 1e9) // RECORD_BYTES // PARTITIONS * PARTITIONS
     print(f"{records:,} records of {RECORD_BYTES:,} B in {PARTITIONS} partitions, {ERASED_KEYS:,} keys erased")
     found: dict[str, list[Turn]] = {}
-    for name, turn in turns(given.directory.absolute() / f"erasure-{os.getpid()}", records, given.rounds):
+    for name, turn in turns(
+        given.directory.absolute() / f"erasure-{os.getpid()}", records, given.records_per_key, given.rounds
+    ):
         found.setdefault(name, []).append(turn)
         print(f"{name}: {turn.seconds:.1f} s, CPU {turn.cpu_seconds:.1f} s, {turn.records:,} records", flush=True)
     pairs = list(zip(found["erase"], found["compact"], strict=True))

@@ -63,6 +63,8 @@ SEARCHED_BYTES_MAX = 32 * MIB
 FETCH_PARTITIONS_MAX = 10_000
 #: Partitions of one request for elections.
 ELECTIONS_MAX = 10_000
+#: Ranges of offsets of one erasure by an expression, each of some 16 bytes in its record.
+ERASED_RANGES_MAX = 100_000
 #: Keys of one erasure: its record in ``__erasures`` has 43 bytes of each.
 ERASED_KEYS_MAX = 10_000
 # The most partitions of one request for offsets of times: each partition may cost a read of a row group.

@@ -246,7 +246,7 @@ class ClassicMembers:
             return None
 
     def have_assigned_user_data(self) -> bool:
-        """Whether the leader has sent some, by the consumer protocol. InvalidRequestError if its bytes are another's."""
+        """Whether the leader has sent some. InvalidRequestError if its bytes are none of the consumer protocol."""
         return any(decode_assignment(each.assignment).user_data for each in self.by_id.values() if each.assignment)
 
     def for_leader(self, protocol: str | None) -> tuple[JoinGroupMember, ...]:

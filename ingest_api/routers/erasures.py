@@ -24,6 +24,7 @@ from logstore.broker.forwarding import Target
 from logstore.log.table_erasure import ErasureProgress as Progress
 from logstore.records.erasure_record import Erasure
 from logstore.records.key_texts import key_bytes
+from logstore.records.where.parser import parse_where
 
 router = model_router(MetadataRoute, tags=["topics"])
 
@@ -41,7 +42,8 @@ ErasureId = Annotated[str, Path(alias="erasure", description="Id of the erasure.
 async def erase(broker: StoreBroker, context: Context, topic: TopicInPath, request: ErasureRequest) -> ErasureReport:
     """Erase the records of some keys for good: from the table, its old files and every journal."""
     keys = key_bytes(request.keys, request.key_format)
-    erasure = await broker.erasing.begin(context, topic, keys, dry_run=request.dry_run)
+    where = None if request.where is None else parse_where(request.where)
+    erasure = await broker.erasing.begin(context, topic, keys, where, dry_run=request.dry_run)
     return _report(broker, topic, erasure)
 
 
@@ -87,19 +89,21 @@ async def erase_from_journal(broker: StoreBroker, erasure: ErasureId) -> ErasedB
 def _report(broker: Broker, topic: OpenTopic, erasure_id: str) -> ErasureReport:
     if (count := broker.erasing.count(topic, erasure_id)) is not None:
         state = "failed" if count.failure is not None else "counted" if count.is_done else "counting"
-        return _answer(count.erasure, count.progress, count.failure, state, files=count.files)
+        return _answer(count.erasure, count.progress, count.failure, state, files=count.files, is_dry=count.is_dry)
     record, progress, waiting = broker.erasing.report(topic, erasure_id)
     return _answer(record, progress, waiting, record.state, files=record.rewritten_count)
 
 
-def _answer(record: Erasure, progress: Progress, waiting: str | None, state: str, *, files: int) -> ErasureReport:
+def _answer(
+    record: Erasure, progress: Progress, waiting: str | None, state: str, *, files: int, is_dry: bool = False
+) -> ErasureReport:
     return ErasureReport.model_validate(
         {
             "erasure": record.id,
             "state": state,
             "topic": record.topic,
             "topic_id": record.topic_id,
-            "dry_run": state in ("counting", "counted", "failed"),
+            "dry_run": is_dry,
             "requested_ms": record.requested_ms,
             "erased_ms": record.erased_ms,
             "salt": record.salt,

@@ -9,11 +9,10 @@ from logstore.limits import ERASED_KEYS_MAX
 
 
 class ErasureRequest(Request):
-    """Erase the records of these keys that are there now; later ones are new records and stay."""
+    """Erase the records of these keys, or those that `where` selects. Records that come later are new, and stay."""
 
-    keys: list[str] = Field(
-        min_length=1, max_length=ERASED_KEYS_MAX, description="Keys of the records, as `key_format` says."
-    )
+    keys: list[str] = Field([], max_length=ERASED_KEYS_MAX, description="Keys of the records, as `key_format` says.")
+    where: str | None = Field(None, description="An expression, as of `GET .../records`, in the place of `keys`.")
     key_format: Literal["string", "json", "binary"] | None = Field(
         None,
         description="`string`: the key is the UTF-8 bytes of the text; `json`: its JSON text, with the quotes, as JSON "
@@ -50,7 +49,8 @@ class ErasureReport(Answer):
     erasure: str = Field(description="Id of the erasure.")
     state: Literal["counting", "counted", "failed", "started", "pending", "erased"] = Field(
         description="`started`: the records may still be read. `pending`: no reader sees them, and copies may be on a "
-        "disk. `erased`: no file of the store has them. A dry run is `counting`, then `counted` or `failed`."
+        "disk. `erased`: no file of the store has them. A dry run is `counting`, then `counted` or `failed`; with "
+        "`where` an erasure is `counting` first, and ends with the broker until it is `started`."
     )
     topic: str
     topic_id: str

@@ -46,14 +46,24 @@ from logstore.errors import (
     LogStoreError,
     PeerUnavailableError,
     UnknownErasureError,
+    UnknownTopicError,
     storage_error,
     unforeseen,
 )
 from logstore.filesystem import FileSystem
 from logstore.journal.journal import Journal
 from logstore.journal.journal_file import PartitionKey
-from logstore.limits import ERASED_KEYS_MAX
-from logstore.log.erasures import ErasedUpTo, ErasureLog, KnownErasure, TableErasure, bounds_of
+from logstore.limits import ERASED_KEYS_MAX, ERASED_RANGES_MAX
+from logstore.log.erasures import (
+    ErasedUpTo,
+    ErasureLog,
+    KnownErasure,
+    SelectedNow,
+    TableErasure,
+    bounds_of,
+    hidden_literals,
+    ranges_of,
+)
 from logstore.log.erasures_table import ErasuresTable
 from logstore.log.relocation import renew
 from logstore.log.roller import Roller, step_back
@@ -63,7 +73,9 @@ from logstore.log.table_erasure import (
     SweptFiles,
     count_records,
     delete_erased_files,
+    erase_commits,
     erase_from_table,
+    find_offsets,
 )
 from logstore.log.topic import Topic
 from logstore.records.batch import DecodedRecords
@@ -78,6 +90,9 @@ from logstore.records.erasure_record import (
     new_salt,
 )
 from logstore.records.schema import WIRE_SCHEMA
+from logstore.records.where.evaluation import Where
+from logstore.records.where.expression import Node
+from logstore.segments.joining import Rows
 from logstore.settings import Settings
 
 if TYPE_CHECKING:
@@ -92,6 +107,8 @@ _RETRY_S, _RETRY_MAX_S = 1.0, 60.0
 #: How long one look waits for a follower to learn what is sealed.
 _SEALED_S: Final = 5.0
 _SWEEP_S: Final = 3_600.0
+#: After a start, when the store has other things to do first.
+_FIRST_SWEEP_S: Final = 60.0
 _THREADS_MAX: Final = 4
 _NICENESS: Final = 10
 _NAMES_MAX: Final = 1_000
@@ -119,9 +136,10 @@ class _Run:
 
 @dataclass(slots=True)
 class Count:
-    """A dry run: an erasure of which only the first part is done. ``failure`` ends it, or ``records`` are known."""
+    """An erasure that has not started yet, or never does (``is_dry``), until the records are known; or ``failure``."""
 
     erasure: Erasure
+    is_dry: bool = True
     progress: ErasureProgress = field(default_factory=ErasureProgress)
     is_done: bool = False
     failure: str | None = None
@@ -228,9 +246,19 @@ class Erasing:
     # ---- requests ---------------------------------------------------------------------------------------------------
 
     async def begin(
-        self, context: RequestContext, topic: Topic, keys: Sequence[bytes], *, dry_run: bool = False
+        self,
+        context: RequestContext,
+        topic: Topic,
+        keys: Sequence[bytes] = (),
+        where: Node | None = None,
+        *,
+        dry_run: bool = False,
     ) -> str:
-        """Begin to erase the records of ``keys`` that are there now, or with ``dry_run`` to count them; the id.
+        """Begin to erase the records of ``keys``, or those that ``where`` selects, that are there now; or with
+        ``dry_run`` to count them. The id of the erasure.
+
+        What an expression selects is looked up first, and is remembered by offset: until that is done the erasure is
+        ``counting``, and ends with the broker.
 
         Raises TopicAuthorizationError, BrokerNotReadyError, InvalidTopicError, InvalidRequestError, QuarantinedError,
         MissingRecordsError, LeaderNotAvailableError, and as ``Producing.produce`` and ``Roller.roll``.
@@ -238,8 +266,10 @@ class Erasing:
         self._authorizer.require(context, Operation.DELETE, ResourceType.TOPIC, topic.name)
         self._admission.require_ready()
         topic.require_not_internal()
-        if not 1 <= len(keys) <= ERASED_KEYS_MAX:
+        if where is None and not 1 <= len(keys) <= ERASED_KEYS_MAX:
             raise InvalidRequestError(f"an erasure is of 1 to {ERASED_KEYS_MAX} keys, not {len(keys)}")
+        if where is not None and keys:
+            raise InvalidRequestError("an erasure is of keys, or of what an expression selects, not of both")
         partitions = await self._bounds(topic)
         salt = new_salt()
         erasure = Erasure(
@@ -252,10 +282,11 @@ class Erasing:
             partitions=partitions,
             salt=salt,
             keys=await asyncio.to_thread(hash_keys, keys, salt),
+            where=None if where is None else hidden_literals(where, salt),
             not_reached=NOT_REACHED,
         )
-        if dry_run:
-            self._begin_count(topic, erasure)
+        if dry_run or where is not None:
+            self._begin_count(topic, erasure, where, dry_run=dry_run)
         else:
             await self._write(erasure)
             self._wake.set()
@@ -290,7 +321,7 @@ class Erasing:
         return known.record, run.progress, run.waiting or known.record.waiting
 
     def count(self, topic: Topic, erasure_id: str) -> Count | None:
-        """A dry run; None if there is none with that id."""
+        """A dry run, or an erasure that is still looked up; None if there is none with that id."""
         found = self._counts.get(erasure_id)
         return None if found is None or found.erasure.topic_id != str(topic.topic_id) else found
 
@@ -300,27 +331,36 @@ class Erasing:
 
     # ---- dry runs ---------------------------------------------------------------------------------------------------
 
-    def _begin_count(self, topic: Topic, erasure: Erasure) -> None:
-        count = self._counts[erasure.id] = Count(erasure)
+    def _begin_count(self, topic: Topic, erasure: Erasure, where: Node | None, *, dry_run: bool) -> None:
+        count = self._counts[erasure.id] = Count(erasure, dry_run)
         while len(self._counts) > _COUNTS_KEPT:
             del self._counts[next(iter(self._counts))]
-        task = asyncio.create_task(self._count(topic, count))
+        task = asyncio.create_task(self._count(topic, count, where))
         self._counting.add(task)
         task.add_done_callback(self._counting.discard)
 
-    async def _count(self, topic: Topic, count: Count) -> None:
+    async def _count(self, topic: Topic, count: Count, where: Node | None) -> None:
+        erasure = count.erasure
         try:
-            await self._roll_to_end(topic, count.erasure)
-            snapshot = topic.snapshot
-            known = KnownErasure(count.erasure)
-            found = await self._in_thread(
-                lambda: count_records(topic.table.files, snapshot, [known], self._workers(), count.progress)
-            )
+            await self._roll_to_end(topic, erasure)
+            snapshot, files = topic.snapshot, topic.table.files
+            selected = KnownErasure(erasure) if where is None else SelectedNow(erasure.partitions, Where(where))
+            if count.is_dry:
+                found = await self._in_thread(
+                    lambda: count_records(files, snapshot, [selected], self._workers(), count.progress)
+                )
+                count.files = len(found)
+                count.erasure = msgspec.structs.replace(erasure, records=sum(map(len, found.values())))
+            else:
+                offsets = await self._in_thread(
+                    lambda: find_offsets(files, snapshot, selected, self._workers(), count.progress)
+                )
+                await self._write(_with_offsets(erasure, offsets))
+                del self._counts[erasure.id]
+                self._wake.set()
+                log.info("erasure.started", topic=topic.name, id=erasure.id, where=erasure.where)
         except Exception as error:  # noqa: BLE001  the client is told
             count.failure = str(error)
-        else:
-            count.files = len(found)
-            count.erasure = msgspec.structs.replace(count.erasure, records=sum(map(len, found.values())))
         count.is_done = True
 
     # ---- the way of an erasure --------------------------------------------------------------------------------------
@@ -351,11 +391,12 @@ class Erasing:
             if run.task is None:
                 run.task = asyncio.create_task(self._run(erasure, run))
         while self._erasures.came_back:
-            topic_id, repeated = self._erasures.came_back.popleft()
+            topic_id, repeated = self._erasures.came_back[0]
             self._next_sweep[topic_id] = now
             await self._report_repeat(topic_id, repeated)
+            self._erasures.came_back.popleft()
         for topic_id in {one.topic_id for one in self._erasures.by_id.values()}:
-            if self._next_sweep.setdefault(topic_id, now + _SWEEP_S) <= now:
+            if self._next_sweep.setdefault(topic_id, now + _FIRST_SWEEP_S) <= now:
                 self._next_sweep[topic_id] = now + _SWEEP_S
                 await self._sweep_again(topic_id)
 
@@ -382,9 +423,7 @@ class Erasing:
 
     async def _erase(self, record: Erasure, run: _Run) -> None:
         """Take an erasure as far as it goes now."""
-        topic = None
-        if self._topics.knows_id(UUID(record.topic_id)):
-            topic = self._topics.by_id(UUID(record.topic_id))
+        topic = self._topic_of(record)
         if record.state == "started":
             if topic is not None:
                 run.progress.step = "rolling"
@@ -414,6 +453,19 @@ class Erasing:
         self._filesystem.reached("erase.reported")
         log.info("erasure.done", topic=record.topic, id=record.id, records=record.records)
 
+    def _topic_of(self, record: Erasure) -> Topic | None:
+        """None if it was deleted. ErasureWaitsError if it is not served now."""
+        topic_id = UUID(record.topic_id)
+        if self._topics.knows_id(topic_id):
+            return self._topics.by_id(topic_id)
+        try:
+            self._topics.get(record.topic)
+        except UnknownTopicError:
+            return None
+        except LogStoreError as error:
+            raise ErasureWaitsError(f"Topic {record.topic!r} is not served: {error.message}") from error
+        return None  # another one has the name
+
     async def _roll_to_end(self, topic: Topic, record: Erasure) -> None:
         """Seal all that the erasure may be of. ErasureWaitsError if that is not possible now; as ``Roller.roll``."""
         await self._roller.roll(topic)
@@ -438,11 +490,14 @@ class Erasing:
         known = (*(() if earlier is None else earlier.erasures), KnownErasure(record))
         wanted = ErasedUpTo(tuple(sorted(known, key=lambda one: one.number)))
         config, now_ms = topic.config, self._clock.now_ms()
-        return await self._in_thread(
-            lambda: erase_from_table(
+
+        def erase() -> TableErasure:
+            erase_from_table(
                 topic.table, topic.name, wanted, config, now_ms, self._workers(), commit=commit, progress=progress
             )
-        )
+            return erase_commits(topic.table.files, record.number)
+
+        return await self._in_thread(erase)
 
     # ---- brokers ----------------------------------------------------------------------------------------------------
 
@@ -628,6 +683,18 @@ def _unsealed(topic: Topic, record: Erasure) -> str | None:
         if base is not None and base < one.end_offset:
             return f"{topic.name}-{one.partition} has records in the journal from offset {base} on"
     return None
+
+
+def _with_offsets(record: Erasure, found: Mapping[int, Rows]) -> Erasure:
+    """InvalidRequestError for too many."""
+    ranges = {partition: ranges_of(offsets) for partition, offsets in found.items()}
+    if (count := sum(map(len, ranges.values()))) > ERASED_RANGES_MAX:
+        raise InvalidRequestError(
+            f"the expression selects records in {count} places, and an erasure has up to {ERASED_RANGES_MAX}: narrow "
+            "it, with timestamp < ... and timestamp >= ..., and erase in several steps"
+        )
+    partitions = (msgspec.structs.replace(one, offsets=ranges.get(one.partition, ())) for one in record.partitions)
+    return msgspec.structs.replace(record, partitions=tuple(partitions))
 
 
 def _with_files(record: Erasure, swept: SweptFiles) -> Erasure:

@@ -161,7 +161,7 @@ class TopicChanges:
             )
 
     def find(self, context: RequestContext, name: str, operation: Operation) -> Topic | None:
-        """The topic, for ``operation``; None if ``find_or_create`` would create it, or refuse its name. Changes nothing.
+        """Return the topic, for ``operation``; None if ``find_or_create`` would create it, or refuse its name.
 
         Raises TopicAuthorizationError, UnknownTopicError, QuarantinedError, LeaderNotAvailableError for one that other
         brokers know already.

@@ -132,13 +132,19 @@ def _object(record: "Record", *, string_keys: bool, is_exact: bool = False) -> d
     found = _place(record)
     for name, content, is_string in (("key", record.key, string_keys), ("value", record.value, False)):
         if is_exact and content is not None:
-            # A field cannot keep line ends and space around it, and its null is no text.
-            is_string = is_string or content == b"null" or content != content.strip() or _LINE_END.search(content)  # noqa: PLW2901
+            is_string = is_string or not _keeps_in_field(content)  # noqa: PLW2901
         found[name], stored_as = _readable(content, is_string=is_string)
         if stored_as is not None:
             found[f"{name}_format"] = stored_as
     found["headers"] = _headers(record)
     return found
+
+
+def _keeps_in_field(content: bytes) -> bool:
+    """Whether a field of an object, on one line, holds ``content`` byte for byte, if it is JSON: not with line ends or
+    space around it; and a field that is null stands for no content.
+    """
+    return content != b"null" and content == content.strip() and not _LINE_END.search(content)
 
 
 def _place(record: "Record") -> dict[str, Any]:
@@ -154,7 +160,7 @@ def _headers(record: "Record") -> list[dict[str, Any]]:
     return [{"key": key, "value": _base64(value)} for key, value in record.headers]
 
 
-def _readable(content: bytes | None, *, is_string: object) -> tuple[Any, str | None]:
+def _readable(content: bytes | None, *, is_string: bool) -> tuple[Any, str | None]:
     """The form of ``content`` in JSON, and its format if it is not JSON itself."""
     if content is None:
         return None, None

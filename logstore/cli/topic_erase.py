@@ -20,6 +20,7 @@ ERASE_EXAMPLES = """\b
 Examples:
   logstore topic erase events --key ada --dry-run           counts the records
   logstore topic erase events --key ada --key bob
+  logstore topic erase events --where '$.user == "ada" and timestamp < "2026-01-01"'
   logstore topic erase events --keys-file keys.txt --yes --json > report.json
 """
 ERASURES_EXAMPLES = """\b
@@ -50,6 +51,10 @@ def erase(
         bool, typer.Option("--key-json", help='Only records whose key is the JSON text: "ada" with its quotes.')
     ] = False,
     key_base64: Annotated[bool, typer.Option("--key-base64", help="The keys are given as base64.")] = False,
+    where: Annotated[
+        str | None,
+        typer.Option("--where", metavar="EXPR", help="In the place of keys: the records that an expression selects."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the records, and erase nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     json: JsonOption = False,
@@ -69,20 +74,24 @@ def erase(
     if key_json and key_base64:
         raise typer.BadParameter("give --key-json or --key-base64", param_hint="--key-json")
     texts = [*(key or ()), *_lines(keys_file)]
-    if not texts:
-        raise typer.BadParameter("name the records: --key KEY, or --keys-file FILE", param_hint="--key")
+    if not texts and where is None:
+        raise typer.BadParameter("name the records: --key KEY, --keys-file FILE or --where EXPR", param_hint="--key")
+    if texts and where is not None:
+        raise typer.BadParameter(
+            "give keys, or an expression that has them: key == 'ada' and ...", param_hint="--where"
+        )
     keys = key_bytes(texts, "json" if key_json else "binary" if key_base64 else None)
     try:
         with admin_of(ctx, url) as admin:
             if dry_run or not yes:
-                found = _followed(admin, admin.erase(name, keys, dry_run=True, wait=False))
+                found = _followed(admin, admin.erase(name, keys, where=where, dry_run=True, wait=False))
                 if found.state == "failed":
                     fail(f"cannot count the records: {found.waiting}")
                 if dry_run:
                     _print_count(found, as_json=json)
                     return
                 confirm(f"Erase {_found_text(found)} of topic {name} for good?", otherwise="Nothing was erased.")
-            report = _followed(admin, admin.erase(name, keys, wait=False))
+            report = _followed(admin, admin.erase(name, keys, where=where, wait=False))
     except StoreUnreachableError as error:
         fail(f"{error.message} Records are erased by the running store: start it with logstore serve, then try again")
     if json:

@@ -420,13 +420,15 @@ class Admin:
     def erase(
         self,
         topic: str,
-        keys: Sequence[str | bytes],
+        keys: Sequence[str | bytes] = (),
         *,
+        where: str | None = None,
         key_format: Literal["string", "json"] | None = None,
         dry_run: bool = False,
         wait: bool = True,
     ) -> ErasureReport:
-        """Erase the records of ``keys`` that are there now, for good, from every file of the store; the report.
+        """Erase the records of ``keys``, or those that the expression ``where`` selects, that are there now, for good,
+        from every file of the store; the report.
 
         A key that is a text means the records that have it as such and those that have its JSON text, unless
         ``key_format`` names one of them; bytes mean themselves. ``dry_run`` counts the records. ``wait``: until the
@@ -437,9 +439,14 @@ class Admin:
         exact = [key for key in keys if isinstance(key, bytes)]
         if exact or key_format:
             exact += key_bytes(texts, key_format)
-            body = {"keys": [base64.b64encode(key).decode() for key in exact], "key_format": "binary"}
+            body: dict[str, object] = {
+                "keys": [base64.b64encode(key).decode() for key in exact],
+                "key_format": "binary",
+            }
         else:
             body = {"keys": texts, "key_format": None}
+        if where is not None:
+            body["where"] = where
         path = topic_path(topic, "/erasures")
         # A second one finds nothing to erase: safe to send again.
         answer = self._transport.request("POST", path, json={**body, "dry_run": dry_run}, idempotent=True)

@@ -396,8 +396,8 @@ class TopicStatus:
 @dataclass(frozen=True, slots=True)
 class TopicProblem:
     """A problem of a topic, or of one ``partition``: ``state`` is "quarantined" (not served), "records_missing",
-    "unreadable" (a segment), "foreign_file" (in the table, not served), "rolls_fail", "journal_full" or
-    "registration_damaged" (in ZooKeeper); ``remedy`` is what to do.
+    "unreadable" (a segment), "foreign_file" (in the table, not served), "rolls_fail", "append_only" (nothing is
+    removed from the table), "journal_full" or "registration_damaged" (in ZooKeeper); ``remedy`` is what to do.
     """
 
     topic: str

@@ -15,7 +15,7 @@ from logstore.delta.actions import DROP_FOREIGN_FILES
 from logstore.delta.committer import Committer, Plan, commit_info
 from logstore.delta.first_entry import first_entry
 from logstore.delta.log_repair import repair_log
-from logstore.delta.maintenance import is_checkpoint_due, maintain_log
+from logstore.delta.maintenance import is_checkpoint_due, write_checkpoint
 from logstore.delta.preconditions import (
     RewritePart,
     RollPart,
@@ -131,6 +131,16 @@ class TopicTable:
         """The newest version. CorruptionError, StorageError."""
         with self._lock:
             return self._committer.snapshot()
+
+    def any_snapshot(self) -> TopicSnapshot:
+        """As ``Committer.any_snapshot``."""
+        with self._lock:
+            return self._committer.any_snapshot()
+
+    def commit_taking_back(self, plan: Callable[[TopicSnapshot], Plan | None]) -> int:
+        """As ``Committer.commit``, of a plan that takes table features back."""
+        with self._lock:
+            return self._committer.commit(plan, taking_back=True)
 
     @property
     def latest(self) -> TopicSnapshot:
@@ -257,16 +267,19 @@ class TopicTable:
         data_change: bool,
         operation: str,
         found: bool = False,
+        taking_back: bool = False,
         table_facts: Callable[[TopicSnapshot, Collection[str]], dict[str, int]] | None = None,
+        more_details: Mapping[str, int] | None = None,
     ) -> PartsCommit:
         """Replace files: compaction, merge and erasure (``data_change=False``), retention (True, no adds), in one
         commit. ``found`` as for ``commit_roll``. ``table_facts`` gives transactions of the table that go with a commit
         of all parts, by its snapshot and the paths that it removes; perhaps they are all that is committed.
+        ``more_details`` go into the history of the table.
 
         Planned on any older snapshot, checked and committed on a fresh one; partitions that fail their check are left
-        out (rule R6): CommitRefusedError if a removed file is no longer active or an added file would hold records that
-        the removed ones did not. Raises ValueError for removes with dataChange beside adds (plain streams would lose
-        the adds), and as ``Committer.commit``.
+        out (rule R6). ``taking_back`` as ``Committer.commit``. CommitRefusedError if a removed file is no longer active
+        or an added file would hold records that the removed ones did not. Raises ValueError for removes with dataChange
+        beside adds (plain streams would lose the adds), and as ``Committer.commit``.
         """
         if not all(part.removes or (part.cleaned is not None and not part.adds) for part in parts):
             raise ValueError("a rewrite removes files, or only moves the clean point")
@@ -313,6 +326,7 @@ class TopicTable:
                 "added_segments": len(adds),
                 "added_records": sum(segment.num_records for segment in adds),
                 "added_bytes": sum(segment.size for segment in adds),
+                **(more_details or {}),
             }
             return Plan(
                 operation,
@@ -326,7 +340,7 @@ class TopicTable:
             )
 
         with self._lock:
-            version = self._committer.commit(plan)
+            version = self._committer.commit(plan, taking_back=taking_back)
         return PartsCommit(version, committed, dict(refused))
 
     def alter_config(self, changes: Mapping[str, str | None]) -> int:
@@ -410,10 +424,17 @@ class TopicTable:
         with self._lock:
             return is_checkpoint_due(self.files, self._committer.snapshot())
 
+    def checkpoint(self) -> None:
+        """Checkpoint the newest version, and remove expired log entries. Raises as ``maintain``."""
+        with self._lock:
+            snapshot = self._committer.snapshot()
+            self._committer.sync(snapshot.version)
+            write_checkpoint(self.files, snapshot)
+
     def maintain(self) -> None:
         """Checkpoint when due, and remove expired log entries. StorageError, CorruptionError; no commit is touched."""
         with self._lock:
             snapshot = self._committer.snapshot()
             self._committer.sync(snapshot.version)  # a checkpoint outlives the entries that it is made of
             if is_checkpoint_due(self.files, snapshot):
-                maintain_log(self.files, *self._committer.open())
+                write_checkpoint(self.files, snapshot)

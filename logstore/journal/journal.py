@@ -110,6 +110,9 @@ class Journal:
         self._directory = directory
         self._filesystem = filesystem
         self._file_bytes = file_bytes
+        self._clock = clock
+        #: When the first append came into the file being written to, in seconds of the monotonic clock.
+        self._data_since: float | None = None
         self._writer = JournalWriter(directory, filesystem, clock, file_bytes, require_lock)
         self._thread = DiskThread("journal")
         self._files: list[JournalFile] = []
@@ -182,6 +185,11 @@ class Journal:
             if file.needed_by:
                 return sum([needed.size for needed in self._files[at:]])
         return 0
+
+    @property
+    def data_age_s(self) -> float:
+        """How long the file being written to has had an append; 0 without one."""
+        return 0.0 if self._data_since is None else self._clock.monotonic() - self._data_since
 
     @property
     def files(self) -> list[tuple[int, int]]:
@@ -386,6 +394,8 @@ class Journal:
             self._recent.add(begin, written)
         file.size += length
         file.data_bytes += length
+        if self._data_since is None:
+            self._data_since = self._clock.monotonic()
         self._end_position = file.end
         for append, locations in zip(group, results, strict=True):
             for frame in append.frames:
@@ -422,6 +432,7 @@ class Journal:
         with self._files_lock:
             self._files.append(file)
         self._current = file
+        self._data_since = None
         self._end_position = file.end
         self._free_files()
         written = self._positions.write(file.end)

@@ -22,6 +22,8 @@ import pyarrow.compute as pc
 from logstore.records.erasure_record import ErasedPartition, Erasure, exact_hash, parse_hashes, seed_of
 from logstore.records.log_batches import int64_values
 from logstore.records.murmur2 import murmur2_column
+from logstore.records.where.evaluation import Where
+from logstore.records.where.expression import Node, text_of
 
 Mask = npt.NDArray[np.bool_]
 #: (epoch, start offset), rising: ``SegmentFooter.leader_epochs``.
@@ -72,19 +74,11 @@ class HashedKeys:
         return found
 
 
-class KnownErasure:
-    """An erasure as readers of a table use it."""
+class KnownBounds:
+    """The part of each partition that an erasure may be of."""
 
-    def __init__(self, record: Erasure) -> None:
-        self.record = record
-        self.topic_id = UUID(record.topic_id)
-        self.number = record.number
-        self._partitions = {one.partition: one for one in record.partitions}
-        self._keys = HashedKeys(record.salt, record.keys) if record.keys else None
-
-    @property
-    def columns(self) -> Sequence[str]:
-        return ("offset",) if self._keys is None else ("offset", "key")
+    def __init__(self, partitions: Iterable[ErasedPartition]) -> None:
+        self._partitions = {one.partition: one for one in partitions}
 
     def end_offset(self, partition: int) -> int:
         """No record from this offset on is of the erasure."""
@@ -99,12 +93,43 @@ class KnownErasure:
         later = (start for epoch, start in epochs if epoch > found.leader_epoch)
         return min(found.end_offset, next(later, found.end_offset))
 
+
+class KnownErasure:
+    """An erasure as readers of a table use it."""
+
+    def __init__(self, record: Erasure) -> None:
+        self.record = record
+        self.topic_id = UUID(record.topic_id)
+        self.number = record.number
+        self._bounds = KnownBounds(record.partitions)
+        #: By partition, starts and ends of the ranges of offsets.
+        self._offsets = {
+            one.partition: np.array(one.offsets, dtype=np.int64).reshape(-1, 2).T
+            for one in record.partitions
+            if one.offsets is not None
+        }
+        self._keys = HashedKeys(record.salt, record.keys) if record.keys else None
+
+    @property
+    def columns(self) -> Sequence[str]:
+        return ("offset",) if self._keys is None else ("offset", "key")
+
+    def end_offset(self, partition: int) -> int:
+        """As ``KnownBounds.end_offset``."""
+        return self._bounds.end_offset(partition)
+
+    def limit(self, partition: int, epochs: LeaderEpochs) -> int:
+        """As ``Selects.limit``."""
+        return self._bounds.limit(partition, epochs)
+
     def touches(self, partition: int, first: int, last: int) -> bool:
-        """Whether the erasure may be of a record in the offsets ``first`` to ``last``."""
-        found = self._partitions.get(partition)
-        if found is None or first >= found.end_offset:
+        """As ``Selects.touches``."""
+        if first >= self._bounds.end_offset(partition):
             return False
-        return found.offsets is None or any(start <= last and first < end for start, end in found.offsets)
+        if (ranges := self._offsets.get(partition)) is None:
+            return True
+        starts, ends = ranges
+        return bool(np.searchsorted(ends, first, side="right") < np.searchsorted(starts, last, side="right"))
 
     def mask(self, partition: int, batch: pa.RecordBatch, limit: int) -> Mask:
         """As ``Selects.mask``."""
@@ -113,21 +138,57 @@ class KnownErasure:
         found: Mask = np.zeros(len(offsets), dtype=bool)
         if not count:
             return found
-        ranges = self._partitions[partition].offsets
-        if ranges is not None:
-            found[:count] = _within(offsets[:count], ranges)
+        if (ranges := self._offsets.get(partition)) is not None:
+            starts, ends = ranges
+            at = np.searchsorted(starts, offsets[:count], side="right") - 1
+            found[:count] = (at >= 0) & (offsets[:count] < ends[at]) if len(ends) else False
         if self._keys is not None:
             found[:count] |= self._keys.mask(batch.column("key").slice(0, count))
         return found
 
 
-def _within(offsets: npt.NDArray[np.int64], ranges: Sequence[tuple[int, int]]) -> Mask:
-    if not ranges:
-        return np.zeros(len(offsets), dtype=bool)
-    starts, ends = np.array(ranges, dtype=np.int64).T
-    at = np.searchsorted(starts, offsets, side="right") - 1
-    inside: Mask = (at >= 0) & (offsets < ends[np.maximum(at, 0)])
-    return inside
+class SelectedNow:
+    """The records that an expression selects, up to where the partitions ended when it was asked for."""
+
+    def __init__(self, partitions: Sequence[ErasedPartition], where: Where) -> None:
+        self._bounds = KnownBounds(partitions)
+        self._where = where
+
+    @property
+    def columns(self) -> Sequence[str]:
+        return ("offset", *(self._where.columns - {"offset"}))
+
+    def limit(self, partition: int, epochs: LeaderEpochs) -> int:
+        """As ``Selects.limit``."""
+        return self._bounds.limit(partition, epochs)
+
+    def touches(self, partition: int, first: int, last: int) -> bool:  # noqa: ARG002  of the protocol
+        """As ``Selects.touches``."""
+        return first < self._bounds.end_offset(partition)
+
+    def mask(self, partition: int, batch: pa.RecordBatch, limit: int) -> Mask:  # noqa: ARG002
+        """As ``Selects.mask``."""
+        count = int(np.searchsorted(int64_values(batch.column("offset")), limit))
+        found: Mask = np.zeros(batch.num_rows, dtype=bool)
+        if count:
+            found[:count] = self._where.mask(batch.slice(0, count)).to_numpy(zero_copy_only=False)
+        return found
+
+
+def hidden_literals(node: Node, salt: str) -> str:
+    """An expression as text, with a salted hash in the place of each of its values."""
+    secret = bytes.fromhex(salt)
+    return text_of(node, lambda value: f"#{exact_hash(repr(value).encode(), secret).hex()}")
+
+
+def ranges_of(offsets: npt.NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
+    """Ranges [start, end) of ``offsets``, which rise, each once."""
+    if not len(offsets):
+        return ()
+    breaks = np.flatnonzero(np.diff(offsets) > 1)
+    starts = offsets[np.append(0, breaks + 1)]
+    ends = offsets[np.append(breaks, len(offsets) - 1)] + 1
+    return tuple(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
 @dataclass(slots=True)

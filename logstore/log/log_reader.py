@@ -284,7 +284,8 @@ class LogReader:
         files = topic.table.files
         try:
             found = await self._in_thread(lambda: read(files, segment, following, wanted))
-        except CorruptionError as error:
+        except (CorruptionError, FileNotFoundError) as error:
+            # A file that a job has replaced is forgotten with its segment, by the refresh that follows.
             log.segments.unreadable[segment.path] = str(error)
             raise
         log.segments.unreadable.pop(segment.path, None)

@@ -28,7 +28,7 @@ from logstore.protocol.record_batch import PARQUET, RecordBatch
 from logstore.records.batch import record_sizes
 from logstore.records.log_batches import int64_values
 from logstore.records.where.evaluation import Where
-from logstore.segments.foreign_names import is_joined
+from logstore.segments.foreign_names import is_file
 from logstore.segments.reader import SegmentIndex, read_index, read_row_group, row_group_batches
 from logstore.segments.row_group import RowGroup
 from logstore.segments.row_group_files import (
@@ -141,7 +141,7 @@ class SliceReader:
         #: The reading that was used last comes last.
         self._begun: list[_Reading] = []
         self._indices: LRUCache[str, SegmentIndex] = LRUCache(_FOOTERS_CACHED)
-        self._row_group_files: LRUCache[str, tuple[RowGroupFile, ...]] = LRUCache(_ROW_GROUP_FILES_CACHED)
+        self._row_group_files: LRUCache[str, tuple[RowGroupFile | None, ...]] = LRUCache(_ROW_GROUP_FILES_CACHED)
         self._lock = threading.Lock()
 
     def read_frames(self, frames: Sequence[IndexedFrame], wanted: Wanted) -> Slice[pa.RecordBatch]:
@@ -236,8 +236,7 @@ class SliceReader:
         group = place.group
         if wanted.log_start <= group.first_offset and group.last_offset < wanted.end:
             in_file = self._cached(self._row_group_files, place.files, place.name, row_group_files)
-            if in_file:
-                file = in_file[group.index]
+            if in_file and (file := in_file[group.index]) is not None:
                 # The answer has batches already: this one may be too large, or begin with records of theirs, because a
                 # merge or a roll has just made it.
                 if wanted.may_be_empty and (file.decoded_bytes > wanted.max_bytes or group.first_offset < wanted.start):
@@ -356,7 +355,7 @@ class SliceReader:
     def _index(self, files: TableFiles, segment: SegmentFile) -> SegmentIndex:
         def checked(files: TableFiles, name: str) -> SegmentIndex:
             index = read_index(files, name)
-            if not is_joined(name):
+            if is_file(name):
                 _check_against_log(files.where(name), index.groups, segment)
             return index
 

@@ -11,19 +11,23 @@ Invariants:
 - What is deleted is gone durably before anybody is told.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
 
 import numpy as np
-import numpy.typing as npt
 import structlog
 
+from logstore.delta.actions import OWN_PREFIX
 from logstore.delta.erased_files import erased_facts, is_erased
+from logstore.delta.log_entries import list_log, read_actions
 from logstore.delta.preconditions import RewritePart
+from logstore.delta.removed_files import is_data_file
 from logstore.delta.snapshot import SegmentFile, TopicSnapshot
 from logstore.delta.topic_table import PartsCommit, TopicTable
 from logstore.errors import (
@@ -37,6 +41,8 @@ from logstore.errors import (
 from logstore.limits import MIB
 from logstore.log.erasures import ErasedUpTo, Selects, TableErasure
 from logstore.log.history import missing_records
+from logstore.records.log_batches import int64_values
+from logstore.segments.foreign_names import foreign_records
 from logstore.segments.joining import Rows, Source, WriteTask, write_here
 from logstore.segments.names import SegmentName, known_segment_name
 from logstore.segments.reader import read_footer, read_row_group, row_groups
@@ -48,6 +54,8 @@ log = structlog.stdlib.get_logger(__name__)
 
 #: ``operation`` of the segments that an erasure writes, and of its commits.
 ERASE: Final = "erase"
+#: In the history of the table, the number of the erasure.
+_NUMBER: Final = "erasure"
 _ATTEMPTS: Final = 20
 #: Left for rolls and commits that come meanwhile.
 _RESERVE_BYTES: Final = 16 * MIB
@@ -75,14 +83,18 @@ def erased_rows(files: TableFiles, partition: int, path: str, selected: Sequence
     """The rows of a file, numbered from 0, that one of ``selected`` is of. FileNotFoundError, OSError,
     CorruptionError.
     """
-    return np.concatenate([np.empty(0, dtype=np.int64), *_erased_rows(files, partition, path, selected)])
+    return _joined(rows for rows, _ in _erased_rows(files, partition, path, selected))
+
+
+def _joined(parts: Iterable[Rows]) -> Rows:
+    return np.concatenate([np.empty(0, dtype=np.int64), *parts])
 
 
 def _erased_rows(
     files: TableFiles, partition: int, path: str, selected: Sequence[Selects]
-) -> Iterator[npt.NDArray[np.int64]]:
-    """As ``erased_rows``, for one row group after the other."""
-    epochs = read_footer(files, path).leader_epochs
+) -> Iterator[tuple[Rows, Rows]]:
+    """As ``erased_rows``, with their offsets, for one row group after the other."""
+    epochs = read_footer(files, path, partition).leader_epochs
     limits = [(one, one.limit(partition, epochs)) for one in selected]
     row = 0
     for group in row_groups(files, path):
@@ -94,7 +106,8 @@ def _erased_rows(
             mask = np.zeros(batch.num_rows, dtype=bool)
             for one, end in asked:
                 mask |= one.mask(partition, batch, end)
-            yield np.flatnonzero(mask) + row
+            found = np.flatnonzero(mask)
+            yield found + row, int64_values(batch.column("offset"))[found]
         row += group.num_rows
 
 
@@ -139,6 +152,51 @@ def count_records(
     return _scan(files, concerned_files(snapshot, selected), selected, pool, progress)
 
 
+def find_offsets(
+    files: TableFiles, snapshot: TopicSnapshot, selected: Selects, pool: Executor, progress: ErasureProgress
+) -> dict[int, Rows]:
+    """By partition, the offsets of the records that go, rising: those of the table, and those in files that it does not
+    name any more. Raises as ``concerned_files`` and ``erased_rows``.
+    """
+    concerned = concerned_files(snapshot, [selected])
+    names = [(partition, path) for partition, file in concerned for path in (file.path, *_masked(file))]
+    others = _unnamed_files(files, snapshot)
+    progress.step, progress.files, progress.files_done = "looking", len(names) + len(others), 0
+
+    def look(one: tuple[int, str]) -> Rows:
+        offsets = _joined(offsets for _, offsets in _erased_rows(files, *one, [selected]))
+        progress.files_done += 1
+        return offsets
+
+    def look_if_there(one: tuple[tuple[int, ...], str]) -> tuple[int, Rows]:
+        partitions, name = one
+        with suppress(FileNotFoundError, CorruptionError):
+            offsets = look((partitions[0], name))
+            if len(offsets) and len(partitions) > 1:
+                raise ErasureWaitsError(
+                    f"{name}, which the table does not name any more, has records that are selected, and its directory "
+                    "does not tell their partition. Vacuum deletes it when file.delete.delay.ms is over"
+                )
+            return partitions[0], offsets
+        return partitions[0], np.empty(0, dtype=np.int64)
+
+    found: dict[int, list[Rows]] = {}
+    of_table = zip((partition for partition, _ in names), pool.map(look, names), strict=True)
+    for partition, offsets in itertools.chain(of_table, pool.map(look_if_there, others)):
+        found.setdefault(partition, []).append(offsets)
+    return {partition: np.unique(_joined(offsets)) for partition, offsets in found.items()}
+
+
+def _unnamed_files(files: TableFiles, snapshot: TopicSnapshot) -> list[tuple[tuple[int, ...], str]]:
+    """Return the files on disk that the table does not name, each with the partitions that it may be of: Spark gives
+    files of a table with column mapping directories that do not tell the partition.
+    """
+    active = {unquote(path) for path in snapshot.paths}
+    names = (entry.name for entry in files.list("") if is_data_file(entry.name) and entry.name not in active)
+    all_partitions = tuple(sorted(snapshot.partitions))
+    return [((int(one[1]),) if (one := _PARTITION.match(name)) else all_partitions, name) for name in names]
+
+
 def _scan(
     files: TableFiles,
     found: Sequence[tuple[int, SegmentFile]],
@@ -148,13 +206,22 @@ def _scan(
 ) -> dict[tuple[int, SegmentFile], Rows]:
     progress.step, progress.files, progress.files_done = "looking", len(found), 0
 
-    def look(one: tuple[int, SegmentFile]) -> Rows:
+    def look(one: tuple[int, SegmentFile]) -> Rows | None:
         rows = erased_rows(files, one[0], one[1].path, selected)
+        hidden = any(len(rows) for path in _masked(one[1]) for rows in _erased_rows(files, one[0], path, selected))
         progress.files_done += 1
-        return rows
+        return rows if len(rows) or hidden else None
 
     looked = zip(found, pool.map(look, found), strict=True)
-    return {one: rows for one, rows in looked if len(rows)}
+    return {one: rows for one, rows in looked if rows is not None}
+
+
+def _masked(file: SegmentFile) -> list[str]:
+    """The files of which a deletion vector hides rows: the bytes of a hidden record are there still."""
+    if not file.foreign:
+        return []
+    records = foreign_records(file.path)
+    return [path for path, vector in zip(records.paths, records.vectors, strict=True) if vector is not None]
 
 
 def erase_from_table(
@@ -216,7 +283,13 @@ def erase_from_table(
             return erased_facts(number, now, wanted, removed) if concerned <= clean.union(removed) else {}
 
         def change(parts: Sequence[RewritePart] = parts, table_facts: _TableFacts = table_facts) -> PartsCommit:
-            return table.commit_rewrites(parts, data_change=False, operation=ERASE, table_facts=table_facts)
+            return table.commit_rewrites(
+                parts,
+                data_change=False,
+                operation=ERASE,
+                table_facts=table_facts,
+                more_details={_NUMBER: number},
+            )
 
         try:
             outcome = commit(change)
@@ -237,6 +310,25 @@ def erase_from_table(
             done.records += sum(len(found[one]) for one in committed)
         files.reached("erase.committed")
     raise CommitConflictError(f"Erasing from {files}: {_ATTEMPTS} plans were overtaken by other commits {overtaken}")
+
+
+def erase_commits(files: TableFiles, number: int) -> TableErasure:
+    """The commits of an erasure, by the entries of the log that are still there: those of a process that was killed
+    count, too. CorruptionError, OSError.
+    """
+    found = TableErasure()
+    for version in sorted(list_log(files).entries):
+        try:
+            actions = read_actions(files, version)
+        except FileNotFoundError:
+            continue  # cleaned up meanwhile
+        info = next((action.commit_info for action in actions if action.commit_info is not None), {})
+        removed = int(info.get(f"{OWN_PREFIX}removed_records", 0))
+        if info.get(f"{OWN_PREFIX}{_NUMBER}") == str(number) and removed:
+            found.versions.append(version)
+            found.records += removed - int(info[f"{OWN_PREFIX}added_records"])
+            found.rewritten += int(info[f"{OWN_PREFIX}removed_segments"])
+    return found
 
 
 def _sharing(
@@ -353,22 +445,18 @@ def delete_erased_files(
     Raises ErasureWaitsError if such a file has records that the table misses; OSError, CorruptionError.
     """
     progress = progress or ErasureProgress()
-    active = {unquote(path) for path in snapshot.paths}
-    others = [e.name for e in files.list("") if e.name.endswith(".parquet") and e.name not in active | known]
+    others = [one for one in _unnamed_files(files, snapshot) if one[1] not in known]
     progress.step, progress.files, progress.files_done = "deleting", len(others), 0
     deleted, unreadable = [], []
-    for name in others:
+    for partitions, name in others:
         progress.files_done += 1
-        in_partition = _PARTITION.match(name)
-        if in_partition is None:
-            continue
-        partition, segment = int(in_partition[1]), known_segment_name(name)
+        segment = known_segment_name(name)
         if segment is not None:
             first, last = segment.base_offset, _end_of(segment) - 1
-            if not any(one.touches(partition, first, last) for one in selected):
+            if not any(one.touches(segment.partition, first, last) for one in selected):
                 continue
         try:
-            goes = any(len(rows) for rows in _erased_rows(files, partition, name, selected))
+            goes = any(len(rows) for at in partitions for rows, _ in _erased_rows(files, at, name, selected))
         except FileNotFoundError:
             continue
         except CorruptionError:

@@ -5,11 +5,10 @@ import binascii
 from collections.abc import Sequence
 from typing import Literal
 
-import msgspec
-
 from logstore.errors import InvalidRequestError
+from logstore.records.where.expression import key_forms
 
-#: None: ``string`` and ``json``, for the text does not tell by which way the record came.
+#: None: ``string`` and ``json``, as in an expression: the text does not tell by which way the record came.
 KeyFormat = Literal["string", "json", "binary"] | None
 
 
@@ -24,10 +23,11 @@ def key_bytes(texts: Sequence[str], key_format: KeyFormat) -> list[bytes]:
             if key_format == "binary":
                 found[base64.b64decode(text, validate=True)] = None
                 continue
-            if key_format != "json":
+            if key_format == "string":
                 found[text.encode()] = None
-            if key_format != "string":
-                found[msgspec.json.encode(text)] = None
+            else:
+                forms = key_forms(text)
+                found |= dict.fromkeys(forms if key_format is None else forms - {text.encode()})
         except (binascii.Error, ValueError) as error:
             raise InvalidRequestError(f"key {at} is no {key_format or 'text'}: {error}") from None
     return list(found)

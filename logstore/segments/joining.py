@@ -18,6 +18,7 @@ import pyarrow as pa
 from logstore.errors import CorruptionError, storage_error
 from logstore.records.batch_identity import RememberedBatch
 from logstore.segments.footer import SegmentFooter
+from logstore.segments.foreign_names import is_file
 from logstore.segments.inherited_state import FOREIGN
 from logstore.segments.layout import layout_of
 from logstore.segments.null_counts import null_values
@@ -128,7 +129,7 @@ def write_segment(
     """
     # It makes no table: one that was deleted meanwhile must not come back.
     files = files or open_table(task.table)
-    footers = [read_footer(files, source.path) for source in task.sources]
+    footers = [read_footer(files, source.path, source.partition) for source in task.sources]
     last = footers[-1]
     end_offset = last.end_offset if task.end_offset is None else task.end_offset
     if last.end_offset > end_offset:
@@ -250,11 +251,15 @@ def has_unmet_tombstone(files: TableFiles, source: Source) -> bool:
     Older records of its key may have come back, too. They have to go before its time begins to count. CorruptionError,
     OSError.
     """
-    footer, groups = read_footer(files, source.path), row_groups(files, source.path)
+    footer, groups = read_footer(files, source.path, source.partition), row_groups(files, source.path)
     met_end = _met_end(footer)
     if not groups or groups[-1].last_offset < met_end:
         return False
-    nulls = [None] * len(groups) if footer.operation == FOREIGN else null_values(files, source.path)
+    nulls = (
+        [None] * len(groups)
+        if footer.operation == FOREIGN or not is_file(source.path)
+        else null_values(files, source.path)
+    )
     for group, count in zip(groups, nulls, strict=True):
         if count != 0 and group.last_offset >= met_end:
             batch = read_row_group(files, source.path, group.index, ["offset", "value"])

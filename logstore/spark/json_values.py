@@ -65,24 +65,23 @@ def parse_json(
         if not strict and name in types:
             raise InvalidRequestError(f"parse_json: there is a column {name} already; rename it first")
     wanted = _struct(schema) if schema is not None else None
-    raw = F.col(f"`{column}`").cast("string")
-    text, mark = F.try_validate_utf8(raw), uuid.uuid4().hex
-    parsed = _variant(text, mark) if wanted is None else _fitting(text, wanted, mark)
-    misfit = F.when(_has_too_many_digits(text), TOO_MANY_DIGITS).otherwise(NO_VARIANT)
-    if wanted is not None:
-        misfit = F.lit(NOT_OF_THE_SCHEMA)
+    raw, mark = F.col(f"`{column}`").cast("string"), uuid.uuid4().hex
+    text, parsed = F.col(f"_text_{mark}"), F.col(f"_parsed_{mark}")
+    # Columns of their own, and not expressions in each other: Spark evaluates those anew wherever they are used.
+    made = df.withColumn(f"_text_{mark}", F.try_validate_utf8(raw))
+    made = _with_variant(made, text, mark) if wanted is None else _with_struct(made, text, wanted, mark)
+    misfit = F.lit(NOT_OF_THE_SCHEMA)
+    if wanted is None:
+        misfit = F.when(_has_too_many_digits(text), TOO_MANY_DIGITS).otherwise(NO_VARIANT)
     reason = F.when(text.isNull(), NOT_TEXT).when(~_is_json(text, mark), NOT_JSON).otherwise(misfit)
-    is_corrupt = parsed.isNull() & raw.isNotNull()
+    is_corrupt, broken = parsed.isNull() & raw.isNotNull(), F.make_valid_utf8(raw)
     if strict:
-        error = F.concat(F.lit("parse_json: a value is "), reason, F.lit(": "), F.make_valid_utf8(raw))
-        return df.withColumn(column, F.when(is_corrupt, F.raise_error(error)).otherwise(parsed))
-    return df.withColumns(
-        {
-            CORRUPT_RECORD: F.when(is_corrupt, F.make_valid_utf8(raw)),
-            CORRUPT_REASON: F.when(is_corrupt, reason),
-            column: parsed,
-        }
-    )
+        error = F.concat(F.lit("parse_json: a value is "), reason, F.lit(": "), broken)
+        made = made.withColumn(column, F.when(is_corrupt, F.raise_error(error)).otherwise(parsed))
+    else:
+        corrupt = {CORRUPT_RECORD: F.when(is_corrupt, broken), CORRUPT_REASON: F.when(is_corrupt, reason)}
+        made = made.withColumns(corrupt | {column: parsed})
+    return made.drop(*(name for name in made.columns if name.endswith(f"_{mark}")))
 
 
 def _struct(schema: "str | StructType") -> "StructType":
@@ -104,30 +103,42 @@ def _struct(schema: "str | StructType") -> "StructType":
 # ---- one document ---------------------------------------------------------------------------------------------------
 
 
-def _variant(text: "Column", mark: str) -> "Column":
-    """The value as VARIANT, or null."""
+def _with_variant(df: "DataFrame", text: "Column", mark: str) -> "DataFrame":
+    """A column of the value as VARIANT, or null."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    both = F.try_parse_json(F.concat(F.lit("["), text, F.lit(f',"{mark}"]')))
+    both = F.col(f"_both_{mark}")
+    df = df.withColumn(f"_both_{mark}", F.try_parse_json(F.concat(F.lit("["), text, F.lit(f',"{mark}"]'))))
     is_one = F.try_variant_get(both, "$[1]", "string") == mark
-    return F.when(is_one & ~_has_too_many_digits(text), F.try_variant_get(both, "$[0]", "variant"))
+    value = F.when(is_one & ~_has_too_many_digits(text), F.try_variant_get(both, "$[0]", "variant"))
+    return df.withColumn(f"_parsed_{mark}", value)
 
 
-def _fitting(text: "Column", wanted: "StructType", mark: str) -> "Column":
-    """The struct, or null where a part of it does not fit."""
+def _with_struct(df: "DataFrame", text: "Column", wanted: "StructType", mark: str) -> "DataFrame":
+    """A column of the struct, or null where a part of it does not fit."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    result, plain, precise, long = (f"_{name}_{mark}" for name in ("parsed", "plain", "precise", "long"))
+    exact, rebuilt = _exact(wanted)
+    if rebuilt is None:
+        return _with_first(df, plain, text, wanted, mark).withColumn(result, _fields(F.col(plain), wanted, {}))
+    df = df.withColumn(long, _has_number(text, _LONG, _LONG))
+    df = _with_first(df, plain, F.when(~F.col(long), text), wanted, mark)
+    df = _with_first(df, precise, F.when(F.col(long), text), exact, mark)
+    value = F.when(F.col(long), rebuilt(F.col(precise))).otherwise(_fields(F.col(plain), wanted, {}))
+    return df.withColumn(result, value)
+
+
+def _with_first(df: "DataFrame", name: str, text: "Column", schema: "DataType", mark: str) -> "DataFrame":
+    """A column of the struct that the value is, with the mark as another field; null where a part does not fit."""
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.types import BooleanType, StructField, StructType
 
-    def value(schema: StructType) -> "Column":
-        both = _both(text, StructType([*schema.fields, StructField(mark, BooleanType())]), mark)
-        return F.when(F.get(both, F.lit(1)).getField(mark), F.get(both, F.lit(0)))
-
-    plain = _fields(value(wanted), wanted, {})
-    exact, rebuilt = _exact(wanted)
-    if rebuilt is None:
-        return plain
-    assert isinstance(exact, StructType)
-    return F.when(_has_number(text, _LONG, _LONG), rebuilt(value(exact))).otherwise(plain)
+    assert isinstance(schema, StructType)
+    marked = StructType([*schema.fields, StructField(mark, BooleanType())])
+    df = df.withColumn(name, _parsed(text, marked, mark))
+    both = _both(F.col(name), mark)
+    return df.withColumn(name, F.when(F.get(both, F.lit(1)).getField(mark), F.get(both, F.lit(0))))
 
 
 def _is_json(text: "Column", mark: str) -> "Column":
@@ -135,20 +146,27 @@ def _is_json(text: "Column", mark: str) -> "Column":
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.types import StringType
 
-    return F.coalesce(F.get(_both(text, StringType(), mark), F.lit(1)) == f'{{"{mark}":true}}', F.lit(False))
+    both = _both(_parsed(text, StringType(), mark), mark)
+    return F.coalesce(F.get(both, F.lit(1)) == f'{{"{mark}":true}}', F.lit(False))
 
 
-def _both(text: "Column", element: "DataType", mark: str) -> "Column":
-    """The value and the mark as an array of two elements; null for anything else, and where a part does not fit."""
+def _parsed(text: "Column", element: "DataType", mark: str) -> "Column":
+    """The value and the mark as an array of two elements, in a struct that ``_both`` takes apart."""
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
     # Spark gives what fits of a broken document; the field for the broken text tells it from a whole one.
-    broken = f"broken {mark}"
-    schema = StructType([StructField(mark, ArrayType(element)), StructField(broken, StringType())])
+    schema = StructType([StructField(mark, ArrayType(element)), StructField(f"broken {mark}", StringType())])
     document = F.concat(F.lit(f'{{"{mark}":['), text, F.lit(f',{{"{mark}":true}}]}}'))
-    parsed = F.from_json(document, schema, _OPTIONS | {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": broken})
-    is_both = parsed.getField(broken).isNull() & (F.size(parsed.getField(mark)) == 2)
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": f"broken {mark}"}
+    return F.from_json(document, schema, _OPTIONS | options)
+
+
+def _both(parsed: "Column", mark: str) -> "Column":
+    """The array, or null if it is another one, or a part of it does not fit."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    is_both = parsed.getField(f"broken {mark}").isNull() & (F.size(parsed.getField(mark)) == 2)
     return F.when(is_both, parsed.getField(mark))
 
 

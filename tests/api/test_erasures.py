@@ -55,6 +55,15 @@ async def test_keys_are_named_as_text_json_or_bytes(api, keys, key_format, erase
     assert len(read) == 4 - erased
 
 
+async def test_an_expression_names_the_records(api):
+    await api.create_topic("t")
+    await api.post("/topics/t", json={"records": [{"value": {"user": user}} for user in ("ada", "bob")]})
+    report = await followed(api, (await api.post("/topics/t/erasures", json={"where": '$.user == "ada"'})).json())
+    assert (report["state"], report["records"], report["dry_run"], report["keys"]) == ("erased", 1, False, [])
+    for body in ({"where": "$.user =="}, {"where": "true", "keys": ["a"]}):
+        assert_error(await api.post("/topics/t/erasures", json=body), 422)
+
+
 async def test_bad_requests_change_nothing(api):
     await api.create_topic("t")
     for body in ({"keys": []}, {"keys": "ada"}, {"keys": ["a"], "key_format": "avro"}, {"keys": [1]}, {}):

@@ -90,9 +90,9 @@ class Store:
 
     async def merge(self) -> None:
         assert self.broker is not None
-        with mock.patch.object(merging, "NEWEST_KEPT", 0), mock.patch.object(upkeep, "MERGE_AT", 1):
-            with contextlib.suppress(LogStoreError):
-                await self.broker._upkeep.merge(self.topic)
+        spared = mock.patch.object(merging, "NEWEST_KEPT", 0), mock.patch.object(upkeep, "MERGE_AT", 1)
+        with spared[0], spared[1], contextlib.suppress(LogStoreError):
+            await self.broker._upkeep.merge(self.topic)
 
     async def erase(self) -> None:
         assert self.broker is not None
@@ -116,7 +116,7 @@ class Store:
 
     async def optimize(self) -> None:
         with contextlib.suppress(Exception):  # another commit was first
-            await asyncio.to_thread(lambda: DeltaTable(str(self.data / "topics" / "t")).optimize.compact())
+            await asyncio.to_thread(DeltaTable(str(self.data / "topics" / "t")).optimize.compact)
         await self.refresh()
 
     async def restore(self) -> None:

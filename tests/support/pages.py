@@ -348,6 +348,6 @@ logstore topic roll events
 echo 2 | logstore produce events
 logstore topic roll events
 """,
-        instead={"topics/TOPIC": "topics/events", "restore(41": "restore(1"},
+        instead={"take-feature-back TOPIC": "take-feature-back events"},
     ),
 }

@@ -96,8 +96,7 @@ class FetchCollector:
             if records:
                 self._state.handed_out(fetch.partition)
             self._iterated, self._done = fetch, fetch.row
-            for record in records:
-                fetch.row += 1
+            for fetch.row, record in enumerate(records, self._done + 1):
                 yield record
                 self._done = fetch.row
                 if self._fetcher.begun() is not fetch:

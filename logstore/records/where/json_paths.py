@@ -37,8 +37,9 @@ class FieldReader:
             for number, steps in wanted.items():
                 self._reach(number, way, steps)
             return Any
-        fields, renamed = [], {}
-        for at, name in enumerate(dict.fromkeys(steps[0] for steps in wanted.values())):
+        fields: list[tuple[str, Any, Any]] = []
+        renamed: dict[str, str] = {}
+        for at, name in enumerate(dict.fromkeys(str(steps[0]) for steps in wanted.values())):
             attribute = f"field_{at}"
             below = {number: steps[1:] for number, steps in wanted.items() if steps[0] == name}
             kind = self._structure(below, (*way, attribute))
@@ -71,8 +72,9 @@ def json_scalar(text: bytes) -> Any:
 
 def _field(document: Any, steps: _Steps) -> Any:
     for step in steps:
+        container: Any = document if isinstance(document, dict if isinstance(step, str) else list) else {}
         try:
-            document = document[step] if isinstance(document, dict if isinstance(step, str) else list) else None
+            document = container[step]
         except LookupError:
             return None
     return document

@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -11,6 +12,7 @@ from logstore.log.erasures import ErasedUpTo, KnownErasure, TableErasure, bounds
 from logstore.log.table_erasure import delete_erased_files, erase_from_table
 from logstore.records.erasure_record import Erasure, hash_keys, new_salt
 from logstore.topic_config import TopicConfig
+from tests.support import deletion_vectors as vectors
 from tests.support.keyed_topics import KeyedTopic, Record
 from tests.support.local_jobs import compact, merge
 from tests.support.table_paths import path_of
@@ -159,6 +161,27 @@ def test_other_writers_files_are_rewritten(topic: KeyedTopic) -> None:
     erase(topic, erasure_of(topic, b"ada"))
     assert not has_bytes(topic, b"of-ada")
     assert len(topic.contents(0)) == 9
+
+
+def test_records_that_a_deletion_vector_hides_go_too(topic: KeyedTopic) -> None:
+    """Their bytes are in the file still, and a RESTORE would show them."""
+    vectors.delete(path_of(topic.table), [0, 4], partition=0)
+    vectors.update(path_of(topic.table), [5], b"secret-new", partition=1)
+    done = erase(topic, erasure_of(topic, b"ada"))
+    # Of partition 0 no record that is served went, of partition 1 two.
+    assert (done.records, done.rewritten) == (2, 4)
+    assert not has_bytes(topic, b"of-ada")
+    assert topic.table.snapshot().vectors == ()
+
+
+def test_old_files_in_directories_of_column_mapping_go_if_they_have_the_records(topic: KeyedTopic) -> None:
+    old = topic.table.snapshot().segments(1)[0].path
+    rows = pq.read_table(path_of(topic.table) / old, partitioning=None)
+    there = path_of(topic.table) / "Jj" / "part-00000-0.snappy.parquet"
+    there.parent.mkdir()
+    pq.write_table(rows.replace_schema_metadata(None), there)
+    erase(topic, erasure_of(topic, b"ada"))
+    assert not there.exists()
 
 
 def test_a_table_without_erasures_gets_no_facts(topic: KeyedTopic) -> None:
