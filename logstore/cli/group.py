@@ -58,7 +58,15 @@ def list_groups(
         print_table(
             ["group", "kind", "state", "members", "partitions", "lag", "max lag"],
             [
-                (each.group, each.kind or "-", each.state, each.members, each.partitions, each.total_lag, each.max_lag)
+                (
+                    _printable(each.group),
+                    each.kind or "-",
+                    each.state,
+                    each.members,
+                    each.partitions,
+                    each.total_lag,
+                    each.max_lag,
+                )
                 for each in groups
             ],
         )
@@ -111,7 +119,7 @@ def describe(ctx: typer.Context, group: GroupArgument, json: JsonOption = False,
         print_json({"group": group, **of_group, **behind})
         return
     print(
-        f"Group {group}: {described.state}, {counted(len(described.members), 'member')}, "
+        f"Group {_printable(group)}: {described.state}, {counted(len(described.members), 'member')}, "
         f"{counted(len(rows), 'partition')}, {counted(lag.total_lag, 'record')} behind"
     )
     if described.kind:
@@ -355,9 +363,9 @@ def _read_offsets(lines: Iterable[str]) -> dict[tuple[str, int], int]:
     return offsets
 
 
-def _printable(metadata: str) -> str:
-    """Metadata may be any text: control characters must not reach the terminal."""
-    return metadata if metadata.isprintable() else repr(metadata)
+def _printable(text: str) -> str:
+    """A name or metadata may be any text: control characters must not reach the terminal."""
+    return text if text.isprintable() else repr(text)
 
 
 def _time(milliseconds: int) -> str:

@@ -20,14 +20,14 @@ def test_the_examples_of_the_page_run(admin: Admin, store: str, capsys):
     page = page.replace("timeout_s=5", "timeout_s=15").replace("timeout_ms=5_000", "timeout_ms=15_000")
     share, go_on, table = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     with contextlib.suppress(TopicExistsError):
-        admin.create_topic("orders", partitions=2)
-    end = admin.offsets("orders", 0).end_offset
+        admin.create_topic("payments", partitions=2)
+    end = admin.offsets("payments", 0).end_offset
     for count in (3, 2):
         records = [{"value": n} for n in range(count)]
-        admin._transport.request("POST", "/topics/orders/partitions/0", json={"records": records})
+        admin._transport.request("POST", "/topics/payments/partitions/0", json={"records": records})
         exec(compile(go_on.replace("127.0.0.1:8082", store), "docs/groups.md", "exec"), {})
         committed = {found.partition: found.offset for found in admin.group_offsets("billing")}
-        assert committed[0] == admin.offsets("orders", 0).end_offset
+        assert committed[0] == admin.offsets("payments", 0).end_offset
         assert admin.group_lag("billing").total_lag == 0
     assert capsys.readouterr().out.splitlines()[-1] == "2 records done"
     exec(compile(share.replace("127.0.0.1:8082", store), "docs/groups.md", "exec"), {})
@@ -36,18 +36,18 @@ def test_the_examples_of_the_page_run(admin: Admin, store: str, capsys):
     admin.roll("__consumer_offsets")
     location = admin.describe_topic("__consumer_offsets").location
     exec(compile(table.replace("data/topics/__consumer_offsets", location), "docs/groups.md", "exec"), {})
-    assert re.search(rf"billing.*orders.* 0 .* {end + 5} ", capsys.readouterr().out)
+    assert re.search(rf"billing.*payments.* 0 .* {end + 5} ", capsys.readouterr().out)
 
 
 def test_the_shell_examples_of_the_page_run(admin: Admin, store: str, tmp_path: Path):
     page = (ROOT / "docs" / "groups.md").read_text()
-    instance, seeking, member, file, http = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    instance, seeking, member, _, file, http = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
     with contextlib.suppress(TopicExistsError):
-        admin.create_topic("orders", partitions=2)
+        admin.create_topic("payments", partitions=2)
     records = [{"value": n} for n in range(20)]
-    admin._transport.request("POST", "/topics/orders/partitions/0", json={"records": records})
-    admin.commit_offsets("billing", {("orders", 0): 15})
-    admin.commit_offsets("reports", {("orders", 0): 1})
+    admin._transport.request("POST", "/topics/payments/partitions/0", json={"records": records})
+    admin.commit_offsets("billing", {("payments", 0): 15})
+    admin.commit_offsets("reports", {("payments", 0): 1})
     before_the_end = instance.index("curl -s -X DELETE")
     script = "\n".join([instance[:before_the_end], seeking, instance[before_the_end:], member, file, http])
     ran = subprocess.run(
@@ -66,8 +66,8 @@ def test_the_shell_examples_of_the_page_run(admin: Admin, store: str, tmp_path: 
     assert '"consumed"' in ran.stdout
     joined, _, left = ran.stdout.partition('"member_epoch":-1')
     assert '"member_epoch":1' in joined
-    assert joined.count('"topic":"orders"') >= 2
+    assert joined.count('"topic":"payments"') >= 2
     assert left, ran.stdout
-    assert "orders,0,15\n" in (tmp_path / "offsets.csv").read_text()
-    assert '"dry_run":true,"offsets":[{"topic":"orders","partition":0,"offset":5,"previous_offset":15}' in left
+    assert "payments,0,15\n" in (tmp_path / "offsets.csv").read_text()
+    assert '"dry_run":true,"offsets":[{"topic":"payments","partition":0,"offset":5,"previous_offset":15}' in left
     assert {"billing", "reports"}.isdisjoint(admin.groups())
