@@ -8,7 +8,15 @@ from typing import Annotated, BinaryIO, Literal
 import typer
 
 from logstore.cli.command_group import INTERRUPTED, fail
-from logstore.cli.options import CLIENT_ID, ClientIdOption, JsonOption, TopicArgument, UrlOption, reachable_url
+from logstore.cli.options import (
+    CLIENT_ID,
+    ClientIdOption,
+    JsonOption,
+    TopicArgument,
+    UrlOption,
+    given_path,
+    reachable_url,
+)
 from logstore.cli.produce_input import Format, InputOptions, format_of, unescaped
 from logstore.cli.produce_run import Run, progress_bar, summarize
 from logstore.cli.record_blocks import no_faster
@@ -21,6 +29,7 @@ Examples:
   echo | logstore produce last-events --key ada --tombstone
   logstore produce flights flights.ndjson --key-field tailnum
   logstore produce flights flights.csv --key-field tailnum --timestamp-field time_hour --dry-run
+  logstore --url http://other:8082 consume events -f record | logstore produce events --format record
   logstore produce copy events.parquet --partition-field partition
   zstdcat big.ndjson.zst | logstore produce events --format ndjson --compression zstd --rate 10000 --progress
 """
@@ -31,12 +40,14 @@ def produce(
     ctx: typer.Context,
     topic: TopicArgument,
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="The file to read; stdin without it, or with -.")
+        Path | None,
+        typer.Argument(metavar="FILE", parser=given_path, help="The file to read; stdin without it, or with -."),
     ] = None,
     format: Annotated[
         Format | None,
         typer.Option(
-            help="lines: any text; ndjson: refuse lines that are not JSON; csv (the first line has names), parquet: "
+            help="lines: any text; ndjson: refuse lines that are not JSON; record: "
+            "what consume --format record wrote; csv (the first line has names), parquet: "
             "rows. [default: by FILE's ending, or lines]",
             show_default=False,
         ),

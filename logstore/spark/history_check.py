@@ -2,14 +2,15 @@
 
 Delta takes that version, and asks neither: a table that was deleted and made again at the same path is a later version
 to it, and so is one with rows that another writer has appended. Which files of others are history was decided when the
-DataFrame was made. So a commit of another writer that changed records since is an error. Rolls and jobs are not.
+DataFrame was made. So a commit of another writer that changed records since is an error, and so is a key compaction
+that took records out of the DataFrame's ranges. Rolls and other jobs are not.
 
 This module is sent to the executors by value, so it imports nothing but the standard library, pyarrow and what is sent
 along.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,18 @@ import pyarrow as pa
 
 from logstore.spark.worker import one_line_errors
 
+#: Settings of a session by which a scan leaves records out without a word, and the values that do. Delta passes no
+#: option of a read on that would turn them off.
+_LOSSY_SETTINGS = {
+    "spark.sql.files.ignoreCorruptFiles": re.compile("true", re.IGNORECASE),
+    "spark.sql.files.ignoreMissingFiles": re.compile("true", re.IGNORECASE),
+    "spark.databricks.delta.stalenessLimit": re.compile(r".*[1-9].*"),
+}
 _FIRST_COMMIT = f"{0:020}.json"
+#: The operation of the job that keeps the latest record of each key.
+_COMPACTION = "key-compaction"
+#: A segment's partition and range; names of earlier releases have no end.
+_SEGMENT = re.compile(r"partition=(\d+)/(\d{20})-(?:(\d{20})-)?")
 
 
 class HistoryReadError(Exception):
@@ -27,8 +39,9 @@ class HistoryReadError(Exception):
 @dataclass(frozen=True)
 class KnownHistory:
     """The table that a DataFrame was made from: ``uri`` is ``TableFiles.uri``, ``version`` the newest one then.
-    ``has_refused_files``: files of others were in it whose rows are none of the log's. Commits with ``own_key`` in
-    their ``commitInfo`` are ours.
+    ``has_refused_files``: files of others were in it whose rows are none of the log's. Keys of ours in a commit's
+    ``commitInfo`` begin with ``own_prefix``. ``ranges`` are what a DataFrame reads of the newest version: partition,
+    start and end; none for one that has chosen its files.
     """
 
     topic: str
@@ -36,7 +49,8 @@ class KnownHistory:
     uri: str
     version: int
     has_refused_files: bool
-    own_key: str
+    own_prefix: str
+    ranges: tuple[tuple[int, int, int], ...] = ()
 
 
 def history_check(known: KnownHistory) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -45,6 +59,7 @@ def history_check(known: KnownHistory) -> Callable[[Iterator[pa.RecordBatch]], I
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with one_line_errors():
             for _ in batches:
+                _require_whole_scans()
                 if why := changed(known):
                     raise HistoryReadError(f"{why} since this DataFrame was made; make the DataFrame again")
         yield from ()
@@ -52,23 +67,38 @@ def history_check(known: KnownHistory) -> Callable[[Iterator[pa.RecordBatch]], I
     return check
 
 
+def _require_whole_scans() -> None:
+    """HistoryReadError if the session of this evaluation lets scans leave records out: a task knows its settings."""
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    for name, lossy in _LOSSY_SETTINGS.items():
+        value = task.getLocalProperty(name) if task else None
+        if value is not None and lossy.fullmatch(value):
+            raise HistoryReadError(
+                f"{name} is {value}: Spark would leave records of the topic out without a word. "
+                f'spark.conf.unset("{name}"), or read with format("logstore")'
+            )
+
+
 def changed(known: KnownHistory) -> str | None:
     """The reason why the newest version is not one that the DataFrame may read; None if it is."""
     found = table_id(known.uri)
     if found != known.topic_id:
         return f"topic {known.topic} was deleted{' and made again' if found else ''}"
-    return _changed_by_others(known)
+    return changed_records(known)
 
 
-def _changed_by_others(known: KnownHistory) -> str | None:
+def changed_records(known: KnownHistory) -> str | None:
+    """As ``changed``, of a table that may be gone: a commit since then that changed records which are read."""
     import json
 
     import pyarrow.fs
 
     storage, table = pyarrow.fs.FileSystem.from_uri(known.uri)
     log = f"{table}/_delta_log"
-    names = (file.base_name for file in storage.get_file_info(pyarrow.fs.FileSelector(log)))
-    versions = sorted(int(name[:20]) for name in names if re.fullmatch(r"[0-9]{20}\.json", name))
+    files = storage.get_file_info(pyarrow.fs.FileSelector(log, allow_not_found=True))
+    versions = sorted(int(file.base_name[:20]) for file in files if re.fullmatch(r"[0-9]{20}\.json", file.base_name))
     for version in range(known.version + 1, max(versions, default=0) + 1):
         try:
             with storage.open_input_stream(f"{log}/{version:020}.json", compression=None) as entry:
@@ -76,14 +106,33 @@ def _changed_by_others(known: KnownHistory) -> str | None:
         except FileNotFoundError:
             return f"topic {known.topic}: the Delta log no longer tells who changed the table"
         info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
-        if known.own_key in info:
+        if f"{known.own_prefix}commit_id" in info:
+            if _took_records(known, info, actions):
+                return f"topic {known.topic}: key compaction removed records (version {version})"
             continue
-        files = [action.get("add") or action.get("remove") for action in actions]
+        changes = [action.get("add") or action.get("remove") for action in actions]
         # A commit that only rewrote rows (OPTIMIZE) mixes those of refused files with the others.
-        if any(file and (known.has_refused_files or file.get("dataChange", True)) for file in files):
+        if any(file and (known.has_refused_files or file.get("dataChange", True)) for file in changes):
             cause = f"{info.get('operation')} in version {version}"
             return f"topic {known.topic}: another writer changed the table ({cause})"
     return None
+
+
+def _took_records(known: KnownHistory, info: dict[str, Any], actions: Sequence[dict[str, Any]]) -> bool:
+    """Whether a commit of ours is a key compaction that took records out of the DataFrame's ranges."""
+    counts = [info.get(f"{known.own_prefix}{side}_records") for side in ("removed", "added")]
+    if info.get(f"{known.own_prefix}operation") != _COMPACTION or counts[0] == counts[1]:
+        return False
+    return any(_is_in_ranges(known, action["remove"]["path"]) for action in actions if "remove" in action)
+
+
+def _is_in_ranges(known: KnownHistory, path: str) -> bool:
+    """Whether a file may have records of the ranges; one whose name does not tell that may."""
+    name = _SEGMENT.match(path)
+    if name is None:
+        return bool(known.ranges)
+    partition, base, end = int(name[1]), int(name[2]), name[3]
+    return any(p == partition and base < last and (end is None or first < int(end)) for p, first, last in known.ranges)
 
 
 def table_id(uri: str) -> str | None:
@@ -105,8 +154,12 @@ def table_id(uri: str) -> str | None:
         return next((str(action["metaData"]["id"]) for action in actions if "metaData" in action), None)
     except FileNotFoundError:
         files = storage.get_file_info(pyarrow.fs.FileSelector(log, allow_not_found=True))
-        checkpoints = [f.path for f in files if re.fullmatch(r".*\.checkpoint.*\.parquet", f.base_name)]
+        checkpoints = [f.path for f in files if re.fullmatch(r".*\.checkpoint.*\.(parquet|json)", f.base_name)]
         for checkpoint in sorted(checkpoints, reverse=True):
+            if checkpoint.endswith(".json"):  # a V2 checkpoint
+                with storage.open_input_stream(checkpoint, compression=None) as entry:
+                    actions = map(json.loads, entry.read().splitlines())
+                return next((str(action["metaData"]["id"]) for action in actions if "metaData" in action), None)
             with storage.open_input_file(checkpoint) as source:
                 metadata = pq.ParquetFile(source).read(columns=["metaData.id"]).column("metaData").drop_null()
             if len(metadata):

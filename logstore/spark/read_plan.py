@@ -48,7 +48,7 @@ class HistoryScan:
         return max(r.end for r in self.ranges)
 
     def condition(self) -> str:
-        """The filter, in Spark SQL, on the topic's table.
+        """The filter, in Spark SQL, on the topic's table. Names are quoted: in some sessions they are reserved words.
 
         Delta skips files by conjuncts on the partition column and by conjuncts on columns with statistics. A
         disjunction that mixes both skips by neither of them fully: each partition would open the files of every other
@@ -57,9 +57,9 @@ class HistoryScan:
         partitions.
         """
         conjuncts = [
-            f"partition IN ({', '.join(str(r.partition) for r in self.ranges)})",
-            f"offset >= {self.start}L",
-            f"offset < {self.end}L",
+            f"`partition` IN ({', '.join(str(r.partition) for r in self.ranges)})",
+            f"`offset` >= {self.start}L",
+            f"`offset` < {self.end}L",
         ]
         if any((r.start, r.end) != (self.start, self.end) for r in self.ranges):
             size = 1 + max(r.partition for r in self.ranges)
@@ -67,8 +67,8 @@ class HistoryScan:
             for r in self.ranges:
                 starts[r.partition], ends[r.partition] = r.start, r.end
             conjuncts += [
-                f"offset >= get({_array_literal(starts)}, partition)",
-                f"offset < get({_array_literal(ends)}, partition)",
+                f"`offset` >= get({_array_literal(starts)}, `partition`)",
+                f"`offset` < get({_array_literal(ends)}, `partition`)",
             ]
         return " AND ".join(conjuncts)
 

@@ -24,11 +24,7 @@ REQUEST_SECONDS = 60
 #: How long a store that restarts, or is busy, is asked again.
 RETRY_SECONDS = 60.0
 
-#: The schema of a task's rows: the columns of a topic's table, in Spark's order of ``TAIL_COLUMNS``.
-TAIL_COLUMNS = (
-    "partition int, offset bigint, timestamp timestamp, key binary, value binary, "
-    "headers array<struct<key: string, value: binary>>"
-)
+#: The schema of a task's rows: the columns of a topic's table.
 _SCHEMA = pa.schema(
     [
         ("partition", pa.int32()),
@@ -39,6 +35,7 @@ _SCHEMA = pa.schema(
         ("headers", pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))),
     ]
 )
+TAIL_COLUMNS = tuple(_SCHEMA.names)
 
 
 class TailReadError(Exception):
@@ -90,7 +87,8 @@ class Leader:
             from logstore.client.transport import Transport
         except ImportError as error:
             raise TailReadError(
-                f"This executor cannot read the tail of a topic ({error}): pip install logstore where executors run"
+                f"This executor cannot read the tail of a topic ({error}): pip install delta-logstore where executors "
+                "run"
             ) from error
 
         self._topic = topic

@@ -1,24 +1,23 @@
 """Records of a topic as a DataFrame: ``TopicView.plan`` as Spark's scans and tasks."""
 
 from collections.abc import Sequence
-from functools import cache, reduce
+from functools import reduce
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from logstore.spark import history_check, tail_reader, worker
+from logstore.spark.column_types import struct_of
 from logstore.spark.offset_ranges import OffsetRange
 from logstore.spark.read_plan import HistoryScan
+from logstore.spark.tail_reader import TAIL_COLUMNS
 from logstore.spark.topic_view import TopicView
 from logstore.table_files import TableFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 #: As many tasks fetch records of a topic at once, at most; each goes through its share of the partitions.
 TASKS_MAX = 200
-
-_COLUMNS = ("partition", "offset", "timestamp", "key", "value", "headers")
 
 
 def topic_frame(spark: "SparkSession", view: TopicView, ranges: Sequence[OffsetRange]) -> "DataFrame":
@@ -27,7 +26,7 @@ def topic_frame(spark: "SparkSession", view: TopicView, ranges: Sequence[OffsetR
     parts = _history(spark, view, plan.history) if plan.history else []
     if plan.fetched:
         parts.append(_fetched(spark, view, plan.fetched))
-    records = reduce(lambda a, b: a.union(b), parts) if parts else spark.createDataFrame([], _schema())
+    records = reduce(lambda a, b: a.union(b), parts) if parts else spark.createDataFrame([], struct_of(TAIL_COLUMNS))
     # A column that is named costs some calls of the JVM each; parts have the columns in their order.
     return records.selectExpr(f"'{view.topic}' AS topic", "*")
 
@@ -46,21 +45,27 @@ def _history(spark: "SparkSession", view: TopicView, scans: Sequence[HistoryScan
     if view.refused_files:
         names = ", ".join(f"'{name}'" for name in view.refused_files)
         table = table.where(f"_metadata.file_name NOT IN ({names})")
-    table = table.select(*_COLUMNS)
+    table = table.select(*TAIL_COLUMNS)
     # The check first: a query for a few rows begins there. Delta has chosen the files before any task runs: if it is
     # the same table then, it was the same when they were chosen.
-    return [_check(spark, view), *(table.where(scan.condition()) for scan in scans)]
+    return [_check(spark, view, scans), *(table.where(scan.condition()) for scan in scans)]
 
 
-def _check(spark: "SparkSession", view: TopicView) -> "DataFrame":
+def _check(spark: "SparkSession", view: TopicView, scans: Sequence[HistoryScan]) -> "DataFrame":
     """No rows, or an error."""
-    from logstore.delta.actions import COMMIT_ID_KEY
+    from logstore.delta.actions import OWN_PREFIX
 
     _send_along(history_check, worker)
     known = history_check.KnownHistory(
-        view.topic, view.topic_id, view.files.uri, view.snapshot.version, bool(view.refused_files), COMMIT_ID_KEY
+        view.topic,
+        view.topic_id,
+        view.files.uri,
+        view.snapshot.version,
+        bool(view.refused_files),
+        OWN_PREFIX,
+        tuple((r.partition, r.start, r.end) for scan in scans for r in scan.ranges),
     )
-    return spark.range(0, 1, 1, 1).mapInArrow(history_check.history_check(known), _schema())
+    return spark.range(0, 1, 1, 1).mapInArrow(history_check.history_check(known), struct_of(TAIL_COLUMNS))
 
 
 def _send_along(*modules: ModuleType) -> None:
@@ -77,12 +82,4 @@ def _fetched(spark: "SparkSession", view: TopicView, ranges: Sequence[OffsetRang
     wanted = [(r.partition, r.start, r.end) for r in ranges]
     reader = tail_reader.tail_reader(view.urls, view.topic, view.topic_id, wanted, client_id(spark))
     tasks = min(len(ranges), TASKS_MAX)
-    return spark.range(0, len(ranges), 1, tasks).mapInArrow(reader, _schema())
-
-
-@cache
-def _schema() -> "StructType":
-    """The columns of a part. Spark parses text anew each time."""
-    from pyspark.sql.types import StructType
-
-    return cast("StructType", StructType.fromDDL(tail_reader.TAIL_COLUMNS))
+    return spark.range(0, len(ranges), 1, tasks).mapInArrow(reader, struct_of(TAIL_COLUMNS))

@@ -28,7 +28,8 @@ def topic_function(default_bootstrap: str) -> "UserDefinedTableFunction":
     """The function, to be registered; ``default_bootstrap`` is the store that is read when a query names none."""
     from pyspark.sql.functions import arrow_udtf
 
-    from logstore.spark.source import columns
+    from logstore.spark.column_types import struct_of
+    from logstore.spark.source.columns import COLUMNS
 
     class LogStoreTopic:
         """Spark takes a class that was made in a function by value, with the address in it."""
@@ -46,7 +47,7 @@ def topic_function(default_bootstrap: str) -> "UserDefinedTableFunction":
             given = [_value(argument) for argument in (topic, starting, ending, bootstrap, storage)]
             return topic_records(*given, default_bootstrap=default_bootstrap, unknown=tuple(unknown))
 
-    function = arrow_udtf(LogStoreTopic, returnType=columns.schema())
+    function = arrow_udtf(LogStoreTopic, returnType=struct_of(COLUMNS))
     return cast("UserDefinedTableFunction", function)
 
 

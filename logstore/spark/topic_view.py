@@ -43,13 +43,20 @@ MISSING_REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class TopicView:
-    """``bounds`` are the offsets of each partition; ``urls`` the brokers of the tail, none for sealed history alone."""
+    """``bounds`` are the offsets of each partition; ``urls`` the brokers of the tail, none for sealed history alone.
+    ``log_mark`` is ``TopicTable.log_mark`` from before the snapshot was read.
+    """
 
     topic: str
     files: TableFiles
     snapshot: "TopicSnapshot"
     bounds: tuple[LogBounds, ...]
     urls: tuple[str, ...] = ()
+    log_mark: int | None = None
+
+    def is_newest(self) -> bool:
+        """Whether the table's log is certainly as it was when ``snapshot`` was read: one look at a directory."""
+        return self.log_mark is not None and self.log_mark == _table(self.files.uri).log_mark()
 
     @property
     def topic_id(self) -> str:
@@ -113,7 +120,7 @@ def view_through_store(store: Admin, topic: str) -> TopicView:
         # UnknownTopicError if the topic was deleted meanwhile.
         store.describe_topic(topic)
         raise invisible
-    snapshot = _snapshot(files)
+    mark, snapshot = _marked_snapshot(files)
     if str(snapshot.topic_id) != described.topic_id:
         raise DataDirectoryError(
             f"{files} holds another topic {topic} than the store at {', '.join(store.urls)} serves (topic id "
@@ -124,7 +131,7 @@ def view_through_store(store: Admin, topic: str) -> TopicView:
     for p in described.partitions:
         log_start = max(p.log_start_offset, snapshot.partitions[p.partition].log_start)
         bounds.append(LogBounds(p.partition, log_start, max(p.last_stable_offset, log_start)))
-    return TopicView(topic, files, snapshot, tuple(bounds), store.addresses)
+    return TopicView(topic, files, snapshot, tuple(bounds), store.addresses, mark)
 
 
 def view_of_storage(storage: str | os.PathLike[str], topic: str) -> TopicView:
@@ -134,10 +141,10 @@ def view_of_storage(storage: str | os.PathLike[str], topic: str) -> TopicView:
     files = root.open(topic)
     if not files.exists():
         raise UnknownTopicError(f"there is no topic {topic} in {os.fspath(storage)} ({files})")
-    snapshot = _snapshot(files)
+    mark, snapshot = _marked_snapshot(files)
     partitions = sorted(snapshot.partitions.items())
     bounds = tuple(LogBounds(p, state.log_start, max(state.sealed, state.log_start)) for p, state in partitions)
-    return TopicView(topic, files, snapshot, bounds)
+    return TopicView(topic, files, snapshot, bounds, log_mark=mark)
 
 
 def storage_root(storage: str | os.PathLike[str]) -> TableRoot:
@@ -170,8 +177,9 @@ def _check_topic_name(topic: str) -> None:
         raise InvalidTopicError(f"{topic!r} cannot be a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -, not . or ..")
 
 
-def _snapshot(files: TableFiles) -> "TopicSnapshot":
-    return _table(files.uri).snapshot()
+def _marked_snapshot(files: TableFiles) -> tuple[int | None, "TopicSnapshot"]:
+    table = _table(files.uri)
+    return table.log_mark(), table.snapshot()
 
 
 @lru_cache(_TABLES_KEPT)

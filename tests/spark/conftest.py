@@ -24,6 +24,8 @@ QUICK = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.adaptive.enabled": "false",
+    # A worker of Python has 15 s by default to connect, which a busy machine takes to start it.
+    "spark.python.authenticate.socketTimeout": "120s",
 }
 
 

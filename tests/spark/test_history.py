@@ -16,6 +16,7 @@ from logstore.errors import (
     OffsetOutOfRangeError,
     UnknownPartitionError,
     UnknownTopicError,
+    UnsupportedTableError,
 )
 from logstore.segments.writer import SegmentWriter
 from logstore.spark import group_read, read_offsets
@@ -256,6 +257,16 @@ def test_rows_that_another_writer_appends_are_in_no_frame(spark, topic):
     assert read_offsets(spark, made.name, storage=made.data).count() == 100
 
 
+@pytest.mark.long
+def test_a_shallow_clone_is_refused_as_one(spark, topic):
+    made = topic()
+    made.roll(0, 0, 20)
+    clone = path_of(made.table).with_name("clone")
+    spark.sql(f"CREATE TABLE delta.`{clone}` SHALLOW CLONE delta.`{path_of(made.table)}`")
+    with pytest.raises(UnsupportedTableError, match="clone is a shallow clone: its files are those of another table"):
+        read_offsets(spark, "clone", storage=made.data)
+
+
 def test_errors_name_what_to_do(spark, topic, tmp_path, monkeypatch):
     t = topic(2)
     t.roll(0, 0, 10)
@@ -279,7 +290,7 @@ def test_errors_name_what_to_do(spark, topic, tmp_path, monkeypatch):
         read(t.name, bootstrap="127.0.0.1:1")
     with pytest.raises(InvalidRequestError, match="LOGSTORE_URL"):
         read(t.name, storage=None)
-    with pytest.raises(DataDirectoryError, match="not on a file system"):
+    with pytest.raises(DataDirectoryError, match="s3:// is not served"):
         read(t.name, storage="s3://bucket/data")
     assert uuid.UUID(str(t.table.snapshot().topic_id))
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from logstore.client.admin import Admin
 from logstore.errors import InvalidRequestError, UnknownGroupError
@@ -13,6 +13,7 @@ from logstore.spark.source.data_source import LogStoreSource
 from logstore.spark.source.options import parse_read_options
 from logstore.spark.source.stream_reader import StreamReader
 from tests.spark.store import EPOCH_MS
+from tests.support import foreign_writers as others
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.spark
@@ -170,6 +171,36 @@ def test_a_repeated_first_batch_begins_where_latest_was(store):
     assert restarted.latestOffset(after, ReadAllAvailable()) == after
     first.stop()
     restarted.stop()
+
+
+def test_a_query_that_is_behind_sees_what_another_writer_changed_meanwhile(store):
+    topic = store.create("stream-behind")
+    for start in range(0, 60, 20):
+        store.produce(topic, 0, start, start + 20)
+        store.roll(topic)
+    table = store.server.data / "topics" / topic
+    reader = StreamReader(
+        parse_read_options({"bootstrap.servers": store.url, "subscribe": topic, "startingOffsets": "earliest"})
+    )
+
+    def batch(start):
+        end = json.loads(json.dumps(reader.latestOffset(start, ReadMaxRows(10))))
+        read = [b for part in reader.partitions(start, end) for b in reader.read(part)]
+        return end, {r["offset"]: r["value"] for b in read for r in b.to_pylist()}
+
+    position, found = batch(reader.initialOffset())
+    assert list(found) == list(range(10))
+    others.update(table, '"offset" < 20', "new")
+    position, found = batch(position)
+    assert found == dict.fromkeys(range(10, 20), b"new")
+    others.delete(table, '"offset" >= 23')
+    position, found = batch(position)
+    assert list(found) == [20, 21, 22]
+    for _ in range(3):
+        position, found = batch(position)
+        assert found == {}
+    assert position[topic] == {"0": 60}
+    reader.stop()
 
 
 @pytest.mark.long

@@ -9,6 +9,8 @@ from pyspark.errors import AnalysisException, PythonException
 from compaction_jobs.jobs import run_job, topics_of
 from logstore.errors import InvalidRequestError
 from logstore.spark import parse_json, register
+from logstore.spark.json_values import NO_VARIANT, NOT_JSON, NOT_TEXT, TOO_MANY_DIGITS
+from logstore.spark.json_values import NOT_OF_THE_SCHEMA as MISFIT
 from logstore.spark.registration import FILTER_PUSHDOWN_KEY
 from logstore.table_root import open_root
 from tests.spark.conftest import EPOCH_MS
@@ -152,15 +154,71 @@ JSON = [
 def test_json_becomes_variant_or_columns_and_what_is_broken_is_kept(spark):
     frame = spark.createDataFrame(JSON, "offset int, value binary")
     variant = parse_json(frame)
-    assert variant.dtypes == [("offset", "int"), ("value", "variant"), ("_corrupt_record", "string")]
-    rows = variant.selectExpr("to_json(value) AS json", "_corrupt_record AS corrupt").collect()
+    corrupt = [("_corrupt_record", "string"), ("_corrupt_reason", "string")]
+    assert variant.dtypes == [("offset", "int"), ("value", "variant"), *corrupt]
+    rows = variant.selectExpr(
+        "to_json(value) AS json", "_corrupt_record AS corrupt", "_corrupt_reason AS why"
+    ).collect()
     assert [row.json for row in rows] == ['{"a":1,"b":"x"}', None, '{"a":"one"}', None, None, None, "[1,2]"]
     assert [row.corrupt for row in rows] == [None, None, None, '{"a": 1', "", '{"b": "\ufffd"}', None]
+    assert [row.why for row in rows] == [None, None, None, NOT_JSON, NOT_JSON, NOT_TEXT, None]
     typed = parse_json(frame, "a int, b string")
-    rows = typed.select("value.*", "_corrupt_record", "value").collect()
+    rows = typed.select("value.*", "_corrupt_record", "_corrupt_reason", "value").collect()
     assert [(row.a, row.b) for row in rows] == [(1, "x"), *[(None, None)] * 6]
     assert [row._corrupt_record for row in rows] == [None, None, *[v.decode(errors="replace") for _, v in JSON[2:]]]
+    assert [row._corrupt_reason for row in rows][2:] == [MISFIT, NOT_JSON, NOT_JSON, NOT_TEXT, MISFIT]
     assert [row.value is None for row in rows] == [False, *[True] * 6]
+
+
+#: Each document with its reason as VARIANT, and as a struct with a column of text; None: it is parsed.
+DOCUMENTS = {
+    ' {"a": 1}\n ': (None, None),
+    "null": (None, MISFIT),
+    # Text behind a document, also where it closes what this package puts around it.
+    '{"a": 1} x': (NOT_JSON, NOT_JSON),
+    '{"a": 1}{"a": 2}': (NOT_JSON, NOT_JSON),
+    '{"a": 1}, {"a": 2}': (NOT_JSON, NOT_JSON),
+    '{"a": 1}, "z": 2': (NOT_JSON, NOT_JSON),
+    '{"a": 1}] x': (NOT_JSON, NOT_JSON),
+    '{"a": 1}], "z": [2': (NOT_JSON, NOT_JSON),
+    # What Spark's JSON source takes and JSON is not.
+    "{'a': 1}": (NOT_JSON, NOT_JSON),
+    '{"a": NaN}': (NOT_JSON, NOT_JSON),
+    '{"a": -Infinity}': (NOT_JSON, NOT_JSON),
+    '{"a": 1, "a": 2}': (NO_VARIANT, None),
+    '{"a": "\\ud800"}': (NO_VARIANT, None),
+    # Digits.
+    '{"a": 1.2345678901234567890123}': (None, None),
+    '{"a": [12345678901234567890123456789012345678]}': (None, None),
+    '{"a": 123456789012345678901234567890123456789}': (TOO_MANY_DIGITS, None),
+    '{"a": "\\"123456789012345678901234567890123456789"}': (None, None),
+}
+
+
+def test_a_value_is_one_document_of_json(spark):
+    frame = spark.createDataFrame([(text,) for text in DOCUMENTS], "value string").coalesce(1)
+    for place, schema in enumerate((None, "a string")):
+        expected = [(reason[place] and text, reason[place]) for text, reason in DOCUMENTS.items()]
+        assert parse_json(frame, schema).select("_corrupt_record", "_corrupt_reason").collect() == expected
+
+
+def test_digits_stay_in_columns_of_text_wherever_they_are(spark):
+    schema = "a struct<b: string, n: int>, c array<string>, d map<string, string>, e decimal(38,22), f double, g string"
+    number = "1234567890123456.7890123456789012345678"
+    text = (
+        f'{{"a": {{"b": {number}, "n": 3}}, "c": ["x", {number}, null], "d": {{"k": {number}}}, '
+        f'"e": {number}, "f": {number}, "g": "plain, \\"quoted\\""}}'
+    )
+    frame = spark.createDataFrame([(text,)], "value string")
+    [row] = parse_json(frame, schema).select("value.*", "_corrupt_record").collect()
+    assert (row.a.b, row.a.n, row.c, row.d) == (number, 3, ["x", number, None], {"k": number})
+    assert (str(row.e), row.f, row.g, row._corrupt_record) == (number, float(number), 'plain, "quoted"', None)
+    [row] = (
+        parse_json(frame)
+        .selectExpr("variant_get(value, '$.a.b', 'decimal(38,22)') AS b", "string(value) AS all")
+        .collect()
+    )
+    assert (str(row.b), row.all.count(number)) == (number, 5)
 
 
 @pytest.mark.parametrize("schema", [None, "a int"])
@@ -169,9 +227,10 @@ def test_strictly_a_broken_value_ends_the_query(spark, schema):
     whole = parse_json(frame, schema, strict=True)
     assert whole.columns == ["offset", "value"]
     assert [row.value is None for row in whole.collect()] == [False, True]
-    for broken in (JSON[3], JSON[5]):
-        with pytest.raises(Exception, match=r"MALFORMED_RECORD_IN_PARSING|INVALID_UTF8_STRING"):
-            parse_json(spark.createDataFrame([broken], "offset int, value binary"), schema, strict=True).collect()
+    broken = [(JSON[3], NOT_JSON), (JSON[5], NOT_TEXT), ((7, b'{"a": 1} x'), rf"{NOT_JSON}: \{{\"a\": 1\}} x")]
+    for row, message in broken:
+        with pytest.raises(Exception, match=f"parse_json: a value is {message}"):
+            parse_json(spark.createDataFrame([row], "offset int, value binary"), schema, strict=True).collect()
 
 
 @pytest.mark.parametrize(

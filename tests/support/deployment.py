@@ -9,6 +9,7 @@ import select
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ DOCKERFILE = ROOT / "conf/Dockerfile"
 COMPOSE_FILE = ROOT / "conf/compose.yaml"
 UNIT = ROOT / "conf/logstore.service"
 SOCKET_UNIT = ROOT / "conf/logstore.socket"
-PORT = "8082"
+PORT, KAFKA_PORT = "8082", "9092"
 _START_SECONDS = 120
 
 
@@ -53,6 +54,12 @@ def stages() -> list[Stage]:
 def container_command() -> list[str]:
     """The exec forms of ENTRYPOINT and CMD: no shell that would keep SIGTERM from the store."""
     return [*json.loads(stages()[-1].one("ENTRYPOINT")), *json.loads(stages()[-1].one("CMD"))]
+
+
+def container_environment() -> dict[str, str]:
+    """The variables of the image."""
+    pairs = (pair.partition("=") for arguments in stages()[-1].all("ENV") for pair in shlex.split(arguments))
+    return {name: value for name, _, value in pairs}
 
 
 def health_check() -> list[str]:
@@ -88,6 +95,11 @@ def placed(command: Sequence[str], places: Mapping[str, str]) -> list[str]:
     for there, here in places.items():
         found = [argument.replace(there, here) for argument in found]
     return found
+
+
+def environment_command() -> Path:
+    """``logstore`` of the environment of the tests."""
+    return Path(sys.executable).parent / "logstore"
 
 
 @contextmanager

@@ -39,8 +39,9 @@ _OPTIONS = (
     "kafka.retry.backoff.max.ms",
     "kafka.retry.backoff.ms",
 )
-#: Spark's own options, which it gives to the sink, too.
-_SPARKS = ("path", "checkpointLocation", "queryName")
+#: Spark's own options, which it gives to the sink, too. Under ``spark.databricks.delta.schema.autoMerge.enabled`` Spark
+#: 4.2 fails by an assertion of its own, unless a write has ``mergeSchema``; a topic has one schema either way.
+_SPARKS = ("path", "checkpointLocation", "queryName", "mergeSchema")
 
 _KEY_AND_VALUE = "keys and values are columns, cast them to string or binary"
 _PARTITIONER = "keys are hashed as by Kafka's default; column 'partition' names another partition"

@@ -1,10 +1,15 @@
-"""A batch read of the source: offsets are fixed when Spark plans the query, and tasks read their slices."""
+"""A batch read of the source: offsets are fixed when Spark plans the query, and tasks read their slices.
+
+Spark plans once for a DataFrame, however often it is evaluated, and slices name files. So each task looks first whether
+another writer has changed records of the table since: then the DataFrame is refused, as those of ``read_offsets`` are.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from logstore.spark.history_check import HistoryReadError, KnownHistory, changed_records
 from logstore.spark.source.options import ReadOptions, check_batch
 from logstore.spark.source.planning import Planner
 from logstore.spark.source.positions import batch_ranges
@@ -29,8 +34,14 @@ class BatchReader(DataSourceReader):
         return Planner(self._options).slices(self._ranges(), self._filters.times)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """As ``read_slice``. HistoryReadError if another writer has changed the table since the plan."""
         # Spark makes a partition of its own where there is none to read.
-        return read_slice(partition, self._options) if isinstance(partition, Slice) else iter(())
+        if not isinstance(partition, Slice):
+            return
+        if partition.files:
+            with one_line_errors():
+                _require_unchanged(partition)
+        yield from read_slice(partition, self._options)
 
     def _ranges(self) -> list[TopicRange]:
         topics = SourceTopics(self._options)
@@ -44,6 +55,14 @@ class BatchReader(DataSourceReader):
             return ranges
         finally:
             topics.close()
+
+
+def _require_unchanged(part: Slice) -> None:
+    from logstore.delta.actions import OWN_PREFIX
+
+    known = KnownHistory(part.topic, part.topic_id, part.table, part.version, False, OWN_PREFIX)
+    if why := changed_records(known):
+        raise HistoryReadError(f"{why} since this DataFrame was planned; make the DataFrame again")
 
 
 class FilteredBatchReader(BatchReader):

@@ -7,43 +7,28 @@ import pyarrow as pa
 
 from logstore.errors import InvalidRequestError
 from logstore.records.schema import TABLE_SCHEMA
+from logstore.spark.column_types import struct_of
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 HEADERS = "headers"
-_TYPES = {
-    "key": "binary",
-    "value": "binary",
-    "topic": "string",
-    "partition": "int",
-    "offset": "bigint",
-    "timestamp": "timestamp",
-    "timestampType": "int",
-    HEADERS: "array<struct<key: string, value: binary>>",
-}
-_ARROW = {name: TABLE_SCHEMA.field(name) for name in _TYPES if name in TABLE_SCHEMA.names} | {
+#: Without headers, as in Spark's Kafka source.
+COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+ALL_COLUMNS = (*COLUMNS, HEADERS)
+_ARROW = {name: TABLE_SCHEMA.field(name) for name in ALL_COLUMNS if name in TABLE_SCHEMA.names} | {
     "topic": pa.field("topic", pa.string()),
     "timestampType": pa.field("timestampType", pa.int32()),
 }
-#: Without headers, as in Spark's Kafka source.
-COLUMNS = tuple(name for name in _TYPES if name != HEADERS)
-ALL_COLUMNS = (*COLUMNS, HEADERS)
-
-
-def schema(columns: Sequence[str] = COLUMNS) -> str:
-    """The schema, in Spark's DDL."""
-    return ", ".join(f"{name} {_TYPES[name]}" for name in columns)
 
 
 def is_schema(given: "StructType", columns: Sequence[str]) -> bool:
-    """Whether ``given`` is the schema, in names and types."""
-    expected = [(name, _TYPES[name].replace(": ", ":").replace(", ", ",")) for name in columns]
-    return [(field.name, field.dataType.simpleString()) for field in given] == expected
+    """Whether ``given`` is the schema of ``columns``, in names and types."""
+    return given.simpleString() == struct_of(columns).simpleString()
 
 
 def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
-    """The schema of the batches of a task: exactly the one that Spark makes of ``schema``."""
+    """The schema of the batches of a task: exactly the one that Spark makes of ``struct_of``."""
     return pa.schema([_ARROW[name] for name in columns])
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 
 from logstore.errors import InvalidRequestError
+from logstore.spark.column_types import struct_of
 from logstore.spark.source import columns
 from logstore.spark.source.options import ReadOptions, parse_read_options
 from logstore.spark.worker import begin_task, one_line_errors
@@ -27,9 +28,9 @@ class LogStoreSource(DataSource):
         return "logstore"
 
     @one_line_errors()
-    def schema(self) -> str:
+    def schema(self) -> "StructType":
         begin_task()
-        return columns.schema(parse_read_options(self.options).columns)
+        return struct_of(parse_read_options(self.options).columns)
 
     @one_line_errors()
     def reader(self, schema: "StructType") -> DataSourceReader:

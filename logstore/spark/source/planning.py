@@ -5,8 +5,9 @@ History is cut by bytes, so that no task is much longer than the others, and bot
 slice, here one for its history and one for its tail.
 
 Invariants: slices cover each offset of the ranges once; history is below the sealed offset of one snapshot of the table
-(rule R8), and everything else is read from the leader, which serves sealed records, too. So an old snapshot is never
-wrong; a new one only saves the leader work.
+(rule R8), and everything else is read from the leader, which serves sealed records, too. A plan names no file of a
+version that is older than the plan: another writer may have deleted or updated records since. Where a plan names no
+file, an older snapshot does; a newer one only saves the leader work.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,7 +65,7 @@ class Planner:
 
     def _view(self, topic: str, ranges: Sequence[TopicRange]) -> TopicView:
         view = self._views.get(topic)
-        if view is None or view.topic_id != ranges[0].topic_id or any(_is_far_beyond(view, r) for r in ranges):
+        if view is None or view.topic_id != ranges[0].topic_id or not _serves(view, ranges):
             view = self._views[topic] = self._look(topic)
         if view.topic_id != ranges[0].topic_id:
             raise UnknownTopicIdError(
@@ -77,6 +78,13 @@ class Planner:
             return view_of_storage(self._options.storage, topic)
         with connect_store(self._options) as store:
             return view_through_store(store, topic)
+
+
+def _serves(view: TopicView, ranges: Sequence[TopicRange]) -> bool:
+    """Whether an earlier view still serves for ``ranges``. A query that is not behind costs no look at the table."""
+    if any(_is_far_beyond(view, r) for r in ranges):
+        return False
+    return all(r.start >= view.snapshot.partitions[r.partition].sealed for r in ranges) or view.is_newest()
 
 
 def _is_far_beyond(view: TopicView, wanted: TopicRange) -> bool:
@@ -155,14 +163,12 @@ def _share(file: "SegmentFile", start: int, end: int) -> int:
 def _parts(view: TopicView, wanted: TopicRange, times: TimeRange | None) -> Iterator[Part]:
     """History, in runs of files that are wanted, then the tail."""
     partition, snapshot = wanted.partition, view.snapshot
-    is_append_time = snapshot.config_overrides.get("message.timestamp.type") == "LogAppendTime"
+    timestamp_type = int(snapshot.config_overrides.get("message.timestamp.type") == "LogAppendTime")
 
     def part(start: int, end: int, files: Sequence["SegmentFile"] = ()) -> Part:
         where = (view.files.uri, tuple(file.path for file in files)) if files else ("", ())
-        return Part(
-            Slice(wanted.topic, wanted.topic_id, partition, start, end, *where, view.urls, int(is_append_time)),
-            tuple(files),
-        )
+        what = (wanted.topic, wanted.topic_id, partition, start, end, *where)
+        return Part(Slice(*what, view.urls, timestamp_type, snapshot.version), tuple(files))
 
     border = min(max(snapshot.partitions[partition].sealed, wanted.start), wanted.end)
     run: list[SegmentFile] = []

@@ -36,7 +36,7 @@ class TimeRange:
 @dataclass(frozen=True)
 class Slice(InputPartition):
     """Offsets ``start <= offset < end`` of a partition that one task reads: from ``files`` of the ``table`` (a
-    ``TableFiles.uri``), or without any from the leader at one of ``urls``.
+    ``TableFiles.uri``) in its ``version``, or without any from the leader at one of ``urls``.
     """
 
     topic: str
@@ -49,3 +49,4 @@ class Slice(InputPartition):
     urls: tuple[str, ...] = ()
     #: 0 is CreateTime, 1 LogAppendTime.
     timestamp_type: int = 0
+    version: int = -1

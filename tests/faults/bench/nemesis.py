@@ -22,6 +22,7 @@ from tests.faults.bench.foreign_commits import entry_path, newest, overwrite_ent
 from tests.faults.bench.history import Recorder
 from tests.faults.bench.records import Record
 from tests.faults.bench.schedule import Fault
+from tests.faults.bench.table_entries import lost_entries, table_entries
 from tests.faults.bench.workload import Client, TopicSpec
 from tests.support.server_process import FaultyServerProcess
 
@@ -169,30 +170,15 @@ class Nemesis:
         self._count_injected()
         for neighbour in self._neighbours:
             neighbour.kill()
-        before = self._entries()
+        topics = [topic.name for topic in self._topics]
+        before = table_entries(self._server.data, topics)
         self._server.power_cut(fault.settings["seed"], strict=fault.settings["strict"])
-        for (topic, version), content in self._changed(before):
+        for topic, version, left in lost_entries(before, table_entries(self._server.data, topics)):
             # The checker knows whether anybody was told of them.
-            self._tell("entry_lost", topic=topic, version=version, left=content)
+            self._tell("entry_lost", topic=topic, version=version, left=left)
         self.start()
         for neighbour in self._neighbours:
             neighbour.start()
-
-    def _entries(self) -> dict[tuple[str, int], bytes]:
-        found = {}
-        for topic in self._topics:
-            for path in (self._server.data / "topics" / topic.name / "_delta_log").glob("*.json"):
-                if path.stem.isdigit():
-                    found[topic.name, int(path.stem)] = path.read_bytes()
-        return found
-
-    def _changed(self, before: dict[tuple[str, int], bytes]) -> list[tuple[tuple[str, int], str]]:
-        after = self._entries()
-        return [
-            (place, "nothing" if place not in after else f"{len(after[place])} of {len(content)} bytes")
-            for place, content in sorted(before.items())
-            if after.get(place) != content
-        ]
 
     def _fsync_error(self, fault: Fault) -> None:
         """EIO once on the journal's fsync: from then on nothing may be acknowledged until a restart."""

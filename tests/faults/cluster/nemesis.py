@@ -27,6 +27,7 @@ from logstore.cluster import checked_file
 from logstore.cluster.log_directory import META
 from logstore.filesystem import local_filesystem
 from tests.faults.bench.history import Recorder
+from tests.faults.bench.table_entries import lost_entries, table_entries
 from tests.faults.bench.workload import TopicSpec
 from tests.faults.cluster.brokers import LAG_MS, SESSION_MS, BrokerProcess, Brokers
 from tests.faults.cluster.fail_points import AT_A_CHANGE, AT_A_TOPIC, AT_ITS_END, AT_START, AT_WORK
@@ -290,14 +291,24 @@ class Nemesis:
         self._last(victim, _SESSION_S, _SESSION_S + 2)
 
     def _power_cut(self, victim: BrokerProcess) -> None:
-        victim.power_cut(self._chance.randrange(1 << 30))
+        self._cut_power(victim)
         self._last(victim, 0, _SESSION_S + 1.5)
 
     def _power_cut_all(self, victim: BrokerProcess) -> None:
         """One after the other: tables of a cut machine are looked after by another."""
         for broker in self._chance.sample(self._brokers.all, len(self._brokers.all)):
-            broker.power_cut(self._chance.randrange(1 << 30))
+            self._cut_power(broker)
         self._all_down()
+
+    def _cut_power(self, victim: BrokerProcess) -> None:
+        """Cut the power of one broker, and report the entries of tables that go with it: Delta readers see an entry
+        before it is durable, and another leader then writes another one of that version.
+        """
+        topics = [topic.name for topic in self._topics]
+        before = table_entries(self._brokers.data, topics)
+        victim.power_cut(self._chance.randrange(1 << 30))
+        for topic, version, left in lost_entries(before, table_entries(self._brokers.data, topics)):
+            self._tell("entry_lost", victim, topic=topic, version=version, left=left)
 
     def _all_down(self) -> None:
         """Look at the disks, and start all again."""

@@ -124,3 +124,17 @@ def test_files_whose_rows_interleave_at_random_are_all_placed(tmp_path: Path) ->
     assert [(place.min_offset, place.max_offset, place.num_records) for place in arranged.ranges] == [
         (0, rows - 1, rows)
     ]
+
+
+def test_a_file_of_another_table_is_refused_without_a_look() -> None:
+    """A shallow clone over an empty topic names such files."""
+
+    def not_read(path: str) -> OffsetRuns:
+        raise AssertionError(path)
+
+    roots = ("file:/lake/t", "s3://lake/t", "/lake/t")
+    adds = [ForeignAdd(f"{root}/partition=0/f.parquet", 1, 0, 10, (0, 9), (0, 0)) for root in roots]
+    arranged = arrange(adds, [], SEALED, not_read)
+    told = {file.reason for file in arranged.refused}
+    assert told == {"it is a file of another table, as a shallow clone names them"}
+    assert arranged.ranges == ()

@@ -3,9 +3,13 @@
 import pytest
 from deltalake import DeltaTable
 
-from logstore.delta.actions import COMMIT_ID_KEY
+from compaction_jobs.jobs import run_job, topics_of
+from logstore.delta.actions import OWN_PREFIX
 from logstore.spark.history_check import HistoryReadError, KnownHistory, changed, history_check
+from logstore.table_root import open_root
 from tests.support import foreign_writers as others
+from tests.support.job_context import job_context
+from tests.support.keyed_topics import KeyedTopic, Record
 from tests.support.table_paths import create_table, path_of
 from tests.support.topics import joined, rewrite_files, roll
 
@@ -19,10 +23,10 @@ def table(tmp_path):
     return made
 
 
-def known(table, *, has_refused_files: bool = False) -> KnownHistory:
+def known(table, *ranges: tuple[int, int, int], has_refused_files: bool = False) -> KnownHistory:
     snapshot = table.snapshot()
     table_id = str(snapshot.topic_id)
-    return KnownHistory("flights", table_id, table.files.uri, snapshot.version, has_refused_files, COMMIT_ID_KEY)
+    return KnownHistory("flights", table_id, table.files.uri, snapshot.version, has_refused_files, OWN_PREFIX, ranges)
 
 
 def test_what_rolls_and_merges_commit_is_read(table):
@@ -71,3 +75,34 @@ def test_a_log_without_the_entries_since_then_tells_nothing(table):
         roll(table, 0, base, base + 10)
     (path_of(table) / f"_delta_log/{before.version + 1:020}.json").unlink()
     assert changed(before) == "topic flights: the Delta log no longer tells who changed the table"
+
+
+def test_a_compaction_that_took_records_out_of_the_ranges_needs_a_new_frame(tmp_path):
+    topic = KeyedTopic.create(
+        tmp_path, "flights", 2, cleanup_policy="compact", min_cleanable_dirty_ratio=0, segment_bytes=1
+    )
+
+    def compact() -> None:
+        with job_context(1_700_000_000_000) as context:
+            (report,) = run_job("compact", topics_of("compact", open_root(tmp_path), ["flights"], {}), context).topics
+        assert report.error is None
+
+    for at in range(3):
+        topic.roll({0: [Record(b"k", b"%d" % at, 1), Record(b"l%d" % at, b"v", 1)]})
+    table = topic.table
+    all_of_it, others_range, first, chose_files = (
+        known(table, *ranges) for ranges in ([(0, 0, 6), (1, 0, 0)], [(1, 0, 9)], [(0, 0, 1)], [])
+    )
+    compact()
+    version = table.snapshot().version
+    assert len(topic.contents()) == 4
+    assert (
+        changed(all_of_it) == changed(first) == (f"topic flights: key compaction removed records (version {version})")
+    )
+    assert changed(others_range) is changed(chose_files) is None
+    # A compaction that loses no record changes no rows.
+    topic.roll({0: [Record(b"m", b"v", 1)]})
+    unchanged = known(table, (0, 0, 7))
+    compact()
+    assert changed(unchanged) is None
+    assert table.snapshot().version > unchanged.version

@@ -95,7 +95,7 @@ def test_partitions_read_at_far_apart_offsets_get_scans_of_their_own():
 
 def test_equal_bounds_keep_the_condition_simple():
     scan = HistoryScan((OffsetRange(0, 5, 9), OffsetRange(3, 5, 9)))
-    assert scan.condition() == "partition IN (0, 3) AND offset >= 5L AND offset < 9L"
+    assert scan.condition() == "`partition` IN (0, 3) AND `offset` >= 5L AND `offset` < 9L"
 
 
 def test_a_thousand_partitions_are_planned_by_a_bounded_number_of_conjuncts():

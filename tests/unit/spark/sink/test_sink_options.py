@@ -23,6 +23,7 @@ def test_options_are_taken_by_kafkas_names_in_any_spelling():
             "kafka.security.protocol": "PLAINTEXT",
             "includeHeaders": "true",
             "checkpointLocation": "/cp",
+            "mergeSchema": "false",
             "txnAppId": "report",
             "txnVersion": "17",
         }

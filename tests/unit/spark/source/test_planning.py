@@ -1,6 +1,8 @@
 """Slices cover every offset once, history to the sealed offset and the tail from it."""
 
+import os
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,6 +15,10 @@ from logstore.limits import MIB
 from logstore.spark.source.options import ReadOptions, Subscription
 from logstore.spark.source.planning import SLICE_BYTES, Part, Planner, divide
 from logstore.spark.source.slices import Slice, TimeRange, TopicRange
+from logstore.spark.topic_view import TopicView
+from tests.support import foreign_writers as others
+from tests.support.table_paths import create_table, path_of
+from tests.support.topics import roll
 
 
 def file(first: int, end: int, size: int = 1000, times: tuple[int, int] = (0, 0)) -> SegmentFile:
@@ -91,3 +97,79 @@ def test_a_store_that_is_gone_is_asked_for_as_long_as_the_options_say():
     with pytest.raises(StoreUnreachableError):
         Planner(options).slices([TopicRange("t", "id", 0, 0, 1)])
     assert time.monotonic() - begun < 30
+
+
+# ---- which version of the table -------------------------------------------------------------------------------------
+
+
+class CountingPlanner(Planner):
+    """A planner of a table whose tail a store would serve; it counts how often it looks at the store and the table."""
+
+    looks = 0
+
+    def _look(self, topic: str) -> TopicView:
+        self.looks += 1
+        return replace(super()._look(topic), urls=("http://127.0.0.1:1",))
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Three segments of ten records."""
+    made = create_table(tmp_path / "data" / "topics" / "t", num_partitions=1, config_overrides={})
+    for base in (0, 10, 20):
+        roll(made, 0, base, base + 10)
+    return made
+
+
+def planner_of(table) -> CountingPlanner:
+    return CountingPlanner(ReadOptions(Subscription(topics=("t",)), storage=str(path_of(table).parents[1])))
+
+
+def files_of(planner, table, start, end) -> list[str]:
+    """The files that the plan of a range names; each is in the newest version of the table."""
+    topic_id = str(table.snapshot().topic_id)
+    files = [file for s in planner.slices([TopicRange("t", topic_id, 0, start, end)]) for file in s.files]
+    assert set(files) <= table.snapshot().paths
+    return files
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: others.delete(path, '"offset" = 13'),
+        lambda path: others.delete(path, '"offset" >= 10'),
+        lambda path: others.update(path, '"offset" = 13', "new"),
+        others.optimize,
+    ],
+    ids=["delete", "delete files", "update", "optimize"],
+)
+def test_each_batch_of_a_query_that_is_behind_is_planned_by_the_newest_version(table, change):
+    planner = planner_of(table)
+    assert len(files_of(planner, table, 0, 10)) == 1
+    change(path_of(table))
+    files_of(planner, table, 10, 20)
+    roll(table, 0, 30, 40)
+    files_of(planner, table, 20, 25)
+    # No file of a range has been changed since, and the log may be old enough for a mark.
+    log = path_of(table) / "_delta_log"
+    os.utime(log, (time.time() - 60, time.time() - 60))
+    files_of(planner, table, 20, 25)
+    change(path_of(table))
+    files_of(planner, table, 25, 30)
+
+
+def test_a_query_that_is_not_behind_looks_at_the_table_once(table):
+    planner = planner_of(table)
+    for start in range(30, 60, 10):
+        assert files_of(planner, table, start, start + 10) == []
+        roll(table, 0, start, start + 10)
+    assert planner.looks == 1
+
+
+def test_a_table_whose_log_is_at_rest_is_read_once(table):
+    log = path_of(table) / "_delta_log"
+    os.utime(log, (time.time() - 60, time.time() - 60))
+    planner = planner_of(table)
+    for start in range(0, 30, 5):
+        assert len(files_of(planner, table, start, start + 5)) == 1
+    assert planner.looks == 1

@@ -1,0 +1,27 @@
+"""Spark's types of a topic's columns. They are made of types and not of Spark's DDL: settings of a session change what
+that means (``spark.sql.timestampType``).
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+def struct_of(columns: Sequence[str]) -> "StructType":
+    """A schema of ``columns``, which are those of a topic's table and of the source. Every field may be null."""
+    from pyspark.sql import types as T  # noqa: N812 - its usual name
+
+    header = T.StructType([T.StructField("key", T.StringType()), T.StructField("value", T.BinaryType())])
+    known = {
+        "key": T.BinaryType(),
+        "value": T.BinaryType(),
+        "topic": T.StringType(),
+        "partition": T.IntegerType(),
+        "offset": T.LongType(),
+        "timestamp": T.TimestampType(),
+        "timestampType": T.IntegerType(),
+        "headers": T.ArrayType(header),
+    }
+    return T.StructType([T.StructField(name, known[name]) for name in columns])
