@@ -145,6 +145,7 @@ def run_beside_a_store(page: Path, directory: Path, **environment: str) -> str:
         kafka = json.loads((server.data / "brokers/0/endpoint.json").read_bytes())["kafka"]
         address = server.url.removeprefix("http://")
         places = {"127.0.0.1:8082": address, "localhost:8082": address, "127.0.0.1:9092": kafka}
+        places |= {"/srv/logstore/data": str(directory / "data")}
         places |= {"`/data/topics": f"`{directory}/data/topics", '"/lake/': f'"{directory}/lake/'}
         return run(page, PLANS[page.name], directory, places, LOGSTORE_URL=server.url, **environment)
 
@@ -212,6 +213,20 @@ curl -s -H 'Content-Type: application/json' $LOGSTORE_URL/groups/flights-report/
         }
     ),
     "cli.md": Plan(),
+    "delete-a-persons-data.md": Plan(
+        before="""
+logstore topic create events
+printf '%s\\n' 1 2 | logstore produce events --key ada
+echo 3 | logstore produce events --key bob
+logstore topic roll events
+""",
+        instead={
+            # What the page looks for is not there any more.
+            "grep -rlF 'ada@example.org' /srv/logstore/data ": "test -z \"$(grep -rlF 'ada@example.org' data)\" ",
+            "| grep ada": "| awk '/ada/ {found = 1} END {exit found}'",
+        },
+        printed=("would be erased", "2 records left the table"),
+    ),
     "delivery.md": Plan(),
     "events.md": Plan(
         before="""
@@ -340,6 +355,13 @@ logstore consume events --group report --from-beginning
         },
     ),
     "quickstart-producer.md": Plan(),
+    "where.md": Plan(
+        before="""
+logstore topic create orders
+echo '{"user": "ada", "amount": 120, "paid": false, "items": [{"id": 17}]}' | logstore produce orders --key ada
+""",
+        printed=('"id": 17',),
+    ),
     "your-topic-as-a-table.md": Plan(
         before="""
 logstore topic create events
