@@ -195,7 +195,7 @@ curl -s -H 'Content-Type: application/json' $LOGSTORE_URL/groups/flights-report/
             "pip install": "installs this checkout; tests/install/test_wheel.py does it",
             "kafka-console": _KAFKA_TOOLS,
             "logstore cluster start": "tests/cluster/test_pages.py runs the chapter of the cluster",
-            "logstore topic create orders --partitions 4 --repl": "needs it; tests/cluster/test_pages.py has it",
+            "logstore topic create shipments --partitions 4 --repl": "needs it; tests/cluster/test_pages.py has it",
         },
         instead={'"earliest"}\nwith': '"earliest", "consumer_timeout_ms": 10_000}\nwith'},
     ),
@@ -244,7 +244,7 @@ echo '{"page": "/"}' | logstore produce clicks --partition 2 --key alice
     ),
     "groups.md": Plan(
         spark=True,
-        printed=("54 records behind", "packed 0 0\n", "records done", '"instance_id":"c1"', "billing.*orders"),
+        printed=("54 records behind", "packed 0 0\n", "records done", '"instance_id":"c1"', "billing.*payments"),
     ),
     "how-do-i.md": Plan(
         spark=True,
