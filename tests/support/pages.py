@@ -212,6 +212,13 @@ curl -s -H 'Content-Type: application/json' $LOGSTORE_URL/groups/flights-report/
         }
     ),
     "cli.md": Plan(),
+    "delete-a-persons-data.md": Plan(
+        before="logstore topic create events\necho spoken | logstore produce events --key ada",
+        left_out={
+            "$ grep -rlF": "ends with 1 where nothing is left; tests/unit/broker/test_erasing.py searches the files"
+        },
+        printed=("state|erased", "Not reached"),
+    ),
     "delivery.md": Plan(),
     "events.md": Plan(
         before="""
