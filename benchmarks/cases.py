@@ -28,7 +28,7 @@ from benchmarks.ours import ClientConsume, ClientProduce, HttpFetch, HttpLatency
 from benchmarks.rivals import Confluent, IdleConsumers, JavaConsume, JavaProduce
 from benchmarks.run import Case
 from benchmarks.server import BenchmarkError
-from benchmarks.upkeep import AgedTopic, Merge
+from benchmarks.upkeep import AgedTopic, MaskedConsume, Merge
 from benchmarks.workload import Form, Payload, Workload
 
 SMALL = Workload(value_bytes=100)
@@ -253,6 +253,15 @@ DEFAULT: tuple[Case, ...] = (
         "1,000 commits/s of an offset of 100 groups, from the time they are due",
         (CommitOffsets(groups=100, offsets=1, rate=1_000),),
         (Target("p99_ms", at_most=10.0),),
+    ),
+    Case(
+        "consume-masked",
+        "sealed history in 80 files, 1 KB values; of each tenth file a deletion vector takes a hundredth of the rows",
+        (
+            MaskedConsume(replace(LARGE, keyed=False), 400_000, rolls=20, masked=True),
+            MaskedConsume(replace(LARGE, keyed=False), 400_000, rolls=20, masked=False, name="without vectors"),
+        ),
+        (megabytes("without vectors", 0.8),),
     ),
     Case(
         "commit-offsets",

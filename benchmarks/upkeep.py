@@ -1,19 +1,28 @@
-"""Upkeep of tables: joining small segments; rolls and starts of an old topic. Contenders, as those of ``ours``."""
+"""Upkeep of tables: joining small segments; rolls and starts of an old topic; reads of a table of which another writer
+has deleted rows. Contenders, as those of ``ours``.
+"""
 
 import itertools
 import json
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.load.result import percentiles_ms
 from benchmarks.measure import Sample
-from benchmarks.ours import NO_ROLL, TOPIC, fill
+from benchmarks.ours import NO_ROLL, TOPIC, fill, run_client
 from benchmarks.run import Stage
-from benchmarks.server import BenchmarkError, Turn, python_of, run_command
+from benchmarks.server import BenchmarkError, Turn, python_of, run_command, turn_of
 from benchmarks.workload import Workload
 from logstore.client.admin import Admin
 from logstore.client.producer import Producer
+from logstore.delta.log_entries import LogReplay
+from logstore.delta.schema import timestamp_stat
+from logstore.delta.table_state import AddedFile
 from logstore.log.merging import NEWEST_KEPT
+from logstore.table_files import open_table
+from tests.support.deletion_vectors import commit, stored_vector
+from tests.support.table_features import turn_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,64 @@ class Merge:
             return Sample(records_s=rate, mb_s=rate * self.workload.record_bytes / 1e6)
 
         return turn
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedConsume:
+    """As ``ClientConsume`` of sealed history, rolled so many times. With ``masked`` each tenth file has a deletion
+    vector for a hundredth of its rows.
+    """
+
+    workload: Workload
+    records: int
+    rolls: int
+    masked: bool
+    name: str = "ours"
+    needs: tuple[str, ...] = ()
+
+    def start(self, stage: Stage) -> Turn:
+        store = stage.store(self.name)
+        # A merge would write the files with vectors anew.
+        store.create_topic(TOPIC, self.workload.partitions, NO_ROLL | {"merge.target.bytes": "0"})
+        for _ in range(self.rolls):
+            fill(stage, store, self.workload, self.records // self.rolls)
+            store.roll(TOPIC)
+        left = store.stored(TOPIC)
+        if self.masked:
+            left -= mask_rows(store.data / "topics" / TOPIC)
+        store.pause()
+        specification = {"url": store.url, "topic": TOPIC, "call": "poll_arrow", "records": left}
+        return turn_of(
+            store,
+            self.workload.record_bytes,
+            lambda seconds: run_client({**specification, "seconds": seconds}, stage.checkout),
+        )
+
+
+def mask_rows(table: Path, *, each_file: int = 10, each_row: int = 100) -> int:
+    """Delete rows of a table as Spark does with deletion vectors on; how many."""
+    files = open_table(table)
+    state = LogReplay(files).state().table
+    assert state is not None
+    turn_on(table, "deletionVectors")
+    lines: list[dict[str, object]] = []
+    deleted = 0
+    for file in sorted(state.files)[::each_file]:
+        assert file.num_records is not None
+        rows = range(0, file.num_records, each_row)
+        same = {"path": file.path, "partitionValues": {"partition": str(file.partition)}, "size": file.size}
+        bounds = {"numRecords": file.num_records, "minValues": _bound(file, 0), "maxValues": _bound(file, 1)}
+        add = {**same, "modificationTime": 1, "dataChange": True, "stats": json.dumps(bounds)}
+        lines.append({"add": add | {"deletionVector": stored_vector(table, rows)}})
+        lines.append({"remove": {**same, "deletionTimestamp": 1, "dataChange": True, "extendedFileMetadata": True}})
+        deleted += len(rows)
+    commit(table, "DELETE", lines)
+    return deleted
+
+
+def _bound(file: AddedFile, at: int) -> dict[str, object]:
+    offset, time_us = ((file.min_offset, file.min_timestamp_us), (file.max_offset, file.max_timestamp_us))[at]
+    return {"offset": offset, "timestamp": timestamp_stat(time_us or 0)}
 
 
 @dataclass(frozen=True, slots=True)

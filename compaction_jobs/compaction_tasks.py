@@ -92,7 +92,7 @@ def _has_expired(files: TableFiles, source: Source, now_ms: int, delete_retentio
     """Whether a file that was compacted before holds a tombstone whose time is over."""
     if not source.num_records:
         return False
-    footer = read_footer(files, source.path)
+    footer = read_footer(files, source.path, source.partition)
     if not any(time_ms <= now_ms - delete_retention_ms for _, time_ms in footer.cleanings):
         return False
     return any(

@@ -56,8 +56,9 @@ def plan_retention(
         if count:
             log_start = max(log_start, live[count].base_offset if count < len(live) else state.sealed)
     below = tuple(file for file in files if file.end_offset <= log_start)
-    # Another writer's file has no footer.
-    expired = below[:-1] if below and below[-1] is files[-1] and known_segment_name(below[-1].path) else below
+    # A file of another writer has no footer.
+    ends_with_segment = below and below[-1] is files[-1] and any(map(known_segment_name, below[-1].paths))
+    expired = below[:-1] if ends_with_segment else below
     first_left = files[len(expired)] if len(expired) < len(files) else None
     has_records = first_left is not None and first_left.num_records and first_left.min_offset < log_start
     boundary = first_left if has_records and first_left is not None and not first_left.shared else None

@@ -4,13 +4,13 @@ Invariant: only partitions that a commit left out are planned again, so that a j
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from compaction_jobs.context import JobContext
 from compaction_jobs.report import NOTHING, TopicReport, Totals, totals
 from compaction_jobs.topics import JobTopic
-from compaction_jobs.waiting import Waiting
+from compaction_jobs.waiting import Waiting, append_only_waits
 from logstore.delta.snapshot import PartitionState, SegmentFile, TopicSnapshot
 from logstore.delta.topic_table import RewritePart
 from logstore.errors import (
@@ -65,11 +65,18 @@ class PlanOvertakenError(CommitRefusedError):
 Waits = Callable[[int, PartitionState, Sequence[SegmentFile], TopicConfig, int], Waiting]
 
 
-def rewrite(context: JobContext, topic: JobTopic, job: str, attempt: Attempt, waits: Waits) -> TopicReport:
+def rewrite(
+    context: JobContext, topic: JobTopic, job: str, attempt: Attempt, waits: Waits, *, removes_records: bool = True
+) -> TopicReport:
     """Run ``attempt`` on the partitions of a topic until none is left out; ``waits`` gives the reasons for untouched
-    partitions. A run passes over a topic that another run of the same ``job`` is working on. Raises PlanOvertakenError,
-    and as ``attempt``.
+    partitions. A job that ``removes_records`` leaves an append-only table alone. A run passes over a topic that another
+    run of the same ``job`` is working on. Raises PlanOvertakenError, and as ``attempt``.
     """
+    if removes_records and (snapshot := topic.table.snapshot()).is_append_only:
+        there = totals(file for p in snapshot.partitions for file in snapshot.segments(p))
+        return TopicReport(
+            topic.name, before=there, after=there, waiting=tuple(map(append_only_waits, snapshot.partitions))
+        )
     if context.dry_run:
         return _rewrite(context, topic, attempt, waits)
     with topic.table.files.try_lock(f".{job}.lock") as held:
@@ -117,9 +124,15 @@ def _rewrite(context: JobContext, topic: JobTopic, attempt: Attempt, waits: Wait
 def commit(
     topic: JobTopic, snapshot: TopicSnapshot, parts: Sequence[RewritePart], *, data_change: bool, operation: str
 ) -> AttemptResult:
-    """Commit ``parts``, which were planned on ``snapshot``. Raises as ``TopicTable.commit_rewrites``."""
+    """Commit ``parts``, which were planned on ``snapshot``. Segments of parts that are refused are deleted: nobody else
+    would for days, and they may have records that were erased meanwhile. Raises as ``TopicTable.commit_rewrites``.
+    """
     topic.table.files.reached("job.written")
     done = topic.table.commit_rewrites(parts, data_change=data_change, operation=operation)
+    for part in parts:
+        if part.partition in done.refused:
+            with suppress(OSError):
+                topic.table.files.remove([segment.path for segment in part.adds], durable=False)
     committed = [part for part in parts if part.partition in done.committed]
     files = {file.path: file for part in committed for file in snapshot.segments(part.partition)}
     return AttemptResult(

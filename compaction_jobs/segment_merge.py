@@ -33,7 +33,7 @@ _LOCAL_COMMIT_BYTES, _SPARK_COMMIT_BYTES = 256 * MIB, 8 * GIB
 
 
 def run(context: JobContext, topic: JobTopic) -> TopicReport:
-    return rewrite(context, topic, "merge", _attempt, merge_waits)
+    return rewrite(context, topic, "merge", _attempt, merge_waits, removes_records=False)
 
 
 def _attempt(

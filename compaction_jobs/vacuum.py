@@ -4,17 +4,23 @@ The removals in the Delta log decide, so that a file that no commit has named ye
 commit) is never touched. The log forgets removals after some days. Segments that it forgot, and those of jobs that were
 killed before their commit, are unnamed; the table has their offsets in other files. They are deleted by their age, of
 seven days at least. ``--full`` does the same with files whose names are not ours. A segment of offsets that the table
-lacks stays in any case. Where the delay is longer than the log remembers, a run has the log remember longer; else a
-vacuum commits nothing.
+lacks stays in any case. The files of deletion vectors go as those of data do. Where the delay is longer than the log
+remembers, a run has the log remember longer; else a vacuum commits nothing.
 """
-
-from urllib.parse import unquote
 
 from compaction_jobs.context import JobContext
 from compaction_jobs.report import TopicReport
 from compaction_jobs.topics import JobTopic
 from compaction_jobs.waiting import vacuum_waits
-from logstore.delta.removed_files import UnnamedFiles, delete_removed_files, delete_unnamed_files, unnamed_files
+from logstore.delta.removed_files import (
+    ACTIVE,
+    UnnamedFiles,
+    delete_removed_files,
+    delete_unnamed_files,
+    may_be_deleted,
+    named_files,
+    unnamed_files,
+)
 from logstore.delta.schema import removals_kept_ms
 from logstore.errors import storage_error
 from logstore.table_files import TableFiles
@@ -40,19 +46,18 @@ def _run(context: JobContext, topic: JobTopic, files: TableFiles) -> TopicReport
         versions = (topic.table.keep_removals(delay_ms),)
         snapshot = topic.table.snapshot()
     # Listed after the snapshot: a file that another commit names meanwhile is young.
-    there = {entry.name: entry for entry in files.list("") if entry.name.endswith(".parquet")}
-    unnamed = unnamed_files(snapshot, there.values())
+    there = {entry.name: entry for entry in files.list("") if may_be_deleted(entry.name)}
+    unnamed = unnamed_files(files, snapshot, there.values())
     deletable = {**unnamed.superseded, **(unnamed.others if context.full else {})}
     age_ms = max(delay_ms, UNNAMED_AGE_MS_MIN)
     with context.progress.step(f"{topic.name}: vacuum"):
         removed = delete_removed_files(files, snapshot, delay_ms=delay_ms, now_ms=now_ms, dry_run=dry_run)
         aged = delete_unnamed_files(files, deletable, age_ms=age_ms, now_ms=now_ms, dry_run=dry_run)
     gone = {*removed.names, *aged.names}
-    active = {unquote(path) for path in snapshot.paths}
     left = {
         name: (entry.size, removed_ms)
-        for path, removed_ms in snapshot.log.removals().items()
-        if (name := unquote(path)) not in active and name not in gone and (entry := there.get(name)) is not None
+        for name, removed_ms in named_files(files, snapshot).items()
+        if removed_ms != ACTIVE and name not in gone and (entry := there.get(name)) is not None
     }
     kept = UnnamedFiles(
         *(

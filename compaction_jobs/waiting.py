@@ -13,13 +13,14 @@ from typing import Literal
 from compaction_jobs.planning import dirty_files, is_changed, is_young, plan_compaction
 from logstore.delta.removed_files import UnnamedFiles
 from logstore.delta.snapshot import PartitionState, SegmentFile
+from logstore.delta.table_features import APPEND_ONLY_PROPERTY
 from logstore.log.merging import target_bytes
 from logstore.topic_config import LONG_MAX, TopicConfig
 
 #: ``policy`` and ``unlimited``: the configuration keeps everything. ``empty``: there is nothing to work on. ``clean``:
 #: nothing new since the last compaction. ``young``: too young for the job. ``ratio``: too little is dirty.
 #: ``few``: too few small segments to join. ``unnamed``: files that no commit names, or whose removal has no time.
-Reason = Literal["policy", "unlimited", "empty", "clean", "young", "ratio", "few", "unnamed"]
+Reason = Literal["policy", "unlimited", "empty", "clean", "young", "ratio", "few", "unnamed", "append-only"]
 
 #: Year 9999; later times have no date.
 _LAST_MS = 253_402_300_799_999
@@ -38,6 +39,11 @@ class Waiting:
     due_ms: int | None = None
     segment: str | None = None
     unrolled_records: int | None = None
+
+
+def append_only_waits(partition: int) -> Waiting:
+    """Why no job removes records from the table, whatever the configuration of the topic says."""
+    return Waiting(partition, "append-only", f"the table property {APPEND_ONLY_PROPERTY} is true: no record is removed")
 
 
 def retention_waits(

@@ -37,10 +37,11 @@ A topic's own value wins over the store's default for topics, which wins over th
 are properties of its Delta table, named `logstore.<key>`.
 
 The store's default is a setting of the store, with Kafka's name (second column): `log.retention.hours = 168` in the
-file, or `LOGSTORE_LOG_RETENTION_HOURS=168` in the environment. Of several the first in the column counts, as in Kafka:
-ms over minutes over hours. -1 is "no bound" in each unit. The table `[topic]` of the file takes the keys of topics
-themselves, also those without a name in the second column (variables: `LOGSTORE_TOPIC_KEY_FORMAT`). A start is refused
-if the two give one key different values. Jobs need the same defaults as the store: give both the same file.
+file, or `LOGSTORE_LOG_RETENTION_HOURS=168` in the environment. If several are set, the first in the column counts, as
+in Kafka: ms over minutes over hours. -1 means no limit in each unit. The table `[topic]` of the file takes the keys of
+topics themselves, also those without a name in the second column (variables: `LOGSTORE_TOPIC_KEY_FORMAT`). The store
+does not start if the two set different values for one key. Jobs need the same defaults as the store: use the same file
+for both.
 
 Set a topic's own values when it is created (`logstore topic create flights --config retention.ms=7d`), later with
 `logstore topic alter`, or over HTTP with `POST /v3/clusters/{cluster}/topics/{topic}/configs:alter`.

@@ -6,7 +6,7 @@ All of it is durable, but for ``GroupQueries.describe``. Each name of a group or
 
 import asyncio
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from consumer_offsets.committed_offsets import TopicPartition
@@ -14,18 +14,21 @@ from consumer_offsets.group_listings import GroupListing, GroupListings
 from consumer_offsets.group_shards import GroupShards
 from consumer_offsets.groups.description import GroupDescription, MemberDescription
 from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.broker import Broker, Topic
+from logstore.broker.broker import Broker, FetchResult, Topic
 from logstore.broker.context import INTERNAL, Forwarding, RequestContext
+from logstore.broker.fetching import FetchLimits, FetchPartition
 from logstore.broker.partition_offsets import NOTHING_ELSEWHERE, OffsetsElsewhere, PartitionOffsets
 from logstore.errors import (
     CoordinatorLoadInProgressError,
+    LogStoreError,
     NotCoordinatorError,
     QuarantinedError,
     UnknownGroupError,
     UnknownTopicError,
     UnstableOffsetCommitError,
 )
-from logstore.limits import GROUP_NAME_LENGTH_MAX
+from logstore.limits import FETCH_BYTES_MAX, GROUP_NAME_LENGTH_MAX
+from logstore.records.log_batches import int64_values
 from logstore.records.offset_record import NO_GENERATION, OffsetCommit
 
 if TYPE_CHECKING:  # one node needs nothing of it
@@ -34,6 +37,8 @@ if TYPE_CHECKING:  # one node needs nothing of it
 #: Of a page of groups: that many partitions, and the loop does other work in between.
 _PAGE_PARTITIONS = 100_000
 _STEP = 2_000
+#: Of one group: of that many partitions the oldest record is looked at.
+_TIMED_PARTITIONS_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,9 @@ class CommittedOffset:
 class PartitionLag:
     """``lag`` is the number of offsets from ``committed_offset``, or from ``log_start_offset`` without one (None), to
     ``high_watermark``. ``member`` reads the partition.
+
+    ``records_behind`` of these offsets have a record; the timestamp of the first one is ``lag_ms`` ago. Both are None
+    where they were not asked for, or cannot be known.
     """
 
     topic: str
@@ -61,6 +69,8 @@ class PartitionLag:
     high_watermark: int
     lag: int
     member: MemberDescription | None
+    records_behind: int | None = None
+    lag_ms: int | None = None
 
 
 class GroupQueries:
@@ -215,6 +225,43 @@ class GroupQueries:
         topics = {each.topic for each in self.lag(context, group)}
         return self.lag(context, group, await self._offsets_elsewhere(topics))
 
+    async def fetch_lag_in_records(self, context: RequestContext, group: str) -> list[PartitionLag]:
+        """As ``fetch_lag``, with ``records_behind``, and with ``lag_ms`` where the principal may read the topic."""
+        lags = [await self._in_records(lag) for lag in await self.fetch_lag(context, group)]
+        behind = [at for at, lag in enumerate(lags) if lag.records_behind != 0][:_TIMED_PARTITIONS_MAX]
+        times = await self._times(context, [lags[at] for at in behind])
+        now_ms = self._broker.clock.now_ms()
+        for at, time_ms in zip(behind, times, strict=True):
+            lags[at] = replace(lags[at], lag_ms=None if time_ms is None else max(0, now_ms - time_ms))
+        return [replace(lag, lag_ms=0) if lag.records_behind == 0 else lag for lag in lags]
+
+    async def _in_records(self, lag: PartitionLag) -> PartitionLag:
+        topic = self._served(lag.topic)
+        if topic is None or not lag.lag:
+            return replace(lag, records_behind=0)
+        try:
+            count = await self._broker.count_records(topic, lag.partition, _begin(lag), lag.high_watermark)
+        except LogStoreError:
+            return lag  # a damaged segment: the reader of it gets the reason
+        return replace(lag, records_behind=count)
+
+    async def _times(self, context: RequestContext, lags: Sequence[PartitionLag]) -> list[int | None]:
+        """The timestamps of the first records behind which a group is, in ms."""
+        if not lags:
+            return []
+        wanted = [FetchPartition(lag.topic, lag.partition, _begin(lag)) for lag in lags]
+        limits = FetchLimits(FETCH_BYTES_MAX, 1, 0, 0)
+        try:
+            fetched = await self._broker.fetch_records(context.answered_here(), wanted, limits)
+        except LogStoreError:
+            return [None] * len(lags)  # over a quota: the lag in records is there
+        fetched.reservation.release()
+        times: list[int | None] = [None] * len(lags)
+        for at, answer in fetched.answers.items():
+            if isinstance(answer, FetchResult) and answer.records.num_rows:
+                times[at] = int(int64_values(answer.records.column("timestamp").chunk(0))[0])
+        return times
+
     async def _offsets_elsewhere(self, topics: Iterable[str]) -> OffsetsElsewhere:
         served = [topic for name in topics if (topic := self._served(name)) is not None]
         return await self._broker.offsets_elsewhere([log for topic in served for log in topic.partitions])
@@ -235,7 +282,8 @@ class GroupQueries:
         return sorted(name for name in names if after is None or name > after)
 
     def _described(self, group: str, *, with_members: bool = True) -> GroupDescription:
-        found = self._shards.machine(group).describe(group, with_members=with_members)
+        now_ms = self._broker.clock.now_ms()
+        found = self._shards.machine(group).describe(group, with_members=with_members, now_ms=now_ms)
         return found or GroupDescription(group, "", "Empty", NO_GENERATION)
 
     def _lags(
@@ -281,6 +329,10 @@ class GroupQueries:
             return self._broker.topic(INTERNAL, name)
         except (UnknownTopicError, QuarantinedError):
             return None
+
+
+def _begin(lag: PartitionLag) -> int:
+    return max(lag.log_start_offset, lag.committed_offset or 0)
 
 
 def _merged(pages: Sequence[GroupListings], limit: int) -> GroupListings:

@@ -137,10 +137,10 @@ class GroupsMachine:
         """Groups that have had members, and are not deleted."""
         return list(self._groups)
 
-    def describe(self, group: str, *, with_members: bool = True) -> GroupDescription | None:
-        """As the group is now: durable after a Barrier. None: it never had a member."""
+    def describe(self, group: str, *, with_members: bool = True, now_ms: int | None = None) -> GroupDescription | None:
+        """As the group is now: durable after a Barrier. None: it never had a member. ``now_ms`` as in ``Group``."""
         found = self._groups.get(group)
-        return None if found is None else found.describe(with_members=with_members)
+        return None if found is None else found.describe(with_members=with_members, now_ms=now_ms)
 
     def subscribed_topics(self, group: str) -> frozenset[str] | None:
         """The topics that members subscribe to, or None: any. NonEmptyGroupError if members do not subscribe."""

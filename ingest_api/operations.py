@@ -37,7 +37,9 @@ from ingest_api.parameters import (
     PARTITION,
     POLL_MAX_BYTES,
     POLL_TIMEOUT,
+    RECORD_KEY,
     TIMEOUT_MS,
+    WHERE,
     Parameter,
     TextParameter,
 )
@@ -74,7 +76,7 @@ ERRORS = {
     "(Origin) may change nothing. Nothing was done.",
     404: "40401: no such topic; 40402: no such partition; 40403: no such consumer instance; 40405: no such group; "
     "40406: the topic has another id than was meant, it was deleted and made again; 40407: the partition is not being "
-    "reassigned; 404: nothing at this path.",
+    "reassigned; 40408: the topic has no such erasure; 404: nothing at this path.",
     406: "Accept allows none of the media types of the answer; 40601: it asks for another embedded format than that of "
     "the consumer instance.",
     408: "The client stopped sending in the middle of the body.",
@@ -285,11 +287,12 @@ PRODUCE_RECORDS_BATCH = _operation(
 FETCH = _operation(
     "fetch",
     path=("topic", "partition"),
-    query=(OFFSET, MAX_BYTES, MIN_BYTES, MAX_WAIT_MS),
+    query=(OFFSET, MAX_BYTES, MIN_BYTES, MAX_WAIT_MS, RECORD_KEY, WHERE),
     headers=(TOPIC_ID,),
     answers={
         200: _answer(
-            "Records in offset order; empty at the high watermark when the wait is over.",
+            "Records in offset order; empty at the high watermark when the wait is over, and with `key` or `where` "
+            "also when none of the records that were looked at is selected.",
             {
                 **_content(
                     {"type": "array", "items": _ref(records.ConsumedRecord)}, (KAFKA_JSON_V2, JSON, KAFKA_BINARY_V2)

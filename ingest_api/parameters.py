@@ -9,7 +9,7 @@ mean the default. Raises ParameterError saying what to send; for a path, the 404
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl
@@ -20,6 +20,9 @@ from ingest_api.errors import NoSuchResourceError, ParameterError
 from logstore.errors import UnknownPartitionError
 from logstore.limits import FETCH_BYTES_DEFAULT, FETCH_BYTES_MAX, FETCH_WAIT_MS_MAX, TIMESTAMP_MS_MAX, TIMESTAMP_MS_MIN
 from logstore.quantities import TIME_FORMS, timestamp_ms
+from logstore.records.where.evaluation import Where
+from logstore.records.where.expression import both, key_equals
+from logstore.records.where.parser import parse_where
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 _PARTITION = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -169,6 +172,14 @@ KEY = TextParameter(
     "Only records with this key: JSON, or a text without quotes, which is taken for a JSON string. With "
     "`key_format=string` the key's text itself, with `format=binary` its bytes as base64.",
 )
+RECORD_KEY = TextParameter(
+    "key", "Only records with this key. A key that is a JSON string has the text without its quotes: `alice`."
+)
+WHERE = TextParameter(
+    "where",
+    'Only records that this expression selects: `$.user == "ada" and timestamp >= "2026-11-21"`. With it, or with '
+    "`key`, an answer may be empty before the end of the log; the next request begins at `Logstore-Next-Offset`.",
+)
 EVENT_FORMAT = ChoiceParameter(
     "format",
     {"json": 0, "binary": 1},
@@ -191,7 +202,11 @@ def read_query(request: Request, known: Sequence[Parameter] = ()) -> dict[str, i
 
 def parse_query(query: bytes, known: Sequence[Parameter]) -> dict[str, int | None]:
     """As ``read_query``, for a query as it was sent."""
-    texts = query_texts(query, [parameter.name for parameter in known])
+    return values_of(query_texts(query, [parameter.name for parameter in known]), known)
+
+
+def values_of(texts: Mapping[str, str], known: Sequence[Parameter]) -> dict[str, int | None]:
+    """As ``read_query``, of texts by the parameter's name."""
     return {
         parameter.name: parameter.read(texts[parameter.name]) if parameter.name in texts else parameter.default
         for parameter in known
@@ -227,6 +242,12 @@ def read_timestamp(text: str, now_ms: int) -> int:
         return timestamp_ms(_ZONE_AFTER_SPACE.sub(r"\1+\2", text), now_ms)
     except ValueError:
         raise ParameterError(f"Query parameter timestamp cannot be {shown(text)}: send {TIME_FORMS}.") from None
+
+
+def selection_of(key: str | None, where: str | None) -> Where | None:
+    """The expression of the parameters ``key`` and ``where``. InvalidWhereError."""
+    node = both(None if key is None else key_equals(key), None if where is None else parse_where(where))
+    return None if node is None else Where(node)
 
 
 def required(value: int | None) -> int:

@@ -45,6 +45,16 @@ class NoRecordsError(InvalidRequestError):
     """A produce request without a record."""
 
 
+class InvalidWhereError(InvalidRequestError):
+    """An expression of ``--where`` or ``?where=`` cannot be read. ``position``: of the first wrong character, from 1;
+    None if the expression as a whole is refused.
+    """
+
+    def __init__(self, message: str, position: int | None = None) -> None:
+        super().__init__(message)
+        self.position = position
+
+
 class RefusedRecords(NamedTuple):
     """``numbers`` count from 0 in the record batch, and rise; ``message`` is of each of them."""
 
@@ -116,6 +126,12 @@ class UnknownTopicIdError(UnknownTopicError):
 
 class UnknownPartitionError(LogStoreError):
     kafka_name, kafka_code = "UNKNOWN_TOPIC_OR_PARTITION", 3
+
+
+class UnknownErasureError(LogStoreError):
+    """The topic has no erasure with that id."""
+
+    kafka_name, kafka_code = "RESOURCE_NOT_FOUND", 91
 
 
 class UnknownGroupError(LogStoreError):

@@ -57,10 +57,16 @@ COMMIT_ATTEMPTS_MAX = 20
 FETCH_BYTES_DEFAULT = 1 * MIB
 FETCH_BYTES_MAX = 64 * MIB
 FETCH_WAIT_MS_MAX = 60_000
+# Bytes of records that one answer to a fetch with an expression looks at, of each partition.
+SEARCHED_BYTES_MAX = 32 * MIB
 # The most partitions of one fetch request.
 FETCH_PARTITIONS_MAX = 10_000
 #: Partitions of one request for elections.
 ELECTIONS_MAX = 10_000
+#: Ranges of offsets of one erasure by an expression, each of some 16 bytes in its record.
+ERASED_RANGES_MAX = 100_000
+#: Keys of one erasure: its record in ``__erasures`` has 43 bytes of each.
+ERASED_KEYS_MAX = 10_000
 # The most partitions of one request for offsets of times: each partition may cost a read of a row group.
 TIMES_PARTITIONS_MAX = 100
 # Bytes that readers of history and of large frames hold between two slices.

@@ -1,10 +1,29 @@
-"""Legal names of topics and groups, by Kafka's rule (``org.apache.kafka.common.internals.Topic``)."""
+"""Legal names of topics, by Kafka's rule (``org.apache.kafka.common.internals.Topic``), and those that are reserved."""
 
 import re
+from typing import Final
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+#: Kafka's internal topics and the store's own. The names are reserved, whether the topics are there or not; other names
+#: that begin with ``__`` are like any other, as in Kafka.
+INTERNAL_TOPICS: Final = frozenset(
+    {
+        "__consumer_offsets",
+        "__transaction_state",
+        "__share_group_state",
+        "__cluster_metadata",
+        "__erasures",
+        "__audit",
+    }
+)
 
 
 def is_legal_name(name: str, length_max: int) -> bool:
     """1 to ``length_max`` of A-Z a-z 0-9 . _ -, but not '.' or '..'."""
     return len(name) <= length_max and _NAME.fullmatch(name) is not None and name not in {".", ".."}
+
+
+def is_internal(name: str) -> bool:
+    """Whether a topic of that name is the store's own: nobody else makes, changes or writes it."""
+    return name in INTERNAL_TOPICS

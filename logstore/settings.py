@@ -74,6 +74,12 @@ class Settings(BaseSettings):
         "is a loopback address.",
     )
     broker_id: int = Field(0, ge=0, le=2**31 - 1, description="This broker's id; names its part of the data directory.")
+    journal_roll_ms: int = Field(
+        3_600_000,
+        ge=1_000,
+        description="A journal file that has records is replaced after this time. What is in a table by then is in no "
+        "journal file afterwards, and what is not is copied into the new one.",
+    )
     journal_max_bytes: int = Field(
         4 * GIB,
         ge=1,
@@ -88,7 +94,8 @@ class Settings(BaseSettings):
     queued_max_request_bytes: int = Field(
         256 * MIB,
         ge=1,
-        description="Bytes of requests in flight, and as many again of answers. Beyond them the answer is 429.",
+        description="Bytes of requests in flight, and the same number of bytes of answers. Beyond that the answer is "
+        "429.",
     )
     max_request_size: int = Field(64 * MIB, ge=1, le=GIB, description="Largest request body, after inflation.")
     max_connections: int = Field(
@@ -101,8 +108,8 @@ class Settings(BaseSettings):
     connections_max_idle_ms: int = Field(
         60_000,
         ge=1,
-        description="Close a connection on which no request begins for this long. Kafka's default is 600000; its "
-        "clients have that here, too, unless this is set.",
+        description="Close a connection on which no request begins for this long. Default for Kafka's clients: "
+        "600000, as in Kafka.",
     )
     request_head_timeout_ms: int = Field(
         30_000,
@@ -112,14 +119,14 @@ class Settings(BaseSettings):
     request_body_timeout_ms: int = Field(
         30_000,
         ge=1,
-        description="In every interval of this length a body must bring 1 KiB for each second, or end; otherwise the "
-        "answer is 408.",
+        description="In every interval of this length the client must send 1 KiB of the body for each second, or its "
+        "end; otherwise the answer is 408.",
     )
     response_timeout_ms: int = Field(
         60_000,
         ge=1,
-        description="Within twice this time a client must take 1 KiB of its answer for each second of this time, or "
-        "the rest of it; otherwise the connection is cut.",
+        description="Within twice this time a client must read 1 KiB of its answer for each second of this time, or "
+        "the rest of it; otherwise the connection is closed.",
     )
     max_event_streams: int = Field(
         2_000,
@@ -129,12 +136,11 @@ class Settings(BaseSettings):
     event_stream_keepalive_ms: int = Field(
         15_000,
         ge=1,
-        description="A stream of events that has sent nothing for so long sends a comment: proxies then keep it open.",
+        description="After this time without an event a stream sends a comment, so that proxies keep it open.",
     )
     auto_create_topics_enable: bool = Field(
         default=False,
-        description="Create a topic when something is first produced to it, or a consumer first asks for it. Kafka's "
-        "default is true.",
+        description="Create a topic when a producer or consumer first uses it. Kafka's default is true.",
     )
     num_partitions: int = Field(
         1, ge=1, le=PARTITIONS_PER_TOPIC_MAX, description="Partitions of a topic that is created without a count."
@@ -151,7 +157,7 @@ class Settings(BaseSettings):
         description="Minutes that a group without members keeps an offset, after its commit or its last member's end.",
     )
     offsets_retention_check_interval_ms: int = Field(
-        600_000, ge=1, description="Pause between two looks for offsets of groups that have expired."
+        600_000, ge=1, description="Pause between two searches for expired offsets of groups."
     )
     group_min_session_timeout_ms: int = Field(
         6_000, ge=1, description="The shortest session timeout that a member of a classic group may ask for."
@@ -167,10 +173,18 @@ class Settings(BaseSettings):
         300_000, ge=1, description="How long a new member of a classic group waits for its first rebalance."
     )
     group_consumer_session_timeout_ms: int = Field(
-        45_000, ge=1, description="Without a heartbeat for so long, a member of a consumer group (KIP-848) is removed."
+        45_000,
+        ge=1,
+        description="Time without a heartbeat after which a member of a consumer group (KIP-848) is removed.",
     )
     group_consumer_heartbeat_interval_ms: int = Field(
         5_000, ge=1, description="How often a member of a consumer group (KIP-848) sends a heartbeat."
+    )
+    group_consumer_migration_policy: Literal["disabled", "downgrade", "upgrade", "bidirectional"] = Field(
+        "bidirectional",
+        description="Which groups with members are converted: `upgrade`, a classic group when a member of the consumer "
+        "protocol (KIP-848) joins; `downgrade`, a consumer group when its last member of that protocol leaves; "
+        "`bidirectional`, both; `disabled`, none.",
     )
     max_consumer_instances: int = Field(
         1_000,
@@ -178,27 +192,27 @@ class Settings(BaseSettings):
         description="Consumer instances (`POST /consumers/{group}`) at once; a further one is answered 429.",
     )
     consumer_instance_timeout_ms: int = Field(
-        300_000, ge=1, description="A consumer instance that has had no request for so long is removed."
+        300_000, ge=1, description="Time without a request after which a consumer instance is removed."
     )
     consumer_max_poll_interval_ms: int = Field(
         300_000,
         ge=1,
-        description="A consumer instance that is not polled for so long leaves its group, and joins it again when it "
-        "is polled. Kafka's `max.poll.interval.ms`.",
+        description="Time without a poll after which a consumer instance leaves its group; it joins again at the "
+        "next poll. Kafka's `max.poll.interval.ms`.",
     )
     consumer_request_timeout_ms: int = Field(
         1_000,
         ge=0,
         le=FETCH_WAIT_MS_MAX,
-        description="How long a poll of a consumer instance waits for records, unless the instance or the poll says "
-        "otherwise.",
+        description="How long a poll of a consumer instance waits for records, unless the instance or the poll sets "
+        "another time.",
     )
     consumer_request_max_bytes: int = Field(
         16 * MIB,
         ge=1,
         le=FETCH_BYTES_MAX,
-        description="Bytes of records that a poll of a consumer instance answers at most; one record comes whatever "
-        "this says. REST Proxy's default is 64 MiB.",
+        description="The most bytes of records in the answer to a poll of a consumer instance; the first record may "
+        "be larger. REST Proxy's default is 64 MiB.",
     )
     producer_id_expiration_ms: int = Field(
         86_400_000,
@@ -221,8 +235,8 @@ class Settings(BaseSettings):
     )
     kafka_advertised_listeners: str | None = Field(
         None,
-        description="Address, `host:port`, that Kafka's clients are told for this broker. Default: the one of "
-        "`kafka.listeners`; for an address that stands for all `advertised.host`, or the name of this machine.",
+        description="Address, `host:port`, at which Kafka's clients reach this broker. Default: the one of "
+        "`kafka.listeners`; if that is an address for all interfaces, `advertised.host` or the name of this machine.",
     )
     # ---- between the brokers of a cluster
     inter_broker_port: int = Field(
@@ -231,39 +245,37 @@ class Settings(BaseSettings):
     advertised_host: str | None = Field(
         None,
         description="Name or address by which others reach this broker of a cluster. Default: `host`, or the name of "
-        "this machine if `host` stands for all its addresses.",
+        "this machine if `host` is an address for all interfaces.",
     )
     cluster_secret: SecretStr | None = Field(
         None,
-        description="Brokers of a cluster prove to each other that they know it; at least 16 characters, the same for "
-        "all brokers. Without it a broker of a cluster listens on a loopback address only.",
+        description="Secret by which the brokers of a cluster authenticate each other: at least 16 characters, the "
+        "same for all brokers. Without it a broker of a cluster listens on a loopback address only.",
     )
     socket_send_buffer_bytes: int = Field(
         -1,
         ge=-1,
         le=2**31 - 1,
-        description="Send buffer of accepted connections; -1: as the system has it, which "
-        "adapts it. Kafka's default is 102400.",
+        description="Send buffer of accepted connections; -1: the system's default. Kafka's default is 102400.",
     )
     socket_receive_buffer_bytes: int = Field(
         -1,
         ge=-1,
         le=2**31 - 1,
-        description="Receive buffer of accepted connections; -1: as the system has it, which "
-        "adapts it. Kafka's default is 102400.",
+        description="Receive buffer of accepted connections; -1: the system's default. Kafka's default is 102400.",
     )
     replica_socket_timeout_ms: int = Field(
         30_000,
         ge=1,
-        description="How long a broker waits for another one: for an answer, and for a sign of life on a connection, "
-        "which then ends.",
+        description="How long a broker waits for an answer of another one, or for any message on a connection, "
+        "before it closes the connection.",
     )
     replica_socket_receive_buffer_bytes: int = Field(
         -1,
         ge=-1,
         le=2**31 - 1,
-        description="Receive buffer of connections to other brokers; -1: as the system has "
-        "it, which adapts it. Kafka's default is 65536.",
+        description="Receive buffer of connections to other brokers; -1: the system's default. "
+        "Kafka's default is 65536.",
     )
     num_replica_fetchers: int = Field(
         1, ge=1, le=64, description="Connections over which a broker copies partitions from each other broker."
@@ -278,13 +290,13 @@ class Settings(BaseSettings):
         MIB,
         ge=1,
         le=FETCH_BYTES_MAX,
-        description="Bytes of one partition in an answer to a follower; one batch comes whatever this says.",
+        description="The most bytes of one partition in an answer to a follower; the first batch may be larger.",
     )
     replica_fetch_response_max_bytes: int = Field(
         10 * MIB,
         ge=1,
         le=GIB,
-        description="Bytes of an answer to a follower; one batch comes whatever this says.",
+        description="The most bytes of an answer to a follower; the first batch may be larger.",
     )
     replica_fetch_backoff_ms: int = Field(
         1_000, ge=0, description="Pause of a follower after a fetch that failed, for the broker or the partition."
@@ -292,7 +304,7 @@ class Settings(BaseSettings):
     replica_lag_time_max_ms: int = Field(
         30_000,
         ge=1,
-        description="A follower that has not reached the leader's log end for so long leaves the in-sync replicas.",
+        description="A follower that has not reached the leader's log end for this time leaves the in-sync replicas.",
     )
     # ---- jobs
     jobs_enable: bool = Field(
@@ -304,7 +316,7 @@ class Settings(BaseSettings):
         300_000,
         ge=1,
         description="Pause between two passes of retention and vacuum; the first begins 30 s after the start at the "
-        "latest. Un-sealed records that `retention.ms` lets go are rolled after this time at the earliest.",
+        "latest. Un-sealed records that have expired by `retention.ms` are rolled after this time at the earliest.",
     )
     log_cleaner_enable: bool = Field(default=True, description="Whether key compaction runs.")
     log_cleaner_backoff_ms: int = Field(
@@ -312,21 +324,23 @@ class Settings(BaseSettings):
     )
     log_cleaner_threads: int = Field(1, ge=1, le=64, description="Topics that are compacted at once.")
     log_cleaner_io_max_bytes_per_second: int | None = Field(
-        None, ge=1, description="Bytes that jobs read and write in a second, at most. Default: no bound."
+        None, ge=1, description="The most bytes that jobs read and write in a second. Default: no limit."
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Events from this level on.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="The lowest level of logged events."
+    )
     log_format: Literal["console", "json"] = Field("console", description="Log lines for people or for programs.")
     # ---- the cluster ----
     zookeeper_connect: str | None = Field(
         None,
-        description="The ZooKeeper through which the brokers of a cluster agree: `host:port,host:port/path`. The path, "
-        "if there is one, is there already. Default: one node, without ZooKeeper.",
+        description="The ZooKeeper of the cluster: `host:port,host:port/path`. Create the path first. Default: one "
+        "node, without ZooKeeper.",
     )
     zookeeper_session_timeout_ms: int = Field(
         18_000,
         ge=1,
-        description="A broker that ZooKeeper has not heard of for so long leads nothing any more. ZooKeeper grants 2 "
-        "to 20 of its ticks.",
+        description="Time after which a broker that ZooKeeper cannot reach loses the leadership of its partitions. "
+        "ZooKeeper allows 2 to 20 of its ticks.",
     )
     broker_rack: str | None = Field(
         None,
@@ -335,7 +349,7 @@ class Settings(BaseSettings):
     )
     log_dirs: Path | None = Field(
         None,
-        description="The directory of this broker alone, with its journal: one, on a disk of its machine. Default: "
+        description="This broker's own directory, with its journal, on a disk of its machine. Default: "
         "`brokers/<id>` in the data directory. For a broker of a cluster.",
     )
     default_replication_factor: int = Field(
@@ -348,13 +362,13 @@ class Settings(BaseSettings):
         description="Replicas of the topic of group offsets; fewer if there are fewer brokers when it is made.",
     )
     controlled_shutdown_enable: bool = Field(
-        default=True, description="Whether a broker that is told to stop first lets others lead its partitions."
+        default=True, description="Whether a broker hands its partitions to other leaders before it stops."
     )
     auto_leader_rebalance_enable: bool = Field(
         default=True, description="Whether the controller gives partitions back to their preferred leaders."
     )
     leader_imbalance_check_interval_seconds: int = Field(
-        300, ge=1, description="Pause between two looks of the controller at preferred leaders."
+        300, ge=1, description="Pause between two checks of preferred leaders by the controller."
     )
     leader_imbalance_per_broker_percentage: int = Field(
         10,

@@ -117,7 +117,7 @@ CONFIG_KEYS: tuple[ConfigKey, ...] = (
         128 * MIB,
         1,
         INT_MAX,
-        "Roll a partition's un-sealed records into a Parquet segment when they are this many bytes.",
+        "Roll a partition's un-sealed records into a Parquet segment when they have this many bytes.",
     ),
     _integer(
         "segment.ms",
@@ -156,7 +156,8 @@ CONFIG_KEYS: tuple[ConfigKey, ...] = (
         LONG_MAX,
         1,
         LONG_MAX,
-        "A record older than this makes its partition compact, whatever the dirty ratio; the default means never.",
+        "A partition with an un-compacted record older than this is compacted, whatever its dirty ratio; the default "
+        "means never.",
     ),
     _integer(
         "delete.retention.ms",
@@ -184,8 +185,8 @@ CONFIG_KEYS: tuple[ConfigKey, ...] = (
         -1,
         -1,
         INT_MAX,
-        "Small segments are joined until a file has this many bytes of Parquet; -1 means `segment.bytes`, 0 joins "
-        "none. Not a key of Kafka's.",
+        "Small segments are joined until a file has this many bytes of Parquet; -1 means `segment.bytes`, 0 turns it "
+        "off. Kafka has no such key.",
     ),
     _choice(
         "compression.type",
@@ -195,22 +196,23 @@ CONFIG_KEYS: tuple[ConfigKey, ...] = (
     _choice(
         "message.timestamp.type",
         ("CreateTime", "LogAppendTime"),
-        "Whose clock a record's timestamp is: the producer's, or the broker's when it appends.",
+        "The clock of a record's timestamp: the producer's, or the broker's at the append.",
     ),
     _choice(
         "key.format",
         ("json", "string"),
         'How keys of JSON requests without `key_format` are stored. With `json` a key is its JSON text (`"ada"` '
-        "with its quotes, as in REST Proxy); with `string` a text is its UTF-8 bytes (`ada`, as Kafka clients and "
-        "`logstore produce` send it), and JSON readers get keys as texts. Not a key of Kafka's.",
+        "with its quotes, as in REST Proxy); with `string` a JSON string is stored as its UTF-8 bytes (`ada`, as "
+        "Kafka clients and "
+        "`logstore produce` send it), and JSON readers get keys as text. Kafka has no such key.",
     ),
     _integer(
         "idempotency.window.ms",
         600_000,
         0,
         LONG_MAX,
-        "How long a request with an `Idempotency-Key` is remembered. Sent again meanwhile, it gets the same answer and "
-        "is stored once.",
+        "How long a request with an `Idempotency-Key` is remembered. A retry within this time gets the same answer "
+        "and is stored once.",
     ),
     _integer(
         "idempotency.keys.max",
@@ -224,11 +226,12 @@ CONFIG_KEYS: tuple[ConfigKey, ...] = (
         1,
         1,
         INT_MAX,
-        "An append with `acks=all` needs as many replicas in sync, at most those that there are, or it is refused.",
+        "An append with `acks=all` is refused with fewer in-sync replicas than this (or than the partition has "
+        "replicas).",
     ),
     _flag(
         "unclean.leader.election.enable",
-        "Whether a replica that is not in sync may lead if no other one can: acknowledged records may be lost.",
+        "Whether a replica that is not in sync may become leader if no other can; acknowledged records may be lost.",
     ),
 )
 

@@ -13,6 +13,7 @@ from consumer_offsets.groups.classic_joins import (
     require_small,
 )
 from consumer_offsets.groups.classic_members import ClassicMember, ClassicMembers, ClassicState, member_bytes
+from consumer_offsets.groups.conversion import to_consumer_group
 from consumer_offsets.groups.description import GroupDescription
 from consumer_offsets.groups.events import (
     UNKNOWN_MEMBER_ID,
@@ -22,9 +23,10 @@ from consumer_offsets.groups.events import (
     LeaveGroup,
     LeavingMember,
     SyncGroup,
+    TopicImage,
 )
 from consumer_offsets.groups.group_config import GroupConfig
-from consumer_offsets.groups.group_record import ClassicGroupValue, GroupRecord
+from consumer_offsets.groups.group_record import ClassicGroupValue, ConsumerGroupValue, GroupRecord
 from consumer_offsets.groups.outbox import Outbox
 from consumer_offsets.groups.responses import (
     HeartbeatResponse,
@@ -38,12 +40,14 @@ from logstore.errors import (
     GroupMaxSizeReachedError,
     IllegalGenerationError,
     InconsistentGroupProtocolError,
+    InvalidRequestError,
     LogStoreError,
     MemberIdRequiredError,
     NonEmptyGroupError,
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
+from logstore.protocol.assignors.registry import CLIENT_ASSIGNORS
 from logstore.protocol.consumer_protocol import PROTOCOL_TYPE
 
 _CAN_REBALANCE = (ClassicState.EMPTY, ClassicState.COMPLETING_REBALANCE, ClassicState.STABLE)
@@ -96,6 +100,10 @@ class ClassicGroup:
     def knows(self, member_id: str) -> bool:
         """Whether there is a member of this id, or one that was given it and has not joined yet."""
         return member_id in self._members.by_id or member_id in self._members.pending_join
+
+    def require_member(self, member_id: str, instance_id: str | None) -> None:
+        """Raises UnknownMemberIdError, FencedInstanceIdError."""
+        self._members.require(member_id, instance_id)
 
     # ---- JoinGroup --------------------------------------------------------------------------------------------------
 
@@ -482,7 +490,7 @@ class ClassicGroup:
         self._out.append(GroupRecord(self.name, value))
 
     def restore(self, value: ClassicGroupValue) -> None:
-        """The state of a record. CompletingRebalance goes on: every member's SyncGroup is awaited again."""
+        """The state of a record. A rebalance goes on: every member's JoinGroup or SyncGroup is awaited again."""
         self.generation = value.generation
         self.state = ClassicState(value.state)
         self._state_since_ms = value.state_timestamp
@@ -497,6 +505,19 @@ class ClassicGroup:
             self._arm_session(member, now_ms)
         if self._members.pending_sync:
             self._out.arm(_SYNC, now_ms + self._members.rebalance_timeout_ms())
+        if self.state == ClassicState.PREPARING_REBALANCE:
+            self._out.arm(_JOIN, now_ms + self._members.rebalance_timeout_ms())
+
+    def upgraded(self, topics: TopicImage) -> ConsumerGroupValue:
+        """The group as a consumer group. InvalidRequestError if its members are no consumers."""
+        if self._protocol_type != PROTOCOL_TYPE:
+            raise InvalidRequestError(f"Its members are no consumers: they use {self._protocol_type}.")
+        if self._protocol not in CLIENT_ASSIGNORS and self._members.have_assigned_user_data():
+            # What Kafka Streams tells its members, for example. Kafka refuses user data of any assignor; that of
+            # librdkafka's cooperative-sticky, and of this store's leaders, is of no use to the coordinator.
+            raise InvalidRequestError(f"The user data of its assignor {self._protocol} would be lost.")
+        is_stable = self.state == ClassicState.STABLE
+        return to_consumer_group(self.generation, list(self._members.by_id.values()), topics, is_stable=is_stable)
 
     def unload(self, error: LogStoreError) -> None:
         for member in self._members.by_id.values():

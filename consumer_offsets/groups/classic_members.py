@@ -13,13 +13,10 @@ from typing import Self
 from consumer_offsets.committed_offsets import TopicPartition
 from consumer_offsets.groups.description import MemberDescription
 from consumer_offsets.groups.events import UNKNOWN_MEMBER_ID, JoinGroup, JoinProtocol
-from consumer_offsets.groups.group_record import ClassicMemberValue, names_bytes
+from consumer_offsets.groups.group_record import ClassicMemberValue, names_bytes, protocols_bytes
 from consumer_offsets.groups.responses import JoinGroupMember
 from logstore.errors import FencedInstanceIdError, InvalidRequestError, UnknownMemberIdError
 from logstore.protocol.consumer_protocol import PROTOCOL_TYPE, decode_assignment, decode_subscription
-
-# In the group's record, beside a protocol's name and metadata.
-_PROTOCOL_BYTES = 8
 
 
 class ClassicState(StrEnum):
@@ -64,7 +61,7 @@ class ClassicMember:
 def member_bytes(member: ClassicMember | JoinGroup) -> int:
     """What a member joins with, in the group's record."""
     names = names_bytes(member.member_id, member.instance_id, member.client_id, member.client_host)
-    return names + sum(_PROTOCOL_BYTES + len(name) + len(metadata) for name, metadata in member.protocols)
+    return names + protocols_bytes(member.protocols)
 
 
 class ClassicMembers:
@@ -247,6 +244,10 @@ class ClassicMembers:
             return frozenset(topic for each in metadata for topic in decode_subscription(each).topics)
         except InvalidRequestError:
             return None
+
+    def have_assigned_user_data(self) -> bool:
+        """Whether the leader has sent some. InvalidRequestError if its bytes are none of the consumer protocol."""
+        return any(decode_assignment(each.assignment).user_data for each in self.by_id.values() if each.assignment)
 
     def for_leader(self, protocol: str | None) -> tuple[JoinGroupMember, ...]:
         """The members as the leader's JoinGroup answer lists them."""

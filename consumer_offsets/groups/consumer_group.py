@@ -6,7 +6,7 @@ that still holds what it is to revoke. Invariant: a partition has one owner, fro
 owner says that it has given it up, leaves, or is fenced.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from uuid import UUID
@@ -18,22 +18,40 @@ from consumer_offsets.groups.events import (
     JOIN_GROUP_MEMBER_EPOCH,
     LEAVE_GROUP_MEMBER_EPOCH,
     LEAVE_GROUP_STATIC_MEMBER_EPOCH,
+    UNKNOWN_MEMBER_ID,
     CommitOffsets,
     ConsumerGroupHeartbeat,
+    JoinProtocol,
     TopicDescription,
     TopicIdPartition,
     TopicImage,
     TopicsChanged,
 )
 from consumer_offsets.groups.group_config import GroupConfig
-from consumer_offsets.groups.group_record import ConsumerGroupValue, ConsumerMemberValue, GroupRecord, topic_names_bytes
+from consumer_offsets.groups.group_record import (
+    ClassicProtocolValue,
+    ConsumerGroupValue,
+    ConsumerMemberValue,
+    GroupRecord,
+    topic_names_bytes,
+)
 from consumer_offsets.groups.outbox import Outbox
-from consumer_offsets.groups.reconciliation import NOTHING, ConsumerMember, MemberState, Partitions, reconcile
+from consumer_offsets.groups.reconciliation import (
+    NOTHING,
+    ClassicProtocol,
+    ConsumerMember,
+    MemberState,
+    Partitions,
+    by_topic,
+    partitions_of,
+    reconcile,
+)
 from consumer_offsets.groups.responses import AssignedTopic, ConsumerGroupHeartbeatResponse
 from logstore.errors import (
     FencedInstanceIdError,
     FencedMemberEpochError,
     GroupMaxSizeReachedError,
+    IllegalGenerationError,
     InvalidRequestError,
     LogStoreError,
     StaleMemberEpochError,
@@ -43,8 +61,8 @@ from logstore.errors import (
 )
 from logstore.protocol.assignors.assignor import MemberSubscription, ServerAssignor
 
-_SESSION = "session/"
-_REBALANCE = "rebalance/"
+SESSION = "session/"
+REBALANCE = "rebalance/"
 
 
 class ConsumerGroup:
@@ -111,15 +129,15 @@ class ConsumerGroup:
 
     def would_grow(self, event: ConsumerGroupHeartbeat) -> bool:
         """Whether the members bring more once the request is taken."""
-        existing = self._existing(event)
+        existing = self._existing(event.member_id, event.instance_id)
         if event.member_epoch < 0 or (event.member_epoch > 0 and existing is None):
             return False
         member = _updated(existing or ConsumerMember(event.member_id), event)
-        return self._num_bytes_with(event, member, existing) > self.num_bytes
+        return self._num_bytes_with(member, existing, _found(event)) > self.num_bytes
 
     # ---- ConsumerGroupHeartbeat -------------------------------------------------------------------------------------
 
-    def heartbeat(self, event: ConsumerGroupHeartbeat, now_ms: int) -> None:
+    def consumer_heartbeat(self, event: ConsumerGroupHeartbeat, now_ms: int) -> None:
         try:
             self.check_request(event, self._assignors)
             if event.member_epoch in (LEAVE_GROUP_MEMBER_EPOCH, LEAVE_GROUP_STATIC_MEMBER_EPOCH):
@@ -156,33 +174,11 @@ class ConsumerGroup:
             )
 
     def _heartbeat(self, event: ConsumerGroupHeartbeat, now_ms: int) -> ConsumerGroupHeartbeatResponse:
-        before = self._member_of(event)
-        member = _updated(before, event)
-        existing = self._existing(event)
-        require_room_for_bytes(self.name, self._num_bytes_with(event, member, existing), self.num_bytes)
-        if existing is not None and existing.member_id != event.member_id:
-            self._take_over(existing, event.member_id)
-        changed = self._put(member)
-        found = {event.subscribed_regex: event.regex_topics} if event.subscribed_regex else {}
-        if (
-            self._look_at_topics(found)
-            or existing is None
-            or member.subscribed_topics != before.subscribed_topics
-            or member.subscribed_regex != before.subscribed_regex
-        ):
-            self.epoch += 1
-            changed = True
-        if self.epoch > self.target_epoch:
-            self._assign()
-        after = reconcile(
-            member, self._targets.get(member.member_id, NOTHING), self.target_epoch, self._owners, event.owned
-        )
-        if self._put(after):
-            changed = True
-            self._watch_revocation(after, now_ms)
-        if changed:
-            self._append()
-        self._out.arm(_SESSION + member.member_id, now_ms + self._config.group_consumer_session_timeout_ms)
+        before = self.check_heartbeat(event)
+        if event.member_epoch == JOIN_GROUP_MEMBER_EPOCH:
+            self._out.cancel(REBALANCE + event.member_id)
+        after = self._advance(before, _updated(before, event), _found(event), event.owned, now_ms)
+        self._arm_session(after, now_ms)
         is_full = event.member_epoch == JOIN_GROUP_MEMBER_EPOCH or (
             event.rebalance_timeout_ms >= 0 and event.subscribed_topics is not None and event.owned is not None
         )
@@ -194,28 +190,72 @@ class ConsumerGroup:
             self._by_topic(after.assigned) if is_full or after.assigned != before.assigned else None,
         )
 
-    def _member_of(self, event: ConsumerGroupHeartbeat) -> ConsumerMember:
-        """The member as it is before the heartbeat; changes nothing.
+    def check_heartbeat(self, event: ConsumerGroupHeartbeat) -> ConsumerMember:
+        """The member as it is before a heartbeat that is no farewell; changes nothing.
 
         Raises GroupMaxSizeReachedError, UnknownMemberIdError, FencedInstanceIdError, UnreleasedInstanceIdError,
-        FencedMemberEpochError.
+        FencedMemberEpochError, InvalidRequestError.
         """
+        before = self._member_of(event)
+        existing = self._existing(event.member_id, event.instance_id)
+        num_bytes = self._num_bytes_with(_updated(before, event), existing, _found(event))
+        require_room_for_bytes(self.name, num_bytes, self.num_bytes)
+        return before
+
+    def _advance(
+        self,
+        before: ConsumerMember,
+        member: ConsumerMember,
+        found: Mapping[str, frozenset[str]],
+        owned: Partitions | None,
+        now_ms: int,
+    ) -> ConsumerMember:
+        """Keep the member as its request makes it, assign again if that changes the group, and reconcile the member;
+        the member after that. ``found`` are the topics that its regex matches.
+        """
+        existing = self._existing(member.member_id, member.instance_id)
+        if existing is not None and existing.member_id != member.member_id:
+            self._take_over(existing, member.member_id)
+        changed = self._put(member)
+        if (
+            self._look_at_topics(found)
+            or existing is None
+            or member.subscribed_topics != before.subscribed_topics
+            or member.subscribed_regex != before.subscribed_regex
+        ):
+            self.epoch += 1
+            changed = True
+        if self.epoch > self.target_epoch:
+            self._assign()
+        after = reconcile(member, self._targets.get(member.member_id, NOTHING), self.target_epoch, self._owners, owned)
+        if self._put(after):
+            changed = True
+            self._watch_revocation(after, now_ms)
+        if changed:
+            self._append()
+        return after
+
+    def _member_of(self, event: ConsumerGroupHeartbeat) -> ConsumerMember:
         joins = event.member_epoch == JOIN_GROUP_MEMBER_EPOCH
         member = self._members.get(event.member_id)
         existing = self._static.get(event.instance_id) if event.instance_id is not None else None
         if not joins:
             member = self._require(event.member_id, event.instance_id)
+            if member.classic is not None:
+                raise UnknownMemberIdError(
+                    f"Member {member.member_id!r} uses the classic protocol: join with epoch 0 to change that."
+                )
             _require_epoch(member, event.member_epoch, event.owned)
             return member
         if existing is not None and existing != event.member_id:
             static = self._members[existing]
-            if static.member_epoch != LEAVE_GROUP_STATIC_MEMBER_EPOCH or member is not None:
+            is_there = static.classic is None and static.member_epoch != LEAVE_GROUP_STATIC_MEMBER_EPOCH
+            if is_there or member is not None:
                 raise UnreleasedInstanceIdError(
                     f"Member {existing!r} has the group.instance.id {event.instance_id!r}: stop it, or wait for the "
                     "end of its session."
                 )
-            # It finds what it left: its partitions waited for it.
-            return replace(static, member_id=event.member_id, member_epoch=0, previous_member_epoch=0)
+            return replaced(static, event.member_id)
         if member is not None:
             if member.instance_id != event.instance_id:
                 raise InvalidRequestError(
@@ -229,32 +269,38 @@ class ConsumerGroup:
                 assigned=NOTHING,
                 pending_revocation=NOTHING,
             )
+        return self._new_member(event.member_id)
+
+    def _new_member(self, member_id: str) -> ConsumerMember:
+        """Raises GroupMaxSizeReachedError."""
         if len(self._members) >= self._config.group_max_size:
             raise GroupMaxSizeReachedError(
                 f"Group {self.name} has {self._config.group_max_size} members, the most of group.max.size."
             )
-        return ConsumerMember(event.member_id)
+        return ConsumerMember(member_id)
 
-    def _existing(self, event: ConsumerGroupHeartbeat) -> ConsumerMember | None:
-        """The member that it is of, or the static one in whose place it comes."""
-        replaced = self._static.get(event.instance_id) if event.instance_id is not None else None
-        return self._members.get(replaced or event.member_id)
+    def _existing(self, member_id: str, instance_id: str | None) -> ConsumerMember | None:
+        """The member of these ids, or the static one in whose place it comes."""
+        static = self._static.get(instance_id) if instance_id is not None else None
+        return self._members.get(static or member_id)
 
     def _num_bytes_with(
-        self, event: ConsumerGroupHeartbeat, member: ConsumerMember, existing: ConsumerMember | None
+        self, member: ConsumerMember, existing: ConsumerMember | None, found: Mapping[str, frozenset[str]]
     ) -> int:
         """``num_bytes`` with the member after the request, in the place of the existing one. A regex that is new may
         take the place of another one, which counts until then.
         """
-        is_new = event.subscribed_regex and event.subscribed_regex not in self._matches
-        matched = topic_names_bytes(event.regex_topics) if is_new else 0
+        matched = sum(topic_names_bytes(names) for regex, names in found.items() if regex not in self._matches)
         return (
             self.num_bytes + matched + member.num_bytes - (0 if existing is None else self._sizes[existing.member_id])
         )
 
     def _require(self, member_id: str, instance_id: str | None) -> ConsumerMember:
-        """Raises UnknownMemberIdError, FencedInstanceIdError."""
-        if instance_id is not None and instance_id in self._static and self._static[instance_id] != member_id:
+        """Raises UnknownMemberIdError, FencedInstanceIdError. A classic member that has lost its id is unknown, and not
+        fenced: see ``ClassicMembers.require``.
+        """
+        owner = self._static.get(instance_id) if instance_id is not None else None
+        if owner is not None and member_id not in (owner, UNKNOWN_MEMBER_ID):
             raise FencedInstanceIdError(
                 f"Another member has the group.instance.id {instance_id!r}: give each consumer its own."
             )
@@ -281,15 +327,16 @@ class ConsumerGroup:
                 pending_revocation=NOTHING,
             )
             self._put(away)
-            self._out.cancel(_REBALANCE + member.member_id)
+            self._out.cancel(REBALANCE + member.member_id)
             self._append()
         else:
-            self._fence(member, now_ms)
+            self._fence([member], now_ms)
         return ConsumerGroupHeartbeatResponse(None, member.member_id, event.member_epoch)
 
-    def _fence(self, member: ConsumerMember, now_ms: int) -> None:
-        """Remove the member. The next heartbeat of another one makes an assignment without it."""
-        self._drop(member)
+    def _fence(self, members: Iterable[ConsumerMember], now_ms: int) -> None:
+        """Remove the members. The next heartbeat of another one makes an assignment without them."""
+        for member in members:
+            self._drop(member)
         if not self._members:
             self._empty_since_ms = now_ms
         self._look_at_topics({})
@@ -299,14 +346,18 @@ class ConsumerGroup:
         self._append()
 
     def check_commit(self, event: CommitOffsets) -> None:
-        """Raises UnknownMemberIdError, StaleMemberEpochError."""
+        """Raises UnknownMemberIdError, FencedInstanceIdError, StaleMemberEpochError; IllegalGenerationError for a
+        classic member.
+        """
         if event.generation >= 0 or self._members:
             self.check_epoch(event.member_id, event.instance_id, event.generation, "the commit")
 
     def check_epoch(self, member_id: str, instance_id: str | None, epoch: int, request: str) -> None:
-        """Raises UnknownMemberIdError, StaleMemberEpochError."""
+        """Raises as ``check_commit``."""
         member = self._require(member_id, instance_id)
-        if epoch < 0 or epoch != member.member_epoch:
+        if member.classic is not None:
+            require_generation(member, epoch)
+        elif epoch < 0 or epoch != member.member_epoch:
             raise StaleMemberEpochError(
                 f"Member {member.member_id!r} is at epoch {member.member_epoch}, {request} is of {epoch}: "
                 "send a heartbeat, then try again with the epoch of its answer."
@@ -314,14 +365,23 @@ class ConsumerGroup:
 
     def on_timer(self, key: str, now_ms: int) -> None:
         """The session of a member has ended, or it has not revoked within its rebalance timeout."""
-        member_id = key.removeprefix(_SESSION if key.startswith(_SESSION) else _REBALANCE)
-        self._fence(self._members[member_id], now_ms)
+        member_id = key.removeprefix(SESSION if key.startswith(SESSION) else REBALANCE)
+        self._fence([self._members[member_id]], now_ms)
+
+    def _arm_session(self, member: ConsumerMember, now_ms: int) -> None:
+        timeout_ms = self._config.group_consumer_session_timeout_ms
+        if member.classic is not None:
+            timeout_ms = member.classic.session_timeout_ms
+        self._out.arm(SESSION + member.member_id, now_ms + timeout_ms)
 
     def _watch_revocation(self, member: ConsumerMember, now_ms: int) -> None:
+        """Classic members have as much time for their next JoinGroup and SyncGroup, see ``MixedGroup``."""
+        if member.classic is not None:
+            return
         if member.state == MemberState.UNREVOKED_PARTITIONS:
-            self._out.arm(_REBALANCE + member.member_id, now_ms + member.rebalance_timeout_ms)
+            self._out.arm(REBALANCE + member.member_id, now_ms + member.rebalance_timeout_ms)
         else:
-            self._out.cancel(_REBALANCE + member.member_id)
+            self._out.cancel(REBALANCE + member.member_id)
 
     # ---- topics and the target assignment ---------------------------------------------------------------------------
 
@@ -417,21 +477,25 @@ class ConsumerGroup:
         self._targets.pop(member.member_id, None)
         if member.instance_id is not None:
             del self._static[member.instance_id]
-        self._out.cancel(_SESSION + member.member_id)
-        self._out.cancel(_REBALANCE + member.member_id)
+        self._out.cancel(SESSION + member.member_id)
+        self._out.cancel(REBALANCE + member.member_id)
 
     def _release(self, member: ConsumerMember) -> None:
         for each in member.assigned | member.pending_revocation:
             del self._owners[each]
 
     def _by_topic(self, partitions: Iterable[TopicIdPartition]) -> tuple[AssignedTopic, ...]:
-        by_topic = _by_topic(partitions)
-        topics = (AssignedTopic(at, self._names.get(at, ""), tuple(numbers)) for at, numbers in by_topic.items())
+        named = by_topic(partitions).items()
+        topics = (AssignedTopic(at, self._names.get(at, ""), tuple(numbers)) for at, numbers in named)
         return tuple(sorted(topics, key=lambda topic: (topic.topic, topic.topic_id)))
 
     # ---- records ----------------------------------------------------------------------------------------------------
 
     def _append(self) -> None:
+        self._out.append(GroupRecord(self.name, self.value()))
+
+    def value(self) -> ConsumerGroupValue:
+        """The group as its record has it."""
         members = [
             ConsumerMemberValue(
                 member.member_id,
@@ -446,13 +510,14 @@ class ConsumerGroup:
                 member.member_epoch,
                 member.previous_member_epoch,
                 member.state,
-                _by_topic(member.assigned),
-                _by_topic(member.pending_revocation),
-                _by_topic(self._targets.get(member.member_id, NOTHING)),
+                by_topic(member.assigned),
+                by_topic(member.pending_revocation),
+                by_topic(self._targets.get(member.member_id, NOTHING)),
+                _classic_value(member.classic),
             )
             for member in self._members.values()
         ]
-        value = ConsumerGroupValue(
+        return ConsumerGroupValue(
             self.epoch,
             self.target_epoch,
             self._empty_since_ms or 0,
@@ -461,7 +526,6 @@ class ConsumerGroup:
             self._names,
             members,
         )
-        self._out.append(GroupRecord(self.name, value))
 
     def restore(self, value: ConsumerGroupValue) -> None:
         self.epoch, self.target_epoch = value.epoch, value.target_epoch
@@ -478,23 +542,24 @@ class ConsumerGroup:
                     each.client_id,
                     each.client_host,
                     each.rebalance_timeout_ms,
+                    _classic_protocol(each.classic),
                     frozenset(each.subscribed_topics),
                     each.subscribed_regex,
                     each.server_assignor,
                     each.member_epoch,
                     each.previous_member_epoch,
                     MemberState(each.state),
-                    _partitions(each.assigned),
-                    _partitions(each.pending_revocation),
+                    partitions_of(each.assigned),
+                    partitions_of(each.pending_revocation),
                 )
             )
-            self._targets[each.member_id] = _partitions(each.target)
+            self._targets[each.member_id] = partitions_of(each.target)
         self._empty_since_ms = None if self._members else value.state_timestamp
 
     def resume(self, now_ms: int) -> None:
         """After a restart every member has a whole session to be heard of, and topics may have changed."""
         for member in self._members.values():
-            self._out.arm(_SESSION + member.member_id, now_ms + self._config.group_consumer_session_timeout_ms)
+            self._arm_session(member, now_ms)
             self._watch_revocation(member, now_ms)
         self._refresh({})
 
@@ -528,6 +593,7 @@ class ConsumerGroup:
             rack_id=member.rack_id,
             subscribed_topics=tuple(sorted(member.subscribed_topics)),
             subscribed_regex=member.subscribed_regex,
+            is_classic=member.classic is not None,
             assigned=assigned,
             target=self._by_topic(self._targets.get(member.member_id, NOTHING)),
         )
@@ -560,8 +626,9 @@ class ConsumerGroup:
     def _validate_member(self, member: ConsumerMember) -> None:
         name, armed = member.member_id, self._out.deadlines
         unrevoked = member.state == MemberState.UNREVOKED_PARTITIONS
-        assert _SESSION + name in armed, f"nobody watches {name}"
-        assert unrevoked == (_REBALANCE + name in armed), f"{name} is {member.state}, its revocation is watched or not"
+        assert SESSION + name in armed, f"nobody watches {name}"
+        watched = REBALANCE + name in armed
+        assert member.classic is not None or unrevoked == watched, f"{name} is {member.state}, and watched: {watched}"
         assert unrevoked == bool(member.pending_revocation), f"{name} is {member.state} with something to revoke or not"
         assert member.member_epoch <= self.target_epoch, f"{name} is ahead of the target"
         assert not member.assigned & member.pending_revocation, f"{name} has what it is to revoke"
@@ -577,6 +644,7 @@ def _updated(before: ConsumerMember, event: ConsumerGroupHeartbeat) -> ConsumerM
         rack_id=event.rack_id if event.rack_id is not None else before.rack_id,
         client_id=event.client_id,
         client_host=event.client_host,
+        classic=None,
         rebalance_timeout_ms=before.rebalance_timeout_ms
         if event.rebalance_timeout_ms < 0
         else event.rebalance_timeout_ms,
@@ -584,6 +652,44 @@ def _updated(before: ConsumerMember, event: ConsumerGroupHeartbeat) -> ConsumerM
         subscribed_regex=before.subscribed_regex if event.subscribed_regex is None else event.subscribed_regex,
         server_assignor=event.server_assignor if event.server_assignor is not None else before.server_assignor,
     )
+
+
+def replaced(static: ConsumerMember, member_id: str) -> ConsumerMember:
+    """The static member under another id, whose partitions waited for it. What it was to revoke it has lost."""
+    return replace(
+        static,
+        member_id=member_id,
+        member_epoch=0,
+        previous_member_epoch=0,
+        state=MemberState.STABLE,
+        pending_revocation=NOTHING,
+    )
+
+
+def _found(event: ConsumerGroupHeartbeat) -> dict[str, frozenset[str]]:
+    """The topics that the regex of a heartbeat matches."""
+    return {event.subscribed_regex: event.regex_topics} if event.subscribed_regex else {}
+
+
+def require_generation(member: ConsumerMember, generation: int) -> None:
+    """The generation of a classic member is its epoch: IllegalGenerationError."""
+    if generation != member.member_epoch:
+        raise IllegalGenerationError(
+            f"Member {member.member_id!r} is in generation {member.member_epoch}, the request is of {generation}: "
+            "join the group again."
+        )
+
+
+def _classic_value(classic: ClassicProtocol | None) -> ClassicProtocolValue | None:
+    if classic is None:
+        return None
+    return ClassicProtocolValue(classic.session_timeout_ms, [(name, metadata) for name, metadata in classic.protocols])
+
+
+def _classic_protocol(value: ClassicProtocolValue | None) -> ClassicProtocol | None:
+    if value is None:
+        return None
+    return ClassicProtocol(value.session_timeout_ms, tuple(JoinProtocol(*each) for each in value.protocols))
 
 
 def _require_epoch(member: ConsumerMember, epoch: int, owned: Partitions | None) -> None:
@@ -598,14 +704,3 @@ def _require_epoch(member: ConsumerMember, epoch: int, owned: Partitions | None)
             f"Member {member.member_id!r} is at epoch {member.member_epoch}, the request is of {epoch}: give up all "
             "partitions, and join again with epoch 0."
         )
-
-
-def _by_topic(partitions: Iterable[TopicIdPartition]) -> dict[UUID, list[int]]:
-    by_topic: dict[UUID, list[int]] = defaultdict(list)
-    for topic_id, partition in sorted(partitions):
-        by_topic[topic_id].append(partition)
-    return dict(by_topic)
-
-
-def _partitions(by_topic: Mapping[UUID, list[int]]) -> Partitions:
-    return frozenset(TopicIdPartition(topic_id, number) for topic_id, numbers in by_topic.items() for number in numbers)

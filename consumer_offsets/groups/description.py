@@ -12,7 +12,10 @@ class MemberDescription:
     is "consumer".
 
     Of a classic member ``metadata`` (for the chosen protocol) and ``assignment_data`` are set, the bytes of its own; of
-    a consumer member what comes after these.
+    a member of a consumer group what comes after these; ``is_classic`` is one that uses the classic protocol there.
+
+    ``since_heartbeat_ms`` is None from the start of the coordinator to the first heartbeat, ``since_poll_ms`` if the
+    client does not tell.
     """
 
     member_id: str
@@ -26,8 +29,11 @@ class MemberDescription:
     rack_id: str | None = None
     subscribed_topics: tuple[str, ...] = ()
     subscribed_regex: str = ""
+    is_classic: bool = False
     assigned: tuple[AssignedTopic, ...] = ()
     target: tuple[AssignedTopic, ...] = ()
+    since_heartbeat_ms: int | None = None
+    since_poll_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,10 +82,13 @@ class SyncGroup:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
+    """``since_poll_ms``: how long ago the member polled last, if its client tells; Kafka's do not."""
+
     request: int
     member_id: str
     generation: int
     instance_id: str | None = None
+    since_poll_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +126,7 @@ class ConsumerGroupHeartbeat:
     ``subscribed_regex`` matches now; an empty regex ends that subscription.
 
     ``owned`` is what the member holds, or will hold by the last answer that it had: what is not there counts as given
-    up. A member sends one heartbeat at a time, and after a lost answer all fields.
+    up. A member sends one heartbeat at a time, and after a lost answer all fields. ``since_poll_ms`` as of Heartbeat.
     """
 
     request: int
@@ -139,6 +142,7 @@ class ConsumerGroupHeartbeat:
     owned: frozenset[TopicIdPartition] | None = None
     client_id: str = ""
     client_host: str = ""
+    since_poll_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,19 @@
 """One group: the door to its state machine.
 
 ``apply(event, now_ms)`` gives the effects of an event, and is the only thing that changes a group after its ``replay``
-and ``resume``. A group is classic or of the consumer protocol (KIP-848); only an empty one changes its kind. Its
-generation, or epoch, goes on across kinds, so that a commit of an earlier life is always refused.
+and ``resume``. A group is classic or a consumer group (KIP-848). One with members changes its kind as
+``group.consumer.migration.policy`` allows: the first member of the consumer protocol makes a classic group a consumer
+group, and when the last one leaves, the others are a classic group again. Its generation, or epoch, goes on across
+kinds, so that a commit of an earlier life is always refused.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
 
 from consumer_offsets.effects import AppendRecord, Effect, TimerFired
 from consumer_offsets.groups.classic_group import ClassicGroup
-from consumer_offsets.groups.consumer_group import ConsumerGroup
-from consumer_offsets.groups.description import GroupDescription
+from consumer_offsets.groups.description import GroupDescription, MemberDescription
 from consumer_offsets.groups.events import (
     JOIN_GROUP_MEMBER_EPOCH,
     CommitOffsets,
@@ -27,6 +30,7 @@ from consumer_offsets.groups.events import (
 )
 from consumer_offsets.groups.group_config import GroupConfig
 from consumer_offsets.groups.group_record import ClassicGroupValue, GroupRecord, Tombstone
+from consumer_offsets.groups.mixed_group import MixedGroup
 from consumer_offsets.groups.outbox import Outbox
 from consumer_offsets.groups.responses import (
     CommitOffsetsResponse,
@@ -42,16 +46,25 @@ from consumer_offsets.groups.responses import (
 from logstore.errors import (
     CoordinatorNotAvailableError,
     IllegalGenerationError,
-    InconsistentGroupProtocolError,
+    InvalidRequestError,
     LogStoreError,
     NonEmptyGroupError,
     NotCoordinatorError,
+    RebalanceInProgressError,
     UnknownGroupError,
     UnknownMemberIdError,
 )
 from logstore.protocol.assignors.assignor import ServerAssignor
 
 _Request = JoinGroup | SyncGroup | Heartbeat | LeaveGroup | CommitOffsets | ConsumerGroupHeartbeat | DeleteGroup
+
+# With fewer members nothing is forgotten of those that are gone.
+_HEARD_MIN = 16
+
+
+class _Heard(NamedTuple):
+    at_ms: int
+    polled_ms: int | None
 
 
 class Group:
@@ -65,10 +78,13 @@ class Group:
         self._assignors = assignors
         self._topics = topics
         self._out = Outbox()
-        self._kind: ClassicGroup | ConsumerGroup | None = None
+        self._kind: ClassicGroup | MixedGroup | None = None
         self._is_dead = False
         #: Whether the log has a record of the group that is no tombstone.
         self._is_recorded = False
+        #: When members were heard of, and polled if they tell, in ms. It is lost with the coordinator.
+        self._heard: dict[str, _Heard] = {}
+        self._heard_max = _HEARD_MIN
 
     def apply(self, event: Event, now_ms: int) -> list[Effect]:
         """What the coordinator is to do. The effects of one call are atomic, see ``effects``."""
@@ -76,9 +92,10 @@ class Group:
             if self._out.is_due(event.key, now_ms):
                 assert self._kind is not None
                 self._kind.on_timer(event.key, now_ms)
+                self._maybe_downgrade(now_ms)
         elif isinstance(event, TopicsChanged):
             self._topics = event.topics
-            if isinstance(self._kind, ConsumerGroup):
+            if isinstance(self._kind, MixedGroup):
                 self._kind.on_topics(event)
         elif isinstance(event, Unload):
             self._die(NotCoordinatorError(f"Group {self.name} has moved to another coordinator: look it up again."))
@@ -87,6 +104,8 @@ class Group:
             self._out.answer(event.request, refusal(event, error))
         else:
             self._request(event, now_ms)
+            self._maybe_downgrade(now_ms)
+            self._hear(event, now_ms)
         return self._effects()
 
     def replay(self, record: GroupRecord | Tombstone) -> None:
@@ -99,7 +118,7 @@ class Group:
             self._kind = ClassicGroup(self.name, self._config, self._out, 0)
             self._kind.restore(record.value)
         else:
-            self._kind = ConsumerGroup(self.name, self._config, self._out, 0, self._assignors, self._topics)
+            self._kind = self._consumer(0)
             self._kind.restore(record.value)
 
     def resume(self, now_ms: int) -> list[Effect]:
@@ -110,10 +129,39 @@ class Group:
             self._kind.resume(now_ms)
         return self._effects()
 
-    def describe(self, *, with_members: bool = True) -> GroupDescription:
+    def describe(self, *, with_members: bool = True, now_ms: int | None = None) -> GroupDescription:
+        """With ``now_ms`` members have the time since they were heard of."""
         if self._kind is not None and not self._is_dead:
-            return self._kind.describe(with_members=with_members)
+            described = self._kind.describe(with_members=with_members)
+            if now_ms is None or not self._heard:
+                return described
+            return replace(described, members=tuple(self._with_times(member, now_ms) for member in described.members))
         return GroupDescription(self.name, "", "Dead" if self._is_dead else "Empty", -1)
+
+    def _with_times(self, member: MemberDescription, now_ms: int) -> MemberDescription:
+        heard = self._heard.get(member.member_id)
+        if heard is None:
+            return member
+        since_poll_ms = None if heard.polled_ms is None else max(0, now_ms - heard.polled_ms)
+        return replace(member, since_heartbeat_ms=max(0, now_ms - heard.at_ms), since_poll_ms=since_poll_ms)
+
+    def _hear(self, event: _Request, now_ms: int) -> None:
+        if isinstance(event, Heartbeat | ConsumerGroupHeartbeat):
+            since_poll_ms = event.since_poll_ms
+        elif isinstance(event, JoinGroup | SyncGroup):
+            since_poll_ms = None
+        else:
+            return
+        if not self.knows(event.member_id):
+            self._heard.pop(event.member_id, None)
+            return
+        before = self._heard.get(event.member_id)
+        polled_ms = now_ms - since_poll_ms if since_poll_ms is not None else before.polled_ms if before else None
+        self._heard[event.member_id] = _Heard(now_ms, polled_ms)
+        if len(self._heard) > self._heard_max:
+            # Members whose sessions have ended.
+            self._heard = {name: heard for name, heard in self._heard.items() if self.knows(name)}
+            self._heard_max = max(_HEARD_MIN, 2 * len(self._heard))
 
     def knows(self, member_id: str) -> bool:
         """Whether there is a member of this id, or one that was given it and has not joined yet."""
@@ -125,7 +173,7 @@ class Group:
 
     def check_fetch(self, member_id: str, member_epoch: int) -> None:
         """As that of the machine."""
-        if isinstance(self._kind, ConsumerGroup) and not self._is_dead:
+        if isinstance(self._kind, MixedGroup) and not self._is_dead:
             self._kind.check_epoch(member_id, None, member_epoch, "the fetch of offsets")
 
     @property
@@ -134,7 +182,7 @@ class Group:
         match self._kind:
             case ClassicGroup():
                 return self._kind.generation
-            case ConsumerGroup():
+            case MixedGroup():
                 return self._kind.epoch
             case None:
                 return 0
@@ -159,17 +207,18 @@ class Group:
         match self._kind, event:
             case (ClassicGroup() as classic, JoinGroup() | SyncGroup()):
                 return classic.would_grow(event)
-            case (ConsumerGroup() as consumer, ConsumerGroupHeartbeat()):
+            case (MixedGroup() as consumer, ConsumerGroupHeartbeat()):
                 return consumer.would_grow(event)
-        joins = isinstance(event, JoinGroup) or (
+            case (MixedGroup(is_empty=False) as consumer, JoinGroup()):
+                return consumer.join_would_grow(event)
+        return isinstance(event, JoinGroup) or (
             isinstance(event, ConsumerGroupHeartbeat) and event.member_epoch == JOIN_GROUP_MEMBER_EPOCH
         )
-        return joins and self.is_empty
 
     @property
     def regexes(self) -> frozenset[str]:
         """The regexes of subscriptions, for ``TopicsChanged.matches``."""
-        return self._kind.regexes if isinstance(self._kind, ConsumerGroup) else frozenset()
+        return self._kind.regexes if isinstance(self._kind, MixedGroup) else frozenset()
 
     @property
     def is_vacant(self) -> bool:
@@ -190,21 +239,17 @@ class Group:
     def _request(self, event: _Request, now_ms: int) -> None:
         kind = self._kind
         if isinstance(event, JoinGroup):
-            if isinstance(kind, ConsumerGroup) and not kind.is_empty:
-                mixed = InconsistentGroupProtocolError(
-                    f"The members of group {self.name} use KIP-848's protocol: set group.protocol=consumer."
-                )
-                self._out.answer(event.request, refusal(event, mixed))
-            else:
-                self._classic().join(event, now_ms)
+            if kind is None or kind.is_empty:
+                kind = self._classic()
+            kind.join(event, now_ms)
         elif isinstance(event, ConsumerGroupHeartbeat):
             self._consumer_heartbeat(event, now_ms)
         elif isinstance(event, CommitOffsets):
             self._commit(event, now_ms)
         elif isinstance(event, DeleteGroup):
             self._delete(event)
-        elif not isinstance(kind, ClassicGroup):
-            error = UnknownMemberIdError(f"Group {self.name} has no classic members: join it.")
+        elif kind is None or (isinstance(kind, MixedGroup) and kind.is_empty):
+            error = UnknownMemberIdError(f"Group {self.name} has no members: join it.")
             self._out.answer(event.request, refusal(event, error))
         elif isinstance(event, SyncGroup):
             kind.sync(event, now_ms)
@@ -216,27 +261,26 @@ class Group:
     def _consumer_heartbeat(self, event: ConsumerGroupHeartbeat, now_ms: int) -> None:
         kind = self._kind
         try:
-            ConsumerGroup.check_request(event, self._assignors)
+            MixedGroup.check_request(event, self._assignors)
             if isinstance(kind, ClassicGroup) and not kind.is_empty:
-                raise UnknownGroupError(
-                    f"Group {self.name} is no consumer group: its members use the classic protocol, "
-                    "set group.protocol=classic."
-                )
-            if not isinstance(kind, ConsumerGroup):
+                kind = self._upgraded(kind, event, now_ms)
+            elif not isinstance(kind, MixedGroup):
                 if event.member_epoch != JOIN_GROUP_MEMBER_EPOCH:
                     raise UnknownGroupError(f"Group {self.name} not found: join it with epoch 0.")
-                kind = self._consumer()
+                # Ids that were given out to classic members that have not joined are void.
+                self._out.cancel_all()
+                kind = self._kind = self._consumer(self.generation)
         except LogStoreError as error:
             self._out.answer(event.request, refusal(event, error))
             return
-        kind.heartbeat(event, now_ms)
+        kind.consumer_heartbeat(event, now_ms)
 
     def _commit(self, event: CommitOffsets, now_ms: int) -> None:
         error: LogStoreError | None = None
         try:
             if isinstance(self._kind, ClassicGroup):
                 self._kind.check_commit(event, now_ms)
-            elif isinstance(self._kind, ConsumerGroup):
+            elif isinstance(self._kind, MixedGroup):
                 self._kind.check_commit(event)
             elif event.generation >= 0:
                 raise IllegalGenerationError(f"Group {self.name} has no generation {event.generation}: join it.")
@@ -262,11 +306,47 @@ class Group:
             self._kind = ClassicGroup(self.name, self._config, self._out, self.generation)
         return self._kind
 
-    def _consumer(self) -> ConsumerGroup:
-        """The group as a consumer group. Ids that were given out to classic members that have not joined are void."""
+    def _consumer(self, epoch: int) -> MixedGroup:
+        return MixedGroup(self.name, self._config, self._out, epoch, self._assignors, self._topics)
+
+    def _upgraded(self, classic: ClassicGroup, event: ConsumerGroupHeartbeat, now_ms: int) -> MixedGroup:
+        """The group of classic members as a consumer group, for a member of that protocol that joins it.
+
+        UnknownGroupError, as in Kafka, if it may not join; the group is as before then.
+        """
+        if event.member_epoch > JOIN_GROUP_MEMBER_EPOCH:
+            # Kafka says GROUP_ID_NOT_FOUND, which ends a consumer that has slept while the last other one of its
+            # protocol left. Unknown or fenced, as in a consumer group, it joins again or knows why it may not.
+            classic.require_member(event.member_id, event.instance_id)
+        if event.member_epoch != JOIN_GROUP_MEMBER_EPOCH:
+            raise UnknownGroupError(f"Group {self.name} is no consumer group: {event.member_id!r} is no member.")
+        if not self._config.upgrades:
+            raise UnknownGroupError(
+                f"Group {self.name} is no consumer group: its members use the classic protocol. Set "
+                "group.protocol=classic, or group.consumer.migration.policy=bidirectional of the store."
+            )
+        consumer = self._consumer(0)
+        try:
+            consumer.restore(classic.upgraded(self._topics))
+        except InvalidRequestError as error:
+            raise UnknownGroupError(f"Group {self.name} cannot become a consumer group. {error.message}") from error
+        consumer.check_heartbeat(event)
+        classic.unload(RebalanceInProgressError(f"Group {self.name} has become a consumer group: join it again."))
         self._out.cancel_all()
-        self._kind = ConsumerGroup(self.name, self._config, self._out, self.generation, self._assignors, self._topics)
-        return self._kind
+        consumer.resume(now_ms)
+        self._kind = consumer
+        return consumer
+
+    def _maybe_downgrade(self, now_ms: int) -> None:
+        """The group that classic members are left in, as a classic one."""
+        if not isinstance(self._kind, MixedGroup) or self._kind.downgrade is None:
+            return
+        value = self._kind.classic_value(now_ms)
+        self._out.cancel_all()
+        self._kind = ClassicGroup(self.name, self._config, self._out, 0)
+        self._kind.restore(value)
+        self._kind.resume(now_ms)
+        self._out.append(GroupRecord(self.name, value))
 
     def _die(self, error: LogStoreError) -> None:
         if isinstance(self._kind, ClassicGroup):

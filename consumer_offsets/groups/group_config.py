@@ -17,3 +17,15 @@ class GroupConfig:
     group_new_member_join_timeout_ms: int = 300_000
     group_consumer_session_timeout_ms: int = 45_000
     group_consumer_heartbeat_interval_ms: int = 5_000
+    #: Kafka's ConsumerGroupMigrationPolicy: disabled, downgrade, upgrade or bidirectional.
+    group_consumer_migration_policy: str = "bidirectional"
+
+    @property
+    def upgrades(self) -> bool:
+        """Whether a classic group with members becomes a consumer group when a member of that protocol joins."""
+        return self.group_consumer_migration_policy in ("upgrade", "bidirectional")
+
+    @property
+    def downgrades(self) -> bool:
+        """Whether a consumer group that only classic members are left in becomes a classic group."""
+        return self.group_consumer_migration_policy in ("downgrade", "bidirectional")

@@ -9,7 +9,7 @@ alone. Here the whole group is one record: a replay needs no order among records
 nothing behind, and what is read back is exactly a state that the group was in.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -21,8 +21,9 @@ from logstore.records.offset_record import OFFSETS_TOPIC
 
 Partitions = dict[UUID, list[int]]
 
-# In a record, beside a topic's name itself.
+# In a record, beside a topic's name itself, and beside a protocol's name and metadata.
 _TOPIC_NAME_BYTES: Final = 8
+_PROTOCOL_BYTES: Final = 8
 
 
 class ClassicMemberValue(msgspec.Struct, frozen=True):
@@ -37,7 +38,8 @@ class ClassicMemberValue(msgspec.Struct, frozen=True):
 
 
 class ClassicGroupValue(msgspec.Struct, frozen=True, tag_field="kind", tag="classic"):
-    """``state`` is Empty, CompletingRebalance (the leader's assignment is still to come) or Stable.
+    """``state`` is Empty, CompletingRebalance (the leader's assignment is still to come), Stable, or PreparingRebalance
+    (the group was a consumer group, and its members are to join again).
     ``state_timestamp`` is that of its begin, in ms.
     """
 
@@ -50,8 +52,18 @@ class ClassicGroupValue(msgspec.Struct, frozen=True, tag_field="kind", tag="clas
     members: list[ClassicMemberValue]
 
 
+class ClassicProtocolValue(msgspec.Struct, frozen=True):
+    """Kafka's ClassicMemberMetadata: what a member of a consumer group joined with by the classic protocol."""
+
+    session_timeout_ms: int
+    protocols: list[tuple[str, bytes]]
+
+
 class ConsumerMemberValue(msgspec.Struct, frozen=True):
-    """Partitions by topic id: those that the member may hold, is to revoke, and is to have in the end (KIP-848)."""
+    """Partitions by topic id: those that the member may hold, is to revoke, and is to have in the end (KIP-848).
+
+    ``classic`` is None for a member of the consumer protocol.
+    """
 
     member_id: str
     instance_id: str | None
@@ -68,6 +80,7 @@ class ConsumerMemberValue(msgspec.Struct, frozen=True):
     assigned: Partitions
     pending_revocation: Partitions
     target: Partitions
+    classic: ClassicProtocolValue | None = None
 
 
 class ConsumerGroupValue(msgspec.Struct, frozen=True, tag_field="kind", tag="consumer"):
@@ -94,6 +107,11 @@ def names_bytes(*names: str | None) -> int:
 def topic_names_bytes(names: Collection[str]) -> int:
     """What names of topics count."""
     return sum(map(len, names)) + _TOPIC_NAME_BYTES * len(names)
+
+
+def protocols_bytes(protocols: Iterable[tuple[str, bytes]]) -> int:
+    """What the protocols of a classic member count: names and metadata."""
+    return sum(_PROTOCOL_BYTES + len(name) + len(metadata) for name, metadata in protocols)
 
 
 class GroupRecord(NamedTuple):

@@ -34,6 +34,10 @@ class Outbox:
             self.deadlines[key] = at_ms
             self._effects.append(ArmTimer(key, at_ms))
 
+    def arm_if_absent(self, key: str, at_ms: int) -> None:
+        if key not in self.deadlines:
+            self.arm(key, at_ms)
+
     def cancel(self, key: str) -> None:
         if self.deadlines.pop(key, None) is not None:
             self._effects.append(CancelTimer(key))

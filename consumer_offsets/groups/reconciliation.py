@@ -4,15 +4,30 @@ Kafka's ``CurrentAssignmentBuilder``. A member first gives up what is not in its
 to the target's epoch and takes what nobody holds any more.
 """
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from uuid import UUID
 
-from consumer_offsets.groups.events import TopicIdPartition
-from consumer_offsets.groups.group_record import names_bytes, topic_names_bytes
+from consumer_offsets.groups.events import JoinProtocol, TopicIdPartition
+from consumer_offsets.groups.group_record import names_bytes, protocols_bytes, topic_names_bytes
 
 Partitions = frozenset[TopicIdPartition]
 NOTHING: Partitions = frozenset()
+
+
+def by_topic(partitions: Iterable[TopicIdPartition]) -> dict[UUID, list[int]]:
+    """In order of their numbers."""
+    numbers: dict[UUID, list[int]] = defaultdict(list)
+    for topic_id, partition in sorted(partitions):
+        numbers[topic_id].append(partition)
+    return dict(numbers)
+
+
+def partitions_of(numbers: Mapping[UUID, list[int]]) -> Partitions:
+    """The opposite of ``by_topic``."""
+    return frozenset(TopicIdPartition(topic_id, number) for topic_id, each in numbers.items() for number in each)
 
 
 class MemberState(StrEnum):
@@ -24,8 +39,29 @@ class MemberState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ClassicProtocol:
+    """What a member of a consumer group has joined with by the classic protocol. Its generation is its member epoch,
+    and its protocol the first one.
+    """
+
+    session_timeout_ms: int
+    protocols: tuple[JoinProtocol, ...]
+
+    @property
+    def name(self) -> str:
+        return self.protocols[0].name
+
+    @property
+    def num_bytes(self) -> int:
+        """What it brings into the group's record."""
+        return protocols_bytes(self.protocols)
+
+
+@dataclass(frozen=True, slots=True)
 class ConsumerMember:
-    """``assigned`` is what the member may hold, ``pending_revocation`` what it is to give up and may still hold."""
+    """``assigned`` is what the member may hold, ``pending_revocation`` what it is to give up and may still hold.
+    ``classic`` is None for a member of the consumer protocol.
+    """
 
     member_id: str
     instance_id: str | None = None
@@ -33,6 +69,7 @@ class ConsumerMember:
     client_id: str = ""
     client_host: str = ""
     rebalance_timeout_ms: int = -1
+    classic: ClassicProtocol | None = None
     subscribed_topics: frozenset[str] = frozenset()
     subscribed_regex: str = ""
     server_assignor: str | None = None
@@ -46,7 +83,8 @@ class ConsumerMember:
     def num_bytes(self) -> int:
         """What the member brings into the group's record."""
         names = names_bytes(self.member_id, self.instance_id, self.rack_id, self.client_id, self.client_host)
-        return names + topic_names_bytes(self.subscribed_topics) + len(self.subscribed_regex)
+        classic = 0 if self.classic is None else self.classic.num_bytes
+        return names + topic_names_bytes(self.subscribed_topics) + len(self.subscribed_regex) + classic
 
     def is_reconciled_to(self, target_epoch: int) -> bool:
         return self.state == MemberState.STABLE and self.member_epoch == target_epoch

@@ -173,7 +173,7 @@ class InstanceMember:
                 )
                 return SyncedGroup((await self._members.sync(INTERNAL, self._group, event)).assignment)
             case Heartbeat():
-                beat = events.Heartbeat(0, request.member_id, request.generation)
+                beat = events.Heartbeat(0, request.member_id, request.generation, None, request.since_poll_ms)
                 await self._members.heartbeat(INTERNAL, self._group, beat)
                 return None
             case LeaveGroup():
@@ -215,6 +215,7 @@ class InstanceMember:
                 server_assignor=request.server_assignor,
                 owned=owned,
                 client_id=self._client_id,
+                since_poll_ms=request.since_poll_ms,
             ),
         )
         assignment = None

@@ -15,7 +15,7 @@ from ingest_api.answers import RecordsResponse
 from ingest_api.bodies import answer_wanted, receive_model
 from ingest_api.content_types import answer_media_type
 from ingest_api.guard import context_of
-from ingest_api.parameters import read_query
+from ingest_api.parameters import read_query, selection_of
 from ingest_api.routes import declared_router, requires
 from ingest_api.schemas.records import FetchRequest
 from ingest_api.state import api_state
@@ -38,7 +38,8 @@ async def fetch_many(request: Request) -> Response:
     media_type = answer_media_type(request.headers, (MEDIA_TYPE,))
     asked = await receive_model(request, FetchRequest)
     wanted = [FetchPartition(p.topic, p.partition, p.offset, p.topic_id) for p in asked.partitions]
-    limits = FetchLimits(asked.max_bytes, asked.max_partition_bytes, asked.min_bytes, asked.max_wait_ms)
+    where = selection_of(None, asked.where)
+    limits = FetchLimits(asked.max_bytes, asked.max_partition_bytes, asked.min_bytes, asked.max_wait_ms, where=where)
     gone = functools.partial(answer_wanted, request)
     fetched = await state.broker.fetch_stored(context_of(request), wanted, limits, gone)
     try:

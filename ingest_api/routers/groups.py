@@ -102,12 +102,14 @@ async def get_offsets(
 @router.get("/groups/{group}/lag", operation_id="getGroupLag", response_description="The lag.")
 @requires(Operation.DESCRIBE, ResourceType.GROUP)
 async def get_lag(state: State, context: Context, group: GroupName) -> GroupLag:
-    """The number of offsets from the group's committed offset to the high watermark, by topic and partition."""
-    lags = await state.groups.fetch_lag(context, group)
+    """How far the group is behind the high watermark, by topic and partition: in offsets, records and time."""
+    lags = await state.groups.fetch_lag_in_records(context, group)
     return GroupLag(
         group=group,
         total_lag=sum(found.lag for found in lags),
         max_lag=max((found.lag for found in lags), default=0),
+        records_behind=sum(found.lag if found.records_behind is None else found.records_behind for found in lags),
+        max_lag_ms=max((found.lag_ms for found in lags if found.lag_ms is not None), default=None),
         partitions=[PartitionLag.model_validate(found) for found in lags],
     )
 

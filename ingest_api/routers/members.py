@@ -96,7 +96,7 @@ async def sync(state: State, context: Context, group: LegalGroupName, asked: Syn
 @requires(Operation.READ, ResourceType.GROUP)
 async def heartbeat(state: State, context: Context, group: LegalGroupName, asked: HeartbeatRequest) -> None:
     """Tell that a member lives (Kafka's Heartbeat). 40923: a rebalance has begun, join again."""
-    event = events.Heartbeat(0, asked.member_id, asked.generation, asked.group_instance_id)
+    event = events.Heartbeat(0, asked.member_id, asked.generation, asked.group_instance_id, asked.since_poll_ms)
     await state.groups.members.heartbeat(context, group, event)
 
 
@@ -154,6 +154,7 @@ async def consumer_heartbeat(
             subscribed_topics=None if asked.subscribed_topics is None else frozenset(asked.subscribed_topics),
             subscribed_regex=asked.subscribed_regex,
             server_assignor=asked.server_assignor,
+            since_poll_ms=asked.since_poll_ms,
             owned=owned,
             client_id=context.client_id,
             client_host=context.peer,

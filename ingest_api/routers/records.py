@@ -20,7 +20,19 @@ from ingest_api.content_types import (
     asks_for,
 )
 from ingest_api.guard import context_of
-from ingest_api.parameters import MAX_BYTES, MAX_WAIT_MS, MIN_BYTES, OFFSET, partition_in_path, read_query, required
+from ingest_api.parameters import (
+    MAX_BYTES,
+    MAX_WAIT_MS,
+    MIN_BYTES,
+    OFFSET,
+    RECORD_KEY,
+    WHERE,
+    partition_in_path,
+    query_texts,
+    required,
+    selection_of,
+    values_of,
+)
 from ingest_api.routes import declared_router, requires
 from ingest_api.state import api_state
 from ingest_api.topic_ids import topic_id_headers, topic_to_consume
@@ -63,6 +75,8 @@ _FORMS: dict[str, _Form] = {
     ARROW_STREAM: _Form(lambda records, _topic, _partition: encode_arrow_stream(records), 2.25),
 }
 _JSON_TYPES = (KAFKA_JSON_V2, JSON)
+_NUMBERS = (OFFSET, MAX_BYTES, MIN_BYTES, MAX_WAIT_MS)
+_QUERY = [parameter.name for parameter in (*_NUMBERS, RECORD_KEY, WHERE)]
 
 
 @router.get("/topics/{topic}/partitions/{partition}/records", **operations.FETCH)
@@ -70,7 +84,9 @@ _JSON_TYPES = (KAFKA_JSON_V2, JSON)
 async def fetch(request: Request) -> Response:
     """Read records from an offset on; wait for records at the end of the log."""
     state = api_state(request)
-    query = read_query(request, (OFFSET, MAX_BYTES, MIN_BYTES, MAX_WAIT_MS))
+    texts = query_texts(request.scope["query_string"], _QUERY)
+    query = values_of(texts, _NUMBERS)
+    where = selection_of(texts.get(RECORD_KEY.name), texts.get(WHERE.name))
     partition = partition_in_path(request)
     media_type = answer_media_type(request.headers, tuple(_FORMS))
     topic = await topic_to_consume(context_of(request), request, state.broker, partition)
@@ -84,7 +100,12 @@ async def fetch(request: Request) -> Response:
     max_bytes = required(query[MAX_BYTES.name])
     wanted = [FetchPartition(topic.name, partition_log.partition, offset)]
     limits = FetchLimits(
-        max_bytes, max_bytes, required(query[MIN_BYTES.name]), required(query[MAX_WAIT_MS.name]), fill=False
+        max_bytes,
+        max_bytes,
+        required(query[MIN_BYTES.name]),
+        required(query[MAX_WAIT_MS.name]),
+        fill=False,
+        where=where,
     )
     fetched = await state.broker.fetch_records(
         context_of(request), wanted, limits, functools.partial(answer_wanted, request), copies=form.copies

@@ -29,7 +29,7 @@ async def status(state: State, context: Context) -> StoreStatus:
         now=broker.clock.now_ms(),
         uptime_ms=round((broker.clock.monotonic() - state.began) * 1000),
         not_ready_reason=state.not_ready_reason,
-        topics=[_topic(context, broker, topic) for topic in broker.topics(context, include_internal=True)],
+        topics=[topic_status(context, broker, topic) for topic in broker.topics(context, include_internal=True)],
         problems=[TopicProblem.model_validate(problem) for problem in broker.problems(context)],
         journal=JournalStatus(
             needed_bytes=broker.journal.needed_bytes,
@@ -47,7 +47,7 @@ async def status(state: State, context: Context) -> StoreStatus:
     )
 
 
-def _topic(context: RequestContext, broker: Broker, topic: Topic) -> TopicStatus:
+def topic_status(context: RequestContext, broker: Broker, topic: Topic) -> TopicStatus:
     logs = topic.partitions
     newest = [at for log in logs if (at := log.newest_timestamp_ms) is not None]
     return TopicStatus(

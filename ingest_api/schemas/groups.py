@@ -71,12 +71,22 @@ class PartitionLag(Answer):
     log_start_offset: Int64
     high_watermark: Int64
     lag: Int64
+    records_behind: Int64 | None = Field(
+        description="The records at these offsets: fewer than `lag` where compaction, retention or a deletion has "
+        "removed some. Null: they cannot be counted."
+    )
+    lag_ms: Int64 | None = Field(
+        description="Milliseconds since the timestamp of the oldest of these records; 0 without one. Null: READ of the "
+        "topic is needed, or the record cannot be read."
+    )
 
 
 class GroupLag(Answer):
     group: str
     total_lag: Int64
     max_lag: Int64 = Field(description="Of the partition that is furthest behind.")
+    records_behind: Int64 = Field(description="Of all partitions; offsets where they cannot be counted.")
+    max_lag_ms: Int64 | None = Field(description="The largest `lag_ms`; null without any.")
     partitions: list[PartitionLag]
 
 

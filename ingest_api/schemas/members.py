@@ -9,7 +9,7 @@ from uuid import UUID
 
 from pydantic import BeforeValidator, Field
 
-from ingest_api.schemas.base import Answer, Int32, Request
+from ingest_api.schemas.base import Answer, Int32, Int64, Request
 
 
 def _decoded(given: Any) -> bytes:
@@ -32,6 +32,11 @@ InstanceId = Annotated[
     str | None, Field(min_length=1, max_length=249, description="`group.instance.id` of a static member.")
 ]
 Generation = Annotated[int, Field(ge=-1, le=2**31 - 1, description="As the answer to join gave it.")]
+
+
+SincePoll = Annotated[
+    int | None, Field(ge=0, le=2**53, description="Milliseconds since the member polled last, for descriptions.")
+]
 
 
 class Protocol(Request):
@@ -91,6 +96,7 @@ class HeartbeatRequest(Request):
     member_id: MemberId
     generation: Generation
     group_instance_id: InstanceId = None
+    since_poll_ms: SincePoll = None
 
 
 class LeavingMember(Request):
@@ -131,6 +137,7 @@ class ConsumerGroupHeartbeatRequest(Request):
     subscribed_regex: str | None = Field(None, max_length=1_000, description="An empty text ends it.")
     server_assignor: Literal["uniform", "range"] | None = None
     owned: list[OwnedPartition] | None = Field(None, description="All that the member holds now.")
+    since_poll_ms: SincePoll = None
 
 
 class AssignedPartition(Answer):
@@ -158,6 +165,13 @@ class MemberDescription(Answer):
     client_host: str = Field(description="Empty for a consumer instance, which the store itself holds.")
     member_epoch: int = Field(description="-1 in a classic group.")
     assignment: list[AssignedTopicPartition]
+    since_heartbeat_ms: Int64 | None = Field(
+        description="Milliseconds since the store heard of the member. Null: not since the coordinator has begun."
+    )
+    since_poll_ms: Int64 | None = Field(
+        description="Milliseconds since the member polled, by its last heartbeat. Null for Kafka's clients, which do "
+        "not tell."
+    )
 
 
 class GroupDescription(Answer):

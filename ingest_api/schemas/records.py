@@ -270,6 +270,11 @@ class FetchRequest(Request):
     max_partition_bytes: Annotated[int, Field(ge=1, le=FETCH_BYTES_MAX)] = FETCH_BYTES_DEFAULT
     min_bytes: Annotated[int, Field(ge=0, le=FETCH_BYTES_MAX)] = 1
     max_wait_ms: Annotated[int, Field(ge=0, le=FETCH_WAIT_MS_MAX)] = 500
+    where: str | None = Field(
+        None,
+        description="Only records that this expression selects. A response may have none of them, and a `next_offset` "
+        "to go on at.",
+    )
 
 
 class DeleteRecordsRequest(Request):

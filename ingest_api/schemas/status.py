@@ -20,6 +20,7 @@ class TopicProblem(Answer):
         "unreadable",
         "foreign_file",
         "rolls_fail",
+        "append_only",
         "journal_full",
         "registration_damaged",
     ]

@@ -1,8 +1,8 @@
 """The broker: the facade that listeners and consumer groups call. It starts and stops the rooms of a store.
 
 Everything runs on one event loop; disk work runs in threads. The rooms: ``topics`` (create, delete, alter, grow),
-``topic_tables`` (roll, refresh, delete records), ``producing``, ``batcher`` (small requests), ``fetching``,
-``admission``, ``roll_schedule`` and ``upkeep``. They ask ``authorizer`` themselves who may do what.
+``topic_tables`` (roll, refresh, delete records), ``erasing``, ``producing``, ``batcher`` (small requests),
+``fetching``, ``admission``, ``roll_schedule`` and ``upkeep``. They ask ``authorizer`` themselves who may do what.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from logstore.broker.authorizer import Authorizer
 from logstore.broker.batch_producing import BatchProducing
 from logstore.broker.batcher import Batcher
 from logstore.broker.cluster import Cluster
+from logstore.broker.erasing import Erasing
 from logstore.broker.fetching import Fetching
 from logstore.broker.opened_journal import OpenedJournal
 from logstore.broker.produce_result import PartitionResponse, ProduceResult
@@ -36,6 +37,7 @@ from logstore.cluster.log_directory_record import record_log_directory
 from logstore.errors import BrokerNotReadyError, LogStoreError
 from logstore.filesystem import FileSystem
 from logstore.lock_file import require_all
+from logstore.log.erasures import ErasureLog
 from logstore.log.log_reader import FetchResult
 from logstore.log.partition_log import PartitionLog
 from logstore.log.roller import Roller, RollResult, roll_threads
@@ -95,8 +97,9 @@ class Broker:
         self._filesystem = filesystem
         by_name: dict[str, Topic] = {}
         self._writers = roll_threads()
+        erasures = ErasureLog()
         self._roller = roller = Roller(
-            journal, clock, self._writers, functools.partial(require_all, locks), coordinator.table_lock
+            journal, clock, self._writers, functools.partial(require_all, locks), coordinator.table_lock, erasures
         )
         self._schedule = RollSchedule(roller, journal, clock, settings, by_name)
         self.admission = Admission(settings, journal, locks, self._schedule.press, quotas, clock)
@@ -148,6 +151,23 @@ class Broker:
             self._producing, self._topics, self.admission, authorizer, settings.max_request_size
         )
         self._batcher = Batcher(self._producing.produce, authorizer, self.admission)
+        self.erasing = Erasing(
+            self._topics,
+            self._changes,
+            self._producing,
+            roller,
+            journal,
+            self._schedule,
+            self._upkeep,
+            self.admission,
+            authorizer,
+            coordinator,
+            erasures,
+            settings,
+            clock,
+            filesystem,
+        )
+        self._topics.load_erasures = self.erasing.load
         self._fetching = Fetching(journal, roller.refresh, self._topics.get, self.admission, authorizer)
         #: None on one node.
         self.others: OtherBrokers | None = None
@@ -189,6 +209,7 @@ class Broker:
         self.fetch_records = fetching.fetch_records
         self.fetch_stored = fetching.fetch_stored
         self.fetch_batches = fetching.fetch_batches
+        self.count_records = fetching.count_records
         self.offset_for_timestamp = fetching.offset_for_timestamp
         self.offset_of_max_timestamp = fetching.offset_of_max_timestamp
 
@@ -225,11 +246,14 @@ class Broker:
 
     async def _recover(self) -> None:
         began = self.clock.monotonic()
+        bases = {key: tail.index.base_offset for key, tail in self._opened.tails.items()}
         await self._topics.recover(self._filesystem, self._opened.tails)
         self._opened.tails = {}
+        await self.erasing.recover(bases)
         self._schedule.start()
         self._upkeep.start()
         self.admission.not_ready = None
+        self.erasing.start()
         seconds = round(self.clock.monotonic() - began, 3)
         log.info("broker.started", data=str(self.settings.data), seconds=seconds, **self._topics.facts())
 
@@ -257,6 +281,7 @@ class Broker:
             await self.others.appends.close()
         if self._telling_offline is not None:
             self._telling_offline.cancel()
+        await self.erasing.stop()
         await self._upkeep.stop()
         await self._schedule.stop()
         await self._topics.stop()
@@ -326,6 +351,7 @@ class Broker:
         self._producing.remote = others.appends
         self._fetching.remote = others.fetches
         self._changes.create_at_controller = others.create_topic
+        self.erasing.others = others
         return others
 
     @property

@@ -6,6 +6,7 @@ before, among the bytes in flight of all answers.
 """
 
 import asyncio
+import functools
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,8 +38,11 @@ from logstore.log.log_reader import FetchResult, LogReader
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.observability import FETCHED_BYTES, FETCHED_RECORDS
-from logstore.protocol.record_batch import RecordBatch, read_batches, read_records
+from logstore.protocol.record_batch import PARQUET, RecordBatch, read_batches, read_records
+from logstore.records.log_batches import int64_values
 from logstore.records.schema import LOG_SCHEMA
+from logstore.records.where.evaluation import Where
+from logstore.segments.row_group_files import write_row_group_file
 
 if TYPE_CHECKING:  # one node asks nobody
     from logstore.broker.remote_fetches import Asked, RemoteFetches
@@ -122,12 +126,14 @@ class Fetching:
         limits: FetchLimits,
         gone: Gone | None = None,
     ) -> Fetched[list[RecordBatch]]:
-        """Records as they are stored: at least one if there is any, else up to the limits.
+        """Records as they are stored: at least one if there is any, else up to the limits. With ``limits.where`` only
+        those that it selects, maybe none, as ``LogReader.read``.
 
         Waits for ``min_bytes`` over all partitions, or for one that cannot, or may not, be read. Raises ThrottledError
         if there is no room among the answers within the wait, or it is over a quota, and the errors of ``gone``.
         """
-        return await self._fetch(context, partitions, limits, gone, self._stored, 1)
+        form = self._stored if limits.where is None else self._stored_where(limits.where)
+        return await self._fetch(context, partitions, limits, gone, form, 1)
 
     async def fetch_records(
         self,
@@ -141,7 +147,8 @@ class Fetching:
         """As ``fetch_stored``, with tables of LOG_SCHEMA. ``copies`` times their bytes are reserved: for the records,
         and for the copies that the caller makes.
         """
-        return await self._fetch(context, partitions, limits, gone, self._decoded, copies)
+        form = self._decoded if limits.where is None else self._decoded_where(limits.where)
+        return await self._fetch(context, partitions, limits, gone, form, copies)
 
     async def fetch_batches(
         self, context: RequestContext, wanted: Sequence[WantedPartition], limits: FetchLimits
@@ -196,6 +203,10 @@ class Fetching:
         log.require_leader().require_settled()
         return await self._reader.offset_for_timestamp(topic, partition, timestamp_ms)
 
+    async def count_records(self, topic: Topic, partition: int, start: int, end: int) -> int:
+        """The records of [start, end), for the store itself: as ``LogReader.count_records``."""
+        return await self._reader.count_records(topic, topic.partition(partition), start, end)
+
     async def offset_of_max_timestamp(
         self, context: RequestContext, topic: Topic, partition: int
     ) -> tuple[int, int] | None:
@@ -207,6 +218,17 @@ class Fetching:
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
         topic.partition(partition).require_leader().require_settled()
         return await self._reader.offset_of_max_timestamp(topic, partition)
+
+    def _decoded_where(self, where: Where) -> _Form[pa.Table]:
+        return replace(self._decoded, read=functools.partial(self._reader.read, where=where))
+
+    def _stored_where(self, where: Where) -> _Form[list[RecordBatch]]:
+        async def read(*place: Any, **limits: Any) -> FetchResult[list[RecordBatch]]:
+            result = await self._reader.read(*place, **limits, where=where)
+            loop = asyncio.get_running_loop()
+            return replace(result, records=await loop.run_in_executor(self._threads, _as_stored, result.records))
+
+        return replace(self._stored, read=read)
 
     async def _fetch(
         self,
@@ -343,7 +365,8 @@ class Fetching:
             left_ms = math.ceil((end - loop.time()) * 1000)
             had = sources.num_bytes(fetched.answers)
             missing = enough - sum(had)
-            if missing <= 0 or left_ms <= 0 or wanted_at_once or _has_error(fetched.answers):
+            # A search that found nothing has moved on all the same.
+            if missing <= 0 or left_ms <= 0 or wanted_at_once or _has_error(fetched.answers) or limits.where:
                 return fetched
             fetched.reservation.release()
             parts = [size + math.ceil(missing / len(sources)) for size in had]
@@ -506,6 +529,14 @@ def _stored_of(content: pa.Buffer, _: int) -> tuple[list[RecordBatch], int]:
 def _decoded_of(content: pa.Buffer, offset: int) -> tuple[pa.Table, int]:
     table = pa.Table.from_batches(read_records(content, offset), LOG_SCHEMA)
     return table, table.num_rows
+
+
+def _as_stored(records: pa.Table) -> list[RecordBatch]:
+    """The form in which rows of a row group travel."""
+    if not records.num_rows:
+        return []
+    first_offset = int(int64_values(records.column("offset").chunk(0))[0])
+    return [RecordBatch(first_offset, 0, records.num_rows, PARQUET, write_row_group_file(records.to_batches()))]
 
 
 def _stored_bytes(result: FetchResult[list[RecordBatch]]) -> int:

@@ -9,7 +9,7 @@ import msgspec
 
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer
-from logstore.broker.context import Forwarding, RequestContext
+from logstore.broker.context import INTERNAL, Forwarding, RequestContext
 from logstore.broker.forwarding import NOBODY, Router, Target
 from logstore.broker.partition_offsets import OffsetsElsewhere, offsets_elsewhere
 from logstore.broker.peer_handlers import PeerHandlers
@@ -29,6 +29,7 @@ from logstore.errors import (
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.protocol.error_codes import error_of
+from logstore.records.erasure_record import ErasedBroker
 from logstore.replication.peer_http import Answer, PeerHttp
 from logstore.settings import Settings
 
@@ -105,6 +106,23 @@ class OtherBrokers:
             raise RequestTimedOutError(
                 f"The controller, broker {controller}, did not answer: whether it {doubt} is unknown."
             ) from error
+
+    async def make_topic_of_erasures(self) -> None:
+        """Have the controller make it. Raises NotControllerError, RequestTimedOutError, PeerUnavailableError, and the
+        controller's own errors.
+        """
+        controller = self.router.controller()
+        answer = await self.http.ask(controller, "POST", "/erasures", INTERNAL.encode())
+        if answer.status != _OK:
+            raise _error(answer, InvalidConfigError)
+
+    async def erase_from_journal(self, broker: int, erasure_id: str) -> ErasedBroker:
+        """The part of another broker in an erasure. PeerUnavailableError, and the broker's own errors."""
+        target = f"/erasures/{urllib.parse.quote(erasure_id)}/journal"
+        answer = await self.http.ask(broker, "POST", target, INTERNAL.encode())
+        if answer.status != _OK:
+            raise _error(answer, InvalidConfigError)
+        return msgspec.json.decode(b"".join(answer.body), type=ErasedBroker)
 
     async def make_topic_of_groups(self, context: RequestContext, group: str) -> None:
         """Have the controller make the topic of groups: it is asked for the coordinator of ``group``.

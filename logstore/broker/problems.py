@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from logstore.broker.recovery import Unserved
 from logstore.delta.foreign_ranges import RefusedFile
+from logstore.delta.table_features import APPEND_ONLY_PROPERTY
 from logstore.errors import QuarantinedError
 from logstore.log.topic import Topic
+from logstore.segments.foreign_names import foreign_records
 
 
 class ProblemState(enum.StrEnum):
@@ -23,6 +25,8 @@ class ProblemState(enum.StrEnum):
     ROLLS_FAIL = "rolls_fail"
     #: What ZooKeeper says of the topic cannot be read: its leaders and replicas stay as they were.
     REGISTRATION_DAMAGED = "registration_damaged"
+    #: The table's owner forbids to remove records: retention and key compaction pass over the topic.
+    APPEND_ONLY = "append_only"
     #: Records are refused with 429 for want of room in the journal, because rolls of the topic fail.
     JOURNAL_FULL = "journal_full"
 
@@ -68,11 +72,15 @@ def find_problems(
         foreign: list[tuple[int | None, RefusedFile]] = [(None, file) for file in topic.snapshot.homeless]
         foreign += [(p.partition, file) for p in topic.partitions for file in p.segments.refused]
         found += [TopicProblem(topic.name, p, ProblemState.FOREIGN_FILE, _not_served(f), drop) for p, f in foreign]
+        if (why := _kept_by_append_only(topic)) is not None:
+            unset = f"ALTER TABLE delta.`{topic.snapshot.location}` UNSET TBLPROPERTIES ('{APPEND_ONLY_PROPERTY}')"
+            found.append(TopicProblem(topic.name, None, ProblemState.APPEND_ONLY, why, f"Run in Spark: {unset}"))
         for p in topic.partitions:
             if (error := p.quarantined) is not None:
                 found.append(TopicProblem(topic.name, p.partition, quarantined, error.reason, error.remedy))
             for path, why in p.segments.unreadable.items():
-                remedy = f"Restore {path} from a backup, or the table to the version before another writer's"
+                where = " and ".join(foreign_records(path).paths)
+                remedy = f"Restore {where} from a backup, or the table to the version before another writer's"
                 found.append(TopicProblem(topic.name, p.partition, ProblemState.UNREADABLE, why, remedy))
             for gap in p.missing:
                 reason, remedy = gap.explained(topic.name, p.partition, p.location)
@@ -87,6 +95,16 @@ def find_problems(
         remedy = "Until it is what a broker wrote, no leader of it is elected, and no replica joins its ISR"
         found.append(TopicProblem(name, None, ProblemState.REGISTRATION_DAMAGED, why, remedy))
     return sorted(found, key=lambda problem: (problem.topic, problem.partition or 0))
+
+
+def _kept_by_append_only(topic: Topic) -> str | None:
+    """None where nothing would be removed from the topic anyway."""
+    config = topic.config
+    removes = config.compacted or config.retention_ms >= 0 or config.retention_bytes >= 0
+    if not (topic.snapshot.is_append_only and removes):
+        return None
+    jobs = "key compaction" if config.compacted else "retention"
+    return f"The table property {APPEND_ONLY_PROPERTY} is true: {jobs} removes no record of the topic"
 
 
 def _not_served(file: RefusedFile) -> str:

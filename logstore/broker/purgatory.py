@@ -18,6 +18,7 @@ from logstore.log.isolation import Isolation
 from logstore.log.log_reader import require_in_range
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
+from logstore.records.where.evaluation import Where
 
 #: Waits end at ticks. A tick is at most this part of the wait, and an eighth of a second.
 _TICKS = 32
@@ -33,6 +34,7 @@ class FetchLimits:
     partition.
 
     Without ``fill`` the records end with the first piece (a row group, a run of the tail) that brings ``min_bytes``.
+    ``where``: only the records that it selects.
     """
 
     max_bytes: int
@@ -41,6 +43,7 @@ class FetchLimits:
     max_wait_ms: int
     fill: bool = True
     isolation: Isolation = Isolation.READ_UNCOMMITTED
+    where: Where | None = None
 
 
 class WantedPartition:

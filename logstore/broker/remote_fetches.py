@@ -21,6 +21,7 @@ from logstore.log.log_reader import FetchResult
 from logstore.log.topic import Topic
 from logstore.protocol.error_codes import error_of
 from logstore.protocol.fetch_response import MEDIA_TYPE, PartitionData, read_fetch_response
+from logstore.records.where.expression import text_of
 from logstore.replication.peer_http import PeerHttp
 
 _OK: Final = 200
@@ -84,6 +85,7 @@ class RemoteFetches:
                 "max_partition_bytes": min(limits.max_partition_bytes, limits.max_bytes),
                 "min_bytes": limits.min_bytes,
                 "max_wait_ms": max_wait_ms,
+                **({} if limits.where is None else {"where": text_of(limits.where.node)}),
             }
         )
         try:

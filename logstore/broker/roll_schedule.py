@@ -14,7 +14,7 @@ from logstore.journal.journal import Journal
 from logstore.journal.journal_file import PartitionKey
 from logstore.limits import MIB
 from logstore.log.partition_log import PartitionLog
-from logstore.log.relocation import KeepsFrames, relocate_oldest
+from logstore.log.relocation import KeepsFrames, relocate_oldest, renew
 from logstore.log.roller import Roller
 from logstore.log.topic import Topic
 from logstore.observability import ROLLS
@@ -53,6 +53,7 @@ class RollSchedule:
         self._journal = journal
         self._clock = clock
         self._journal_max_bytes = settings.journal_max_bytes
+        self._journal_roll_s = settings.journal_roll_ms / 1000
         self._topics = topics
         #: The journal frames of partitions that are not served.
         self.unserved: Mapping[PartitionKey, KeepsFrames] = {}
@@ -216,6 +217,7 @@ class RollSchedule:
                 await asyncio.wait_for(self._pinned.wait(), _REFRESH_S)
             await self._unpin_journal()
             self._pinned.clear()
+            await self._renew_old_journal()
 
     def _is_pinned(self) -> bool:
         """Whether the journal fills up with records that are in Delta, in files that also have records still needed."""
@@ -235,7 +237,7 @@ class RollSchedule:
             whole = start < end and self._copied < self._journal_max_bytes and self._is_pinned()
             limit = size if whole else min(_RELOCATE_BYTES_MAX, size // _RELOCATE_PART_MAX)
             try:
-                moved = await relocate_oldest(self._journal, self._keepers(), limit)
+                moved = await relocate_oldest(self._journal, self.keepers(), limit)
             except LogStoreError as error:
                 log.error("journal.relocation_failed", error=str(error))
                 return
@@ -246,7 +248,19 @@ class RollSchedule:
             await asyncio.sleep(0)
             log.info("journal.relocated", frames=len(moved))
 
-    def _keepers(self) -> Callable[[PartitionKey], KeepsFrames | None]:
+    async def _renew_old_journal(self) -> None:
+        """Records that are in a table leave the journal in time, also where there is too little of them to fill a file:
+        whoever deletes them from the table counts on it.
+        """
+        if self._journal.data_age_s < self._journal_roll_s:
+            return
+        try:
+            await renew(self._journal, self.keepers())
+        except LogStoreError as error:
+            log.warning("journal.not_renewed", error=str(error))
+
+    def keepers(self) -> Callable[[PartitionKey], KeepsFrames | None]:
+        """By partition, who knows which of its frames in the journal still count."""
         by_id = {topic.topic_id: topic for topic in self._topics.values()}
 
         def keeper_of(key: PartitionKey) -> KeepsFrames | None:

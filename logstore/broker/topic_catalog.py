@@ -23,7 +23,7 @@ from logstore.errors import (
     storage_error,
 )
 from logstore.limits import TOPIC_NAME_LENGTH_MAX
-from logstore.names import is_legal_name
+from logstore.names import INTERNAL_TOPICS, is_legal_name
 from logstore.segments.layout import layout_of
 from logstore.table_root import TableRoot
 
@@ -53,8 +53,10 @@ def check_topic_name(name: str) -> None:
         )
     if name.lower() in _DELTAS_NAMES:
         raise InvalidTopicError(f"Topic name {name!r} is not allowed: Delta Lake has files of its own under that name.")
-    if name.startswith("__"):
-        raise InvalidTopicError(f"Topic name {name!r} is not allowed: names that begin with '__' are internal.")
+    for internal in INTERNAL_TOPICS:
+        # The store makes its own topics when it needs them, and no other topic may keep it from that.
+        if names_collide(name, internal):
+            raise InvalidTopicError(f"Topic name {name!r} is not allowed: {internal!r} is reserved for the store.")
 
 
 def check_no_collision(name: str, existing: Iterable[str]) -> None:

@@ -36,6 +36,7 @@ from logstore.errors import (
 from logstore.limits import PARTITIONS_PER_TOPIC_MAX
 from logstore.log.roller import Roller
 from logstore.log.topic import Topic
+from logstore.names import is_internal
 from logstore.settings import Settings
 from logstore.topic_config import TopicConfig, config_key, validate_overrides
 
@@ -160,7 +161,7 @@ class TopicChanges:
             )
 
     def find(self, context: RequestContext, name: str, operation: Operation) -> Topic | None:
-        """The topic, for ``operation``; None if ``find_or_create`` would create it. Changes nothing.
+        """Return the topic, for ``operation``; None if ``find_or_create`` would create it, or refuse its name.
 
         Raises TopicAuthorizationError, UnknownTopicError, QuarantinedError, LeaderNotAvailableError for one that other
         brokers know already.
@@ -169,7 +170,8 @@ class TopicChanges:
         try:
             return self._topics.get(name)
         except UnknownTopicError:
-            if not self._settings.auto_create_topics_enable:
+            # A topic of the store's own may come later, and its reader waits for it; its writer is refused by name.
+            if not self._settings.auto_create_topics_enable or (is_internal(name) and operation is not Operation.WRITE):
                 raise
         self._authorizer.require_create(context, name)
         return None

@@ -8,7 +8,7 @@ import asyncio
 import functools
 import urllib.parse
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 import structlog
@@ -49,6 +49,7 @@ from logstore.log.roller import Roller
 from logstore.log.topic import Topic
 from logstore.names import is_legal_name
 from logstore.observability import forget_topic
+from logstore.records.erasure_record import ERASURES_TOPIC
 from logstore.settings import Settings
 
 log = structlog.stdlib.get_logger(__name__)
@@ -97,6 +98,8 @@ class Topics:
         self.removals.listeners.append(self._removed)
         #: Called with a topic that another broker made, once it is served here.
         self.appeared: Callable[[Topic], None] = lambda _: None
+        #: Takes over what was erased, by the table of ``__erasures``.
+        self.load_erasures: Callable[[Topic], Awaitable[None]] = _nothing_erased
         #: None on one node.
         self.discovery: TopicDiscovery | None = None
         if settings.zookeeper_connect is not None:
@@ -144,6 +147,10 @@ class Topics:
             self._coordinator.listen(self._partition_changed)
         filesystem.reached("recovery.half")
         await asyncio.to_thread(self._schedule.mark_all)
+        if (erasures := self._topics.get(ERASURES_TOPIC)) is not None:
+            # Before any table is followed that may have erased records again.
+            await self.look_at_start(erasures)
+            await self.load_erasures(erasures)
         for topic in list(self._topics.values()):
             await self.look_at_start(topic)
         if self.discovery is not None:
@@ -526,6 +533,10 @@ class Topics:
             return
         log.info("topic.deletion_finished", topic=name)
         await self.remove(topic)
+
+
+async def _nothing_erased(_: Topic) -> None:
+    pass
 
 
 def _known(topic: Topic, replication_factor: int | None = None) -> KnownTopic:

@@ -100,6 +100,7 @@ class Upkeep:
         self._require_lock = require_lock
         self._known: dict[Topic, _Known] = {}
         self._stopping = asyncio.Event()
+        self._merging = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="upkeep", initializer=step_back, initargs=(_NICENESS,))
         self._task: asyncio.Task[None] | None = None
 
@@ -150,11 +151,20 @@ class Upkeep:
 
     # ---- merging ----------------------------------------------------------------------------------------------------
 
+    async def settled(self) -> None:
+        """Wait for the merge under way: its sources may have left their table since it began to read them."""
+        async with self._merging:
+            pass
+
     async def merge(self, topic: Topic) -> bool:
         """One commit that joins small segments of the topic; whether there was anything to join.
 
         Raises StorageFullError, StorageError, CorruptionError, and as ``Roller.commit``.
         """
+        async with self._merging:
+            return await self._merge(topic)
+
+    async def _merge(self, topic: Topic) -> bool:
         known = self._known.setdefault(topic, _Known())
         if topic.version == known.at_rest:
             return False

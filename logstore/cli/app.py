@@ -19,6 +19,8 @@ from logstore.cli import (
     serve,
     status,
     topic,
+    topic_copy,
+    topic_erase,
     topic_reassign,
     topic_table,
 )
@@ -67,9 +69,13 @@ def _logstore(
 
 app.command(epilog=serve.EXAMPLES)(serve.serve)
 app.command(epilog=status.EXAMPLES)(status.status)
-# These two look at files. The other commands of `topic` ask a store, and need no extra.
+# These look at files. The other commands of `topic` ask a store, and need no extra.
 topic.app.command(epilog=topic_table.VERIFY_EXAMPLES)(topic_table.verify)
+topic.app.command(epilog=topic_table.TAKE_BACK_EXAMPLES)(topic_table.take_feature_back)
 topic.app.command(epilog=topic_table.REBUILD_EXAMPLES)(topic_table.rebuild)
+topic.app.command(epilog=topic_copy.EXAMPLES)(topic_copy.copy)
+topic.app.command(epilog=topic_erase.ERASE_EXAMPLES)(topic_erase.erase)
+topic.app.command(epilog=topic_erase.ERASURES_EXAMPLES)(topic_erase.erasures)
 topic.app.add_typer(topic_reassign.app, name="reassign")
 app.add_typer(topic.app, name="topic")
 app.command(epilog=produce.EXAMPLES)(produce.produce)

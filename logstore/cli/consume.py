@@ -14,10 +14,13 @@ from logstore.cli.meter import Meter, metered
 from logstore.cli.options import (
     CLIENT_ID,
     ClientIdOption,
+    KeyOption,
     TopicArgument,
     UrlOption,
+    WhereOption,
     admin_of,
     reachable_url,
+    selection,
     time_ms,
 )
 from logstore.cli.output import problem_text
@@ -40,6 +43,8 @@ Examples:
   logstore consume events --partition 0 --offset 1000 --max 10 --pretty
   logstore consume events --from-timestamp yesterday --to-timestamp today | jq .user
   logstore consume events --from-timestamp -1h -f '%T %p/%o %k=%s'
+  logstore consume events --key ada
+  logstore consume events --where '$.user == "ada" and $.amount > 100' --pretty
   logstore consume events --group nightly --output new.parquet --progress
 """
 # How long one wait for new records takes. Ctrl-C ends it at once.
@@ -101,6 +106,8 @@ def consume(
     follow: Annotated[
         bool, typer.Option("--follow", "-F", help="Wait for new records until Ctrl-C or SIGTERM.")
     ] = False,
+    key: KeyOption = None,
+    where: WhereOption = None,
     max_records: Annotated[
         int | None, typer.Option("--max", "-n", min=1, help="Stop after this many records.", metavar="N")
     ] = None,
@@ -111,9 +118,10 @@ def consume(
             "-f",
             metavar="FORMAT",
             help="value: its bytes; key-value: key, TAB, value; json: an object a line, keys and values as JSON where "
-            "they are; pretty: the same over several lines; base64: the same with both as base64; csv and parquet: "
-            "columns; or a text as kcat's: %t topic, %p partition, %o offset, %k key, %s value, %h headers, %T "
-            r"timestamp in ms, %K %S bytes of key and value, %%, \n \t. [default: value, or by the ending of --output]",
+            "they are; record: the same for produce --format record, which stores each record as it was; pretty: json "
+            "over several lines; base64: the same with both as base64; csv and parquet: columns; or a text as kcat's: "
+            "%t topic, %p partition, %o offset, %k key, %s value, %h headers, %T timestamp in ms, %K %S bytes of key "
+            r"and value, %%, \n \t. [default: value, or by the ending of --output]",
             show_default=False,
             autocompletion=lambda incomplete: [name for name in Format if name.startswith(incomplete)],
         ),
@@ -147,6 +155,12 @@ def consume(
         raise typer.BadParameter("give one of --to-offset and --to-timestamp")
     if follow and end.given:
         raise typer.BadParameter("--follow goes on for ever: leave it out, or --to-offset and --to-timestamp")
+    if tail is not None and (key is not None or where is not None):
+        raise typer.BadParameter(
+            "the store finds the last records by their places, not by what is in them: give --from-timestamp or "
+            "--offset -N in place of --tail"
+        )
+    selected = selection(key, where)
     if json and pretty:
         raise typer.BadParameter("give one of --json and --pretty")
     source = ctx.get_parameter_source("format")
@@ -160,13 +174,14 @@ def consume(
         raise typer.BadParameter("a terminal cannot show parquet: give --output FILE", param_hint="--format")
     store = reachable_url(ctx, url)
     _refuse_quarantined(ctx, url, topic, partition)
-    string_keys = chosen in (Format.json, Format.pretty) and _has_string_keys(ctx, url, topic)
+    string_keys = chosen in (Format.json, Format.record, Format.pretty) and _has_string_keys(ctx, url, topic)
     with Consumer(
         store,
         group_id=group,
         client_id=client_id,
         auto_offset_reset="earliest" if from_beginning or not follow else "latest",
         enable_auto_commit=False,
+        where=selected,
     ) as consumer:
         _assign(consumer, topic, partition)
         ends = consumer.end_offsets(consumer.assignment())

@@ -4,7 +4,7 @@ import csv
 import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -20,6 +20,9 @@ from logstore.cli.options import (
 )
 from logstore.cli.output import counted, print_json, print_table
 from logstore.quantities import TIME_FORMS
+
+if TYPE_CHECKING:
+    from logstore.client.metadata import GroupLag
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
@@ -80,8 +83,10 @@ def describe(ctx: typer.Context, group: GroupArgument, json: JsonOption = False,
 
     Per partition of its topics: committed (the next offset to read;
     '-' for none), start (log start offset; earlier records are gone), high watermark (readers see the records below
-    it), lag (records from committed, or from start, to the high watermark), and
-    the member that reads it.
+    it), lag (offsets from committed, or from start, to the high watermark), records (those of them that are there:
+    compaction and deletions leave gaps), behind (the time since the oldest of these records, by its timestamp), and
+    the member that reads it. Per member the time since its last heartbeat and its last poll; '-' for a poll of Kafka's
+    clients, which do not tell.
     """
     with admin_of(ctx, url) as admin:
         commits = {(found.topic, found.partition): found for found in admin.group_offsets(group)}
@@ -98,6 +103,8 @@ def describe(ctx: typer.Context, group: GroupArgument, json: JsonOption = False,
                 "log_start_offset": found.log_start_offset,
                 "high_watermark": found.high_watermark,
                 "lag": found.lag,
+                "records_behind": found.records_behind,
+                "lag_ms": found.lag_ms,
                 "leader_epoch": None if commit is None else commit.leader_epoch,
                 "metadata": None if commit is None else commit.metadata,
                 "timestamp": None if commit is None else commit.timestamp,
@@ -107,12 +114,18 @@ def describe(ctx: typer.Context, group: GroupArgument, json: JsonOption = False,
         ]
         of_group = {"kind": described.kind, "state": described.state, "generation": described.generation}
         of_group |= {"assignor": described.protocol, "members": described.members}
-        behind = {"total_lag": lag.total_lag, "max_lag": lag.max_lag, "partitions": partitions}
+        behind = {
+            "total_lag": lag.total_lag,
+            "max_lag": lag.max_lag,
+            "records_behind": lag.records_behind,
+            "max_lag_ms": lag.max_lag_ms,
+            "partitions": partitions,
+        }
         print_json({"group": group, **of_group, **behind})
         return
     print(
         f"Group {group}: {described.state}, {counted(len(described.members), 'member')}, "
-        f"{counted(len(rows), 'partition')}, {counted(lag.total_lag, 'record')} behind"
+        f"{counted(len(rows), 'partition')}, {_behind(lag)}"
     )
     if described.kind:
         called = "epoch" if described.kind == "consumer" else "generation"
@@ -120,7 +133,7 @@ def describe(ctx: typer.Context, group: GroupArgument, json: JsonOption = False,
     if described.members:
         print()
         print_table(
-            ["member", "instance", "client", "host", "partitions"],
+            ["member", "instance", "client", "host", "partitions", "heartbeat", "poll"],
             [
                 (
                     member.member_id,
@@ -128,13 +141,27 @@ def describe(ctx: typer.Context, group: GroupArgument, json: JsonOption = False,
                     member.client_id or "-",
                     member.client_host or "-",
                     len(member.assignment),
+                    _ago(member.since_heartbeat_ms),
+                    _ago(member.since_poll_ms),
                 )
                 for member in described.members
             ],
         )
     print()
     print_table(
-        ["topic", "partition", "committed", "start", "high watermark", "lag", "committed at", "member", "metadata"],
+        [
+            "topic",
+            "partition",
+            "committed",
+            "start",
+            "high watermark",
+            "lag",
+            "records",
+            "behind",
+            "committed at",
+            "member",
+            "metadata",
+        ],
         [
             (
                 found.topic,
@@ -143,6 +170,8 @@ def describe(ctx: typer.Context, group: GroupArgument, json: JsonOption = False,
                 found.log_start_offset,
                 found.high_watermark,
                 found.lag,
+                "-" if found.records_behind is None else found.records_behind,
+                _seconds(found.lag_ms),
                 "-" if commit is None else _time(commit.timestamp),
                 owners[place].member_id if (place := (found.topic, found.partition)) in owners else "-",
                 "" if commit is None else _printable(commit.metadata),
@@ -150,6 +179,19 @@ def describe(ctx: typer.Context, group: GroupArgument, json: JsonOption = False,
             for found, commit in rows
         ],
     )
+
+
+def _behind(lag: "GroupLag") -> str:
+    records = lag.total_lag if lag.records_behind is None else lag.records_behind
+    return f"{counted(records, 'record')} behind" + (f", {_seconds(lag.max_lag_ms)}" if lag.max_lag_ms else "")
+
+
+def _seconds(milliseconds: int | None) -> str:
+    return "-" if milliseconds is None else f"{milliseconds / 1000:,.1f} s"
+
+
+def _ago(milliseconds: int | None) -> str:
+    return "-" if milliseconds is None else f"{_seconds(milliseconds)} ago"
 
 
 @app.command(

@@ -1,4 +1,4 @@
-"""How fast ``consume`` goes, on stderr."""
+"""How fast ``consume`` and ``topic copy`` go, on stderr."""
 
 import sys
 import time
@@ -13,9 +13,13 @@ _PROGRESS_SECONDS = 1.0
 
 @dataclass(slots=True)
 class Meter:
-    """How many records came, and how fast: one line on stderr, on a terminal always the same one."""
+    """How many records came, and how fast: one line on stderr, on a terminal always the same one. ``part`` of the whole
+    is done, if that is known.
+    """
 
     shown: bool
+    verb: str = "Consumed"
+    part: float | None = None
     began: float = field(default_factory=time.monotonic)
     due: float = field(default_factory=lambda: time.monotonic() + _PROGRESS_SECONDS)
     records: int = 0
@@ -32,15 +36,17 @@ class Meter:
         self.due = now + _PROGRESS_SECONDS
         seconds = max(now - self.began, 1e-3)
         rate = f"{self.records / seconds:,.0f} records/s, {bytes_text(self.bytes / seconds)}/s"
-        line = f"Consumed {counted(self.records, 'record')} ({bytes_text(self.bytes)}) in {seconds:,.1f} s: {rate}"
+        part = "" if self.part is None else f", {self.part:.0%} of the topic"
+        done = f"{self.verb} {counted(self.records, 'record')} ({bytes_text(self.bytes)})"
+        line = f"{done} in {seconds:,.1f} s: {rate}{part}"
         start, end = ("\r", "\n" if last else "\x1b[K") if sys.stderr.isatty() else ("", "\n")
         sys.stderr.write(f"{start}{line}{end}")
         sys.stderr.flush()
 
 
 @contextmanager
-def metered(*, shown: bool) -> Iterator[Meter]:
-    meter = Meter(shown)
+def metered(*, shown: bool, verb: str = "Consumed") -> Iterator[Meter]:
+    meter = Meter(shown, verb)
     try:
         yield meter
     finally:

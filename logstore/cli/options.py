@@ -85,6 +85,19 @@ ConfigOption = Annotated[
     list[str] | None,
     typer.Option("--config", "-c", metavar="KEY=VALUE", help="Topic configuration; may be repeated."),
 ]
+KeyOption = Annotated[
+    str | None,
+    typer.Option("--key", metavar="KEY", help="Only records with this key, whether it is stored as text or as JSON."),
+]
+WhereOption = Annotated[
+    str | None,
+    typer.Option(
+        "--where",
+        metavar="EXPRESSION",
+        help="Only records that this selects: fields of JSON values as $.user or $.items[0].id, key, timestamp; "
+        "== != < <= > >=; and, or, not, ( ).",
+    ),
+]
 
 
 def store_url(ctx: typer.Context, given: str | None) -> str:
@@ -162,6 +175,21 @@ def parse_configs(given: Sequence[str] | None) -> dict[str, str]:
             raise typer.BadParameter(f"{key} is given twice", param_hint="--config")
         configs[key] = value
     return configs
+
+
+def selection(key: str | None, where: str | None) -> str | None:
+    """The expression of --key and --where together; a usage error for one that cannot be read."""
+    if key is None and where is None:
+        return None
+    from logstore.errors import InvalidWhereError
+    from logstore.records.where.expression import both, key_equals, text_of
+    from logstore.records.where.parser import parse_where
+
+    try:
+        node = both(None if key is None else key_equals(key), None if where is None else parse_where(where))
+    except InvalidWhereError as error:
+        raise typer.BadParameter(error.message, param_hint="--where") from None
+    return None if node is None else text_of(node)
 
 
 def time_ms(text: str | None, option: str) -> int | None:

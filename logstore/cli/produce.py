@@ -21,6 +21,7 @@ Examples:
   echo | logstore produce last-events --key ada --tombstone
   logstore produce flights flights.ndjson --key-field tailnum
   logstore produce flights flights.csv --key-field tailnum --timestamp-field time_hour --dry-run
+  logstore --url http://other:8082 consume events -f record | logstore produce events --format record
   logstore produce copy events.parquet --partition-field partition
   zstdcat big.ndjson.zst | logstore produce events --format ndjson --compression zstd --rate 10000 --progress
 """
@@ -36,7 +37,8 @@ def produce(
     format: Annotated[
         Format | None,
         typer.Option(
-            help="lines: any text; ndjson: refuse lines that are not JSON; csv (the first line has names), parquet: "
+            help="lines: any text; ndjson: refuse lines that are not JSON; record: "
+            "what consume --format record wrote; csv (the first line has names), parquet: "
             "rows. [default: by FILE's ending, or lines]",
             show_default=False,
         ),

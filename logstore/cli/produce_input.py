@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 class Format(StrEnum):
     lines = "lines"
     ndjson = "ndjson"
+    record = "record"
     csv = "csv"
     parquet = "parquet"
 
@@ -69,7 +70,10 @@ class InputOptions:
 
     def blocks(self, stream: BinaryIO, file: Path | None, batch_bytes: int) -> Iterator[Block]:
         """The records of ``stream``, the stream of ``file``. Nothing is read yet; usage errors are raised at once."""
-        self._check_key()
+        if self.format is Format.record:
+            self._check_no_key()
+        else:
+            self._check_key()
         self._check_columns()
         headers = [_header(text) for text in self.headers]
         if self.format is Format.parquet:
@@ -111,6 +115,18 @@ class InputOptions:
                 param_hint="--tombstone",
             )
 
+    def _check_no_key(self) -> None:
+        given = {
+            "--key": self.key,
+            "--key-separator": self.key_separator,
+            "--key-field": self.key_field,
+            "--key-json": self.key_json or None,
+            "--tombstone": self.tombstone or None,
+            "--header": self.headers or None,
+        }
+        if names := [name for name, value in given.items() if value is not None]:
+            raise typer.BadParameter("a line of --format record has a key, value and headers", param_hint=names[0])
+
     def _check_columns(self) -> None:
         columns = (self.value_field, self.timestamp_field, self.headers_field, self.partition_field)
         if not self.is_table and any(name is not None for name in columns):
@@ -129,7 +145,10 @@ class InputOptions:
 
     def _lines(self, stream: BinaryIO, batch_bytes: int) -> Iterator[Block]:
         from logstore.cli.line_records import LineRecords
+        from logstore.cli.record_objects import RecordObjects
 
+        if self.format is Format.record:
+            return line_blocks(stream, batch_bytes, RecordObjects())
         records = LineRecords(
             is_json=self.format is Format.ndjson,
             key_field=self.key_field,

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from logstore.cli.csv_reader import CsvFormat
     from logstore.cli.line_records import LineRecords
+    from logstore.cli.record_objects import RecordObjects
     from logstore.cli.table_reader import Fields, Rows
 
 # Batches a second with --rate.
@@ -35,7 +36,7 @@ class Block:
 
 
 def line_blocks(
-    stream: BinaryIO, batch_bytes: int, records: "LineRecords", *, skip_empty: bool = True
+    stream: BinaryIO, batch_bytes: int, records: "LineRecords | RecordObjects", *, skip_empty: bool = True
 ) -> Iterator[Block]:
     """InvalidRecordError at the first line that is no record, after those before it."""
     from logstore.cli.line_reader import first_lines, read_lines

@@ -15,6 +15,7 @@ from logstore.cli.record_lines import (
     json_lines,
     key_value_lines,
     pretty_lines,
+    record_lines,
     template_lines,
     value_lines,
 )
@@ -29,6 +30,7 @@ class Format(StrEnum):
     value = "value"
     key_value = "key-value"
     json = "json"
+    record = "record"
     pretty = "pretty"
     base64 = "base64"
     csv = "csv"
@@ -85,6 +87,8 @@ def record_writer(format: Format | LineEncoder, sink: BinaryIO, *, string_keys: 
             return _ParquetWriter(sink)
         case Format.json:
             return _LineWriter(sink, partial(json_lines, string_keys=string_keys))
+        case Format.record:
+            return _LineWriter(sink, partial(record_lines, string_keys=string_keys))
         case Format.pretty:
             return _LineWriter(sink, partial(pretty_lines, string_keys=string_keys))
         case Format():

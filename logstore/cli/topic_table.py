@@ -1,4 +1,4 @@
-"""``logstore topic verify`` and ``rebuild``: a topic's table on the disk, without a store."""
+"""``logstore topic verify``, ``rebuild`` and ``take-feature-back``: a topic's table on the disk, without a store."""
 
 import shlex
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
+import msgspec
 import typer
 
 from logstore.cli.command_group import FAILED, confirm, fail
@@ -43,6 +44,8 @@ LogDirectoryOption = Annotated[
     ),
 ]
 
+
+_REFRESH_TIMEOUT_MS = 10_000
 
 VERIFY_EXAMPLES = """\b
 Examples:
@@ -380,3 +383,81 @@ def _verified(data: Path, homes: Sequence[Path], name: str) -> "list[Finding]":
     from logstore.table_root import open_root
 
     return verify_topic(open_root(data).open(name), read_journals(homes)[0]).problems
+
+
+TAKE_BACK_EXAMPLES = """\b
+Examples:
+  logstore topic take-feature-back events
+  logstore topic take-feature-back events --feature deletionVectors
+  logstore topic take-feature-back events --data /srv/log --json | jq -r .features[]
+"""
+
+
+def take_feature_back(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The topic.")],
+    feature: Annotated[
+        str | None,
+        typer.Option(
+            "--feature",
+            metavar="FEATURE",
+            help="One feature, as Delta's protocol names it, with those that need it. [default: all but appendOnly]",
+        ),
+    ] = None,
+    data: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Take Delta features back.
+
+    Features that another writer has turned on for the topic's table: the table goes back to reader version 1 and writer
+    version 2, or to what its other features ask for. Readers see the same records before and after. Works on a data
+    directory, while the store runs, too.
+
+    Files with deletion vectors are written anew without the deleted rows. What a feature has left in the table's
+    properties and columns goes: with column defaults, constraints, generated and identity columns, and row ids.
+    """
+    from logstore.clock import SystemClock
+    from logstore.delta.topic_table import TopicTable
+    from logstore.log.feature_removal import take_back
+    from logstore.settings import load_settings
+    from logstore.table_root import open_root
+    from logstore.topic_config import TopicConfig
+
+    directory = given_data(data)
+    require_topics(directory, [name])
+    defaults = load_settings().topic_defaults
+    taken = take_back(
+        TopicTable(open_root(directory).open(name)),
+        name,
+        feature,
+        lambda snapshot: TopicConfig.parse(snapshot.config_overrides, defaults),
+        SystemClock().now_ms(),
+    )
+    told = _refreshed(directory, name)
+    if json:
+        print_json({"topic": name, **msgspec.to_builtins(taken)})
+        return
+    if not taken.features:
+        print(f"The table of topic {name} has {'no table features' if feature is None else f'no feature {feature}'}")
+        return
+    print(f"Took {', '.join(taken.features)} back from topic {name}: Delta version {taken.version}")
+    if taken.rewritten_files:
+        print(f"Wrote {counted(taken.rewritten_files, 'file')} with deletion vectors anew")
+    if not told:
+        print("No running store was told; one that runs will notice by itself")
+
+
+def _refreshed(data: Path, name: str) -> bool:
+    """Have the store that runs on ``data`` read the table; whether one did."""
+    from logstore.cli.data_directory import url_of_data
+    from logstore.client.admin import Admin
+    from logstore.errors import LogStoreError
+
+    url = url_of_data(data)
+    if url is None:
+        return False
+    try:
+        with Admin(url, request_timeout_ms=_REFRESH_TIMEOUT_MS, default_api_timeout_ms=0) as admin:
+            admin.refresh(name)
+    except LogStoreError:
+        return False
+    return True

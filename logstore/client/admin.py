@@ -1,5 +1,6 @@
 """Topics and consumer groups over HTTP: make, look at, change, delete. No Arrow is needed here."""
 
+import base64
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +15,7 @@ from logstore.client.connections import Answer
 from logstore.client.metadata import (
     ClusterDescription,
     ConfigEntry,
+    ErasureReport,
     GroupDescription,
     GroupLag,
     GroupListing,
@@ -44,6 +46,7 @@ from logstore.errors import (
 )
 from logstore.limits import TIMES_PARTITIONS_MAX
 from logstore.protocol.error_codes import error_of
+from logstore.records.key_texts import key_bytes
 
 _GROUPS_PER_PAGE = 10_000
 _GROUPS_PER_DELETION = 1_000
@@ -88,6 +91,11 @@ class _Refreshed:
 @dataclass(frozen=True, slots=True)
 class _DroppedForeignFiles:
     files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Erasures:
+    erasures: tuple[ErasureReport, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,6 +416,56 @@ class Admin:
         """Take files that other writers added out of the topic's table; their paths. They stay on disk."""
         answer = self._transport.request("POST", topic_path(topic, "/drop-foreign-files"), json={}, idempotent=True)
         return decode(answer.content, _DroppedForeignFiles).files
+
+    def erase(
+        self,
+        topic: str,
+        keys: Sequence[str | bytes] = (),
+        *,
+        where: str | None = None,
+        key_format: Literal["string", "json"] | None = None,
+        dry_run: bool = False,
+        wait: bool = True,
+    ) -> ErasureReport:
+        """Erase the records of ``keys``, or those that the expression ``where`` selects, that are there now, for good,
+        from every file of the store; the report.
+
+        A key that is a text means the records that have it as such and those that have its JSON text, unless
+        ``key_format`` names one of them; bytes mean themselves. ``dry_run`` counts the records. ``wait``: until the
+        report says ``erased``, or that it waits for brokers that are not there; else ``erasure`` tells how far it is.
+        Raises UnknownTopicError, InvalidRequestError (too many keys, or a topic of the store's own).
+        """
+        texts = [key for key in keys if isinstance(key, str)]
+        exact = [key for key in keys if isinstance(key, bytes)]
+        if exact or key_format:
+            exact += key_bytes(texts, key_format)
+            body: dict[str, object] = {
+                "keys": [base64.b64encode(key).decode() for key in exact],
+                "key_format": "binary",
+            }
+        else:
+            body = {"keys": texts, "key_format": None}
+        if where is not None:
+            body["where"] = where
+        path = topic_path(topic, "/erasures")
+        # A second one finds nothing to erase: safe to send again.
+        answer = self._transport.request("POST", path, json={**body, "dry_run": dry_run}, idempotent=True)
+        found = decode(answer.content, ErasureReport)
+        for wait_s in backoffs():
+            if not wait or found.is_over or found.pending:
+                break
+            time.sleep(wait_s)
+            found = self.erasure(topic, found.erasure)
+        return found
+
+    def erasure(self, topic: str, erasure: str) -> ErasureReport:
+        """The report of an erasure, or of a dry run, by its id; UnknownErasureError."""
+        path = topic_path(topic, f"/erasures/{quote_name(erasure)}")
+        return decode(self._transport.request("GET", path).content, ErasureReport)
+
+    def erasures(self, topic: str) -> tuple[ErasureReport, ...]:
+        """The reports of all erasures of a topic, oldest first."""
+        return decode(self._transport.request("GET", topic_path(topic, "/erasures")).content, _Erasures).erasures
 
     def offsets(self, topic: str, partition: int, *, timestamp_ms: int | None = None) -> PartitionOffsets:
         """The ends of a partition, and the offset of a time; UnknownTopicError, UnknownPartitionError."""

@@ -19,9 +19,10 @@ class FetchPartition(msgspec.Struct, frozen=True, gc=False):
     topic_id: str
 
 
-class FetchRequest(msgspec.Struct, frozen=True):
+class FetchRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """The request: records of ``partitions`` in their order, up to ``max_bytes``, and ``max_partition_bytes`` of each.
-    The answer waits for ``min_bytes`` in all, up to ``max_wait_ms``.
+    The answer waits for ``min_bytes`` in all, up to ``max_wait_ms``. ``where``: only records
+    that it selects.
     """
 
     partitions: Sequence[FetchPartition]
@@ -29,6 +30,7 @@ class FetchRequest(msgspec.Struct, frozen=True):
     max_partition_bytes: int
     min_bytes: int
     max_wait_ms: int
+    where: str | None = None
 
 
 def fetch(

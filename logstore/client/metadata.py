@@ -202,6 +202,69 @@ class RollDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class ErasureProgress:
+    """How far the broker is that works on an erasure; ``step`` is empty while none does."""
+
+    step: str
+    files: int
+    files_done: int
+
+
+@dataclass(frozen=True, slots=True)
+class ErasedBroker:
+    """Since ``erased_ms`` no file of the broker's journal has the records; ``journal_files`` were removed for that."""
+
+    broker: int
+    erased_ms: int
+    journal_files: int
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureRepeat:
+    """Records came back with a RESTORE or a backup, and were erased again."""
+
+    version: int
+    records: int
+    erased_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureReport:
+    """An erasure. ``state``: ``started``, ``pending`` (no reader sees the records any more, copies may be on a disk) or
+    ``erased``; of a dry run ``counting``, ``counted`` or ``failed``. Times in ms since 1970. ``keys`` are hashed with
+    ``salt``. ``versions`` of the table from which on the ``records`` are not in it. Brokers that are ``pending`` are
+    not there, and erase before they serve again. ``not_reached``: what the store cannot reach.
+    """
+
+    erasure: str
+    state: str
+    topic: str
+    topic_id: str
+    dry_run: bool
+    requested_ms: int
+    erased_ms: int | None
+    salt: str
+    keys: tuple[str, ...]
+    where: str | None
+    records: int
+    versions: tuple[int, ...]
+    rewritten_files: int
+    deleted_files: tuple[str, ...]
+    deleted_files_count: int
+    brokers: tuple[ErasedBroker, ...]
+    pending: tuple[int, ...]
+    waiting: str | None
+    progress: ErasureProgress
+    repeats: tuple[ErasureRepeat, ...]
+    not_reached: tuple[str, ...]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more happens: it is erased, or the dry run has its answer."""
+        return self.state in ("erased", "counted", "failed")
+
+
+@dataclass(frozen=True, slots=True)
 class GroupOffset:
     """A group's committed offset of a partition: ``offset`` is the next one to read, ``timestamp`` (ms) the time of the
     commit, ``leader_epoch`` that of the record before the offset (-1: not known).
@@ -218,7 +281,8 @@ class GroupOffset:
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
     """``lag`` is the number of offsets from ``committed_offset``, or from ``log_start_offset`` without one (None), to
-    ``high_watermark``. Below ``log_start_offset`` records are gone.
+    ``high_watermark``. Below ``log_start_offset`` records are gone. ``records_behind`` of these offsets have a record,
+    and the timestamp of the first one is ``lag_ms`` ago; None: not known, or told by an earlier release.
     """
 
     topic: str
@@ -227,6 +291,8 @@ class PartitionLag:
     log_start_offset: int
     high_watermark: int
     lag: int
+    records_behind: int | None = None
+    lag_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +305,8 @@ class GroupLag:
     total_lag: int
     max_lag: int
     partitions: tuple[PartitionLag, ...]
+    records_behind: int | None = None
+    max_lag_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +317,9 @@ class AssignedPartition:
 
 @dataclass(frozen=True, slots=True)
 class GroupMemberDescription:
-    """``member_epoch`` is -1 in a classic group. ``assignment`` are the partitions that the member reads."""
+    """``member_epoch`` is -1 in a classic group. ``assignment`` are the partitions that the member reads. The times
+    since its last heartbeat and poll are None where the store does not know them.
+    """
 
     member_id: str
     group_instance_id: str | None
@@ -257,6 +327,8 @@ class GroupMemberDescription:
     client_host: str
     member_epoch: int
     assignment: tuple[AssignedPartition, ...]
+    since_heartbeat_ms: int | None = None
+    since_poll_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,8 +396,8 @@ class TopicStatus:
 @dataclass(frozen=True, slots=True)
 class TopicProblem:
     """A problem of a topic, or of one ``partition``: ``state`` is "quarantined" (not served), "records_missing",
-    "unreadable" (a segment), "foreign_file" (in the table, not served), "rolls_fail", "journal_full" or
-    "registration_damaged" (in ZooKeeper); ``remedy`` is what to do.
+    "unreadable" (a segment), "foreign_file" (in the table, not served), "rolls_fail", "append_only" (nothing is
+    removed from the table), "journal_full" or "registration_damaged" (in ZooKeeper); ``remedy`` is what to do.
     """
 
     topic: str

@@ -3,27 +3,26 @@
 ``commitInfo`` of an entry of ours has ``logstore.digest`` = ``<actions>:<sum>``: how many actions follow it, and the
 sum modulo 2^32 of the CRC-32C of its version (decimal digits) and of every action in canonical form, our own keys of
 ``commitInfo`` among them. The canonical form is JSON with sorted keys of the fields below and no others, nulls left
-out: the fields that we hand to the Delta writer. Fields that the writer adds, its order and its spacing do not count,
-so another version of the writer changes nothing.
+out. Fields that another version of the writer adds, its order and its spacing do not count. Nor do the fields and the
+actions of table features (``_OF_FEATURES``), which earlier releases do not know: they check our entries all the same.
 """
 
 import contextlib
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from logstore import __version__
 from logstore.crc32c import crc32c
-
-if TYPE_CHECKING:
-    from deltalake import DeltaTable
-    from deltalake.transaction import AddAction, RemoveAction
+from logstore.segments.deletion_vectors import DeletionVector
 
 OWN_PREFIX = "logstore."
 #: Key in ``commitInfo`` of a value that no other commit has.
 COMMIT_ID_KEY = OWN_PREFIX + "commit_id"
 DIGEST_KEY = OWN_PREFIX + "digest"
+#: Key in ``commitInfo`` of a table with in-commit timestamps.
+IN_COMMIT_TIMESTAMP = "inCommitTimestamp"
 OPERATION_KEY = OWN_PREFIX + "operation"
 #: The operation that takes refused files of other writers out of the table.
 DROP_FOREIGN_FILES = "drop-foreign-files"
@@ -47,6 +46,9 @@ class Add(_Part):
     modification_time: int | None = None
     data_change: bool | None = None
     stats: str | None = None
+    deletion_vector: DeletionVector | None = None
+    base_row_id: int | None = None
+    default_row_commit_version: int | None = None
 
 
 class Remove(_Part):
@@ -55,6 +57,9 @@ class Remove(_Part):
     partition_values: dict[str, str | None] | None = None
     deletion_timestamp: int | None = None
     data_change: bool | None = None
+    deletion_vector: DeletionVector | None = None
+    base_row_id: int | None = None
+    default_row_commit_version: int | None = None
 
 
 class MetaData(_Part):
@@ -64,7 +69,7 @@ class MetaData(_Part):
     format: dict[str, Any] | None = None
     schema_string: str | None = None
     partition_columns: list[str] | None = None
-    #: Other writers may set a value to null. delta-rs decides on that: it refuses to read it.
+    #: Other writers may set a value to null, which is no value.
     configuration: dict[str, str | None] | None = None
     created_time: int | None = None
 
@@ -72,6 +77,22 @@ class MetaData(_Part):
 class Protocol(_Part):
     min_reader_version: int
     min_writer_version: int
+    reader_features: list[str] | None = None
+    writer_features: list[str] | None = None
+
+
+class DomainMetadata(msgspec.Struct, rename="camel"):
+    """State of a table feature (Delta protocol, "Domain Metadata"). Readers want all fields of it."""
+
+    domain: str
+    configuration: str = ""
+    removed: bool = False
+
+
+class Sidecar(_Part):
+    """A file with more actions of a V2 checkpoint."""
+
+    path: str
 
 
 class Action(_Part):
@@ -81,6 +102,8 @@ class Action(_Part):
     add: Add | None = None
     remove: Remove | None = None
     txn: Txn | None = None
+    domain_metadata: DomainMetadata | None = None
+    sidecar: Sidecar | None = None
 
 
 DECODER = msgspec.json.Decoder(Action)
@@ -102,6 +125,11 @@ def stored_digest(actions: Iterable[Action]) -> str | None:
     return None
 
 
+#: Fields that the digest leaves out.
+_OF_FEATURES: dict[str, None] = dict.fromkeys(("deletion_vector", "base_row_id", "default_row_commit_version"))
+_OF_PROTOCOL: dict[str, None] = dict.fromkeys(("reader_features", "writer_features"))
+
+
 def _canonical(action: Action) -> Action:
     if action.commit_info is not None:
         ours = {
@@ -115,6 +143,15 @@ def _canonical(action: Action) -> Action:
         with contextlib.suppress(msgspec.DecodeError):
             schema = _ENCODER.encode(msgspec.json.decode(schema)).decode()
         return Action(meta_data=msgspec.structs.replace(action.meta_data, schema_string=schema))
+    if action.domain_metadata is not None:
+        return Action()
+    if action.protocol is not None:
+        return Action(protocol=msgspec.structs.replace(action.protocol, **_OF_PROTOCOL))
+    # One of a table without features goes as it is: a new object for each would take longer than its checksum.
+    if (add := action.add) is not None and (add.deletion_vector or add.base_row_id is not None):
+        return Action(add=msgspec.structs.replace(add, **_OF_FEATURES))
+    if (remove := action.remove) is not None and (remove.deletion_vector or remove.base_row_id is not None):
+        return Action(remove=msgspec.structs.replace(remove, **_OF_FEATURES))
     return action
 
 
@@ -126,44 +163,12 @@ def with_digest(version: int, info: dict[str, str], actions: Iterable[Action]) -
     return info | {DIGEST_KEY: entry_digest(version, [Action(commit_info=dict(info)), *actions])}
 
 
-def added(action: "AddAction") -> Action:
-    return Action(
-        add=Add(
-            action.path,
-            action.size,
-            dict(action.partition_values),
-            action.modification_time,
-            action.data_change,
-            action.stats,
-        )
-    )
-
-
-def removed(action: "RemoveAction") -> Action:
-    return Action(
-        remove=Remove(
-            action.path,
-            action.size,
-            dict(action.partition_values or {}),
-            action.deletion_timestamp,
-            action.data_change,
-        )
-    )
-
-
 def transactions(values: dict[str, int]) -> list[Action]:
     return [Action(txn=Txn(app, value)) for app, value in values.items()]
 
 
-def encode_entry(info: dict[str, str], timestamp_ms: int, actions: Iterable[Action]) -> bytes:
-    """A whole entry as delta-rs writes it for an append: ``info``, with the digest of ``actions``, comes first."""
-    commit_info = {
-        "timestamp": timestamp_ms,
-        "operation": "WRITE",
-        "operationParameters": {"mode": "Append", "partitionBy": '["partition"]'},
-        "engineInfo": f"logstore/{__version__}",
-        **info,
-    }
+def encode_entry(commit_info: dict[str, Any], actions: Iterable[Action]) -> bytes:
+    """A whole entry: ``commit_info``, with the digest of ``actions``, comes first."""
     lines: list[Any] = [{"commitInfo": commit_info}]
     for action in actions:
         line = msgspec.to_builtins(action)
@@ -173,21 +178,17 @@ def encode_entry(info: dict[str, str], timestamp_ms: int, actions: Iterable[Acti
     return b"\n".join(map(msgspec.json.encode, lines))
 
 
-def with_properties(table: "DeltaTable", properties: dict[str, str]) -> Action:
-    """The table's metadata after ``properties`` are set."""
-    now = table.metadata()
-    return Action(
-        meta_data=MetaData(
-            str(now.id),
-            now.name,
-            now.description,
-            {"provider": "parquet", "options": {}},
-            table.schema().to_json(),
-            list(now.partition_columns),
-            {**now.configuration, **properties},
-            now.created_time,
-        )
-    )
+def commit_info_of(
+    operation: str, parameters: dict[str, str], timestamp_ms: int, info: dict[str, Any]
+) -> dict[str, Any]:
+    """A whole ``commitInfo``, as Delta's history shows it; ``info`` are keys of ours and of table features."""
+    return {
+        "timestamp": timestamp_ms,
+        "operation": operation,
+        "operationParameters": parameters,
+        "engineInfo": f"logstore/{__version__}",
+        **info,
+    }
 
 
 def signed(version: int, entry: bytes) -> bytes:

@@ -1,11 +1,10 @@
 """The one commit protocol to a topic table (rules R4 and R5), for the roll, for administration and for jobs.
 
-An attempt: open a fresh snapshot V; check every precondition on V; put the entry of version V + 1 if there is none, a
-compare-and-set; fsync the log entry (R7). A log that only this store has written to needs no Delta reader or writer for
-that; any other is committed to through delta-rs, with the handle at V and no retries. On a conflict the handle is
-thrown away and the next attempt starts at the check. A handle is never refreshed between check and commit, nor kept for
-the next attempt: a kept handle would not see a foreign commit that overwrote an entry it has read. All entries up to V,
-foreign ones too, are durable before V + 1 is written: a power cut can tear only the newest.
+An attempt: read a fresh snapshot V; check every precondition on V; put the entry of version V + 1 if there is none, a
+compare-and-set; fsync the log entry (R7). On a conflict the next attempt starts at the read. A snapshot is never kept
+for the next attempt, unless every file of the log is as it was. All entries up to V, foreign ones too, are durable
+before V + 1 is written: a power cut can tear only the newest. What table features ask of a commit is done here (row
+tracking, in-commit timestamps) or refused (``table_features``).
 
 An exception of a commit does not say whether the commit happened. The committer then looks for its unique commit id in
 the log, and for its transaction values and files in a fresh snapshot. If it cannot look, it raises
@@ -20,22 +19,28 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
+import msgspec
 import structlog
 
 from logstore.delta.actions import (
     COMMIT_ID_KEY,
+    IN_COMMIT_TIMESTAMP,
     OPERATION_KEY,
     OWN_PREFIX,
     USER_METADATA_KEY,
-    added,
+    Action,
+    DomainMetadata,
+    MetaData,
+    Protocol,
+    Remove,
+    commit_info_of,
     encode_entry,
-    removed,
     transactions,
     with_digest,
-    with_properties,
 )
+from logstore.delta.erased_files import with_erased_files
 from logstore.delta.log_entries import (
     LogReplay,
     entry_name,
@@ -43,9 +48,10 @@ from logstore.delta.log_entries import (
     read_entry,
 )
 from logstore.delta.log_repair import drop_bad_hint
-from logstore.delta.protocol_upgrade import require_readable, upgraded
-from logstore.delta.schema import FORBIDDEN_PROPERTY, PARTITION_COLUMNS, PROTOCOL, add_action, remove_action
-from logstore.delta.snapshot import Removal, TopicSnapshot, plain_snapshot, read_snapshot
+from logstore.delta.schema import FORBIDDEN_PROPERTY, add_action
+from logstore.delta.snapshot import Removal, TopicSnapshot, read_snapshot
+from logstore.delta.table_features import APPEND_ONLY_PROPERTY, ROW_TRACKING, ROW_TRACKING_DOMAIN, Verdict, judge
+from logstore.delta.table_state import TableState
 from logstore.errors import (
     CommitConflictError,
     CommitRefusedError,
@@ -56,11 +62,9 @@ from logstore.errors import (
 )
 from logstore.limits import COMMIT_ATTEMPTS_MAX
 from logstore.segments.foreign_file import OffsetRuns, read_offset_runs
+from logstore.segments.foreign_names import foreign_records
 from logstore.segments.writer import Segment
 from logstore.table_files import Entry, OutcomeUnknownError, TableFiles
-
-if TYPE_CHECKING:
-    from deltalake import CommitProperties, DeltaTable
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -69,9 +73,11 @@ _OPEN_ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The actions of one commit. ``properties`` are table properties to set; they exclude adds and removes.
+    """The actions of one commit. ``properties`` are table properties to set. ``protocol``, ``meta_data`` and
+    ``domains`` are those of a table that gives features back, and then the commit may be one that a feature keeps back.
     ``restated`` are transactions that hold already. They are repeated, so that they outlive a commit that is
     overwritten. ``details`` are numbers for the table's history. ``removed_before``: a commit has removed the adds.
+    ``are_found``: the adds were found on a disk, and may have records that were erased since.
     """
 
     operation: str
@@ -83,6 +89,10 @@ class Plan:
     restated: dict[str, int] = field(default_factory=dict)
     details: dict[str, int] = field(default_factory=dict)
     removed_before: bool = False
+    protocol: Protocol | None = None
+    meta_data: MetaData | None = None
+    domains: tuple[DomainMetadata, ...] = ()
+    are_found: bool = False
 
 
 class Committer:
@@ -98,57 +108,29 @@ class Committer:
         self._doubtful: set[str] = set()
         #: Offsets of other writers' files, by path, or why they cannot be told.
         self._runs: dict[str, OffsetRuns | CorruptionError] = {}
-
-    def open(self) -> tuple["DeltaTable", TopicSnapshot]:
-        """A fresh handle and the snapshot it holds. CorruptionError; StorageError if it cannot be read.
-
-        The log is verified before delta-rs sees it, which panics on some damaged checkpoints.
-        """
-        from deltalake import DeltaTable
-
-        failure: BaseException | None = None
-        for _ in range(_OPEN_ATTEMPTS):
-            try:
-                state = self._replay.state()
-                contents = self._replay.contents
-                table = DeltaTable(self._files.uri, storage_options=self._files.storage_options)
-                if table.version() != state.version:
-                    state = self._replay.state(table.version())
-                    contents = {}
-                snapshot = read_snapshot(table, state, self._files.uri, self._read_runs)
-                require_readable(self._files, snapshot, table.protocol().reader_features or ())
-                self._place_foreign_files(snapshot)
-                self._known = contents, snapshot
-                return table, snapshot
-            except (KeyboardInterrupt, SystemExit, CorruptionError):
-                raise
-            except BaseException as error:  # noqa: BLE001  a Rust panic is no Exception
-                # A checkpoint and clean-up may take log entries away between listing and reading.
-                failure = error
-                with contextlib.suppress(OSError):
-                    drop_bad_hint(self._files)
-        raise StorageError(f"Cannot read the Delta table {self._files}: {failure}") from failure
+        #: What the store does with tables of the last protocol and metadata.
+        self._judged: tuple[Protocol, MetaData, Verdict] | None = None
 
     def _place_foreign_files(self, snapshot: TopicSnapshot) -> None:
         """Whoever asks the snapshot later may not wait for a disk."""
         if not snapshot.has_foreign_files:
             self._runs.clear()
             return
-        for path in self._runs.keys() - snapshot.paths:
-            del self._runs[path]
+        for name in [name for name in self._runs if foreign_records(name).paths[0] not in snapshot.paths]:
+            del self._runs[name]
         for partition in snapshot.partitions:
             with contextlib.suppress(CorruptionError):
                 snapshot.check(partition)
 
-    def _read_runs(self, path: str) -> OffsetRuns:
-        known = self._runs.get(path)
+    def _read_runs(self, name: str) -> OffsetRuns:
+        known = self._runs.get(name)
         if known is None:
             try:
                 others = [runs for runs in self._runs.values() if isinstance(runs, OffsetRuns)]
-                known = read_offset_runs(self._files, path, others)
+                known = read_offset_runs(self._files, name, others)
             except CorruptionError as error:
                 known = error
-            self._runs[path] = known
+            self._runs[name] = known
         if isinstance(known, CorruptionError):
             raise known
         return known
@@ -161,53 +143,68 @@ class Committer:
         return self._known[1]
 
     def snapshot(self) -> TopicSnapshot:
-        """The newest version, read afresh unless every file of the log is as it was. Raises as ``open``.
+        """The newest version, read afresh unless every file of the log is as it was.
 
-        delta-rs takes ten times as long to read a log as it takes to see that there is nothing new in it. It reads only
-        logs that are not plain.
+        CorruptionError; UnsupportedTableError for a feature of readers that is refused; StorageError.
         """
-        return self._read() or self.open()[1]
+        snapshot = self.any_snapshot()
+        if (refused := self._verdict(snapshot.table).reading) is not None:
+            raise refused
+        return snapshot
 
-    def _read(self) -> TopicSnapshot | None:
-        """The newest version; None if delta-rs has to read it."""
-        with contextlib.suppress(OSError):
-            state = self._replay.state()
+    def any_snapshot(self) -> TopicSnapshot:
+        """As ``snapshot``, whichever features the table has. Its records may not be served."""
+        failure: OSError | None = None
+        for _ in range(_OPEN_ATTEMPTS):
+            try:
+                state = self._replay.state()
+            except OSError as error:
+                # A checkpoint and clean-up may take log entries away between listing and reading.
+                failure = error
+                continue
             contents = self._replay.contents
             if self._known is not None and self._known[0] == contents:
                 return self._known[1]
-            if state.plain is not None:
-                if self._known is None and state.has_checkpoint:
+            if self._known is None and state.has_checkpoint:
+                with contextlib.suppress(OSError):
                     drop_bad_hint(self._files)  # other readers fail over one
-                snapshot = plain_snapshot(state.plain, state, self._files.uri)
-                self._known = contents, snapshot
-                return snapshot
-        return None
+            snapshot = read_snapshot(state, self._files.uri, self._read_runs)
+            if self._verdict(snapshot.table).reading is None:
+                self._place_foreign_files(snapshot)
+            self._known = contents, snapshot
+            return snapshot
+        raise StorageError(f"Cannot read the Delta table {self._files}: {failure}") from failure
 
-    def commit(self, plan: Callable[[TopicSnapshot], Plan | None]) -> int:
+    def _verdict(self, table: TableState) -> Verdict:
+        if self._judged is None or self._judged[0] is not table.protocol or self._judged[1] is not table.meta_data:
+            self._judged = table.protocol, table.meta_data, judge(self._files, table)
+        return self._judged[2]
+
+    def commit(self, plan: Callable[[TopicSnapshot], Plan | None], *, taking_back: bool = False) -> int:
         """Commit the actions that ``plan`` chooses on a fresh snapshot, and return the version that holds it, durably.
 
         ``plan`` is called for each attempt, on its snapshot; it raises CommitRefusedError, or returns None for nothing
-        to do. Raises
+        to do. ``taking_back``: the commit takes table features back, and no feature keeps it back. Raises
         CommitRefusedError, CommitConflictError (others kept winning), CommitStateUnknownError, CorruptionError,
         StorageFullError, StorageError; nothing is committed but perhaps with CommitStateUnknownError.
         """
         for attempt in range(COMMIT_ATTEMPTS_MAX):
-            table, snapshot = self._open_to_commit()
+            snapshot = self.any_snapshot() if taking_back else self.snapshot()
             self._files.reached("delta.opened")
             wanted = plan(snapshot)
-            if wanted is not None and wanted.properties and table is None:
-                table, snapshot = self.open()
-                wanted = plan(snapshot)
             if wanted is None:
                 self.sync(snapshot.version)
                 return snapshot.version
+            if not taking_back and (refused := self._verdict(snapshot.table).writing) is not None:
+                raise CommitRefusedError(f"{refused.message}. {refused.remedy}")
+            wanted = with_erased_files(wanted, snapshot)
             self._check(wanted, snapshot)
             self.sync(snapshot.version)
             self._files.reached("delta.checked")
             commit_id = uuid.uuid4().hex
             failure: BaseException | None = None
             try:
-                self._write(snapshot.version + 1, table, wanted, commit_id)
+                self._put(snapshot, wanted, commit_id)
             except (KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:  # noqa: BLE001  a Rust panic is no Exception; what happened is looked up
@@ -228,22 +225,18 @@ class Committer:
             f"Commit to {self._files}: {COMMIT_ATTEMPTS_MAX} attempts lost against other commits; try again"
         )
 
-    def _open_to_commit(self) -> tuple["DeltaTable | None", TopicSnapshot]:
-        """As ``open``; no handle where the snapshot needs no Delta reader."""
-        snapshot = self._read()
-        if snapshot is None or snapshot.log.plain is None:
-            return self.open()
-        return None, snapshot
-
     def _check(self, plan: Plan, snapshot: TopicSnapshot) -> None:
-        """Rule R4: the preconditions of any commit on the snapshot. delta-rs checks none of it."""
+        """Rule R4: the preconditions of any commit on the snapshot."""
         if FORBIDDEN_PROPERTY in snapshot.properties:
             raise CommitRefusedError(
                 f"{self._files} has the table property {FORBIDDEN_PROPERTY}, which makes Spark forget the offsets kept "
                 f"as transactions. Run: ALTER TABLE delta.`{self._files}` UNSET TBLPROPERTIES ('{FORBIDDEN_PROPERTY}')"
             )
-        if snapshot.protocol != PROTOCOL:
-            raise CommitRefusedError(upgraded(self._files, snapshot).message)
+        if plan.removes and plan.data_change and snapshot.is_append_only:
+            raise CommitRefusedError(
+                f"{self._files} has the table property {APPEND_ONLY_PROPERTY}, and {plan.operation} removes records. "
+                f"Run: ALTER TABLE delta.`{self._files}` UNSET TBLPROPERTIES ('{APPEND_ONLY_PROPERTY}')"
+            )
         for app, value in plan.transactions.items():
             current = snapshot.transactions.get(app)
             if current is not None and value <= current:
@@ -267,54 +260,50 @@ class Committer:
                     f"{self._files.where(segment.path)} has {size} bytes, written were {segment.size}"
                 )
 
-    def _put(self, version: int, plan: Plan, commit_id: str) -> None:
-        """Add a plain entry to a table of plain ones.
-
-        delta-rs would read the log again for that, which takes longer the more entries and removals there are.
-        """
-        removes = [remove_action(r.path, r.size, r.partition, data_change=plan.data_change) for r in plan.removes]
-        adds = [add_action(segment, data_change=plan.data_change) for segment in plan.adds]
-        actions = [*map(removed, removes), *map(added, adds), *transactions(plan.restated | plan.transactions)]
-        info = with_digest(version, commit_info(plan.operation, commit_id, plan.details), actions)
+    def _put(self, snapshot: TopicSnapshot, plan: Plan, commit_id: str) -> None:
+        """Write the entry of a plan as the version behind ``snapshot``, if there is none."""
+        version, now_ms = snapshot.version + 1, time.time_ns() // 1_000_000
+        info: dict[str, Any] = {**commit_info(plan.operation, commit_id, plan.details)}
+        removes = [Action(remove=_remove(removal, now_ms, data_change=plan.data_change)) for removal in plan.removes]
+        adds = [Action(add=add_action(segment, now_ms, data_change=plan.data_change)) for segment in plan.adds]
+        domains = list(plan.domains)
+        if ROW_TRACKING in snapshot.features and not plan.protocol:
+            domains += _give_row_ids(adds, version, snapshot)
+            if snapshot.is_on("delta.enableRowTracking"):
+                # Rows that a job copies get new ids; whoever relies on ids is told so.
+                info["tags"] = {"delta.rowTracking.preserved": str(not (adds and removes)).lower()}
+        if snapshot.is_on("delta.enableInCommitTimestamps"):
+            info[IN_COMMIT_TIMESTAMP] = max(now_ms, self._last_in_commit_timestamp(snapshot) + 1)
+        changed = plan.meta_data
+        if plan.properties:
+            told = changed or snapshot.table.meta_data
+            changed = msgspec.structs.replace(told, configuration={**(told.configuration or {}), **plan.properties})
+        actions = [
+            *([Action(protocol=plan.protocol)] if plan.protocol else []),
+            *([Action(meta_data=changed)] if changed else []),
+            *removes,
+            *adds,
+            *transactions(plan.restated | plan.transactions),
+            *(Action(domain_metadata=domain) for domain in domains),
+        ]
+        shown = ("SET TBLPROPERTIES", {}) if changed else ("WRITE", {"mode": "Append", "partitionBy": '["partition"]'})
+        entry = encode_entry(commit_info_of(*shown, now_ms, with_digest(version, info, actions)), actions)
         name = entry_name(version)
         try:
-            if not self._files.put_if_absent(name, encode_entry(info, time.time_ns() // 1_000_000, actions)):
+            if not self._files.put_if_absent(name, entry):
                 raise FileExistsError(errno.EEXIST, "another commit was first", self._files.where(name))
         except OutcomeUnknownError:
             self._doubtful.add(name)
             raise
 
-    def _write(self, version: int, table: "DeltaTable | None", plan: Plan, commit_id: str) -> None:
-        """Write the entry of a plan, if there is none; by ``table``, a handle at the version before it, if given."""
-        if table is None:
-            self._put(version, plan, commit_id)
-            return
-        from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction
-
-        info = commit_info(plan.operation, commit_id, plan.details)
-        values = plan.restated | plan.transactions
-        hooks = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-        if plan.properties:
-            info = with_digest(version, info, [with_properties(table, plan.properties), *transactions(values)])
-            table.alter.set_table_properties(
-                plan.properties,
-                raise_if_not_exists=False,
-                commit_properties=commit_properties(info, values),
-                post_commithook_properties=hooks,
-            )
-            return
-        removes = [remove_action(r.path, r.size, r.partition, data_change=plan.data_change) for r in plan.removes]
-        adds = [add_action(segment, data_change=plan.data_change) for segment in plan.adds]
-        info = with_digest(version, info, [*map(removed, removes), *map(added, adds), *transactions(values)])
-        actions: list[AddAction | RemoveAction] = [*removes, *adds]
-        table.create_write_transaction(
-            actions,
-            "append",
-            table.schema(),
-            PARTITION_COLUMNS,
-            commit_properties=commit_properties(info, values),
-            post_commithook_properties=hooks,
-        )
+    def _last_in_commit_timestamp(self, snapshot: TopicSnapshot) -> int:
+        known = snapshot.log.in_commit_timestamp
+        if known is None:
+            with contextlib.suppress(FileNotFoundError):
+                known = read_entry(self._files, snapshot.version).in_commit_timestamp
+        if known is None:  # a clean-up left only the checkpoint, or its writer did not honour the feature
+            known = int(snapshot.properties.get("delta.inCommitTimestampEnablementTimestamp") or 0)
+        return known
 
     def _find(self, plan: Plan, commit_id: str, read_version: int, failure: BaseException | None) -> int | None:
         """The version that holds our commit now, or None if none does (rule R5)."""
@@ -327,7 +316,7 @@ class Committer:
             version = next((v for v in versions if read_entry(self._files, v).commit_id == commit_id), None)
             if version is None:
                 return None
-            _, snapshot = self.open()
+            snapshot = self.any_snapshot()
             held = all(snapshot.transactions.get(app, -1) >= value for app, value in plan.transactions.items())
             return version if held and all(segment.path in snapshot.paths for segment in plan.adds) else None
         except (CorruptionError, StorageError, OSError) as error:
@@ -393,12 +382,28 @@ def commit_info(operation: str, commit_id: str, details: dict[str, int] | None =
     }
 
 
-def commit_properties(info: dict[str, str], transactions: dict[str, int]) -> "CommitProperties":
-    """Properties of a commit that is attempted once, without the Delta writer's retries."""
-    from deltalake import CommitProperties, Transaction
-
-    return CommitProperties(
-        custom_metadata=dict(info),
-        max_commit_retries=0,
-        app_transactions=[Transaction(app, value) for app, value in transactions.items()],
+def _remove(removal: Removal, now_ms: int, *, data_change: bool) -> Remove:
+    return Remove(
+        removal.path,
+        removal.size,
+        {"partition": str(removal.partition)},
+        now_ms,
+        data_change,
+        removal.vector,
+        *removal.row_ids,
     )
+
+
+def _give_row_ids(adds: list[Action], version: int, snapshot: TopicSnapshot) -> list[DomainMetadata]:
+    """Give each file the ids of its rows, behind the highest that was ever given, and return the new highest (Delta
+    protocol, "Writer Requirements for Row Tracking").
+    """
+    if not adds or snapshot.is_on("delta.rowTrackingSuspended"):
+        return []
+    told = msgspec.json.decode(snapshot.table.domains.get(ROW_TRACKING_DOMAIN) or "{}")
+    highest = told.get("rowIdHighWaterMark", -1)
+    for action in adds:
+        assert action.add is not None
+        action.add.base_row_id, action.add.default_row_commit_version = highest + 1, version
+        highest += msgspec.json.decode(action.add.stats or "{}")["numRecords"]
+    return [DomainMetadata(ROW_TRACKING_DOMAIN, json.dumps({"rowIdHighWaterMark": highest}))]

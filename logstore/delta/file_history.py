@@ -29,6 +29,7 @@ class Removal:
     missing after it are missing because somebody said so; not after a ``RESTORE`` or an overwrite without a predicate.
     ``bounds`` are the file's partition, base offset and end, if the entry that added it is still there. Records below
     ``since`` are missing for other reasons: a RESTORE to a version before the file has them as they were then.
+    ``masked``: the file had a deletion vector, so that it holds records that are deleted.
     """
 
     version: int
@@ -38,6 +39,7 @@ class Removal:
     rewritten: bool = False
     meant: bool = False
     since: int = 0
+    masked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,15 @@ def file_history(files: TableFiles, version: int) -> FileHistory:
             continue  # they were never served: nothing is missing for want of them
         meant = ours or rewritten or operation in _MEANT or _has_predicate(info)
         changes: dict[str, Removal | None] = {
-            action.path: Removal(number, operation, ours, bounds.get(action.path), rewritten, meant)
+            action.path: Removal(
+                number,
+                operation,
+                ours,
+                bounds.get(action.path),
+                rewritten,
+                meant,
+                masked=action.deletion_vector is not None,
+            )
             for action in removed
         }
         if operation == "RESTORE" and (back := _restored_version(info)) is not None:

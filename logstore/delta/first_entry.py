@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from logstore import __version__
-from logstore.delta.actions import Add, signed
+from logstore.delta.actions import Add, Protocol, signed
 from logstore.delta.schema import PARTITION_COLUMNS, PROTOCOL, SEALED, app_id
 
 
@@ -23,6 +23,7 @@ def first_entry(
     configuration: Mapping[str, str],
     num_partitions: int,
     info: Mapping[str, str],
+    protocol: Protocol = Protocol(*PROTOCOL),  # noqa: B008  it is not changed
     *,
     table_id: uuid.UUID | None = None,
     transactions: Mapping[str, int] | None = None,
@@ -35,7 +36,6 @@ def first_entry(
     from deltalake import Schema
 
     now_ms = time.time_ns() // 1_000_000
-    protocol = {"minReaderVersion": PROTOCOL[0], "minWriterVersion": PROTOCOL[1]}
     metadata = {
         "id": str(table_id or uuid.uuid4()),
         "name": None,

@@ -5,6 +5,9 @@ that an ``OPTIMIZE``, an ``UPDATE`` or a ``DELETE`` removed. Ranges may interlea
 neighbours, or spreads their rows over files (Z-order). Then the offsets of the file are read, and its rows become
 several ranges, between segments and merged with those of other files.
 
+A segment with a deletion vector is placed the same way: an ``UPDATE`` with vectors leaves its old rows in the segment
+and writes the new ones, of the same offsets, to a file of its own.
+
 A file with an offset that is taken, or that was never given out, is refused: it is in none of the ranges. Of two such
 files that have the same offset the older one counts.
 
@@ -21,21 +24,30 @@ import numpy as np
 
 from logstore.errors import CorruptionError
 from logstore.segments.foreign_file import OffsetRuns
-from logstore.segments.foreign_names import joined_name
+from logstore.segments.foreign_names import foreign_records, joined_name
 
 _ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignAdd:
-    """An add action of another writer; bounds are inclusive, and None if it has no statistics."""
+    """An add action of another writer; bounds are inclusive, and None if it has no statistics.
 
-    path: str
+    ``name`` is that of the file, masked if it has a deletion vector. ``is_segment``: the file is a segment with a
+    vector, and stands for ``bounds`` whichever rows are left of it.
+    """
+
+    name: str
     size: int
     modified_ms: int
     num_records: int
     bounds: tuple[int, int] | None
     timestamps_ms: tuple[int, int]
+    is_segment: bool = False
+
+    @property
+    def path(self) -> str:
+        return foreign_records(self.name).paths[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +106,19 @@ def arrange(
 ) -> Arrangement:
     """Place files among ``segments``, the ranges [base, end) of a partition, which rise and do not overlap.
 
-    ``read_runs`` reads the offsets of a file, and is asked only where the statistics do not suffice. It raises
-    CorruptionError, FileNotFoundError, OSError.
+    ``read_runs`` reads the offsets of a file by its name, and is asked only where the statistics do not suffice. It
+    raises CorruptionError, FileNotFoundError, OSError.
     """
     refused: list[RefusedFile] = []
     bases, ends = [base for base, _ in segments], [end for _, end in segments]
     accepted: list[tuple[ForeignAdd, OffsetRuns | None]] = []
     alone = _alone(adds, bases, ends)
-    for add in sorted(adds, key=lambda add: (add.modified_ms, add.path)):
+    for add in sorted(adds, key=lambda add: (add.modified_ms, add.name)):
         if is_elsewhere(add.path):
             refused.append(RefusedFile(add.path, "it is a file of another table, as a shallow clone names them"))
             continue
         try:
-            runs = None if add.path in alone else read_runs(add.path)
+            runs = None if add.name in alone else read_runs(add.name)
         except (CorruptionError, FileNotFoundError) as error:
             refused.append(RefusedFile(add.path, f"it cannot be read: {error}"))
             continue
@@ -124,24 +136,24 @@ def arrange(
                     taken = f"it has offset {at}, which {other.path} has, too"
         if taken is not None:
             refused.append(RefusedFile(add.path, taken))
-        elif last >= first:
+        elif last >= first or add.is_segment:
             accepted.append((add, runs))
     pieces = [piece for add, runs in accepted for piece in _pieces(add, runs, bases)]
     return Arrangement(_ranges(pieces), tuple(sorted(refused, key=lambda file: file.path)))
 
 
 def _alone(adds: Sequence[ForeignAdd], bases: Sequence[int], ends: Sequence[int]) -> set[str]:
-    """Paths of files whose statistics say that they overlap no other file."""
-    known = sorted((add.bounds, add.path) for add in adds if add.bounds is not None)
+    """Names of files whose statistics say that they overlap no other file."""
+    known = sorted((add.bounds, add.name) for add in adds if add.bounds is not None)
     alone = set()
     reach = -1
-    for at, ((first, last), path) in enumerate(known):
+    for at, ((first, last), name) in enumerate(known):
         before, reach = reach, max(reach, last)
         if first <= before or (at + 1 < len(known) and known[at + 1][0][0] <= last):
             continue
         segment = bisect_right(ends, first)
         if segment == len(bases) or bases[segment] > last:
-            alone.add(path)
+            alone.add(name)
     # A file without statistics may be anywhere.
     return alone if len(known) == len(adds) else set()
 
@@ -166,6 +178,9 @@ def _pieces(add: ForeignAdd, runs: OffsetRuns | None, bases: Sequence[int]) -> l
         return [_Piece(add, add.num_records, first, last, add.timestamps_ms)]
     # Not those of the statistics, which may lack them: retention would take the records for old ones.
     times = runs.min_timestamp_ms, runs.max_timestamp_ms
+    if add.is_segment:
+        first, last = add.bounds or (0, -1)
+        return [_Piece(add, runs.num_records, first, last, times)]
     slots = np.searchsorted(np.array(bases, dtype=np.int64), runs.starts, side="right")
     cuts = [0, *(np.flatnonzero(np.diff(slots)) + 1).tolist(), len(slots)]
     lengths = runs.ends - runs.starts
@@ -178,7 +193,7 @@ def _pieces(add: ForeignAdd, runs: OffsetRuns | None, bases: Sequence[int]) -> l
 
 def _ranges(pieces: list[_Piece]) -> tuple[ForeignRange, ...]:
     """Pieces that overlap are read together."""
-    pieces.sort(key=lambda piece: (piece.min_offset, piece.file.path))
+    pieces.sort(key=lambda piece: (piece.min_offset, piece.file.name))
     groups: list[list[_Piece]] = []
     reach = -1
     for piece in pieces:
@@ -190,16 +205,16 @@ def _ranges(pieces: list[_Piece]) -> tuple[ForeignRange, ...]:
     # A file has one piece between two segments, so it is in a group once.
     count: dict[str, int] = {}
     for piece in pieces:
-        count[piece.file.path] = count.get(piece.file.path, 0) + 1
+        count[piece.file.name] = count.get(piece.file.name, 0) + 1
     found = []
     for group in groups:
         first, last = group[0].min_offset, max(piece.max_offset for piece in group)
-        paths = tuple(sorted(piece.file.path for piece in group))
-        shared = any(count[path] > 1 for path in paths)
+        names = tuple(sorted(piece.file.name for piece in group))
+        shared = any(count[name] > 1 for name in names)
         whole = len(group) == 1 and not shared
         found.append(
             ForeignRange(
-                paths[0] if whole else joined_name(paths, first, last + 1),
+                names[0] if whole else joined_name(names, first, last + 1),
                 sum(
                     piece.file.size * piece.num_records // max(1, piece.num_records, piece.file.num_records)
                     for piece in group

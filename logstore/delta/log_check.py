@@ -13,6 +13,7 @@ import msgspec
 from logstore.delta.actions import COMMIT_ID_KEY, Action, Add, MetaData, Protocol, stored_digest
 from logstore.delta.log_entries import (
     LogReplay,
+    adds_last,
     checksum_name,
     checksums,
     entry_name,
@@ -22,9 +23,9 @@ from logstore.delta.log_entries import (
     stored_checksums,
 )
 from logstore.delta.log_repair import LAST_CHECKPOINT
-from logstore.delta.protocol_upgrade import require_readable
-from logstore.delta.snapshot import TopicSnapshot, plain_snapshot, read_snapshot
-from logstore.errors import CorruptionError, LogStoreError, StorageError
+from logstore.delta.snapshot import TopicSnapshot, read_snapshot
+from logstore.delta.table_features import judge
+from logstore.errors import CorruptionError, StorageError
 from logstore.segments.foreign_file import OffsetRuns, read_offset_runs
 from logstore.table_files import LOG_DIRECTORY, TableFiles
 
@@ -60,7 +61,8 @@ class LogRemains:
         return max(self.entries | self.checkpoints, default=-1)
 
     def take(self, actions: Iterable[Action]) -> None:
-        for action in actions:
+        """Take over the actions of one entry, or of a checkpoint."""
+        for action in adds_last(actions):
             if action.txn is not None:
                 known = self.transactions.get(action.txn.app_id, action.txn.version)
                 self.transactions[action.txn.app_id] = max(known, action.txn.version)
@@ -114,7 +116,8 @@ def _take_entry(files: TableFiles, version: int, remains: LogRemains) -> None:
         remains.problems.append(f"{files.where(entry_name(version))} is a commit of ours, and has no digest")
     remains.take(actions)
     if not ours and info.get("operation") in _REPLACING:
-        remains.replaced |= {action.remove.path for action in actions if action.remove is not None}
+        removed = {action.remove.path for action in actions if action.remove is not None}
+        remains.replaced |= removed & remains.removed  # a file with a new deletion vector is still there
 
 
 def _take_checkpoint(files: TableFiles, version: int, parts: Sequence[str], remains: LogRemains) -> None:
@@ -174,33 +177,26 @@ def _check_hint(files: TableFiles, checkpoints: set[int], remains: LogRemains) -
 def observed_snapshot(files: TableFiles) -> TopicSnapshot:
     """The newest version, read without a change to any file: ``TopicTable.snapshot`` removes a wrong hint.
 
-    CorruptionError; StorageError if it cannot be read.
+    CorruptionError, UnsupportedTableError; StorageError if it cannot be read.
     """
-    from deltalake import DeltaTable
-
-    failure: BaseException | None = None
+    failure: OSError | None = None
     for _ in range(_ATTEMPTS):
+        held: dict[str, OffsetRuns] = {}
+
+        def read_runs(name: str, held: dict[str, OffsetRuns] = held) -> OffsetRuns:
+            if name not in held:
+                held[name] = read_offset_runs(files, name, held.values())
+            return held[name]
+
         try:
-            state = LogReplay(files).state()
-            if state.plain is not None:
-                return plain_snapshot(state.plain, state, files.uri)
-            table = DeltaTable(files.uri, storage_options=files.storage_options)
-            if table.version() == state.version:
-                held: dict[str, OffsetRuns] = {}
-
-                def read_runs(path: str, held: dict[str, OffsetRuns] = held) -> OffsetRuns:
-                    if path not in held:
-                        held[path] = read_offset_runs(files, path, held.values())
-                    return held[path]
-
-                snapshot = read_snapshot(table, state, files.uri, read_runs)
-                require_readable(files, snapshot, table.protocol().reader_features or ())
-                return snapshot
-        except (KeyboardInterrupt, SystemExit, LogStoreError):
-            raise
-        except BaseException as error:  # noqa: BLE001  a Rust panic is no Exception; a clean-up of the log is no damage
-            failure = error
-    raise StorageError(f"Cannot read the Delta table {files}: {failure or 'it changes all the time'}") from failure
+            snapshot = read_snapshot(LogReplay(files).state(), files.uri, read_runs)
+        except OSError as error:
+            failure = error  # a clean-up of the log is no damage
+            continue
+        if (refused := judge(files, snapshot.table).reading) is not None:
+            raise refused
+        return snapshot
+    raise StorageError(f"Cannot read the Delta table {files}: {failure}") from failure
 
 
 # ---- a file and its add action --------------------------------------------------------------------------------------

@@ -1,19 +1,16 @@
-"""The files of ``_delta_log`` as this project reads them itself: application transactions, paths, commit ids.
+"""The files of ``_delta_log``, read: the newest whole checkpoint up to a version, then every later entry.
 
-delta-rs hands out one application transaction per call, each a replay of the log (about 1 ms); a topic has several per
-partition. Here one replay reads them all: the newest whole checkpoint up to a version, then every later entry. A file
-is parsed once per content, which its version tells: a foreign commit that renames over an entry changes it.
+A file is parsed once per content, which its version tells: a foreign commit that renames over an entry changes it.
 
 Invariant: an entry with a digest and a checkpoint with a checksum file (all of ours have them) are compared with these
-before anything is taken from them; CorruptionError names a file that differs. delta-rs checks neither, and takes an
-empty entry for a commit that changed nothing.
+before anything is taken from them; CorruptionError names a file that differs, and an entry that is empty.
 """
 
 import contextlib
 import errno
 import re
-from collections.abc import ItemsView, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -26,12 +23,21 @@ from logstore.crc32c import crc32c
 from logstore.delta.actions import (
     COMMIT_ID_KEY,
     DECODER,
+    IN_COMMIT_TIMESTAMP,
     Action,
     entry_digest,
     stored_digest,
 )
-from logstore.delta.plain_entries import PlainEntry, PlainTable, plain_checkpoint, plain_entry, plain_table
+from logstore.delta.table_state import (
+    StateChange,
+    TableState,
+    change_of_rows,
+    joined_changes,
+    state_change,
+    table_state,
+)
 from logstore.errors import CorruptionError
+from logstore.segments.deletion_vectors import DeletionVector
 from logstore.table_files import LOG_DIRECTORY, Entry, TableFiles
 
 #: Suffix of the file with the CRC-32C of a checkpoint's parts, beside each checkpoint of ours. No Delta reader or
@@ -41,6 +47,13 @@ CHECKSUM_SUFFIX = ".checkpoint.crc32c"
 T = TypeVar("T")
 
 _ENTRY_NAME_LENGTH = len("00000000000000000000.json")
+#: The files of V2 checkpoints with their adds and removes.
+SIDECARS = "_sidecars"
+_OF_STATE = ("protocol", "metaData", "add", "domainMetadata")
+# Of removals there may be many, and only these fields are of use.
+_OF_REMOVALS = ("path", "deletionTimestamp", "deletionVector")
+_COLUMNS_READ = ("txn", *_OF_STATE, "sidecar", *(f"remove.{name}" for name in _OF_REMOVALS))
+_V2_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.[0-9a-f-]{36}\.(?:json|parquet)")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
 
 #: The messages of msgspec and Python for a document and a UTF-8 sequence that end too early.
@@ -50,16 +63,19 @@ _CUT_LETTER = "unexpected end of data"
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """Transactions and paths in one commit or one checkpoint part; ``plain`` is the rest of an entry that is plain.
+    """Transactions and paths in one commit or one checkpoint part; ``change`` is what it says else of the table.
 
-    ``removed`` paths come with the time (ms) of their removal; None if the entry does not say it.
+    ``removed`` paths come with the time (ms) of their removal; None if the entry does not say it. ``vectors`` are those
+    of removed files, by path. ``in_commit_timestamp`` as in ``commitInfo``.
     """
 
     transactions: dict[str, int]
     added: frozenset[str]
     removed: Mapping[str, int | None]
+    change: StateChange
     commit_id: str | None = None
-    plain: PlainEntry | None = None
+    vectors: Mapping[str, DeletionVector] = field(default_factory=dict)
+    in_commit_timestamp: int | None = None
 
 
 class CheckpointRemovals(Mapping[str, int | None]):
@@ -106,6 +122,10 @@ def entry_name(version: int) -> str:
     return f"{LOG_DIRECTORY}/{version:020d}.json"
 
 
+def _is_entry(name: str) -> bool:
+    return name.endswith(".json") and len(_in_log(name)) == _ENTRY_NAME_LENGTH
+
+
 def checksum_name(version: int) -> str:
     return f"{LOG_DIRECTORY}/{version:020d}{CHECKSUM_SUFFIX}"
 
@@ -114,16 +134,21 @@ def list_log(files: TableFiles, since: int = 0) -> LogFiles:
     """The log's files of the version ``since`` and later ones; fewer names cost less. OSError."""
     entries: set[int] = set()
     parts: dict[tuple[int, int], list[str]] = {}
+    v2: dict[int, tuple[str, ...]] = {}
     prefix = len(LOG_DIRECTORY) + 1
     for name in files.names(LOG_DIRECTORY, f"{LOG_DIRECTORY}/{since:020d}"):
         short = name[prefix:]
         if short.endswith(".json"):
             if len(short) == _ENTRY_NAME_LENGTH and short[:20].isdecimal():
                 entries.add(int(short[:20]))
+            elif match := _V2_CHECKPOINT.fullmatch(short):
+                v2[int(match[1])] = (name,)  # of several for a version each is whole
         elif match := _CHECKPOINT.fullmatch(short):
             parts.setdefault((int(match[1]), int(match[3] or 1)), []).append(name)
+        elif match := _V2_CHECKPOINT.fullmatch(short):
+            v2[int(match[1])] = (name,)  # of several for a version each is whole
     whole = {version: tuple(found) for (version, total), found in parts.items() if len(found) == total}
-    return LogFiles(entries, whole)
+    return LogFiles(entries, v2 | whole)
 
 
 # ---- entries --------------------------------------------------------------------------------------------------------
@@ -131,14 +156,10 @@ def list_log(files: TableFiles, since: int = 0) -> LogFiles:
 
 def read_actions(files: TableFiles, version: int) -> list[Action]:
     """All actions of one ``N.json``. FileNotFoundError; CorruptionError if it is not the entry that was committed."""
-    return _read(files, version)[1]
-
-
-def _read(files: TableFiles, version: int) -> tuple[bytes, list[Action]]:
     path = files.where(entry_name(version))
     raw = files.read(entry_name(version))
     try:
-        return raw, _parse(version, raw)
+        return _parse(version, raw)
     except ValueError as error:
         if is_torn(version, raw):
             raise CorruptionError(
@@ -154,11 +175,13 @@ def _read(files: TableFiles, version: int) -> tuple[bytes, list[Action]]:
 
 def read_entry(files: TableFiles, version: int) -> LogEntry:
     """Parse one ``N.json``. FileNotFoundError; CorruptionError if it is not the entry that was committed."""
-    raw, actions = _read(files, version)
+    actions = read_actions(files, version)
     commit_id = None
+    in_commit_timestamp = None
     transactions: dict[str, int] = {}
     added: set[str] = set()
     removed: dict[str, int | None] = {}
+    vectors: dict[str, DeletionVector] = {}
     for action in actions:
         if action.txn is not None:
             transactions[action.txn.app_id] = action.txn.version
@@ -166,9 +189,21 @@ def read_entry(files: TableFiles, version: int) -> LogEntry:
             added.add(action.add.path)
         elif action.remove is not None:
             removed[action.remove.path] = action.remove.deletion_timestamp
+            if action.remove.deletion_vector is not None:
+                vectors[action.remove.path] = action.remove.deletion_vector
         elif action.commit_info is not None:
             commit_id = action.commit_info.get(COMMIT_ID_KEY)
-    return LogEntry(transactions, frozenset(added), removed, commit_id, plain_entry(raw, actions))
+            told = action.commit_info.get(IN_COMMIT_TIMESTAMP)
+            in_commit_timestamp = told if isinstance(told, int) else None
+    change = state_change(actions)
+    return LogEntry(transactions, frozenset(added), removed, change, commit_id, vectors, in_commit_timestamp)
+
+
+def adds_last(actions: Iterable[Action]) -> list[Action]:
+    """The actions of an entry in an order in which they may be done one by one. A deletion vector replaces a file by
+    the same file, and Spark writes its add before its remove.
+    """
+    return sorted(actions, key=lambda action: action.add is not None)
 
 
 def is_ours(files: TableFiles, version: int) -> bool:
@@ -276,19 +311,46 @@ def read_checkpoint_part(files: TableFiles, name: str) -> LogEntry:
             f"{stored.get(short, 'none')}. {remedy}"
         )
     try:
-        # Of removals there may be many, and only these two fields are of use.
-        table = pq.ParquetFile(pa.BufferReader(raw)).read(
-            columns=["txn", "add", "protocol", "metaData", "remove.path", "remove.deletionTimestamp"]
+        actions, tables = _contents(files, name, raw, _COLUMNS_READ)
+        change = joined_changes(
+            [
+                state_change(actions),
+                *(change_of_rows(*(_rows(table, column) for column in _OF_STATE)) for table in tables),
+            ]
         )
-        transactions = {row["appId"]: row["version"] for row in _rows(table, "txn")}
-        adds = _rows(table, "add")
-        removed = _removed(table)
-    except (pa.ArrowException, OSError, KeyError) as error:
+        transactions = {action.txn.app_id: action.txn.version for action in actions if action.txn is not None}
+        transactions |= {row["appId"]: row["version"] for table in tables for row in _rows(table, "txn")}
+        removals = [_removed(table) for table in tables]
+        vectors = {path: vector for table in tables for path, vector in _vectors(table).items()}
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise CorruptionError(f"{path} is not a readable Delta checkpoint: {error}. {remedy}") from error
-    plain = None
-    if stored is not None:
-        plain = plain_checkpoint(_rows(table, "protocol"), _rows(table, "metaData"), adds)
-    return LogEntry(transactions, frozenset(row["path"] for row in adds), removed, plain=plain)
+    removed = removals[0] if len(removals) == 1 else {at: ms for part in removals for at, ms in part.items()}
+    return LogEntry(transactions, frozenset(file.path for file in change.added), removed, change, vectors=vectors)
+
+
+def _contents(
+    files: TableFiles, name: str, raw: bytes, columns: Sequence[str] | None = None
+) -> tuple[list[Action], list[pa.Table]]:
+    """The actions of a checkpoint file as they are in it, as JSON or as rows; a V2 checkpoint has more rows in
+    sidecars.
+
+    Raises pa.ArrowException, OSError, ValueError.
+    """
+    if name.endswith(".json"):
+        actions, tables = _decode(raw), []
+        sidecars = [action.sidecar.path for action in actions if action.sidecar is not None]
+    else:
+        actions, tables = [], [_parquet(raw, columns)]
+        sidecars = [row["path"] for row in _rows(tables[0], "sidecar")]
+    for path in sidecars:
+        content = files.read(f"{LOG_DIRECTORY}/{SIDECARS}/{path.rpartition('/')[2]}")
+        tables.append(_parquet(content, columns))
+    return actions, tables
+
+
+def _parquet(raw: bytes, columns: Sequence[str] | None) -> pa.Table:
+    file = pq.ParquetFile(pa.BufferReader(raw), coerce_int96_timestamp_unit="us")
+    return file.read(columns=None if columns is None else list(columns))
 
 
 def read_checkpoint_actions(files: TableFiles, parts: Sequence[str]) -> list[Action]:
@@ -297,18 +359,32 @@ def read_checkpoint_actions(files: TableFiles, parts: Sequence[str]) -> list[Act
     for part in parts:
         raw = files.read(part)
         try:
-            rows = pq.ParquetFile(pa.BufferReader(raw)).read().to_pylist(maps_as_pydicts="strict")
-            actions += msgspec.convert(rows, list[Action])
+            found, tables = _contents(files, part, raw)
+            rows = [row for table in tables for row in table.to_pylist(maps_as_pydicts="strict")]
+            actions += [*found, *msgspec.convert(rows, list[Action])]
         except (pa.ArrowException, OSError, KeyError, msgspec.MsgspecError) as error:
             raise ValueError(f"{files.where(part)} is not a readable Delta checkpoint: {error}") from error
     return actions
 
 
 def _rows(table: pa.Table, column: str) -> list[dict[str, Any]]:
+    """The rows of one kind of action."""
     if column not in table.column_names:
         return []
     rows: list[dict[str, Any]] = table.column(column).drop_null().to_pylist(maps_as_pydicts="strict")
     return rows
+
+
+def _vectors(table: pa.Table) -> dict[str, DeletionVector]:
+    """The vectors of removed files; most tables have none."""
+    if "remove" not in table.column_names:
+        return {}
+    removals = table.column("remove").drop_null().combine_chunks()
+    at = removals.type.get_field_index("deletionVector")
+    if at < 0:
+        return {}
+    rows = removals.filter(removals.field(at).is_valid()).to_pylist()
+    return {row["path"]: msgspec.convert(row["deletionVector"], DeletionVector) for row in rows}
 
 
 def _removed(table: pa.Table) -> Mapping[str, int | None]:
@@ -336,9 +412,18 @@ class LogState:
         return len(self._entries) <= self.version
 
     @cached_property
-    def plain(self) -> PlainTable | None:
-        """The table that the log makes; None if a Delta reader has to read it."""
-        return plain_table([(entry.plain, entry.removed.keys()) for entry in self._entries])
+    def table(self) -> TableState | None:
+        """The table that the log makes; None if the log has neither protocol nor metadata."""
+        return table_state([(entry.change, entry.removed.keys()) for entry in self._entries])
+
+    @property
+    def in_commit_timestamp(self) -> int | None:
+        """That of the newest entry; None if it has none, or if a checkpoint took its place."""
+        return self._entries[-1].in_commit_timestamp if self._entries else None
+
+    def removed_vectors(self) -> list[tuple[DeletionVector, int | None]]:
+        """Vectors of removed files, and when (ms) they were removed; the file may have another vector since."""
+        return [(vector, entry.removed[path]) for entry in self._entries for path, vector in entry.vectors.items()]
 
     def removals(self) -> dict[str, int | None]:
         """Paths that a commit removed, and when (ms); None if the log does not say when. Made anew each time: there may
@@ -350,7 +435,7 @@ class LogState:
         for entry in self._entries:
             for path in entry.added & removed.keys():
                 del removed[path]
-            # A deletion vector replaces a file by itself.
+            # A deletion vector replaces a file by the same file.
             removed |= {path: at for path, at in entry.removed.items() if path not in entry.added}
         return removed
 
@@ -380,7 +465,7 @@ class LogReplay:
 
     def perhaps_not_durable(self) -> list[str]:
         """Entries of the last state, except ours that have a later one of ours above them (see ``Committer.sync``)."""
-        entries = [(name, entry.commit_id) for name, (_, entry) in self._parsed.items() if name.endswith(".json")]
+        entries = [(name, entry.commit_id) for name, (_, entry) in self._parsed.items() if _is_entry(name)]
         last_own = max((at for at, (_, commit_id) in enumerate(entries) if commit_id is not None), default=-1)
         return [name for at, (name, commit_id) in enumerate(entries) if commit_id is None or at == last_own]
 
@@ -404,7 +489,7 @@ class LogReplay:
         return LogState(found, [entry for _, entry in parsed.values()])
 
     def _read(self, name: str) -> LogEntry:
-        if name.endswith(".json"):
+        if _is_entry(name):
             return read_entry(self._files, int(_in_log(name)[:20]))
         return read_checkpoint_part(self._files, name)
 

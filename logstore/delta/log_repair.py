@@ -23,6 +23,7 @@ from logstore.delta.actions import Action
 from logstore.delta.log_entries import (
     CHECKSUM_SUFFIX,
     LogFiles,
+    adds_last,
     checksums,
     entry_name,
     is_torn,
@@ -125,7 +126,7 @@ def _covering(files: TableFiles, found: LogFiles, base: int, version: int) -> li
     try:
         actions = read_checkpoint_actions(files, found.checkpoints.get(base, ()))
         for number in needed:
-            actions += read_actions(files, number)
+            actions += adds_last(read_actions(files, number))
     except (CorruptionError, ValueError, FileNotFoundError):
         return None
     return actions
@@ -154,7 +155,7 @@ def _outcome(actions: Iterable[Action]) -> dict[str, Any]:
         elif action.add is not None:
             add = action.add
             stats = None if add.stats is None else msgspec.json.decode(add.stats)
-            files[add.path] = add.size, add.partition_values, add.modification_time, stats
+            files[add.path] = add.size, add.partition_values, add.modification_time, stats, add.deletion_vector
         elif action.remove is not None:
             files.pop(action.remove.path, None)
         elif action.meta_data is not None:
@@ -162,7 +163,9 @@ def _outcome(actions: Iterable[Action]) -> dict[str, Any]:
             schema = msgspec.json.decode(now.schema_string or "null")
             metadata = now.id, schema, now.partition_columns or [], now.configuration or {}
         elif action.protocol is not None:
-            protocol = action.protocol
+            asked = action.protocol
+            features = frozenset(asked.reader_features or ()), frozenset(asked.writer_features or ())
+            protocol = asked.min_reader_version, asked.min_writer_version, *features
     return {"transactions": transactions, "files": files, "metadata": metadata, "protocol": protocol}
 
 

@@ -5,8 +5,6 @@ with its checksums; only then are expired log entries removed (those before the 
 than ``delta.logRetentionDuration``); after that only a checkpoint can replace them.
 """
 
-from typing import TYPE_CHECKING
-
 import structlog
 
 from logstore.delta.log_entries import (
@@ -16,14 +14,12 @@ from logstore.delta.log_entries import (
     read_entry,
     vouch,
 )
-from logstore.delta.log_repair import LAST_CHECKPOINT, drop_stale_checksums
+from logstore.delta.log_repair import LAST_CHECKPOINT, drop_bad_hint, drop_stale_checksums
 from logstore.delta.snapshot import TopicSnapshot
+from logstore.delta.table_features import CHECKPOINT_PROTECTION
 from logstore.errors import CorruptionError, StorageError
 from logstore.limits import DELTA_CHECKPOINT_INTERVAL
 from logstore.table_files import LOG_DIRECTORY, TableFiles
-
-if TYPE_CHECKING:
-    from deltalake import DeltaTable
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -42,21 +38,23 @@ def is_checkpoint_due(files: TableFiles, snapshot: TopicSnapshot) -> bool:
     return read_entry(files, snapshot.version).commit_id is not None
 
 
-def maintain_log(files: TableFiles, table: "DeltaTable", snapshot: TopicSnapshot) -> None:
-    """Checkpoint the version of ``table``, if that ``is_checkpoint_due``, and clean up.
+def write_checkpoint(files: TableFiles, snapshot: TopicSnapshot) -> None:
+    """Checkpoint the version of ``snapshot``, and clean up.
 
     Raises StorageError, or CorruptionError if the checkpoint does not say what the snapshot says (it is then removed).
     """
+    from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
 
-    if not is_checkpoint_due(files, snapshot):
-        return
     try:
+        drop_bad_hint(files)
+        table = DeltaTable(files.uri, version=snapshot.version, storage_options=files.storage_options)
         table.create_checkpoint()
         files.reached("delta.checkpointed")
         _verify_and_sync(files, snapshot)
         files.reached("delta.vouched")
-        table.cleanup_metadata()
+        if CHECKPOINT_PROTECTION not in snapshot.features:
+            table.cleanup_metadata()
         files.reached("delta.cleaned")
         drop_stale_checksums(files)
         files.sync_names(LOG_DIRECTORY)

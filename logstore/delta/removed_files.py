@@ -7,6 +7,8 @@ Invariants:
   and not committed yet has no removal.
 - ``delete_unnamed_files`` deletes only files that no commit names, and of these only old ones: no roll, merge or job
   takes days from its file to its commit.
+- The file of a deletion vector goes when none of its vectors is an active file's, as a data file that was removed with
+  the last of them; a file of vectors that no commit names as one of data.
 - A segment of offsets that the table lacks is deleted only if a commit meant its records to go (a ``DELETE``, a job).
   The store may commit any other again (rule R7), after a ``RESTORE`` for example.
 - A deletion that is cut short, or that runs twice at once, leaves a table that a later one can go on with.
@@ -14,6 +16,7 @@ Invariants:
 Versions of the table from before a removal cannot be read, nor be restored with RESTORE, once its file is deleted.
 """
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,10 +25,27 @@ from urllib.parse import unquote
 from logstore.delta.file_history import file_history
 from logstore.delta.log_entries import entry_name, list_log
 from logstore.delta.snapshot import TopicSnapshot
+from logstore.errors import CorruptionError
+from logstore.segments.deletion_vectors import DeletionVector, file_of
 from logstore.segments.names import SegmentName, known_segment_name
 from logstore.table_files import Entry, TableFiles
 
-_DATA_FILE = re.compile(r"(partition=[^/]*)/[^/]*\.parquet")
+#: In a directory of its partition, or of any name where Spark has column mapping; Delta's own begin with _ or a dot.
+_DATA_FILE = re.compile(r"((?![_.])[^/]+)/[^/]*\.parquet")
+_VECTOR_FILE = re.compile(r"(?:(?![_.])[^/]+/)?deletion_vector_[0-9a-f-]{36}\.bin")
+
+
+def may_be_deleted(name: str) -> bool:
+    """Whether a file of this name may be data of the table, or a vector's: a vacuum looks at no other."""
+    return is_data_file(name) or is_vector_file(name)
+
+
+def is_data_file(name: str) -> bool:
+    return _DATA_FILE.fullmatch(name) is not None
+
+
+def is_vector_file(name: str) -> bool:
+    return _VECTOR_FILE.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +65,8 @@ def delete_removed_files(
     have reached. The log forgets removals after a while (``schema.removals_kept_ms``); their files are then unnamed.
     Costs a list of names per partition with such a file. OSError.
     """
-    active = {unquote(path) for path in snapshot.paths}
-    due = {
-        name
-        for path, removed_ms in snapshot.log.removals().items()
-        if removed_ms is not None and removed_ms <= now_ms - delay_ms and (name := unquote(path)) not in active
-    }
+    removals = named_files(files, snapshot)
+    due = {at for at, removed_ms in removals.items() if removed_ms is not None and removed_ms <= now_ms - delay_ms}
     found = _on_disk(files, due)
     found = _without_dropped(files, snapshot, found)
     if found and not dry_run:
@@ -66,13 +82,40 @@ def delete_unnamed_files(
     return _delete(files, due, dry_run=dry_run)
 
 
+#: The time (ms) at which a file left the table, if the file is in it.
+ACTIVE = 2**63 - 1
+
+
+def named_files(files: TableFiles, snapshot: TopicSnapshot) -> dict[str, int | None]:
+    """The names of all files, of data and of vectors, that the log names, with the time (ms) at which they left the
+    table: ``ACTIVE`` if they are in it, None if the log does not say when.
+    """
+    found: dict[str, int | None] = {unquote(path): at for path, at in snapshot.log.removals().items()}
+    for vector, removed_ms in snapshot.log.removed_vectors():
+        if (name := _vector_file(files, vector)) is not None:
+            # A file may hold several vectors: it goes with the last one.
+            last = found.get(name, removed_ms)
+            found[name] = None if last is None or removed_ms is None else max(last, removed_ms)
+    for vector in snapshot.vectors:
+        if (name := _vector_file(files, vector)) is not None:
+            found[name] = ACTIVE
+    return found | dict.fromkeys((unquote(path) for path in snapshot.paths), ACTIVE)
+
+
+def _vector_file(files: TableFiles, vector: DeletionVector) -> str | None:
+    """None for a vector that has no file within the table."""
+    with contextlib.suppress(CorruptionError):
+        return file_of(vector, files)
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class UnnamedFiles:
     """Files in storage that are neither active nor known as removed, by name.
 
-    ``superseded``: segments whose offsets the table has in other files, or had to give up. Their removal was forgotten
-    by the log, or a job was killed before its commit. ``needed``: segments of offsets that the table lacks, perhaps
-    because a commit was lost. ``others`` have names that are not ours.
+    ``superseded``: files of deletion vectors, and segments whose offsets the table has in other files, or had to give
+    up. Their removal was forgotten by the log, or a job was killed before its commit. ``needed``: segments of offsets
+    that the table lacks, perhaps because a commit was lost. ``others`` have names that are not ours.
     """
 
     superseded: dict[str, Entry]
@@ -80,13 +123,16 @@ class UnnamedFiles:
     others: dict[str, Entry]
 
 
-def unnamed_files(snapshot: TopicSnapshot, entries: Iterable[Entry]) -> UnnamedFiles:
-    """The unnamed ones of ``entries`` of a table's files. CorruptionError if the table's own files overlap."""
+def unnamed_files(files: TableFiles, snapshot: TopicSnapshot, entries: Iterable[Entry]) -> UnnamedFiles:
+    """The unnamed ones of ``entries`` of the table's files. CorruptionError if the table's own files overlap."""
     found = UnnamedFiles({}, {}, {})
-    named = {unquote(path) for path in (*snapshot.paths, *snapshot.log.removals())}
+    named = named_files(files, snapshot)
     gaps = _Gaps(snapshot)
     for entry in entries:
-        if _DATA_FILE.fullmatch(entry.name) is None or entry.name in named:
+        if not may_be_deleted(entry.name) or entry.name in named:
+            continue
+        if is_vector_file(entry.name):
+            found.superseded[entry.name] = entry
             continue
         name = known_segment_name(entry.name)
         if name is None or name.partition not in snapshot.partitions:
@@ -151,12 +197,12 @@ def _on_disk(files: TableFiles, names: Iterable[str]) -> list[Entry]:
     by_directory: dict[str, set[str]] = {}
     for name in names:
         # Names come from a log that others write to.
-        if match := _DATA_FILE.fullmatch(name):
-            by_directory.setdefault(match[1], set()).add(name)
+        if may_be_deleted(name):
+            by_directory.setdefault(name.rpartition("/")[0], set()).add(name)
     found: list[Entry] = []
     for directory, wanted in sorted(by_directory.items()):
         try:
-            there = files.names(directory)
+            there = files.names(directory) if directory else sorted(wanted)
         except FileNotFoundError:
             continue
         for name in there:

@@ -5,16 +5,12 @@ All of them are part of the format, see ``docs/table-format.md``.
 
 import json
 import re
-import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from logstore.delta.actions import Add
 from logstore.segments.writer import Segment
-
-if TYPE_CHECKING:
-    from deltalake.transaction import AddAction, RemoveAction
 
 PROPERTY_PREFIX = "logstore."
 PARTITIONS_PROPERTY = "logstore.partitions"
@@ -69,9 +65,7 @@ def timestamp_stat(timestamp_us: int) -> str:
     return f"{np.datetime64(timestamp_us, 'us')}Z"
 
 
-def add_action(segment: Segment, *, data_change: bool) -> "AddAction":
-    from deltalake.transaction import AddAction
-
+def add_action(segment: Segment, now_ms: int, *, data_change: bool) -> Add:
     # With nullCount readers know that numRecords is all there is, and skip an empty file for every query.
     stats: dict[str, object] = {"numRecords": segment.num_records, "nullCount": {"offset": 0, "timestamp": 0}}
     if segment.num_records:
@@ -79,17 +73,11 @@ def add_action(segment: Segment, *, data_change: bool) -> "AddAction":
             "minValues": {"offset": segment.min_offset, "timestamp": timestamp_stat(segment.min_timestamp_us)},
             "maxValues": {"offset": segment.max_offset, "timestamp": timestamp_stat(segment.max_timestamp_us)},
         }
-    return AddAction(
+    return Add(
         path=segment.path,
         size=segment.size,
         partition_values={"partition": str(segment.partition)},
-        modification_time=time.time_ns() // 1_000_000,
+        modification_time=now_ms,
         data_change=data_change,
         stats=json.dumps(stats, separators=(",", ":")),
     )
-
-
-def remove_action(path: str, size: int, partition: int, *, data_change: bool) -> "RemoveAction":
-    from deltalake.transaction import RemoveAction
-
-    return RemoveAction(path, data_change, time.time_ns() // 1_000_000, size, {"partition": str(partition)})

@@ -2,8 +2,8 @@
 
 They are checked where they are relied on: every partition below ``logstore.partitions`` has a ``sealed`` transaction;
 segments of a partition stand for ranges of offsets that do not overlap and end at ``sealed`` or below. A breach is a
-CorruptionError with the names of the files. Files of other writers are placed among the segments, or refused
-(``foreign_ranges``): no record is served twice.
+CorruptionError with the names of the files. Files of other writers, and segments of which another writer's deletion
+vector takes rows, are placed among the segments, or refused (``foreign_ranges``): no record is served twice.
 
 Partitions are only ever added. If the property is smaller than the number of partitions that have transactions, the
 transactions are right.
@@ -16,16 +16,14 @@ import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
-from logstore.delta.added_files import Added, FileColumns, added_of_actions, added_of_files
+from logstore.delta.added_files import FileColumns
 from logstore.delta.clean_files import digest_of_fact
 from logstore.delta.foreign_ranges import Arrangement, RefusedFile, arrange, is_elsewhere
 from logstore.delta.log_entries import LogState
-from logstore.delta.plain_entries import PlainTable
 from logstore.delta.schema import (
     CLEAN_FILES,
     CLEANED,
@@ -39,14 +37,13 @@ from logstore.delta.schema import (
     TOPIC_PROPERTY,
     app_id,
 )
+from logstore.delta.table_features import APPEND_ONLY_PROPERTY, features_of
+from logstore.delta.table_state import TableState
 from logstore.errors import CorruptionError, UnsupportedTableError
+from logstore.segments.deletion_vectors import DeletionVector
 from logstore.segments.foreign_file import OffsetRuns
 from logstore.segments.foreign_names import foreign_records
 from logstore.segments.names import Flags, Numbers, known_segment_name, unknown_name
-
-if TYPE_CHECKING:
-    from deltalake import DeltaTable
-
 
 ReadRuns = Callable[[str], OffsetRuns]
 
@@ -71,9 +68,9 @@ class SegmentFile(NamedTuple):
     Bounds of its records are inclusive; timestamps are rounded outwards to ms. All four are -1 if it has none. A tuple,
     because a snapshot makes one of every file.
 
-    ``foreign``: records of other writers, and ``path`` is the name by which they are read, perhaps of several files
-    (``paths``). ``shared``: a file of them has records in another range, too, so that it can be replaced only together
-    with that.
+    ``foreign``: records that other writers wrote or left, and ``path`` is the name by which they are read, perhaps of
+    several files (``paths``) and of their deletion vectors. ``shared``: a file of them has records in another range,
+    too, so that it can be replaced only together with that.
     """
 
     path: str
@@ -96,11 +93,13 @@ class SegmentFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """An active file that a commit takes out of the table."""
+    """An active file that a commit takes out of the table. ``row_ids`` as ``AddedFile`` has them."""
 
     path: str
     size: int
     partition: int
+    vector: DeletionVector | None = None
+    row_ids: tuple[int | None, int | None] = (None, None)
 
 
 @dataclass(frozen=True)
@@ -118,11 +117,21 @@ class TopicSnapshot:
     config_overrides: dict[str, str]
     partitions: dict[int, PartitionState]
     log: LogState
+    table: TableState
     properties: dict[str, str]
-    protocol: tuple[int, int]
-    _added: "Added"
+    #: Of the protocol, whatever its form.
+    features: frozenset[str]
     #: Reads the offsets of a file of another writer; asked once for each, where the statistics do not suffice.
     _read_runs: ReadRuns
+
+    def is_on(self, name: str) -> bool:
+        """Whether a boolean property of Delta is true."""
+        return self.properties.get(name, "").lower() == "true"
+
+    @property
+    def is_append_only(self) -> bool:
+        """Whether the table's owner forbids to remove records from it (Delta protocol, "Append-only Tables")."""
+        return self.is_on(APPEND_ONLY_PROPERTY)
 
     def segments(self, partition: int) -> tuple[SegmentFile, ...]:
         """Active files of a partition by rising offset. CorruptionError if the invariants do not hold."""
@@ -156,27 +165,27 @@ class TopicSnapshot:
     def _check_segments(self, partition: int, rows: Numbers) -> None:
         columns = self._columns
         for row in rows[columns.unknown[rows]]:
-            raise unknown_name(f"{self.location}: {columns.path(row)}")
+            raise unknown_name(f"{self.location}: {columns.paths[row]}")
         for row in rows[columns.incomplete[rows]]:
             raise CorruptionError(
-                f"{self.location}: {columns.path(row)} has no statistics of offset and timestamp: not what a roll or a "
-                "job committed. Restore _delta_log from a backup"
+                f"{self.location}: {columns.paths[row]} has no statistics of offset and timestamp: not what a roll or "
+                "a job committed. Restore _delta_log from a backup"
             )
         for row in rows[columns.misnamed[rows]]:
             raise CorruptionError(
-                f"{self.location}: {columns.path(row)} has statistics of offsets that are not in the range of its "
+                f"{self.location}: {columns.paths[row]} has statistics of offsets that are not in the range of its "
                 "name: not what a roll or a job committed. Restore _delta_log from a backup"
             )
         ends = columns.end[rows]
         for at in np.nonzero(columns.base[rows][1:] < ends[:-1])[0]:
             raise CorruptionError(
-                f"{self.location}: {columns.path(rows[at + 1])} and {columns.path(rows[at])} overlap in offset: "
+                f"{self.location}: {columns.paths[rows[at + 1]]} and {columns.paths[rows[at]]} overlap in offset: "
                 "the records of one of them would be served twice. Restore the table to the version before"
             )
         sealed = self.partitions[partition].sealed
         if ends[-1] > sealed:
             raise CorruptionError(
-                f"{self.location}: {columns.path(rows[-1])} reaches offset {ends[-1] - 1}, but partition {partition} "
+                f"{self.location}: {columns.paths[rows[-1]]} reaches offset {ends[-1] - 1}, but partition {partition} "
                 f"is sealed up to {sealed}: no roll has committed it. Remove the file from the table (DELETE) to go on"
             )
 
@@ -192,7 +201,7 @@ class TopicSnapshot:
         columns = self._columns
         rows = np.flatnonzero(columns.foreign & self._not_there)
         return tuple(
-            RefusedFile(columns.path(row), f"the topic has {self.num_partitions} partitions, and this is another")
+            RefusedFile(columns.paths[row], f"the topic has {self.num_partitions} partitions, and this is another")
             for row in rows.tolist()
         )
 
@@ -212,7 +221,12 @@ class TopicSnapshot:
     @cached_property
     def paths(self) -> frozenset[str]:
         """Paths of all active files, relative to the table."""
-        return frozenset(self._added.paths.to_pylist())
+        return frozenset(file.path for file in self.table.files)
+
+    @property
+    def vectors(self) -> tuple[DeletionVector, ...]:
+        """Of the active files."""
+        return tuple(file.vector for file in self.table.files if file.vector is not None)
 
     def uncovered(self, partition: int, start: int) -> list[tuple[int, int]]:
         """Ranges from ``start`` to ``sealed`` that no served file stands for. CorruptionError as ``segments``."""
@@ -244,7 +258,7 @@ class TopicSnapshot:
         """Partition, base offset and end of every active file of a known range, by path."""
         columns = self._columns
         rows = np.flatnonzero(~columns.incomplete)
-        paths = columns.paths.take(pa.array(rows)).to_pylist()
+        paths = [columns.paths[row] for row in rows.tolist()]
         values = (columns.partition[rows], columns.base[rows], columns.end[rows])
         return dict(zip(paths, zip(*(column.tolist() for column in values), strict=True), strict=True))
 
@@ -261,17 +275,25 @@ class TopicSnapshot:
         for partition in np.unique(columns.partition[columns.foreign & ~not_there]).tolist():
             rows = columns.rows_of(partition)
             paths = {file.path for file in self._arrange_alone(partition).refused}
-            refused[rows] = [columns.path(row) in paths for row in rows.tolist()]
+            refused[rows] = [columns.paths[row] in paths for row in rows.tolist()]
         rows = np.flatnonzero((refused | not_there | beyond) & ~columns.unknown)
-        paths = columns.paths.take(pa.array(rows)).to_pylist()
-        return tuple(map(Removal, paths, columns.size[rows].tolist(), columns.partition[rows].tolist()))
+        return tuple(map(self._removal, rows.tolist()))
 
     def removals_of(self, paths: Iterable[str]) -> tuple[Removal, ...]:
         """Removals of active files, each once."""
         columns = self._columns
         wanted = set(paths)
-        rows = [row for row, path in enumerate(columns.paths.to_pylist()) if path in wanted]
-        return tuple(Removal(columns.path(r), int(columns.size[r]), int(columns.partition[r])) for r in rows)
+        return tuple(self._removal(row) for row, path in enumerate(columns.paths) if path in wanted)
+
+    def _removal(self, row: int) -> Removal:
+        columns = self._columns
+        return Removal(
+            columns.paths[row],
+            int(columns.size[row]),
+            int(columns.partition[row]),
+            columns.vectors.get(row),
+            columns.row_ids.get(row, (None, None)),
+        )
 
     def lost_since(self, earlier: "TopicSnapshot") -> tuple[str, ...]:
         """Files of ours that ``earlier`` shows and this version does not, though no commit removed them.
@@ -305,7 +327,7 @@ class TopicSnapshot:
 
     @cached_property
     def _columns(self) -> "FileColumns":
-        return FileColumns(self._added)
+        return FileColumns(self.table.files)
 
     @cached_property
     def _sound(self) -> set[int]:
@@ -323,7 +345,7 @@ class TopicSnapshot:
         if arranged is not None:
             rows = rows[~columns.foreign[rows]]
         fields = (
-            columns.paths.take(pa.array(rows)).to_pylist(),
+            [columns.paths[row] for row in rows.tolist()],
             *(
                 values[rows].tolist()
                 for values in (
@@ -360,52 +382,20 @@ class TopicSnapshot:
         return tuple(sorted((*segments, *foreign), key=lambda segment: segment.base_offset))
 
 
-def read_snapshot(
-    table: "DeltaTable", log: LogState, location: str, read_runs: ReadRuns | None = None
-) -> TopicSnapshot:
-    """The snapshot of a freshly opened handle; ``log`` is the log up to its version, ``location`` the table's for
-    messages; ``read_runs`` as ``arrange`` asks it, if there may be files of other writers. CorruptionError if an
-    invariant is broken.
+def read_snapshot(log: LogState, location: str, read_runs: ReadRuns | None = None) -> TopicSnapshot:
+    """The snapshot that a log makes; ``location`` is the table's, for messages; ``read_runs`` as ``arrange`` asks it.
+
+    CorruptionError if an invariant is broken.
     """
-    metadata = table.metadata()
-    protocol = table.protocol()
-    return _snapshot(
-        location,
-        table.version(),
-        str(metadata.id),
-        dict(metadata.configuration),
-        (protocol.min_reader_version, protocol.min_writer_version),
-        log,
-        added_of_actions(pa.table(table.get_add_actions(flatten=True))),
-        read_runs or _no_runs,
-    )
-
-
-def plain_snapshot(table: PlainTable, log: LogState, location: str) -> TopicSnapshot:
-    """As ``read_snapshot``, of a log of plain entries."""
-    added = added_of_files(table.files)
-    return _snapshot(location, log.version, table.table_id, table.properties, table.protocol, log, added, _no_runs)
-
-
-def _no_runs(path: str) -> OffsetRuns:
-    raise AssertionError(f"{path} cannot be read here")
-
-
-def _snapshot(
-    location: str,
-    version: int,
-    table_id: str,
-    properties: dict[str, str],
-    protocol: tuple[int, int],
-    log: LogState,
-    added: Added,
-    read_runs: ReadRuns,
-) -> TopicSnapshot:
+    table, version = log.table, log.version
+    if table is None:
+        raise CorruptionError(f"{location}: its Delta log has no protocol or no metadata. Restore it from a backup")
+    properties = table.properties
     count = properties.get(PARTITIONS_PROPERTY, "")
     in_log = _partitions_in(log)
     try:
         stated_partitions = int(count)
-        topic_id = uuid.UUID(table_id)
+        topic_id = uuid.UUID(table.meta_data.id)
     except ValueError:
         stated_partitions, topic_id = -1, uuid.UUID(int=0)
     if stated_partitions < 1:
@@ -419,7 +409,7 @@ def _snapshot(
     for partition in range(num_partitions):
         sealed = log.transactions.get(app_id(partition, SEALED))
         if sealed is None:
-            if any(map(is_elsewhere, added.paths.to_pylist())):
+            if any(is_elsewhere(file.path) for file in table.files):
                 raise UnsupportedTableError(
                     f"{location} is a shallow clone: its files are those of another table, and it has no offsets",
                     "It is no topic: read it as a Delta table, and move its directory out of topics/",
@@ -448,11 +438,15 @@ def _snapshot(
         config_overrides=overrides,
         partitions=partitions,
         log=log,
+        table=table,
         properties=properties,
-        protocol=protocol,
-        _added=added,
-        _read_runs=read_runs,
+        features=features_of(table.protocol),
+        _read_runs=read_runs or _no_runs,
     )
+
+
+def _no_runs(path: str) -> OffsetRuns:
+    raise AssertionError(f"{path} cannot be read here")
 
 
 def _partitions_in(log: LogState) -> int | None:

@@ -7,7 +7,7 @@ instance. Other instances, processes and machines are excluded by the commit pro
 
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -15,7 +15,7 @@ from logstore.delta.actions import DROP_FOREIGN_FILES
 from logstore.delta.committer import Committer, Plan, commit_info
 from logstore.delta.first_entry import first_entry
 from logstore.delta.log_repair import repair_log
-from logstore.delta.maintenance import is_checkpoint_due, maintain_log
+from logstore.delta.maintenance import is_checkpoint_due, write_checkpoint
 from logstore.delta.preconditions import (
     RewritePart,
     RollPart,
@@ -132,6 +132,16 @@ class TopicTable:
         with self._lock:
             return self._committer.snapshot()
 
+    def any_snapshot(self) -> TopicSnapshot:
+        """As ``Committer.any_snapshot``."""
+        with self._lock:
+            return self._committer.any_snapshot()
+
+    def commit_taking_back(self, plan: Callable[[TopicSnapshot], Plan | None]) -> int:
+        """As ``Committer.commit``, of a plan that takes table features back."""
+        with self._lock:
+            return self._committer.commit(plan, taking_back=True)
+
     @property
     def latest(self) -> TopicSnapshot:
         """The snapshot that was read last, first by ``open``. Later commits do not show in it."""
@@ -143,12 +153,12 @@ class TopicTable:
         """
         return self.files.mark(LOG_DIRECTORY)
 
-    def commit_roll(self, parts: Sequence[RollPart]) -> PartsCommit:
+    def commit_roll(self, parts: Sequence[RollPart], *, found: bool = False) -> PartsCommit:
         """Seal several partitions in one commit, all or nothing; those that fail their check are left out (rule R6).
 
         A part that the table shows already counts as committed, so a roll of unknown outcome can be repeated;
-        the same files may be committed again after a foreign commit took them away (rule R7). Raises as
-        ``Committer.commit``.
+        the same files may be committed again after a foreign commit took them away (rule R7). ``found``: the files, or
+        the frames that they are made of, may have records that were erased since. Raises as ``Committer.commit``.
         """
         if len({part.partition for part in parts}) != len(parts):
             raise ValueError("a roll has one part per partition")
@@ -174,7 +184,8 @@ class TopicTable:
             for part in passed:
                 transactions[app_id(part.partition, SEALED)] = part.end_offset
                 transactions |= epoch_transaction(snapshot, part.partition, part.leader_epoch)
-            return Plan("roll", transactions, tuple(segment for part in passed for segment in part.segments))
+            segments = tuple(segment for part in passed for segment in part.segments)
+            return Plan("roll", transactions, segments, are_found=found)
 
         with self._lock:
             version = self._committer.commit(plan)
@@ -203,7 +214,7 @@ class TopicTable:
                         continue
                     if other.base_offset < segment.end_offset and segment.base_offset < other.end_offset:
                         raise CommitRefusedError(f"{self.files}: {segment.path} overlaps {other.path}, which is active")
-            return Plan("recommit", adds=lost, removed_before=removed) if lost else None
+            return Plan("recommit", adds=lost, removed_before=removed, are_found=True) if lost else None
 
         with self._lock:
             return self._committer.commit(plan)
@@ -249,13 +260,26 @@ class TopicTable:
         with self._lock:
             return self._committer.commit(plan)
 
-    def commit_rewrites(self, parts: Sequence[RewritePart], *, data_change: bool, operation: str) -> PartsCommit:
-        """Replace files: compaction and merge (``data_change=False``), retention (True, no adds), in one commit.
+    def commit_rewrites(
+        self,
+        parts: Sequence[RewritePart],
+        *,
+        data_change: bool,
+        operation: str,
+        found: bool = False,
+        taking_back: bool = False,
+        table_facts: Callable[[TopicSnapshot, Collection[str]], dict[str, int]] | None = None,
+        more_details: Mapping[str, int] | None = None,
+    ) -> PartsCommit:
+        """Replace files: compaction, merge and erasure (``data_change=False``), retention (True, no adds), in one
+        commit. ``found`` as for ``commit_roll``. ``table_facts`` gives transactions of the table that go with a commit
+        of all parts, by its snapshot and the paths that it removes; perhaps they are all that is committed.
+        ``more_details`` go into the history of the table.
 
         Planned on any older snapshot, checked and committed on a fresh one; partitions that fail their check are left
-        out (rule R6): CommitRefusedError if a removed file is no longer active or an added file would hold records that
-        the removed ones did not. Raises ValueError for removes with dataChange beside adds (plain streams would lose
-        the adds), and as ``Committer.commit``.
+        out (rule R6). ``taking_back`` as ``Committer.commit``. CommitRefusedError if a removed file is no longer active
+        or an added file would hold records that the removed ones did not. Raises ValueError for removes with dataChange
+        beside adds (plain streams would lose the adds), and as ``Committer.commit``.
         """
         if not all(part.removes or (part.cleaned is not None and not part.adds) for part in parts):
             raise ValueError("a rewrite removes files, or only moves the clean point")
@@ -291,7 +315,9 @@ class TopicTable:
                 removes += snapshot.removals_of(path for file in files for path in file.paths)
                 adds += part.adds
             committed = tuple(sorted(passed))
-            if not passed:
+            if table_facts is not None and not refused:
+                transactions |= table_facts(snapshot, [one.path for one in removes])
+            if not passed and not transactions:
                 return None
             details = {
                 "removed_segments": len(old),
@@ -300,13 +326,21 @@ class TopicTable:
                 "added_segments": len(adds),
                 "added_records": sum(segment.num_records for segment in adds),
                 "added_bytes": sum(segment.size for segment in adds),
+                **(more_details or {}),
             }
             return Plan(
-                operation, transactions, tuple(adds), tuple(removes), data_change, restated=restated, details=details
+                operation,
+                transactions,
+                tuple(adds),
+                tuple(removes),
+                data_change,
+                restated=restated,
+                details=details,
+                are_found=found,
             )
 
         with self._lock:
-            version = self._committer.commit(plan)
+            version = self._committer.commit(plan, taking_back=taking_back)
         return PartsCommit(version, committed, dict(refused))
 
     def alter_config(self, changes: Mapping[str, str | None]) -> int:
@@ -390,10 +424,17 @@ class TopicTable:
         with self._lock:
             return is_checkpoint_due(self.files, self._committer.snapshot())
 
+    def checkpoint(self) -> None:
+        """Checkpoint the newest version, and remove expired log entries. Raises as ``maintain``."""
+        with self._lock:
+            snapshot = self._committer.snapshot()
+            self._committer.sync(snapshot.version)
+            write_checkpoint(self.files, snapshot)
+
     def maintain(self) -> None:
         """Checkpoint when due, and remove expired log entries. StorageError, CorruptionError; no commit is touched."""
         with self._lock:
             snapshot = self._committer.snapshot()
             self._committer.sync(snapshot.version)  # a checkpoint outlives the entries that it is made of
             if is_checkpoint_due(self.files, snapshot):
-                maintain_log(self.files, *self._committer.open())
+                write_checkpoint(self.files, snapshot)

@@ -110,6 +110,9 @@ class Journal:
         self._directory = directory
         self._filesystem = filesystem
         self._file_bytes = file_bytes
+        self._clock = clock
+        #: When the first append came into the file being written to, in seconds of the monotonic clock.
+        self._data_since: float | None = None
         self._writer = JournalWriter(directory, filesystem, clock, file_bytes, require_lock)
         self._thread = DiskThread("journal")
         self._files: list[JournalFile] = []
@@ -127,6 +130,8 @@ class Journal:
         """
         self._wake = asyncio.Event()
         self._committer: asyncio.Task[None] | None = None
+        #: Those who wait for a file that is begun after they have asked.
+        self._rotating: list[asyncio.Future[int]] = []
         self._closing = False
         self._failed: LogStoreError | None = None
         #: Called once, when the journal has failed for good.
@@ -180,6 +185,11 @@ class Journal:
             if file.needed_by:
                 return sum([needed.size for needed in self._files[at:]])
         return 0
+
+    @property
+    def data_age_s(self) -> float:
+        """How long the file being written to has had an append; 0 without one."""
+        return 0.0 if self._data_since is None else self._clock.monotonic() - self._data_since
 
     @property
     def files(self) -> list[tuple[int, int]]:
@@ -298,14 +308,16 @@ class Journal:
         """The group commit: one group at a time, until the journal closes."""
         group: list[_Append] = []
         while not (self._closing and not self._queue):
-            if not self._queue:
+            if not self._queue and not self._rotating:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
             try:
                 if self._failed is not None:
                     raise self._failed
-                if self._current is None or self._is_full(self._current):
+                if self._rotating:
+                    await self._rotate()
+                elif self._current is None or self._is_full(self._current):
                     await self._begin_file()
                 group = self._take_group()
                 if group:
@@ -317,6 +329,32 @@ class Journal:
                 error.__cause__ = e
                 self._fail(error, group)
             group = []
+
+    async def rotate(self) -> int:
+        """Begin a new file, behind all appends that are durable or on their way to the disk; its first position. If the
+        file being written to has no append, it is that one.
+
+        Raises StorageFullError if there is no space for a file, StorageError, BrokerNotReadyError.
+        """
+        if (refused := self.refusal) is not None:
+            raise refused
+        begun: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._rotating.append(begun)
+        self._wake.set()
+        return await begun
+
+    async def _rotate(self) -> None:
+        waiting, self._rotating = self._rotating, []
+        if self._current is None or self._current.data_bytes:
+            await self._begin_file()
+        file = self._current
+        for begun in waiting:
+            if begun.done():
+                continue  # nobody waits any more
+            if file is None or file.data_bytes:
+                begun.set_exception(StorageFullError(f"no space for a new journal file in {self._directory}"))
+            else:
+                begun.set_result(file.start)
 
     def _is_full(self, file: JournalFile) -> bool:
         if file.size + self._queue[0].length <= self._file_bytes:
@@ -356,6 +394,8 @@ class Journal:
             self._recent.add(begin, written)
         file.size += length
         file.data_bytes += length
+        if self._data_since is None:
+            self._data_since = self._clock.monotonic()
         self._end_position = file.end
         for append, locations in zip(group, results, strict=True):
             for frame in append.frames:
@@ -392,6 +432,7 @@ class Journal:
         with self._files_lock:
             self._files.append(file)
         self._current = file
+        self._data_since = None
         self._end_position = file.end
         self._free_files()
         written = self._positions.write(file.end)
@@ -409,6 +450,10 @@ class Journal:
         if not full or not self._full:
             _log.error("journal_append_failed", message=str(error), final=not full)
         self._full = full
+        for begun in self._rotating:
+            if not begun.done():
+                begun.set_exception(type(error)(str(error)))
+        self._rotating.clear()
         pending = [*group, *self._queue]
         self._queue.clear()
         for append in pending:
@@ -537,6 +582,10 @@ class Journal:
             self._files[0].needed_by.clear()
             self._free_files()
 
+    async def freed(self) -> None:
+        """Wait until the files that were let go so far are removed, durably. Raises StorageError if that failed."""
+        await self._thread.run(self._writer.check)
+
     def _free_files(self) -> None:
         if self._current is None or self._failed is not None:
             return
@@ -572,6 +621,9 @@ class Journal:
         self._wake.set()
         if self._committer is not None:
             await self._committer
+        for begun in self._rotating:
+            if not begun.done():
+                begun.set_exception(BrokerNotReadyError("the journal takes no appends: the broker is stopping"))
         try:
             if self._current is not None and self._positions is not None and self._failed is None:
                 finished = await self._thread.run(self._writer.finish, self._current)

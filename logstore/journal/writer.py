@@ -104,7 +104,7 @@ class JournalWriter:
         """Make ``length`` bytes durable at the file's durable end, and write a mark behind them. The caller moves the
         durable end. Raises StorageFullError (none of the bytes is in the file) or StorageError.
         """
-        self._check()
+        self.check()
         filesystem = self._filesystem
         try:
             self._reserve(file, length)
@@ -174,7 +174,7 @@ class JournalWriter:
         )
         return self._failed
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Raise the final failure, if there was one: work that was handed over before it is not done either."""
         if self._failed is not None:
             raise self._failed
@@ -188,7 +188,7 @@ class JournalWriter:
 
     def check_names(self, files: Sequence[JournalFile]) -> None:
         """Raise JournalFileLostError, finally, if one of the files kept has lost its name."""
-        self._check()
+        self.check()
         for file in files:
             self._check_name(file)
 
@@ -208,7 +208,7 @@ class JournalWriter:
 
         Raises FileSwitchPostponedError (``old`` is as before) or StorageError.
         """
-        self._check()
+        self.check()
         self._check_lock()
         if old is not None:
             self._check_name(old)
@@ -251,7 +251,7 @@ class JournalWriter:
 
     def remove(self, path: Path) -> None:
         """Unlink a file durably, before any later one: else a gap could show. Raises StorageError."""
-        self._check()
+        self.check()
         self._check_lock()
         try:
             with contextlib.suppress(FileNotFoundError):

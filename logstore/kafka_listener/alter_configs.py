@@ -13,7 +13,7 @@ from logstore.broker.broker import Topic
 from logstore.broker.context import RequestContext
 from logstore.errors import InvalidConfigError, InvalidRequestError, LogStoreError
 from logstore.kafka_listener.change_requests import answers, once
-from logstore.kafka_listener.config_numbers import BROKER, TOPIC
+from logstore.kafka_listener.config_numbers import BROKER, GROUP, TOPIC
 from logstore.kafka_listener.store import KafkaStore
 from logstore.kafka_protocol.error_numbers import NONE, number_of
 from logstore.kafka_protocol.messages import (
@@ -120,6 +120,11 @@ def _require_changeable(asked: _Replacing | _Incremental) -> None:
         raise InvalidRequestError(
             "The settings of brokers are read at their start: change conf/logstore.toml or LOGSTORE_* variables, and "
             "restart the broker."
+        )
+    if asked.resource_type == GROUP:
+        raise InvalidRequestError(
+            "Groups have no configuration of their own here: group.consumer.session.timeout.ms and "
+            "group.consumer.heartbeat.interval.ms of conf/logstore.toml count for all of them."
         )
     if asked.resource_type != TOPIC:
         raise InvalidRequestError(

@@ -9,6 +9,7 @@ from logstore.topic_config import ConfigKind
 #: ``ConfigResource.Type``.
 TOPIC: Final = 2
 BROKER: Final = 4
+GROUP: Final = 32
 
 #: ``DescribeConfigsResponse.ConfigSource``.
 SOURCES: Final[Mapping[ConfigSource, int]] = {

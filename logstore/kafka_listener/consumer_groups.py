@@ -24,6 +24,8 @@ from logstore.kafka_protocol.messages import (
 
 # Since version 1 members make their ids themselves (KIP-1082).
 _HEARTBEAT_OWN_ID: Final = 1
+# The types of members.
+_CLASSIC_MEMBER: Final = 0
 _CONSUMER_MEMBER: Final = 1
 # In characters: 10,000 topics with names of 100.
 _SUBSCRIPTION_MAX: Final = 1_000_000
@@ -149,7 +151,7 @@ def _member(member: MemberDescription) -> ConsumerGroupDescribeResponse.Member:
         subscribed_topic_regex=member.subscribed_regex or None,
         assignment=_assignment(member.assigned),
         target_assignment=_assignment(member.target),
-        member_type=_CONSUMER_MEMBER,
+        member_type=_CLASSIC_MEMBER if member.is_classic else _CONSUMER_MEMBER,
     )
 
 

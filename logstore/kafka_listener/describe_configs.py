@@ -1,20 +1,24 @@
-"""DescribeConfigs (32), versions 1 to 4: the keys of topics, and the settings of this broker."""
+"""DescribeConfigs (32), versions 1 to 4: the keys of topics, the settings of this broker, and those of them that count
+for consumer groups.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from logstore.broker.authorizer import Operation
+from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.configs import ConfigLayer, setting_layers, topic_layers
 from logstore.broker.context import RequestContext
 from logstore.errors import InvalidRequestError, LogStoreError
-from logstore.kafka_listener.config_numbers import BROKER, SOURCES, TOPIC, TYPES
+from logstore.kafka_listener.config_numbers import BROKER, GROUP, SOURCES, TOPIC, TYPES
 from logstore.kafka_listener.store import KafkaStore
 from logstore.kafka_protocol.error_numbers import number_of
 from logstore.kafka_protocol.messages import DescribeConfigsRequest, DescribeConfigsResponse
 from logstore.settings import plain_settings, setting_description, setting_kind
 from logstore.topic_config import CONFIG_KEYS
 
+#: Of Kafka's keys of a group those that count here.
+GROUP_KEYS: Final = ("consumer.heartbeat.interval.ms", "consumer.session.timeout.ms")
 #: Resources that are described before other tasks of the event loop have their turn.
 _STEP: Final = 20
 
@@ -43,10 +47,12 @@ async def describe_configs(
                 configs = _of_topic(store, context, asked.resource_name, request, is_wanted)
             elif asked.resource_type == BROKER:
                 configs = _of_broker(store, context, asked.resource_name, request, is_wanted)
+            elif asked.resource_type == GROUP:
+                configs = _of_group(store, context, asked.resource_name, request, is_wanted)
             else:
                 raise InvalidRequestError(
-                    f"Resources of type {asked.resource_type} have no configuration here: ask for topics (2) or "
-                    "brokers (4)."
+                    f"Resources of type {asked.resource_type} have no configuration here: ask for topics (2), "
+                    "brokers (4) or groups (32)."
                 )
             return _Result(
                 resource_type=asked.resource_type,
@@ -92,6 +98,32 @@ def _of_topic(
             synonyms=_synonyms(layers) if request.include_synonyms else (),
             config_type=TYPES[key.kind],
             documentation=key.doc if request.include_documentation else None,
+        )
+
+
+def _of_group(
+    store: KafkaStore,
+    context: RequestContext,
+    group: str,
+    request: DescribeConfigsRequest,
+    is_wanted: Callable[[str], bool],
+) -> Iterator[_Config]:
+    """The keys of KIP-848, which have the values of the store's settings for every group."""
+    store.broker.authorizer.require(context, Operation.DESCRIBE_CONFIGS, ResourceType.GROUP, group)
+    settings = plain_settings()
+    for name in GROUP_KEYS:
+        setting = f"group.{name}"
+        if not is_wanted(name):
+            continue
+        found = setting_layers(store.settings, setting, settings[setting])
+        yield _Config(
+            name=name,
+            value=found.value,
+            read_only=True,
+            config_source=SOURCES[found.source],
+            synonyms=_synonyms(found.layers) if request.include_synonyms else (),
+            config_type=TYPES[setting_kind(settings[setting])],
+            documentation=setting_description(settings[setting]) if request.include_documentation else None,
         )
 
 

@@ -4,6 +4,8 @@ An answer has at least one batch if there is any record, however small its bound
 of the request, or of its session.
 """
 
+import asyncio
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -27,6 +29,7 @@ from logstore.filesystem import Buffer
 from logstore.kafka_listener.fetch_sessions import Answer, Asked, Fetching, Key
 from logstore.kafka_listener.held import Held
 from logstore.kafka_listener.leader_epochs import UNDEFINED, epoch_end, require_leader
+from logstore.kafka_listener.offsets_topic import PARTITION_BYTES_MAX, in_kafkas_form
 from logstore.kafka_listener.store import KafkaStore
 from logstore.kafka_protocol.error_numbers import number_of
 from logstore.kafka_protocol.messages import FetchRequest, FetchResponse
@@ -35,6 +38,7 @@ from logstore.log.isolation import ISOLATION_LEVELS, Isolation
 from logstore.log.log_reader import FetchResult
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
+from logstore.records.offset_record import OFFSETS_TOPIC
 
 #: The first version of requests that names topics by their ids.
 TOPIC_IDS_VERSION: Final = 13
@@ -47,6 +51,8 @@ _AT_ONCE: Final = 1000
 _topic_id: Final = functools.lru_cache(4096)(lambda raw: UUID(bytes=raw))
 
 
+#: What was read of a partition, or why nothing was.
+_Read = FetchResult[list[Buffer]] | LogStoreError
 #: What is told of a partition without a look at its records; or else what is wanted of it.
 _Found = Answer | WantedPartition
 
@@ -79,11 +85,25 @@ async def fetch(
     except ThrottledError as error:
         return fetching.throttled(error.retry_after_s * 1000)
     try:
-        response = fetching.answer(answers.to_tell(fetching, found, fetched.answers), fetched.throttle_ms)
+        read = await _in_kafkas_form(wanted, fetched.answers) if answers.has_group_offsets else fetched.answers
+        response = fetching.answer(answers.to_tell(fetching, found, read), fetched.throttle_ms)
         return Held(answers.with_leaders(response), fetched.reservation.release)
     except BaseException:
         fetched.reservation.release()
         raise
+
+
+async def _in_kafkas_form(wanted: Sequence[WantedPartition], answers: Mapping[int, _Read]) -> Mapping[int, _Read]:
+    """``answers``, with the records of ``__consumer_offsets`` in Kafka's form."""
+    own = {
+        at: answer
+        for at, answer in answers.items()
+        if wanted[at].topic.name == OFFSETS_TOPIC and isinstance(answer, FetchResult)
+    }
+    served = dict(answers)
+    for at, answer in own.items():
+        served[at] = dataclasses.replace(answer, records=await asyncio.to_thread(in_kafkas_form, answer.records))
+    return served
 
 
 def topic_of(store: KafkaStore, context: RequestContext, name: bytes | str) -> Topic:
@@ -106,6 +126,7 @@ class _Answers:
         self._version = version
         self.isolation = isolation
         self._topics: dict[bytes | str, Topic | LogStoreError] = {}
+        self.has_group_offsets = False
         #: The brokers that are named as leaders.
         self._leaders: set[int] = set()
 
@@ -130,9 +151,11 @@ class _Answers:
             diverged = _divergence(log, asked)
         except LogStoreError as error:
             return self._error(topic, partition, error)
-        return diverged or WantedPartition(
-            topic, log, asked.fetch_offset, self.isolation, _bounded(asked.partition_max_bytes)
-        )
+        max_bytes = _bounded(asked.partition_max_bytes)
+        if topic.name == OFFSETS_TOPIC:
+            self.has_group_offsets = True
+            max_bytes = min(max_bytes, PARTITION_BYTES_MAX)
+        return diverged or WantedPartition(topic, log, asked.fetch_offset, self.isolation, max_bytes)
 
     def _topic(self, name: bytes | str) -> Topic | LogStoreError:
         try:
@@ -144,7 +167,7 @@ class _Answers:
         self,
         fetching: Fetching,
         found: Sequence[tuple[Key, _Found]],
-        read: Mapping[int, FetchResult[list[Buffer]] | LogStoreError],
+        read: Mapping[int, _Read],
     ) -> list[tuple[Key, Answer]]:
         """The answers for all partitions but those of which the client knows everything. ``read``: what was read, by
         the place among the wanted ones.
@@ -161,7 +184,7 @@ class _Answers:
                 told.append((key, self._of(one, records)))
         return told
 
-    def _of(self, wanted: WantedPartition, read: FetchResult[list[Buffer]] | LogStoreError | None) -> Answer:
+    def _of(self, wanted: WantedPartition, read: _Read | None) -> Answer:
         """The answer for a partition that was read; None: no records are new there."""
         log = wanted.log
         if isinstance(read, LogStoreError):

@@ -21,6 +21,7 @@ from logstore.kafka_listener.store import KafkaStore
 from logstore.kafka_protocol.error_numbers import number_of
 from logstore.kafka_protocol.messages import ZERO_UUID, MetadataRequest, MetadataResponse
 from logstore.log.topic import Topic
+from logstore.names import is_internal
 
 _Broker = MetadataResponse.MetadataResponseBroker
 _Topic = MetadataResponse.MetadataResponseTopic
@@ -93,7 +94,8 @@ async def _topic_by_name(store: KafkaStore, context: RequestContext, name: str, 
             return await store.broker.find_or_create_topic(context, name, Operation.DESCRIBE)
         return store.broker.topic(context, name)
     except UnknownTopicError:
-        check_topic_name(name)
+        if not is_internal(name):
+            check_topic_name(name)
         raise
 
 

@@ -4,7 +4,7 @@ While the files are on disk, the same files are committed again (rule R7).
 
 Not so after a statement that says which records go: a ``DELETE``, ``UPDATE``, ``MERGE``, or a write with a predicate,
 unless a ``RESTORE`` takes it back. Nor of segments that were joined (``OPTIMIZE``, merge) before such a statement
-changed the joined file: they hold what it deleted or changed.
+changed the joined file, or that had a deletion vector: they hold what was deleted or changed.
 And not where the records are still served, because a commit only rewrote them (``OPTIMIZE``, compaction, merge).
 """
 
@@ -64,7 +64,7 @@ def _chosen(
         name = known_segment_name(path)
         if name is None or name.partition != partition or path in snapshot.paths:
             continue
-        if removal.meant and not removal.rewritten:
+        if removal.masked or (removal.meant and not removal.rewritten):
             continue
         bounds = segment_bounds(files, path, removal)
         if bounds is None:

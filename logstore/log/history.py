@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from logstore.delta.file_history import Removal, removals_since
-from logstore.delta.protocol_upgrade import restore_command
+from logstore.delta.restore_command import restore_command
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.errors import CorruptionError, MissingRecordsError
 from logstore.segments.footer import ROLL

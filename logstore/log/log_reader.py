@@ -21,19 +21,23 @@ from logstore.filesystem import Buffer
 from logstore.journal.errors import JournalRangeFreedError
 from logstore.journal.frame import HEADER_BYTES
 from logstore.journal.journal import Journal
+from logstore.limits import MIB, SEARCHED_BYTES_MAX
 from logstore.log.isolation import Isolation
 from logstore.log.kafka_records import gap_batch
 from logstore.log.partition_log import PartitionLog
-from logstore.log.slice_reader import Slice, SliceReader, Wanted
+from logstore.log.slice_reader import Search, Slice, SliceReader, Wanted
 from logstore.log.topic import Topic
 from logstore.protocol.record_batch import RecordBatch
 from logstore.records.schema import LOG_SCHEMA
+from logstore.records.where.evaluation import Where
 from logstore.table_files import TableFiles
 
 T = TypeVar("T")
 C = TypeVar("C")
 SegmentRead = Callable[[TableFiles, SegmentFile, int, Wanted], Slice[C]]
 _ATTEMPTS = 5
+# The tail is searched in pieces of this size.
+_SEARCHED_PIECE_BYTES = MIB
 # An answer with this part of the bytes that it may have is not filled up.
 _FULL_PART = 0.75
 
@@ -70,19 +74,22 @@ class LogReader:
         max_bytes: int,
         min_bytes: int,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
+        where: Where | None = None,
     ) -> FetchResult[pa.Table]:
         """Records from ``offset`` on, up to ``max_bytes``, and at least one if there is any.
 
         Ends with the piece (a row group, a run of the tail) that brings ``min_bytes``. Raises OffsetOutOfRangeError
-        outside [log start, high watermark].
+        outside [log start, high watermark]. With ``where`` only records that it selects, maybe none: the search ends
+        when it has looked at SEARCHED_BYTES_MAX of records, and goes on at the next offset.
         """
 
         async def of_tail(wanted: Wanted) -> Slice[pa.RecordBatch]:
-            frames = log.index.frames_by_bytes(wanted.start, wanted.end, wanted.max_bytes)
+            piece_bytes = wanted.max_bytes if where is None else _SEARCHED_PIECE_BYTES
+            frames = log.index.frames_by_bytes(wanted.start, wanted.end, piece_bytes)
             return await self._in_thread(lambda: self._slices.read_frames(frames, wanted))
 
         of_segment = self._slices.read_segment
-        result = await self._read(topic, log, offset, of_segment, of_tail, max_bytes, min_bytes, isolation)
+        result = await self._read(topic, log, offset, of_segment, of_tail, max_bytes, min_bytes, isolation, where)
         return dataclasses.replace(result, records=pa.Table.from_batches(result.records, LOG_SCHEMA))
 
     async def read_stored(
@@ -154,12 +161,16 @@ class LogReader:
         max_bytes: int,
         min_bytes: int,
         isolation: Isolation,
+        where: Where | None = None,
     ) -> FetchResult[list[C]]:
         """Slices from ``offset`` on: ``of_segment`` and ``of_tail`` give them in the form that is asked for."""
         require_in_range(log, offset)
+        unsearched = SEARCHED_BYTES_MAX
 
         async def next_slice(at: int, max_bytes: int, *, may_be_empty: bool) -> Slice[C]:
-            wanted = Wanted(at, _read_end(log, at, isolation), max_bytes, may_be_empty, log.log_start_offset)
+            search = None if where is None else Search(where, unsearched)
+            end = _read_end(log, at, isolation)
+            wanted = Wanted(at, end, max_bytes, may_be_empty, log.log_start_offset, search)
             if log.sealed_offset <= at < wanted.end:
                 return await of_tail(wanted)
             return await self._history_slice(topic, log, wanted, of_segment)
@@ -182,6 +193,9 @@ class LogReader:
                     break  # the next record does not fit
                 raise CorruptionError(f"Neither a record nor the next segment is found at offset {at} of {log}.")
             at = piece.next_offset
+            unsearched -= piece.searched_bytes
+            if unsearched <= 0:
+                break
             if at >= log.readable_end(isolation) or num_bytes >= min(max(1, min_bytes), max_bytes):
                 break
             if piece.is_full and num_bytes >= _FULL_PART * max_bytes:
@@ -232,6 +246,22 @@ class LogReader:
         # Row groups of other writers tell their microseconds rounded up, their records have them rounded down.
         return found or await self.offset_for_timestamp(topic, partition, largest - 1)
 
+    async def count_records(self, topic: Topic, log: PartitionLog, start: int, end: int) -> int:
+        """The records of [start, end) that are there. Offsets behind the history that this broker knows count as one
+        record each; offsets are read only of a segment with gaps that ``start`` lies in.
+        """
+
+        async def count() -> int:
+            whole, rest = log.segments.records_between(start, end)
+            sealed = topic.snapshot.partitions[log.partition].sealed
+            whole += max(0, end - max(start, sealed))
+            if rest is None:
+                return whole
+            files, segment = topic.table.files, rest
+            return whole + await self._in_thread(lambda: self._slices.count_from(files, segment, start))
+
+        return await self._again_if_moved(topic, count)
+
     # ---- on the event loop ------------------------------------------------------------------------------------------
 
     async def _history_slice(self, topic: Topic, log: PartitionLog, wanted: Wanted, read: SegmentRead[C]) -> Slice[C]:
@@ -254,7 +284,8 @@ class LogReader:
         files = topic.table.files
         try:
             found = await self._in_thread(lambda: read(files, segment, following, wanted))
-        except CorruptionError as error:
+        except (CorruptionError, FileNotFoundError) as error:
+            # A file that a job has replaced is forgotten with its segment, by the refresh that follows.
             log.segments.unreadable[segment.path] = str(error)
             raise
         log.segments.unreadable.pop(segment.path, None)

@@ -45,6 +45,22 @@ class LogSegments:
         """
         return sum(segment.num_records for segment in self.files if segment.end_offset > log_start_offset)
 
+    def records_between(self, start: int, end: int) -> tuple[int, SegmentFile | None]:
+        """The records of [start, end), whose end is not inside a segment, and the segment whose records are not among
+        them: ``start`` lies in it, and it has gaps.
+        """
+        count, rest = 0, None
+        for segment in self.files[bisect_right(self.files, start, key=lambda s: s.end_offset) :]:
+            if segment.base_offset >= end:
+                break
+            if start <= segment.min_offset:
+                count += segment.num_records
+            elif segment.max_offset + 1 - segment.min_offset == segment.num_records:
+                count += max(0, segment.max_offset + 1 - start)
+            elif start <= segment.max_offset:
+                rest = segment
+        return count, rest
+
     @property
     def newest_timestamp_ms(self) -> int | None:
         """The largest timestamp of the last segment with a record; None without one."""

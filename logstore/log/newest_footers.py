@@ -24,7 +24,7 @@ def newest_footers(topic: Topic, partition_log: PartitionLog) -> list[SegmentFoo
     if end < sealed and (last := _footer_at(files, partition_log.partition, end, sealed)) is not None:
         footers.append(last)
     for segment in reversed(segments):
-        footer = _footer_of(files, segment.path)
+        footer = _footer_of(files, segment.path, partition_log.partition)
         if footer is None:
             break
         footers.append(footer)
@@ -42,9 +42,9 @@ def _footer_at(files: TableFiles, partition: int, start: int, sealed: int) -> Se
     return footer if footer.leader_epochs else None
 
 
-def _footer_of(files: TableFiles, name: str) -> SegmentFooter | None:
+def _footer_of(files: TableFiles, name: str, partition: int) -> SegmentFooter | None:
     try:
-        return read_footer(files, name)
+        return read_footer(files, name, partition)
     except (CorruptionError, FileNotFoundError) as error:
         # The file is a foreign writer's, damaged or gone: other topics are served all the same. A disk that cannot be
         # read says nothing of the file: a file taken for gone would mean forgotten producers.

@@ -1,4 +1,4 @@
-"""Copying the frames of the journal's oldest file forward, so that the file can be freed.
+"""Copying the frames of the journal's oldest files forward, so that the files can be freed.
 
 Only frames that an index points to are copied. A scan of the file would find truncated ones, too, and their copies
 would come behind the TRUNCATE frame that dropped them. Invariants: whether a frame still counts is asked in the same
@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from logstore.errors import StorageError
 from logstore.journal.errors import JournalRangeFreedError
 from logstore.journal.frame import FrameLocation
 from logstore.journal.journal import Journal
@@ -69,3 +70,23 @@ async def relocate_oldest(
         keeper.index.move(frame, location)
     journal.relocated(oldest)
     return locations
+
+
+async def renew(journal: Journal, keeper_of: Callable[[PartitionKey], KeepsFrames | None]) -> int:
+    """Begin a new journal file, and remove all older ones, durably: what is still needed of them is copied forward. The
+    number of files removed. What is sealed, truncated or deleted by now is in no file afterwards.
+
+    Raises StorageError if a file cannot be let go for now, StorageFullError, BrokerNotReadyError.
+    """
+    begin = await journal.rotate()
+    removed = sum(start < begin for start, _ in journal.files)
+    while (left := journal.files) and left[0][0] < begin:
+        oldest, size = left[0]
+        await relocate_oldest(journal, keeper_of, size)
+        if journal.files and journal.files[0][0] == oldest:
+            raise StorageError(
+                f"the journal file at position {oldest} has frames of a partition that is being truncated or deleted: "
+                "try again in a moment"
+            )
+    await journal.freed()
+    return removed

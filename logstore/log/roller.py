@@ -39,6 +39,7 @@ from logstore.journal.errors import JournalRangeFreedError
 from logstore.journal.frame import FrameFlags
 from logstore.journal.journal import Journal
 from logstore.limits import DELTA_CHECKPOINT_INTERVAL, MIB
+from logstore.log.erasures import ErasureLog
 from logstore.log.frame_index import FrameIndex, IndexedFrame
 from logstore.log.frame_records import frame_records
 from logstore.log.partition_log import PartitionLog
@@ -120,15 +121,17 @@ class Roller:
         executor: Executor,
         require_lock: Callable[[], None] = lambda: None,
         table_lock: Callable[[str], AbstractAsyncContextManager[None]] = lambda _: contextlib.nullcontext(),
+        erasures: ErasureLog | None = None,
     ) -> None:
         """``require_lock`` raises LockLostError once the tables may be another process's to write. ``table_lock`` is
-        held while the log of a topic's table is checkpointed.
+        held while the log of a topic's table is checkpointed. ``erasures`` are those that the tables must show.
         """
+        self._erasures = erasures or ErasureLog()
         self._require_lock = require_lock
         self._table_lock = table_lock
         self._journal = journal
         self._executor = executor
-        self._follower = TableFollower(clock, executor)
+        self._follower = TableFollower(clock, executor, self._erasures)
         self._running: set[asyncio.Task[object]] = set()
         #: By topic and partition: written, but not known to be committed.
         self._uncommitted: dict[Topic, dict[int, RollPart]] = {}
@@ -240,7 +243,10 @@ class Roller:
         began = time.perf_counter()
         uncommitted = self._uncommitted.setdefault(topic, {})
         uncommitted |= {part.partition: part for part in parts}
-        commit = await self._in_thread(lambda: topic.table.commit_roll(parts))
+        erased = self._erasures.committed(topic.topic_id)
+        # Such frames were in the journal of a backup that was put back.
+        found = erased is not None and any(part.base_offset < erased.end_offset(part.partition) for part in parts)
+        commit = await self._in_thread(lambda: topic.table.commit_roll(parts, found=found))
         await self._follower.follow(topic)
         refused |= commit.refused
         for part in parts:

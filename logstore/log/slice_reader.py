@@ -27,7 +27,8 @@ from logstore.log.kafka_records import Epochs, encode_history, filter_frames, fr
 from logstore.protocol.record_batch import PARQUET, RecordBatch
 from logstore.records.batch import record_sizes
 from logstore.records.log_batches import int64_values
-from logstore.segments.foreign_names import is_joined
+from logstore.records.where.evaluation import Where
+from logstore.segments.foreign_names import is_file
 from logstore.segments.reader import SegmentIndex, read_index, read_row_group, row_group_batches
 from logstore.segments.row_group import RowGroup
 from logstore.segments.row_group_files import (
@@ -49,6 +50,8 @@ _DECODER_BYTES = 4 * MIB
 _READINGS_OF_A_PLACE = 4
 # So many of the remaining rows are measured first, to find those that fit into a slice.
 _ROWS_LOOKED_AT = 1024
+# A row group that is passed over by its statistics counts as this many bytes that were looked at: its footer was read.
+_STATISTICS_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class Slice(Generic[C]):
     """Batches from one place: ``count`` records, which use up ``num_bytes`` of ``max_bytes``.
 
     Reading goes on at ``next_offset``. ``is_full``: a record or frame behind them was left out for want of room.
+    ``searched_bytes``: with ``Wanted.search`` the bytes of records that were looked at.
     """
 
     batches: list[C]
@@ -63,13 +67,22 @@ class Slice(Generic[C]):
     num_bytes: int
     next_offset: int
     is_full: bool = False
+    searched_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Only records that ``where`` selects; those of at most ``max_bytes``, and a batch, are looked at."""
+
+    where: Where
+    max_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """Records of [start, end) up to ``max_bytes``; the first one, whatever its size, unless ``may_be_empty``.
 
-    No reader may have the records below ``log_start``.
+    No reader may have the records below ``log_start``. With a ``search`` there may be none.
     """
 
     start: int
@@ -77,6 +90,7 @@ class Wanted:
     max_bytes: int
     may_be_empty: bool
     log_start: int
+    search: Search | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +199,9 @@ class SliceReader:
         CorruptionError, FileNotFoundError, OSError.
         """
         place = self._place(files, segment, following, wanted)
-        return _nothing_until(following, wanted) if place is None else self._rows(place, wanted)
+        if place is None:
+            return _nothing_until(following, wanted)
+        return (wanted.search and _passed_over(place, wanted, wanted.search)) or self._rows(place, wanted)
 
     def read_stored_segment(
         self, files: TableFiles, segment: SegmentFile, following: int, wanted: Wanted
@@ -266,6 +282,17 @@ class SliceReader:
                     return self._begun.pop(at)
         return None
 
+    def count_from(self, files: TableFiles, segment: SegmentFile, start: int) -> int:
+        """The records of a segment with offsets of at least ``start``. Raises as ``read_segment``."""
+        count = 0
+        for group in self._groups(files, segment):
+            if group.first_offset >= start:
+                count += group.num_rows
+            elif group.last_offset >= start:
+                rows = read_row_group(files, segment.path, group.index, ("offset",))
+                count += int((int64_values(rows.column("offset")) >= start).sum())
+        return count
+
     def find_timestamp(
         self,
         files: TableFiles,
@@ -329,7 +356,7 @@ class SliceReader:
     def _index(self, files: TableFiles, segment: SegmentFile) -> SegmentIndex:
         def checked(files: TableFiles, name: str) -> SegmentIndex:
             index = read_index(files, name)
-            if not is_joined(name):
+            if is_file(name):
                 _check_against_log(files.where(name), index.groups, segment)
             return index
 
@@ -364,19 +391,42 @@ def _check_against_log(place: str, groups: Sequence[RowGroup], segment: SegmentF
 def _cut(batches: Iterable[pa.RecordBatch], wanted: Wanted, scanned_to: int) -> Slice[pa.RecordBatch]:
     """The wanted part of ``batches``, which are complete up to the offset ``scanned_to``."""
     taken: list[pa.RecordBatch] = []
-    count = num_bytes = 0
+    count = num_bytes = searched_bytes = 0
     for batch in batches:
         offsets = int64_values(batch.column("offset"))
         first, last = np.searchsorted(offsets, (wanted.start, wanted.end)).tolist()
         rows = batch.slice(first, last - first)
+        if wanted.search is not None and rows.num_rows:
+            searched_bytes += rows.nbytes
+            rows = rows.filter(wanted.search.where.mask(rows))
         fitting, size = _fitting(rows, wanted.max_bytes - num_bytes, at_least=0 if taken or wanted.may_be_empty else 1)
         if fitting:
             taken.append(rows.slice(0, fitting))
             count += fitting
             num_bytes += size
         if fitting < rows.num_rows:
-            return Slice(taken, count, num_bytes, int(offsets[first + fitting]), is_full=True)
-    return Slice(taken, count, num_bytes, max(wanted.start, min(scanned_to, wanted.end)))
+            next_offset = int64_values(rows.column("offset"))[fitting]
+            return Slice(taken, count, num_bytes, int(next_offset), True, searched_bytes)
+        if wanted.search is not None and searched_bytes >= wanted.search.max_bytes:
+            return Slice(taken, count, num_bytes, int(offsets[last - 1]) + 1, False, searched_bytes)
+    next_offset = max(wanted.start, min(scanned_to, wanted.end))
+    return Slice(taken, count, num_bytes, next_offset, False, searched_bytes)
+
+
+def _passed_over(place: _Place, wanted: Wanted, search: Search) -> Slice[pa.RecordBatch] | None:
+    """An empty slice in place of a row group in which times, or keys read alone, show that no record is selected."""
+    group = place.group
+    if search.where.timestamps.overlaps(group.min_timestamp_ms, group.max_timestamp_ms):
+        columns = search.where.columns - {"value"}
+        if not columns or wanted.start > group.first_offset:
+            return None
+        rows = read_row_group(place.files, place.name, group.index, ("offset", *columns))
+        if search.where.possible(rows).true_count:
+            return None
+        searched_bytes = rows.nbytes
+    else:
+        searched_bytes = _STATISTICS_BYTES
+    return Slice([], 0, 0, max(wanted.start, min(place.scanned_to, wanted.end)), False, searched_bytes)
 
 
 def _fitting(rows: pa.RecordBatch, max_bytes: int, *, at_least: int) -> tuple[int, int]:

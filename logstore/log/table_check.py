@@ -20,6 +20,7 @@ from logstore.log.journal_tail import JournalTail
 from logstore.log.leader_epochs import LeaderEpochs
 from logstore.records.batch_identity import RememberedBatch, unpack_batches
 from logstore.segments.checking import CheckedFile, check_file
+from logstore.segments.deletion_vectors import DeletionVector, deleted_rows
 from logstore.segments.footer import SegmentFooter
 from logstore.segments.names import known_segment_name
 from logstore.segments.parquet_file import open_parquet
@@ -34,7 +35,8 @@ class Finding:
     """``check`` is the name of the check, ``file`` the file in the table that the finding is about, if it is about one.
 
     Checks: ``delta-log``, ``ranges``, ``foreign-file``, ``file-missing``, ``file-damaged``, ``file-differs``,
-    ``records-missing``, ``offsets``, ``leader-epochs``, ``journal``, ``producers``.
+    ``records-missing``, ``offsets``, ``leader-epochs``, ``journal``, ``producers``; notes have ``deletion-vector``,
+    too.
     """
 
     check: str
@@ -146,6 +148,8 @@ def _check_files(
             continue
         report.files += 1
         report.records += checked.num_records
+        if add.deletion_vector is not None:
+            report.records -= _check_vector(files, add, add.deletion_vector, checked, report)
         report.bytes += checked.size
         if checked.footer is None:
             report.foreign_files += 1
@@ -155,6 +159,26 @@ def _check_files(
     for found in footers.values():
         found.sort(key=lambda footer: footer.base_offset)
     return footers
+
+
+def _check_vector(
+    files: TableFiles, add: Add, vector: DeletionVector, checked: CheckedFile, report: TopicReport
+) -> int:
+    """How many rows the deletion vector takes out of the file."""
+    try:
+        rows = deleted_rows(vector, files)
+    except (LogStoreError, OSError) as error:
+        report.problems.append(Finding("file-damaged", _partition_of(add), str(error), add.path))
+        return 0
+    if rows and rows.max() >= checked.num_records:
+        text = f"{files.where(add.path)} has {checked.num_records} rows, and its deletion vector row {rows.max()}"
+        report.problems.append(Finding("file-differs", _partition_of(add), text, add.path))
+    report.notes.append(
+        Finding(
+            "deletion-vector", _partition_of(add), f"{files.where(add.path)}: {len(rows)} rows are deleted", add.path
+        )
+    )
+    return len(rows)
 
 
 def check_active(

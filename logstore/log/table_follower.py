@@ -1,5 +1,6 @@
 """A topic follows its table: commits of others are taken over, and files of ours that the table has lost are committed
-again (rule R7).
+again (rule R7). Records that were erased for good and that another writer brings back are erased again, before any
+reader sees them.
 
 If a later snapshot shows less than was sealed, a foreign commit has overwritten ours. If it lacks segments that a
 ``RESTORE`` or an overwrite dropped, these are committed again, too (``dropped_segments``). If gaps are left that nobody
@@ -8,20 +9,22 @@ meant, another writer took records out: readers are told so.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 import structlog
 
 from logstore.clock import Clock
+from logstore.delta.erased_files import is_erased
 from logstore.delta.file_history import file_history, removals_since
 from logstore.delta.log_entries import is_ours
 from logstore.delta.schema import TOMBSTONES_KEPT_MS, removals_kept_ms
 from logstore.delta.snapshot import SegmentFile, TopicSnapshot
 from logstore.delta.topic_table import RewritePart, RollPart
-from logstore.errors import CorruptionError, StorageError
+from logstore.errors import CommitRefusedError, CorruptionError, StorageError
 from logstore.log.dropped_segments import dropped_segments
+from logstore.log.erasures import ErasedUpTo, ErasureLog
 from logstore.log.history import (
     MissingSegmentsError,
     RemovedRange,
@@ -34,6 +37,7 @@ from logstore.log.history import (
 from logstore.log.isolation import Isolation
 from logstore.log.merging import MERGE
 from logstore.log.partition_log import PartitionLog
+from logstore.log.table_erasure import ERASE, TableErasure, erase_from_table
 from logstore.log.topic import Topic
 from logstore.segments.footer import ROLL
 from logstore.segments.names import known_segment_name
@@ -44,6 +48,9 @@ from logstore.table_files import TableFiles
 log = structlog.stdlib.get_logger(__name__)
 
 T = TypeVar("T")
+
+#: Threads that look for erased records and rewrite files, each with two row groups.
+_ERASING_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +64,17 @@ class _Restored:
 class TableFollower:
     """Brings topics to the newest version of their tables. The caller holds the topic's commit lock."""
 
-    def __init__(self, clock: Clock, executor: Executor) -> None:
+    def __init__(self, clock: Clock, executor: Executor, erasures: ErasureLog) -> None:
         self._clock = clock
         self._executor = executor
+        self._erasures = erasures
 
     async def follow(self, topic: Topic, *, at_start: bool = False) -> None:
         """Bring the topic to the newest version of its table. ``at_start`` also looks for gaps in the history.
 
-        Raises CorruptionError if the table's log cannot be read or a lost file is damaged, StorageError, and as
-        ``TopicTable.commit_roll`` if files cannot be committed again.
+        Raises CorruptionError if the table's log cannot be read or a lost file is damaged, StorageError, as
+        ``TopicTable.commit_roll`` if files cannot be committed again, and as ``erase_from_table`` if erased records
+        have come back; CommitRefusedError if another broker has to erase them.
         """
 
         def look() -> tuple[TopicSnapshot, _Restored]:
@@ -76,6 +85,9 @@ class TableFollower:
         snapshot, restored = await self._look(topic, look)
         if restored.any:
             snapshot = await self._look(topic, topic.table.snapshot)
+        erased = self._erasures.committed(topic.topic_id)
+        if erased is not None and not await self._look(topic, lambda: is_erased(snapshot, erased.number)):
+            snapshot = await self._erase_again(topic, snapshot, erased)
         sound = [p for p in range(snapshot.num_partitions) if _is_sound(snapshot, p)]
         gaps = {partition: history_gaps(snapshot, partition) for partition in sound}
         removed = await self._removed(topic, gaps, None if at_start else topic.snapshot)
@@ -86,6 +98,34 @@ class TableFollower:
         self._note_missing(topic, gaps, removed)
         if not at_start and snapshot.version > before.version:
             await self._look(topic, lambda: _tell_of_changes(topic.name, topic.table.files, before, snapshot.version))
+
+    async def _erase_again(self, topic: Topic, snapshot: TopicSnapshot, erased: ErasedUpTo) -> TopicSnapshot:
+        """Another writer has changed the files: look into those that came, and take out what was erased before."""
+        if not topic.is_maintained_here:
+            raise CommitRefusedError(
+                f"Version {snapshot.version} of topic {topic.name!r} may have records that were erased: the leader of "
+                "partition 0 erases them again"
+            )
+        before, config = topic.snapshot, topic.config
+
+        def erase() -> TableErasure:
+            # A pool of its own: this runs in the one that the rest of the table's work has.
+            with ThreadPoolExecutor(_ERASING_THREADS, thread_name_prefix="erase") as pool:
+                return erase_from_table(
+                    topic.table,
+                    topic.name,
+                    erased,
+                    config,
+                    self._clock.now_ms(),
+                    pool,
+                    checked=before.paths if is_erased(before, erased.number) else (),
+                )
+
+        found = await self._look(topic, erase)
+        if found.records:
+            log.error("erasure.repeated", topic=topic.name, version=found.versions[-1], records=found.records)
+            self._erasures.came_back.append((topic.topic_id, found))
+        return await self._look(topic, topic.table.snapshot)
 
     async def _removed(
         self, topic: Topic, gaps: Mapping[int, list[tuple[int, int]]], before: TopicSnapshot | None
@@ -194,13 +234,13 @@ class TableFollower:
             end = segments[-1].end_offset
             parts.append(RollPart(partition, start, end, partition_log.leader_epoch, segments))
         if parts:
-            refused = topic.table.commit_roll(parts).refused
+            refused = topic.table.commit_roll(parts, found=True).refused
             if refused:
                 raise next(iter(refused.values()))
         if lost:
             topic.table.recommit(lost)
         if merges:
-            topic.table.commit_rewrites(merges, data_change=False, operation=MERGE)
+            topic.table.commit_rewrites(merges, data_change=False, operation=MERGE, found=True)
         if dropped:
             topic.table.recommit(dropped, removed=True)
         if starts:
@@ -271,13 +311,13 @@ def _lost_merges(
 
     The files of a job come and go with its commit, as a whole: after a merge's commit was overwritten the files that it
     had joined count again. If one of these was deleted meanwhile, the merge is made again with its own file. If the
-    commits of these were overwritten, too, its file takes their place.
+    commits of these were overwritten, too, its file takes their place. An erasure counts as a merge of one file.
     """
     removes: dict[int, dict[str, None]] = {}
     adds: dict[int, list[Segment]] = {}
     again = [segment for segment in lost if segment.operation == ROLL]
     for segment in lost:
-        if segment.operation != MERGE:
+        if segment.operation not in (MERGE, ERASE):
             continue
         joined = [file for file in snapshot.segments(segment.partition) if _overlap(file, segment)]
         if not joined:

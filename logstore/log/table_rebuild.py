@@ -7,14 +7,18 @@ new log, beside which the old one is kept.
 """
 
 import itertools
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from logstore.delta.actions import Add
+import msgspec
+
+from logstore.delta.actions import Add, Protocol
 from logstore.delta.committer import commit_info
 from logstore.delta.first_entry import first_entry
 from logstore.delta.log_check import LogRemains, read_remains
+from logstore.delta.removed_files import is_vector_file
 from logstore.delta.schema import (
     CLEANED,
     DELTA_PROPERTIES,
@@ -31,12 +35,14 @@ from logstore.delta.schema import (
     add_action,
     app_id,
 )
+from logstore.delta.table_features import BASE, DELETION_VECTORS, FEATURES, features_of, matches
 from logstore.errors import CommitRefusedError, CorruptionError, LogStoreError
 from logstore.journal.journal_file import PartitionKey
 from logstore.log.history import new_gaps
 from logstore.log.journal_tail import JournalTail
 from logstore.log.rebuild_plan import Candidate, Chain, newest_chain
 from logstore.segments.checking import check_file
+from logstore.segments.deletion_vectors import DeletionVector
 from logstore.segments.footer import ROLL, SegmentFooter
 from logstore.segments.layout import layout_of
 from logstore.segments.names import SegmentName, known_segment_name, parse_segment_name
@@ -48,6 +54,7 @@ from logstore.table_root import TableRoot
 OPERATION = "rebuild"
 #: Of a job that cuts a file at the log start (``compaction_jobs.retention``).
 _CUT_AT_LOG_START = "retention-boundary"
+_WITH_VECTORS = Protocol(3, 7, [DELETION_VECTORS], sorted({*BASE, DELETION_VECTORS}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +103,8 @@ class RebuildPlan:
     warnings: list[str]
     #: Files of another writer that the old log names, with its actions.
     foreign: dict[str, Add] = field(default_factory=dict)
+    #: Deletion vectors that the old log gives to segments: the new one gives them the same.
+    vectors: dict[str, DeletionVector] = field(default_factory=dict)
     #: The topics of the journal that this one may be, described by id; one must be said. ``topic_id`` is nil then.
     candidates: dict[uuid.UUID, str] = field(default_factory=dict)
     has_new_id: bool = False
@@ -158,16 +167,18 @@ def carry_out(root: TableRoot, plan: RebuildPlan) -> str | None:
             app_id(part.partition, fact): value for fact, value in facts.items() if value or fact == SEALED
         }
         for segment in part.files:
-            action = add_action(segment, data_change=True)
-            values = dict(action.partition_values)
-            added.append(
-                Add(action.path, action.size, values, action.modification_time, action.data_change, action.stats)
-            )
-    added += plan.foreign.values()
+            action = add_action(segment, time.time_ns() // 1_000_000, data_change=True)
+            action.deletion_vector = plan.vectors.get(segment.path)
+            added.append(action)
+    # The new table gives no ids to rows.
+    row_ids: dict[str, None] = dict.fromkeys(("base_row_id", "default_row_commit_version"))
+    added += (msgspec.structs.replace(action, **row_ids) for action in plan.foreign.values())
     info = commit_info(OPERATION, uuid.uuid4().hex, {"added_segments": len(added)})
     schema, count = layout_of(plan.topic).table_schema, len(plan.partitions)
+    masked = any(action.deletion_vector is not None for action in added)
+    protocol = _WITH_VECTORS if masked else Protocol(*PROTOCOL)
     entry = first_entry(
-        schema, plan.properties, count, info, table_id=plan.topic_id, transactions=transactions, added=added
+        schema, plan.properties, count, info, protocol, table_id=plan.topic_id, transactions=transactions, added=added
     )
     return root.renew_log(plan.topic, entry)
 
@@ -257,7 +268,7 @@ def _properties(name: str, remains: LogRemains, known: Known, partitions: int, p
         )
     else:
         configured = remains.meta_data.configuration or {}
-        properties |= {key: value for key, value in configured.items() if value is not None}
+        properties |= {key: value for key, value in configured.items() if value is not None and not _of_feature(key)}
         if remains.problems:
             plan.warnings.append("changes of the configuration in entries that cannot be read are lost")
     named = properties.get(TOPIC_PROPERTY)
@@ -266,6 +277,13 @@ def _properties(name: str, remains: LogRemains, known: Known, partitions: int, p
     properties.pop(FORBIDDEN_PROPERTY, None)
     properties |= {PROPERTY_PREFIX + key: value for key, value in known.configs.items()}
     return properties | {TOPIC_PROPERTY: name, PARTITIONS_PROPERTY: str(partitions)}
+
+
+def _of_feature(name: str) -> bool:
+    """Whether the property belongs to a table feature, which a rebuilt table has not."""
+    return any(
+        matches(name, key) for feature, known in FEATURES.items() if feature not in BASE for key in known.properties
+    )
 
 
 # ---- its files ------------------------------------------------------------------------------------------------------
@@ -296,10 +314,18 @@ def _find_files(files: TableFiles, remains: LogRemains, plan: RebuildPlan) -> di
     for path, add in sorted(remains.added.items()):
         if known_segment_name(path) is None:
             _find_foreign(files, add, found, plan)
+        elif add.deletion_vector is not None:
+            plan.vectors[path] = add.deletion_vector
     if plan.foreign and remains.protocol is not None:
-        protocol = remains.protocol.min_reader_version, remains.protocol.min_writer_version
-        if protocol != PROTOCOL:
-            plan.refusals.append(f"another writer has upgraded the table to reader and writer version {protocol}")
+        features = sorted(features_of(remains.protocol))
+        if unknown := [name for name in features if name not in FEATURES or FEATURES[name].irremovable]:
+            plan.refusals.append(f"another writer has turned on {', '.join(unknown)}, which the store does not honour")
+    told = any(add.deletion_vector is not None for add in remains.added.values())
+    if not told and any(is_vector_file(entry.name) for entry in files.list("")):
+        plan.warnings.append(
+            "there are files of deletion vectors, and the old log does not tell whose they are: deleted records may be "
+            "there again"
+        )
     return found
 
 

@@ -24,6 +24,7 @@ from logstore.errors import (
 )
 from logstore.log.active_segment import JournalBytes
 from logstore.log.partition_log import PartitionLog
+from logstore.names import is_internal
 from logstore.topic_config import TopicConfig
 
 log = structlog.stdlib.get_logger(__name__)
@@ -66,7 +67,7 @@ class Topic:
 
     @property
     def is_internal(self) -> bool:
-        return self.name.startswith("__")
+        return is_internal(self.name)
 
     def require_not_internal(self) -> None:
         """Raise InvalidTopicError for one of the store's own topics."""

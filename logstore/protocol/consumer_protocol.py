@@ -75,6 +75,11 @@ def decode_subscription(message: bytes) -> Subscription:
     return Subscription(topics, user_data, owned, max(generation, -1), rack or None)
 
 
+def version_of(message: bytes) -> int:
+    """The version of a subscription or assignment, at most the newest. InvalidRequestError if there is none."""
+    return _Reader(message, "message of the consumer protocol").version()
+
+
 def encode_assignment(assignment: Assignment, version: int = NEWEST_VERSION) -> bytes:
     """Topics are in the order in which they come first. InvalidRequestError for a string above 32,767 bytes."""
     message = _header(version)

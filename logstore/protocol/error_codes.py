@@ -32,6 +32,7 @@ ERROR_CODES: Final[dict[type[LogStoreError], int]] = {
     errors.UnknownGroupError: 40405,
     errors.UnknownTopicIdError: 40406,
     errors.NoReassignmentInProgressError: 40407,
+    errors.UnknownErasureError: 40408,
     errors.InstanceExistsError: 40902,
     errors.IllegalStateError: 40903,
     errors.OutOfOrderSequenceError: 40911,

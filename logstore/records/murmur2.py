@@ -5,6 +5,7 @@ Over a column it runs word by word for all keys at once: step w mixes the w-th 4
 
 import functools
 import struct
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +28,9 @@ def murmur2(data: bytes) -> int:
     return value - (1 << 32) if value >> 31 else value
 
 
-def _murmur2(data: bytes) -> int:
+def _murmur2(data: bytes, seed: int = int(_SEED)) -> int:
     """murmur2 of one key, unsigned."""
-    seed, multiplier = int(_SEED), int(_M)
+    multiplier = int(_M)
     length = len(data)
     words = length >> 2
     value = seed ^ length
@@ -51,23 +52,25 @@ def partition_for(key: str, num_partitions: int) -> int:
     return (murmur2(key.encode()) & 0x7FFFFFFF) % num_partitions
 
 
-def murmur2_column(keys: pa.BinaryArray) -> np.ndarray:
-    """Kafka's murmur2 per key: uint32, one per row. The number of a null key has no meaning."""
+def murmur2_column(keys: pa.BinaryArray, seed: np.uint32 = _SEED) -> np.ndarray:
+    """Kafka's murmur2 per key: uint32, one per row. The number of a null key has no meaning. With another ``seed`` than
+    Kafka's it is another hash.
+    """
     if len(keys) < _ONE_LENGTH_KEYS_MIN:
-        return _one_by_one(keys)
+        return _one_by_one(keys, seed)
     data_buffer = keys.buffers()[2]
     offsets = binary_offsets(keys).astype(np.int64)
     data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.empty(0, np.uint8)
     lengths = np.diff(offsets)
     length = int(lengths[0])
     if len(keys) * length <= 4 * _BLOCK_WORDS and (lengths == length).all():
-        return _of_one_length(data[offsets[0] : offsets[-1]].reshape(len(keys), length))
+        return _of_one_length(data[offsets[0] : offsets[-1]].reshape(len(keys), length), seed)
     if len(keys) < _VECTOR_KEYS_MIN:
-        return _one_by_one(keys)
+        return _one_by_one(keys, seed)
     # Longest first: the keys that still have a w-th word are then a prefix.
     order = _longest_first(lengths >> 2)
     starts, lengths = offsets[:-1][order], lengths[order]
-    state = _SEED ^ lengths.astype(np.uint32)
+    state = seed ^ lengths.astype(np.uint32)
     _mix_words(state, data, starts, lengths >> 2)
     _mix_tails(state, data, starts + (lengths & ~3), lengths & 3)
     hashes = np.empty(len(keys), np.uint32)
@@ -75,14 +78,19 @@ def murmur2_column(keys: pa.BinaryArray) -> np.ndarray:
     return hashes
 
 
-def _one_by_one(keys: pa.BinaryArray) -> np.ndarray:
-    return np.array([_murmur2(key or b"") for key in keys.to_pylist()], np.uint32)
+def murmur2_column_of(keys: Sequence[bytes], seed: np.uint32 = _SEED) -> np.ndarray:
+    """As ``murmur2_column``, of keys in a list."""
+    return murmur2_column(pa.array(keys, pa.binary()), seed)
 
 
-def _of_one_length(keys: npt.NDArray[np.uint8]) -> np.ndarray:
+def _one_by_one(keys: pa.BinaryArray, seed: np.uint32) -> np.ndarray:
+    return np.array([_murmur2(key or b"", int(seed)) for key in keys.to_pylist()], np.uint32)
+
+
+def _of_one_length(keys: npt.NDArray[np.uint8], seed: np.uint32) -> np.ndarray:
     """murmur2 of keys of the same length, a row of bytes each: they need no order, and no look at where each ends."""
     count, length = keys.shape
-    state = np.full(count, _SEED ^ np.uint32(length), np.uint32)
+    state = np.full(count, seed ^ np.uint32(length), np.uint32)
     whole = length & ~3
     if whole:
         for mixed in _mix(np.ascontiguousarray(keys[:, :whole]).view("<u4").T):

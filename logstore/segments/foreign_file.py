@@ -1,4 +1,5 @@
-"""Files of other writers, read as if they were segments: records by rising offset, in row groups.
+"""Files of other writers, and files with deletion vectors, read as if they were segments: records by rising offset, in
+row groups.
 
 Spark, delta-rs and others write the rows of a topic's table in an order of their own, with timestamps of any unit,
 without statistics and with columns of their own. The offsets of such a file are read once. If they rise, its row
@@ -6,22 +7,26 @@ groups are used as they are. If not, the file is read in runs of its sorted rows
 have rows of it, so a file in random order is read several times over.
 
 Invariants: records that are handed out have rising offsets, each once, and LOG_SCHEMA; anything else is a
-CorruptionError with the file's name and the remedy. Memory: one row group of the writer, or one run; and for a file in
-another order 4 bytes a row while it is read, which ``FOREIGN_ROWS_MAX`` bounds.
+CorruptionError with the file's name and the remedy. A row in the file's deletion vector is never handed out. Memory:
+one row group of the writer, or one run; for a file in another order 4 bytes a row while it is read, which
+``FOREIGN_ROWS_MAX`` bounds; and the vector as it is stored, compressed.
 """
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from cachetools import LRUCache
+from pyroaring import BitMap64
 
 from logstore.errors import CorruptionError
 from logstore.limits import MIB, ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS_MAX
 from logstore.records.schema import LOG_SCHEMA
+from logstore.segments.deletion_vectors import DeletionVector, deleted_rows
 from logstore.segments.foreign_names import foreign_records
 from logstore.segments.parquet_file import ParquetFile, damaged, open_parquet
 from logstore.segments.row_group import RowGroup
@@ -58,21 +63,23 @@ _RUNS_MIN = 65_536
 RUNS_MAX = FOREIGN_ROWS_MAX
 
 
-def read_offset_runs(files: TableFiles, path: str, others: Iterable[OffsetRuns] = ()) -> OffsetRuns:
-    """Read the offsets of a file; ``others`` are those of files that are held beside it, to bound the memory of all.
+def read_offset_runs(files: TableFiles, name: str, others: Iterable[OffsetRuns] = ()) -> OffsetRuns:
+    """Read the offsets of a file, masked or not; ``others`` are those of files that are held beside it, to bound the
+    memory of all.
 
     CorruptionError if it has none, or one twice; FileNotFoundError, OSError.
     """
     runs_max = max(_RUNS_MIN, RUNS_MAX - sum(len(runs.starts) for runs in others))
-    file = open_parquet(files, path)
-    scanned = list(_scan(file))
+    records = foreign_records(name)
+    file = _Source(files, records.paths[0], records.vectors[0])
+    scanned = list(file.scan())
     if not any(len(offsets) for _, offsets, _ in scanned):
         empty = np.empty(0, dtype=np.int64)
         return OffsetRuns(empty, empty, 0, -1, -1)
     offsets = np.sort(np.concatenate([offsets for _, offsets, _ in scanned]))
     steps = np.diff(offsets)
     if (steps == 0).any():
-        raise _twice(file, int(offsets[1:][steps == 0][0]))
+        raise _twice(file.parquet, int(offsets[1:][steps == 0][0]))
     breaks = np.flatnonzero(steps > 1)
     if len(breaks) >= runs_max:
         breaks = np.sort(breaks[np.argpartition(steps[breaks], -runs_max + 1)[-runs_max + 1 :]])
@@ -90,13 +97,13 @@ class ForeignFile:
 
     def __init__(self, files: TableFiles, name: str) -> None:
         records = foreign_records(name)
-        self._sources = [open_parquet(files, path) for path in records.paths]
+        self._sources = [_Source(files, *source) for source in zip(records.paths, records.vectors, strict=True)]
         #: (source, row group in it, first row among all rows) of each row group of the writers.
-        self._stored: list[tuple[ParquetFile, int, int]] = []
+        self._stored: list[tuple[_Source, int, int]] = []
         scans: list[tuple[Numbers, Numbers]] = []
         rows = 0
         for source in self._sources:
-            for group, offsets, times in _scan(source):
+            for group, offsets, times in source.scan():
                 if len(offsets):
                     self._stored.append((source, group, rows))
                     scans.append((offsets, times))
@@ -105,7 +112,10 @@ class ForeignFile:
         #: Numbers of the rows by rising offset; None if they rise as they are.
         self._order: npt.NDArray[np.uint32] | None = None
         if records.bounds is None and _rise([offsets for offsets, _ in scans]):
-            self.groups = tuple(_row_group(at, *scan, *_bytes(*self._stored[at][:2])) for at, scan in enumerate(scans))
+            self.groups = tuple(
+                _row_group(at, *scan, *_bytes(self._stored[at][0].parquet, self._stored[at][1]))
+                for at, scan in enumerate(scans)
+            )
             return
         if rows > FOREIGN_ROWS_MAX:
             raise CorruptionError(
@@ -121,9 +131,9 @@ class ForeignFile:
             order = order[low:high]
         offsets, times = offsets[order], times[order]
         if (offsets[1:] == offsets[:-1]).any():
-            raise _twice(self._sources[0], int(offsets[1:][offsets[1:] == offsets[:-1]][0]))
+            raise _twice(self._sources[0].parquet, int(offsets[1:][offsets[1:] == offsets[:-1]][0]))
         self._order = order.astype(np.uint32)
-        sizes = [_bytes(source, group) for source, group, _ in self._stored]
+        sizes = [_bytes(source.parquet, group) for source, group, _ in self._stored]
         encoded, stored = (sum(size[at] for size in sizes) for at in (0, 1))
         self._run_rows = max(1, min(ROW_GROUP_ROWS_MAX, _RUN_BYTES * rows // max(1, encoded)))
         self.groups = tuple(
@@ -135,19 +145,19 @@ class ForeignFile:
     @property
     def place(self) -> str:
         """For messages."""
-        return " and ".join(source.place for source in self._sources)
+        return " and ".join(source.parquet.place for source in self._sources)
 
     @property
     def order_bytes(self) -> int:
         """Memory that the sorted order takes."""
-        return 1024 + 256 * len(self.groups) + (0 if self._order is None else self._order.nbytes)
+        vectors = sum(source.deleted_bytes for source in self._sources)
+        return 1024 + 256 * len(self.groups) + vectors + (0 if self._order is None else self._order.nbytes)
 
     def batches(self, index: int, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
         """The records of one of ``groups``, ``rows`` at a time. FileNotFoundError, OSError, CorruptionError."""
         if self._order is None:
             source, group, _ = self._stored[index]
-            for batch in source.read(group, columns, rows):
-                yield _as_log(source, batch, columns)
+            yield from source.batches(group, columns, rows)
             return
         whole = self._sorted_run(index, columns)
         for at in range(0, whole.num_rows, rows):
@@ -162,7 +172,7 @@ class ForeignFile:
         for (source, group, first), end in zip(self._stored, ends, strict=True):
             low, high = np.searchsorted(in_file, (first, end))
             if low < high:
-                found += _rows_of(source, group, columns, in_file[low:high] - np.uint32(first))
+                found += source.rows(group, columns, in_file[low:high] - np.uint32(first))
         table = pa.Table.from_batches(found).take(pa.array(np.searchsorted(in_file, wanted)))
         (batch,) = table.combine_chunks().to_batches()
         return batch
@@ -186,30 +196,62 @@ def open_foreign(files: TableFiles, name: str) -> ForeignFile:
     return found
 
 
-def _scan(file: ParquetFile) -> Iterator[tuple[int, Numbers, Numbers]]:
-    """Offsets and timestamps (ms) of each row group."""
-    for group in range(file.metadata.num_row_groups):
-        read = [_as_log(file, batch, _NEEDED) for batch in file.read(group, _NEEDED, ROW_GROUP_ROWS_MAX)]
-        columns = (
-            np.concatenate([np.empty(0, np.int64), *(batch.column(name).cast(pa.int64()).to_numpy() for batch in read)])
-            for name in _NEEDED
-        )
-        yield (group, *columns)  # type: ignore[misc]
+class _Source:
+    """A file without the rows of its vector: of these neither a number nor a record is handed out.
 
+    Raises CorruptionError, FileNotFoundError, OSError.
+    """
 
-def _rows_of(
-    file: ParquetFile, group: int, columns: Sequence[str], wanted: npt.NDArray[np.uint32]
-) -> Iterator[pa.RecordBatch]:
-    """Rows of a row group by their rising numbers."""
-    at = 0
-    for batch in file.read(group, columns, _ROWS_AT_ONCE):
-        low, high = np.searchsorted(wanted, (at, at + batch.num_rows))
-        if low < high:
+    def __init__(self, files: TableFiles, path: str, vector: DeletionVector | None) -> None:
+        self.parquet = open_parquet(files, path)
+        self._deleted = BitMap64() if vector is None else deleted_rows(vector, files)
+        self.deleted_bytes = 0 if vector is None else vector.size_in_bytes
+        metadata = self.parquet.metadata
+        sizes = (metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
+        #: The number of the first row of each group in the file.
+        self._first_rows = list(accumulate(sizes, initial=0))
+        if self._deleted and self._deleted.max() >= self._first_rows[-1]:
+            raise CorruptionError(
+                f"{self.parquet.place} has {self._first_rows[-1]} rows, and its deletion vector row "
+                f"{self._deleted.max()}: it is the vector of another file. Restore the table to the version before"
+            )
+
+    def scan(self) -> Iterator[tuple[int, Numbers, Numbers]]:
+        """Offsets and timestamps (ms) of each row group."""
+        for group in range(self.parquet.metadata.num_row_groups):
+            read = list(self.batches(group, _NEEDED, ROW_GROUP_ROWS_MAX))
+            columns = (
+                np.concatenate(
+                    [np.empty(0, np.int64), *(batch.column(name).cast(pa.int64()).to_numpy() for batch in read)]
+                )
+                for name in _NEEDED
+            )
+            yield (group, *columns)  # type: ignore[misc]
+
+    def batches(self, group: int, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+        """The records of a row group, up to ``rows`` at a time."""
+        at = self._first_rows[group]
+        for batch in self.parquet.read(group, columns, rows):
             # Converted first: Arrow cannot take rows of every type that others write.
-            yield _as_log(file, batch, columns).take(pa.array(wanted[low:high] - np.uint32(at)))
-        at += batch.num_rows
-        if high == len(wanted):
-            return
+            records = _as_log(self.parquet, batch, columns)
+            if gone := self._deleted & BitMap64(range(at, at + batch.num_rows)):
+                stays = np.ones(batch.num_rows, dtype=bool)
+                stays[np.array(gone.to_array(), dtype=np.int64) - at] = False
+                records = records.filter(pa.array(stays))
+            at += batch.num_rows
+            if records.num_rows:
+                yield records
+
+    def rows(self, group: int, columns: Sequence[str], wanted: npt.NDArray[np.uint32]) -> Iterator[pa.RecordBatch]:
+        """Records of a row group by their rising numbers among those of it."""
+        at = 0
+        for batch in self.batches(group, columns, _ROWS_AT_ONCE):
+            low, high = np.searchsorted(wanted, (at, at + batch.num_rows))
+            if low < high:
+                yield batch.take(pa.array(wanted[low:high] - np.uint32(at)))
+            at += batch.num_rows
+            if high == len(wanted):
+                return
 
 
 def _as_log(file: ParquetFile, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:

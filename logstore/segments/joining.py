@@ -18,6 +18,7 @@ import pyarrow as pa
 from logstore.errors import CorruptionError, storage_error
 from logstore.records.batch_identity import RememberedBatch
 from logstore.segments.footer import SegmentFooter
+from logstore.segments.foreign_names import is_file
 from logstore.segments.inherited_state import FOREIGN
 from logstore.segments.layout import layout_of
 from logstore.segments.null_counts import null_values
@@ -128,7 +129,7 @@ def write_segment(
     """
     # It makes no table: one that was deleted meanwhile must not come back.
     files = files or open_table(task.table)
-    footers = [read_footer(files, source.path) for source in task.sources]
+    footers = [read_footer(files, source.path, source.partition) for source in task.sources]
     last = footers[-1]
     end_offset = last.end_offset if task.end_offset is None else task.end_offset
     if last.end_offset > end_offset:
@@ -185,11 +186,21 @@ def _records(files: TableFiles, source: Source, kept: KeptRows | None, pace: Cal
             rows = kept.take(row + group.num_rows) - row
             if len(rows):
                 pace(group.stored_bytes)
-                batch = read_row_group(files, source.path, group.index)
-                yield batch if len(rows) == group.num_rows else batch.take(pa.array(rows))
+                yield _kept(read_row_group(files, source.path, group.index), rows)
         row += group.num_rows
     if row - source.first_row != source.num_records:
         raise other_count(files, source, row - source.first_row)
+
+
+def _kept(batch: pa.RecordBatch, rows: Rows) -> pa.RecordBatch:
+    """The rows of a batch, by their numbers. A mask takes a quarter of the time of many numbers."""
+    if len(rows) == batch.num_rows:
+        return batch
+    if len(rows) < batch.num_rows // 8:
+        return batch.take(pa.array(rows))
+    mask = np.zeros(batch.num_rows, dtype=bool)
+    mask[rows] = True
+    return batch.filter(pa.array(mask))
 
 
 def _from_log_start(batch: pa.RecordBatch, log_start: int) -> pa.RecordBatch:
@@ -240,11 +251,15 @@ def has_unmet_tombstone(files: TableFiles, source: Source) -> bool:
     Older records of its key may have come back, too. They have to go before its time begins to count. CorruptionError,
     OSError.
     """
-    footer, groups = read_footer(files, source.path), row_groups(files, source.path)
+    footer, groups = read_footer(files, source.path, source.partition), row_groups(files, source.path)
     met_end = _met_end(footer)
     if not groups or groups[-1].last_offset < met_end:
         return False
-    nulls = [None] * len(groups) if footer.operation == FOREIGN else null_values(files, source.path)
+    nulls = (
+        [None] * len(groups)
+        if footer.operation == FOREIGN or not is_file(source.path)
+        else null_values(files, source.path)
+    )
     for group, count in zip(groups, nulls, strict=True):
         if count != 0 and group.last_offset >= met_end:
             batch = read_row_group(files, source.path, group.index, ["offset", "value"])

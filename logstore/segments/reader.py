@@ -1,6 +1,6 @@
 """Reads segments: the footer, the list of row groups, and one row group, whole or in parts.
 
-Files of other writers, and the joined names of their records, are read by the same functions (``foreign_file``).
+Files of other writers, and the joined and masked names of records, are read by the same functions (``foreign_file``).
 
 Invariant: records that are handed out have rising offsets and LOG_SCHEMA; anything else is a CorruptionError with the
 file's name. Memory is bounded by one row group; in parts, by its compressed bytes and a few MiB.
@@ -18,7 +18,7 @@ from logstore.records.log_batches import int64_values
 from logstore.records.schema import LOG_SCHEMA, SEGMENT_SCHEMA
 from logstore.segments.footer import SegmentFooter, is_segment, log_append_times
 from logstore.segments.foreign_file import ForeignFile, open_foreign
-from logstore.segments.foreign_names import foreign_records, is_joined
+from logstore.segments.foreign_names import foreign_records, is_file
 from logstore.segments.inherited_state import inherited_footer
 from logstore.segments.names import known_segment_name, parse_segment_name, partition_directory
 from logstore.segments.offset_ranges import OffsetRanges
@@ -30,17 +30,22 @@ from logstore.table_files import TableFiles
 _BATCH_BYTES = MIB
 
 
-def read_footer(files: TableFiles, name: str) -> SegmentFooter:
+def read_footer(files: TableFiles, name: str, partition: int | None = None) -> SegmentFooter:
     """The footer of a segment; for a file of another writer, the state that it inherits (``inherited_footer``).
+
+    ``partition`` is that of the file, if its directory may not tell it: Spark gives files of a table with column
+    mapping directories of its own.
 
     Raises FileNotFoundError, OSError, or CorruptionError if the file is not whole.
     """
-    if (foreign := _foreign(files, name)) is None:
-        return open_parquet(files, name).footer
-    groups = foreign.groups
+    if (path := _segment_of(files, name)) is not None:
+        return open_parquet(files, path).footer
+    groups = open_foreign(files, name).groups
     base, end = (groups[0].first_offset, groups[-1].last_offset + 1) if groups else (0, 0)
-    (path, *_) = foreign_records(name).paths
-    return inherited_footer(files, int(path.partition("/")[0].removeprefix("partition=")), base, end)
+    if partition is None:
+        (path, *_) = foreign_records(name).paths
+        partition = int(path.partition("/")[0].removeprefix("partition="))
+    return inherited_footer(files, partition, base, end)
 
 
 def segment_from_file(files: TableFiles, name: str) -> Segment:
@@ -107,10 +112,12 @@ class SegmentIndex(NamedTuple):
 
 def read_index(files: TableFiles, name: str) -> SegmentIndex:
     """As ``row_groups``."""
-    if (foreign := _foreign(files, name)) is not None:
-        return SegmentIndex(foreign.groups, ())
-    file = open_parquet(files, name)
-    return SegmentIndex(_row_groups(file), log_append_times(file.metadata.metadata or {}, file.place))
+    path = _segment_of(files, name)
+    if path is None:
+        return SegmentIndex(open_foreign(files, name).groups, ())
+    file = open_parquet(files, path)
+    groups = _row_groups(file) if path == name else open_foreign(files, name).groups
+    return SegmentIndex(groups, log_append_times(file.metadata.metadata or {}, file.place))
 
 
 def row_groups(files: TableFiles, name: str) -> tuple[RowGroup, ...]:
@@ -148,14 +155,22 @@ def row_group_batches(
 
 
 def _foreign(files: TableFiles, name: str) -> ForeignFile | None:
-    """None for a segment, whatever its name."""
-    if not is_joined(name):
-        if known_segment_name(name) is not None:
+    """None for a segment, whatever its name; not for one with a deletion vector."""
+    return None if _segment_of(files, name) == name else open_foreign(files, name)
+
+
+def _segment_of(files: TableFiles, name: str) -> str | None:
+    """The path of the one segment whose records, or what a vector left of them, the name stands for."""
+    if not is_file(name):
+        records = foreign_records(name)
+        if records.bounds is not None:
             return None
+        (name,) = records.paths
+    if known_segment_name(name) is None:
         file = open_parquet(files, name)
-        if is_segment(file.metadata.metadata or {}, file.place):
+        if not is_segment(file.metadata.metadata or {}, file.place):
             return None
-    return open_foreign(files, name)
+    return name
 
 
 def _batches(file: ParquetFile, index: int, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:

@@ -18,7 +18,7 @@ from logstore.crc32c import crc32c
 from logstore.limits import RECORD_OVERHEAD_BYTES
 from logstore.segments import thrift
 from logstore.segments.checksums import MAGIC
-from logstore.segments.foreign_names import is_joined
+from logstore.segments.foreign_names import is_file
 from logstore.segments.parquet_file import BAD_BYTES, damaged, open_parquet
 from logstore.table_files import TableFiles
 
@@ -55,7 +55,7 @@ def row_group_files(files: TableFiles, name: str) -> tuple[RowGroupFile, ...]:
 
     Raises FileNotFoundError, OSError, CorruptionError.
     """
-    if is_joined(name):
+    if not is_file(name):
         return ()
     file = open_parquet(files, name)
     if not file.chain:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pyarrow.parquet as pq
 
-from logstore.segments.foreign_names import is_joined
+from logstore.segments.foreign_names import is_file
 from logstore.segments.parquet_file import open_parquet
 from logstore.table_files import TableFiles
 
@@ -22,7 +22,7 @@ def are_incompressible(files: TableFiles, names: Iterable[str], codec: str) -> b
     """
     stored = whole = 0
     for name in names:
-        if is_joined(name):
+        if not is_file(name):
             return False
         metadata = open_parquet(files, name).metadata
         for chunks in (_chunks(metadata, index) for index in range(metadata.num_row_groups)):

@@ -198,7 +198,7 @@ async def test_the_topic_of_group_offsets_is_the_stores_own(filled):
         await filled.delete(f"{url}/configs/segment.ms"),
         await filled.post(f"{url}/configs:alter", json={"data": [{"name": "retention.ms", "value": "1"}]}),
         await filled.post(filled.topics_url, json={"topic_name": OFFSETS_TOPIC}),
-        await filled.post(filled.topics_url, json={"topic_name": "__mine"}),
+        await filled.post(filled.topics_url, json={"topic_name": "__Consumer.Offsets"}),
     ]:
         assert_error(answer, 400, 40002)
     assert filled.end_offsets(OFFSETS_TOPIC) == ends

@@ -1,7 +1,6 @@
 """``logstore serve`` with a port for Kafka's clients: the announcement, busy ports, other protocols, the stop."""
 
 import json
-import re
 import signal
 import socket
 import subprocess
@@ -119,13 +118,3 @@ def test_each_port_refuses_the_others_protocol(tmp_path: Path):
         with socket.create_connection((host, int(port)), timeout=20) as raw:
             raw.sendall(b"\0\0\0\x0a\0\x12\0\0\0\0\0\1\xff\xff")
             assert raw.recv(100).startswith(b"HTTP/1.1 400")
-
-
-def test_the_example_of_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    page = (ROOT / "docs/kafka.md").read_text()
-    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    environment = {"LOGSTORE_KAFKA_LISTENERS": "127.0.0.1:0", "LOGSTORE_GROUP_INITIAL_REBALANCE_DELAY_MS": "0"}
-    with ServerProcess(tmp_path / "data", environment=environment) as server:
-        make_topic(server.url, "flights", 3)
-        exec(compile(example.replace("127.0.0.1:9092", kafka_address(server.data)), "docs/kafka.md", "exec"), {})
-    assert capsys.readouterr().out == "b'UA' b'EWR-IAH'\n"

@@ -114,7 +114,7 @@ async def test_the_store_assigns_partitions(tmp_path: Path):
         given = (await beat("b", b["member_epoch"], []))["assignment"]
         assert isinstance(given, list)
         assert {entry["partition"] for entry in (*kept, *given)} == {0, 1}
-        classic = await api.post("/groups/g/join", json=joining("c"))
+        classic = await api.post("/groups/g/join", json=joining("c", protocols=[{"name": "range", "metadata": ""}]))
         assert_error(classic, 409, 40916)
         regex = {"member_id": "d", "member_epoch": 0, "rebalance_timeout_ms": 1, "subscribed_regex": "(", "owned": []}
         assert_error(await api.post("/groups/g/consumer-heartbeat", json=regex), 422, 42214)

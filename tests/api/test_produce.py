@@ -186,7 +186,7 @@ async def test_a_topic_is_created_by_the_first_good_request_only(tmp_path):
         assert_error(await api.post("/topics/new", json={"records": []}), 422)
         assert_error(await api.post("/topics/new", json={"records": [{"value": "x" * 11}]}), 413, 41302)
         assert_error(await api.post("/topics/bad*name", json={"records": [{"value": 1}]}), 400, 40002)
-        assert_error(await api.post("/topics/__internal", json={"records": [{"value": 1}]}), 400, 40002)
+        assert_error(await api.post("/topics/__audit", json={"records": [{"value": 1}]}), 400, 40002)
         assert (await api.get("/topics")).json() == []
         assert (await api.post("/topics/new", json={"records": [{"value": 1}]})).status_code == 200
         assert len((await api.get("/topics/new")).json()["partitions"]) == 3

@@ -91,9 +91,29 @@ async def test_other_requests_make_none(tmp_path: Path):
 
 async def test_names_that_no_topic_can_have_are_refused(tmp_path: Path):
     async with running_api(tmp_path / "data", **ON) as api:
-        codes_of = await codes(api, "topics=__internal,a%20b,_delta_log")
+        codes_of = await codes(api, "topics=__Audit,a%20b,_delta_log")
         assert set(codes_of.values()) == {40002}, codes_of
-        assert_error(await api.get("/topics/__consumer_offsets/partitions/0/records"), 400, 40002)
+        assert made(api) == []
+
+
+async def test_readers_of_an_internal_topic_wait_until_the_store_makes_it(tmp_path: Path):
+    async with running_api(tmp_path / "data", **ON) as api:
+        assert await codes(api, "topics=__audit,__erasures") == {"__audit": 40401, "__erasures": 40401}
+        assert_error(await api.get("/topics/__consumer_offsets/partitions/0/records"), 404, 40401)
+        assert_error(await api.post("/topics/__audit", json={"records": [{"value": 1}]}), 400, 40002)
+        assert api.broker.topics(INTERNAL, include_internal=True) == []
+
+
+async def test_other_names_with_the_prefix_are_names_of_users_topics(tmp_path: Path):
+    async with running_api(tmp_path / "data", **ON) as api:
+        name = "__debezium-heartbeat.srv1"
+        await api.produce(name, [1])
+        assert (await api.get("/topics")).json() == [name]
+        assert (await api.get(f"/topics/{name}")).json()["is_internal"] is False
+        subscribed = await create(api)
+        await subscribed.did("/subscription", {"topic_pattern": "__.*"})
+        assert await subscribed.values(1) == [1]
+        assert (await api.delete(f"{api.topics_url}/{name}")).status_code == 204
         assert made(api) == []
 
 

@@ -53,6 +53,7 @@ def test_a_group_from_its_first_reset_to_its_deletion(run, run_json, filled, gro
     assert (found["group"], found["total_lag"], found["max_lag"]) == (group, 6, 4)
     first = found["partitions"][0]
     assert first.pop("timestamp") > 1_700_000_000_000
+    assert 0 <= first.pop("lag_ms") < 600_000
     assert first == {
         "topic": filled,
         "partition": 0,
@@ -60,6 +61,7 @@ def test_a_group_from_its_first_reset_to_its_deletion(run, run_json, filled, gro
         "log_start_offset": 0,
         "high_watermark": 4,
         "lag": 4,
+        "records_behind": 4,
         "leader_epoch": -1,
         "metadata": "",
         "member_id": None,
@@ -115,10 +117,12 @@ def test_tables_for_people(run, run_json, filled, group):
     assert lines[0] == f"Reset group {group} in 1 partition"
     assert [line.split() for line in lines[2:]] == [["topic", "partition", "before", "after"], [filled, "0", "-", "3"]]
     lines = run("group", "describe", group).stdout.splitlines()
-    assert lines[0] == f"Group {group}: Empty, 0 members, 2 partitions, 3 records behind"
-    assert lines[-2].split()[:6] == [filled, "0", "3", "0", "4", "1"]
+    assert lines[0].rpartition(", ")[0] == f"Group {group}: Empty, 0 members, 2 partitions, 3 records behind"
+    assert lines[0].endswith(" s")
+    assert lines[-2].split()[:7] == [filled, "0", "3", "0", "4", "1", "1"]
     # Nothing is committed there: all of it is left to read.
-    assert lines[-1].split() == [filled, "1", "-", "0", "2", "2", "-", "-"]
+    *counts, _, seconds, committed_at, member = lines[-1].split()
+    assert (counts, seconds, committed_at, member) == ([filled, "1", "-", "0", "2", "2", "2"], "s", "-", "-")
     last = run_json("group", "describe", group)["partitions"][-1]
     assert (last["committed_offset"], last["lag"], last["timestamp"], last["metadata"]) == (None, 2, None, None)
 
@@ -221,7 +225,8 @@ def test_a_group_with_members_is_shown_and_neither_reset_nor_deleted(run, run_js
     lines = run("group", "describe", group).stdout.splitlines()
     assert lines[0].startswith(f"Group {group}: Stable, 1 member, 2 partitions, 6 records behind")
     assert lines[1] == "Protocol consumer, assignor uniform, epoch 1"
-    assert lines[4].split()[0::3] == ["m", "127.0.0.1"]
+    assert lines[4].split()[0:4:3] == ["m", "127.0.0.1"]
+    assert lines[4].split()[-3:] == ["s", "ago", "-"]
     (member,) = run_json("group", "describe", group)["members"]
     assert member["assignment"] == [{"topic": filled, "partition": number} for number in (0, 1)]
     for command in (["reset", group, "--topic", filled, "--to-latest"], ["delete", group, "--yes"]):

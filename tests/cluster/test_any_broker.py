@@ -7,8 +7,10 @@ import time
 from pathlib import Path
 
 import httpx
+import pyarrow as pa
 import pytest
 
+from logstore.protocol.fetch_response import read_fetch_response
 from tests.cluster.test_serve import environment, started
 from tests.support.coordinators import Brokers
 
@@ -62,6 +64,26 @@ async def subscriptions_make_topics(clients: list[httpx.AsyncClient]) -> None:
         await until_ok(http, "DELETE", f"/consumers/{name}/instances/one")
 
 
+async def fetched_where(http: httpx.AsyncClient, where: str) -> set[bytes]:
+    """The values of all partitions of ``produced-0`` that the expression selects, whoever leads them."""
+    partitions = [{"topic": "produced-0", "partition": number, "offset": 0} for number in range(3)]
+    body = {"partitions": partitions, "where": where, "max_wait_ms": 0}
+    answer = await http.post("/fetch", json=body)
+    assert answer.status_code == 200, answer.text
+    found = set()
+    for response in read_fetch_response(pa.py_buffer(answer.content)):
+        assert response.error is None
+        assert response.next_offset == response.high_watermark
+        found |= {value for batch in response.records(0) for value in batch.column("value").to_pylist()}
+    return found
+
+
+async def lag_is_in_records_and_time(http: httpx.AsyncClient) -> None:
+    lag = (await until_ok(http, "GET", "/groups/a/lag")).json()
+    assert lag["records_behind"] == lag["total_lag"] >= 29
+    assert all(each["lag_ms"] is not None for each in lag["partitions"])
+
+
 async def test_three_brokers_answer_as_one(brokers: Brokers, tmp_path: Path):
     settings = {"offsets.topic.num.partitions": "3", "num.partitions": "3", "auto.create.topics.enable": "true"}
     servers = [await started(tmp_path / "data", environment(brokers, number, **settings)) for number in (1, 2, 3)]
@@ -91,6 +113,7 @@ async def test_three_brokers_answer_as_one(brokers: Brokers, tmp_path: Path):
             answers = [await http.get(path.format(partition)) for http in clients]
             assert {answer.status_code for answer in answers} == {200}
             assert len({answer.text for answer in answers}) == 1
+        assert [await fetched_where(http, '$ >= 28 or key == "k3"') for http in clients] == [{b"3", b"28", b"29"}] * 3
         for number, http in enumerate(clients):
             await instance_reads_all(clients, f"instances-{number}", http)
         offsets = {"offsets": [{"topic": "produced-0", "partition": 0, "offset": 1}]}
@@ -99,6 +122,7 @@ async def test_three_brokers_answer_as_one(brokers: Brokers, tmp_path: Path):
                 await until_ok(http, "POST", f"/groups/{group}/offsets", json=offsets)
         for http in clients:
             assert (await until_ok(http, "GET", "/groups")).json() == ["a", "b", "c", "d"]
+            await lag_is_in_records_and_time(http)
         await subscriptions_make_topics(clients)
         # A broker dies: the others go on as soon as somebody leads.
         servers[2].kill()

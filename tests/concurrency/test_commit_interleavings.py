@@ -11,7 +11,11 @@ from deltalake import DeltaTable
 
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import CommitRefusedError, FencedLeaderEpochError
+from logstore.segments.reader import read_row_group, row_groups
 from logstore.table_files import open_table
+from tests.support import deletion_vectors as vectors
+from tests.support import table_features as features
+from tests.support.table_paths import path_of
 from tests.support.topics import (
     HookedFileSystem,
     create_topic,
@@ -130,6 +134,63 @@ def test_compaction_against_compaction(pair: Pair, phase: str) -> None:
     with pytest.raises(CommitRefusedError, match="not active"):
         rewrite_files(stepped, 0, [old.path], [two], data_change=False)
     assert offsets_in_table(stepped) == list(range(10))
+
+
+def served(table: TopicTable, partition: int = 0) -> dict[int, bytes | None]:
+    """Offsets and values of the records that the log serves."""
+    found: dict[int, bytes | None] = {}
+    for segment in table.snapshot().segments(partition):
+        for group in row_groups(table.files, segment.path):
+            batch = read_row_group(table.files, segment.path, group.index)
+            found |= zip(batch["offset"].to_pylist(), batch["value"].to_pylist(), strict=True)
+    return found
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_roll_against_a_delete_with_vectors(pair: Pair, phase: str) -> None:
+    stepped, rival, hooks = pair
+    hooks.at(phase, lambda: vectors.delete(path_of(rival), [3, 4]))
+    roll(stepped, 0, 10, 20)
+    assert list(served(stepped)) == [0, 1, 2, *range(5, 20)]
+    assert stepped.snapshot().partitions[0].sealed == 20
+    assert hooks.points.count("delta.opened") == 2
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_compaction_against_a_delete_with_vectors_of_the_same_file(pair: Pair, phase: str) -> None:
+    """The new file has the row that was deleted meanwhile."""
+    stepped, rival, hooks = pair
+    (old,) = stepped.snapshot().segments(0)
+    hooks.at(phase, lambda: vectors.delete(path_of(rival), [3]))
+    with pytest.raises(CommitRefusedError, match="not active"):
+        rewrite_files(stepped, 0, [old.path], [write_segment(stepped, 0, 0, 10)], data_change=False)
+    assert list(served(stepped)) == [0, 1, 2, *range(4, 10)]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_merge_of_a_masked_file_against_an_update_of_its_rows(pair: Pair, phase: str) -> None:
+    stepped, rival, hooks = pair
+    vectors.delete(path_of(rival), [3])
+    (masked,) = stepped.snapshot().segments(0)
+    hooks.at(phase, lambda: vectors.update(path_of(rival), [5], b"new"))
+    with pytest.raises(CommitRefusedError, match="not active"):
+        rewrite_files(stepped, 0, [masked.path], [write_segment(stepped, 0, 0, 10, step=2)], data_change=False)
+    found = served(stepped)
+    assert (list(found), found[5]) == ([0, 1, 2, *range(4, 10)], b"new")
+    (both,) = stepped.snapshot().segments(0)
+    rewrite_files(stepped, 0, [both.path], [write_segment(stepped, 0, 0, 10, step=2)], data_change=False)
+    assert (list(served(stepped)), stepped.snapshot().vectors) == (list(range(0, 10, 2)), ())
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_row_ids_of_two_committers(pair: Pair, phase: str) -> None:
+    stepped, rival, hooks = pair
+    features.turn_on(path_of(rival), "rowTracking")
+    hooks.at(phase, lambda: roll(rival, 1, 10, 20))
+    roll(stepped, 0, 10, 20)
+    given = [file.row_ids[0] for file in stepped.snapshot().table.files if file.row_ids[0] is not None]
+    assert sorted(given) == [60, 70]
+    assert stepped.snapshot().table.domains["delta.rowTracking"] == '{"rowIdHighWaterMark": 79}'
 
 
 @pytest.mark.parametrize("phase", PHASES)

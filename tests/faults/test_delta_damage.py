@@ -319,7 +319,7 @@ def facts(path: Path) -> tuple[Any, ...]:
         snapshot.topic_id,
         snapshot.partitions,
         snapshot.properties,
-        snapshot.protocol,
+        snapshot.table.protocol,
         snapshot.transactions,
         snapshot.log.removals(),
         [snapshot.segments(partition) for partition in snapshot.partitions],

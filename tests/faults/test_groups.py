@@ -11,7 +11,15 @@ import pytest
 from logstore.errors import LogStoreError, RebalanceInProgressError
 from tests.faults.bench.bench import SHARED, TOPICS, Bench, Load, Report
 from tests.faults.bench.group_member import Positions, Teller
-from tests.faults.bench.groups import CONSUMER, COOPERATIVE, KAFKA_CONSUMER, KAFKA_COOPERATIVE, RANGE
+from tests.faults.bench.groups import (
+    CONSUMER,
+    COOPERATIVE,
+    KAFKA_CONSUMER,
+    KAFKA_COOPERATIVE,
+    MIXED,
+    MIXED_COOPERATIVE,
+    RANGE,
+)
 from tests.faults.bench.history import Recorder
 from tests.faults.bench.schedule import GROUPED, faults
 
@@ -35,6 +43,14 @@ def test_groups_with_kafkas_protocol(tmp_path: Path) -> None:
     kinds = (*(kind for kind in GROUPED if kind != "kill_when_settled"), "kill", "pause")
     load = replace(LITTLE, producers=2, groups=(KAFKA_COOPERATIVE, KAFKA_CONSUMER, CONSUMER))
     report = run(tmp_path, kinds, 1, load, pace=0.3)
+    assert all(report.moves[group.name] >= 6 for group in load.groups)
+
+
+@pytest.mark.long
+def test_groups_of_both_protocols_that_change_their_kind(tmp_path: Path) -> None:
+    kinds = (*(kind for kind in GROUPED if kind != "kill_when_settled"), "kill", "pause")
+    load = replace(LITTLE, producers=2, groups=(MIXED, MIXED_COOPERATIVE))
+    report = run(tmp_path, kinds, 2, load, pace=0.3)
     assert all(report.moves[group.name] >= 6 for group in load.groups)
 
 

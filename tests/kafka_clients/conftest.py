@@ -23,7 +23,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     if bootstrap is not None:
         yield Served(bootstrap)
         return
-    with KafkaStoreProcess(tmp_path_factory.mktemp("served") / "data") as store:
+    # Rebalances take a heartbeat or two.
+    quick = {
+        "LOGSTORE_GROUP_CONSUMER_HEARTBEAT_INTERVAL_MS": "500",
+        "LOGSTORE_GROUP_INITIAL_REBALANCE_DELAY_MS": "500",
+    }
+    with KafkaStoreProcess(tmp_path_factory.mktemp("served") / "data", environment=quick) as store:
         yield store.served
 
 

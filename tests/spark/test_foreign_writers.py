@@ -1,14 +1,16 @@
 """Each statement of Spark on a topic's table, under a store that runs: what the log and Spark's readers serve then."""
 
 import itertools
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from logstore.cli.app import app
 from logstore.client.consumer import Consumer
 from logstore.spark import read_offsets
-from tests.support import foreign_writers as others
 
 pytestmark = pytest.mark.spark
 
@@ -16,6 +18,7 @@ ROWS = 60
 
 
 _names = itertools.count()
+runner = CliRunner()
 
 
 @pytest.fixture
@@ -163,18 +166,84 @@ def test_one_statement_after_another(spark, store, topic):
     assert problems(store, topic) == set()
 
 
-@pytest.mark.long
-def test_deletion_vectors_keep_the_topic_from_being_served_until_they_are_taken_back(spark, store, topic):
+def test_statements_with_deletion_vectors(spark, store, topic):
+    """The log and Spark's readers serve the same; then the feature is taken back."""
     table = f"delta.`{path_of(store, topic)}`"
-    before = others.version(path_of(store, topic))
     spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
-    spark.sql(f"DELETE FROM {table} WHERE offset = 7")
-    refused = store.http.post(f"{store.url}/topics/{topic}/refresh")
-    assert refused.status_code == 500
-    assert f"restore({before}, protocol_downgrade_allowed=True)" in refused.text
-    assert problems(store, topic) == {"quarantined"}
-    from deltalake import DeltaTable
+    spark.sql(f"DELETE FROM {table} WHERE offset IN (7, 59)")
+    spark.sql(f"UPDATE {table} SET value = CAST('new' AS BINARY) WHERE offset = 8 AND partition = 0")
+    assert list(path_of(store, topic).rglob("deletion_vector_*.bin"))
+    both = {offset: value for offset, value in everything() if offset not in (7, 59)}
+    expected = {0: sorted({**both, 8: b"new"}.items()), 1: sorted(both.items())}
 
-    DeltaTable(str(path_of(store, topic))).restore(before, protocol_downgrade_allowed=True)
+    def check() -> None:
+        assert served(store, topic) == expected
+        assert problems(store, topic) == set()
+        frame = read_offsets(spark, topic, bootstrap=store.url).where("partition = 0").select("offset", "value")
+        assert sorted((r.offset, r.value and bytes(r.value)) for r in frame.collect()) == expected[0]
+        source = spark.read.format("logstore").option("bootstrap.servers", store.url).option("subscribe", topic).load()
+        rows = source.where("partition = 0").select("offset", "value").collect()
+        assert sorted((row.offset, row.value and bytes(row.value)) for row in rows) == expected[0]
+
+    check()
+    took = runner.invoke(app, ["topic", "take-feature-back", topic, "--data", str(store.server.data), "--json"])
+    assert took.exit_code == 0, took.output
+    assert json.loads(took.stdout)["features"] == ["deletionVectors"]
+    detail = spark.sql(f"DESCRIBE DETAIL {table}").first()
+    assert (detail.minReaderVersion, detail.minWriterVersion) == (1, 2)
+    check()
+
+
+#: Statements by which Spark turns each feature on, where that is not by its name alone. A feature that Spark does not
+#: turn on for an existing table, or not for one with partitions, is left out.
+TURN_ON = {
+    "columnMapping": "SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')",
+    "typeWidening": "SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')",
+    "rowTracking": "SET TBLPROPERTIES ('delta.enableRowTracking' = 'true')",
+    "inCommitTimestamp": "SET TBLPROPERTIES ('delta.enableInCommitTimestamps' = 'true')",
+    "changeDataFeed": "SET TBLPROPERTIES ('delta.enableChangeDataFeed' = 'true')",
+    "checkConstraints": "ADD CONSTRAINT positive CHECK (offset >= 0)",
+    "v2Checkpoint": "SET TBLPROPERTIES ('delta.checkpointPolicy' = 'v2', 'delta.checkpointInterval' = '1')",
+}
+BY_NAME = (
+    "allowColumnDefaults",
+    "checkpointProtection",
+    "deletionVectors",
+    "domainMetadata",
+    "generatedColumns",
+    "icebergCompatV1",
+    "icebergCompatV2",
+    "icebergCompatV3",
+    "identityColumns",
+    "materializePartitionColumns",
+    "timestampNtz",
+    "typeWidening-preview",
+    "vacuumProtocolCheck",
+    "variantShredding",
+    "variantType",
+)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("feature", [*TURN_ON, *BY_NAME])
+def test_each_feature_of_spark_is_taken_back(spark, store, topic, feature):
+    """Spark reads our commits to a table with the feature, and writes to the table again when it is taken back."""
+    table = f"delta.`{path_of(store, topic)}`"
+    how = TURN_ON.get(feature, f"SET TBLPROPERTIES ('delta.feature.{feature}' = 'supported')")
+    spark.sql(f"ALTER TABLE {table} {how}")
     assert served(store, topic) == {0: everything(), 1: everything()}
+    store.produce(topic, 0, ROWS, ROWS + 5)
+    if feature not in ("checkConstraints", "materializePartitionColumns"):
+        store.roll(topic)
+        assert spark.sql(f"SELECT count(*) FROM {table}").first()[0] == 2 * ROWS + 5
+        spark.sql(f"DELETE FROM {table} WHERE offset = 3 AND partition = 1")
+    took = runner.invoke(app, ["topic", "take-feature-back", topic, "--data", str(store.server.data), "--json"])
+    assert took.exit_code == 0, took.output
+    assert feature in json.loads(took.stdout)["features"]
+    detail = spark.sql(f"DESCRIBE DETAIL {table}").first()
+    assert (detail.minReaderVersion, detail.minWriterVersion) == (1, 2)
+    store.roll(topic)
+    spark.sql(f"DELETE FROM {table} WHERE offset = 4 AND partition = 0")
+    kept = [record for record in [*everything(), *((o, value_of(o)) for o in range(ROWS, ROWS + 5))] if record[0] != 4]
+    assert served(store, topic)[0] == kept
     assert problems(store, topic) == set()

@@ -1,5 +1,6 @@
 """Stores of a cluster in the test's own event loop, on a real ZooKeeper and one data directory."""
 
+import asyncio
 import contextlib
 import shutil
 from pathlib import Path
@@ -12,6 +13,7 @@ from logstore.broker.context import INTERNAL
 from logstore.broker.quotas import Quotas
 from logstore.cluster.zookeeper_coordinator import ZooKeeperCoordinator
 from logstore.errors import LeaderNotAvailableError, UnknownTopicError, ZooKeeperUnavailableError
+from logstore.listening_sockets import listening_socket
 from logstore.log.topic import Topic
 from logstore.node import Store, running_store
 from logstore.settings import Settings
@@ -52,7 +54,8 @@ class ClusterStores:
             self._ends[broker_id] = end
             if self._replicated and opened.member is not None:
                 http = HttpListener(wanted, Authorizer(), Quotas())
-                end.callback(http.close)
+                serving = asyncio.create_task(http.serve(listening_socket("127.0.0.1", 0)))
+                end.push_async_callback(_stop_http, http, serving)
                 opened.member.open(http, opened.broker, opened.groups)
         return [self.stores[broker_id].broker for broker_id in broker_ids]
 
@@ -134,6 +137,12 @@ class ClusterStores:
             if (topic := self.topic(one, name)) is not None and topic.partitions[partition].is_leader
         ]
         return found
+
+
+async def _stop_http(http: HttpListener, serving: "asyncio.Task[None]") -> None:
+    http.stop()
+    await serving
+    http.close()
 
 
 async def _refuse(*_: object, **__: object) -> None:

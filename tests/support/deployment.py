@@ -9,6 +9,7 @@ import select
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -88,6 +89,11 @@ def placed(command: Sequence[str], places: Mapping[str, str]) -> list[str]:
     for there, here in places.items():
         found = [argument.replace(there, here) for argument in found]
     return found
+
+
+def environment_command() -> Path:
+    """``logstore`` of the environment of the tests."""
+    return Path(sys.executable).parent / "logstore"
 
 
 @contextmanager

@@ -3,9 +3,11 @@
 ``Simulation(seed, kind).run()`` is one schedule: steps of chaos, then calm until the group has settled, then quiet.
 The reference knows nothing of the machine's inside: it looks at answers, and at what the clients themselves hold.
 AssertionError if a promise is broken.
+
+In a group of both kinds of clients no partition is held twice by members of a consumer group, whatever protocol they
+use. The members of a classic group count from the moment on that it becomes one, if they know its generation.
 """
 
-import json
 import random
 import uuid
 from typing import Any
@@ -27,6 +29,14 @@ from consumer_offsets.groups.events import (
 )
 from consumer_offsets.groups.group_config import GroupConfig
 from logstore import errors
+from logstore.protocol.consumer_protocol import (
+    Assignment,
+    Subscription,
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
 from tests.support.group_driver import GroupDriver, topic_id
 
 SESSION_MS = 10_000
@@ -67,6 +77,14 @@ class Client:
         """Whether another process has, or had, its instance id."""
         return any(each is not self and each.instance_id == self.instance_id for each in self.world.clients)
 
+    @property
+    def is_judged(self) -> bool:
+        """Whether nobody else may hold what it holds. Whose instance id a classic client takes learns of it later."""
+        return self.instance_id is None or not any(
+            each is not self and each.instance_id == self.instance_id and isinstance(each, ClassicClient)
+            for each in self.world.clients
+        )
+
     def on_restart(self) -> None:
         """The connection broke, and sessions begin anew."""
         self.has_whole_session()
@@ -94,6 +112,8 @@ class Client:
 class ClassicClient(Client):
     """It gives up all partitions before it joins again (the eager protocol)."""
 
+    is_cooperative = False
+
     def __init__(self, world: "Simulation", name: str, instance_id: str | None) -> None:
         super().__init__(world, name, instance_id)
         self.member_id = ""
@@ -103,35 +123,62 @@ class ClassicClient(Client):
         #: Its last request that may be parked: it waits, or has given up and the coordinator does not know.
         self.parked: int | None = None
         self.to_assign: tuple[Any, ...] | None = None
-        names = world.rng.choice([("a",), ("a", "b"), ("b", "a")])
-        metadata = json.dumps(sorted(self.topics)).encode()
-        self.protocols = tuple(JoinProtocol(each, metadata) for each in names)
+        self.assignors = world.rng.choice([("a",), ("a", "b"), ("b", "a")])
+        self.version = world.rng.choice([1, 3]) if self.is_cooperative else world.rng.choice([0, 1, 3])
+        #: Of a member of a consumer group: by when it is to join or to sync, and whether it has partitions as one.
+        self.due_ms: int | None = None
+        self.is_in_consumer_group = False
+
+    @property
+    def is_judged(self) -> bool:
+        """In a classic group it learns of its loss later. So it does when another process takes its instance id."""
+        return self.is_in_consumer_group and not self.has_rival()
+
+    @property
+    def protocols(self) -> tuple[JoinProtocol, ...]:
+        """With what it still has, as Kafka's consumer tells it."""
+        owned = tuple(
+            (name, partition)
+            for name, description in sorted(self.world.topics.items())
+            for topic_id, partition in sorted(self.held)
+            if topic_id == description.topic_id
+        )
+        subscription = Subscription(tuple(sorted(self.topics)), None, owned, self.generation)
+        metadata = encode_subscription(subscription, self.version)
+        return tuple(JoinProtocol(each, metadata) for each in self.assignors)
 
     @property
     def session_is_over(self) -> bool:
+        if self.due_ms is not None and self.world.now_ms >= self.due_ms:
+            return True
         return self.parked is None and super().session_is_over
 
     def look(self) -> None:
-        """Once it is answered a member has a whole session again."""
+        """Once it is answered a member of a classic group has a whole session again."""
         if self.parked is not None and self.parked not in self.world.driver.parked:
+            if self.world.answered_by.get(self.parked) == "classic":
+                self.contact_ms = self.world.now_ms
             self.parked = None
-            self.contact_ms = self.world.now_ms
 
     def on_restart(self) -> None:
         """The record of a generation has all its members, also those that were removed since."""
         self.look()
         self.waits_for = None
-        self.contact_ms = self.world.now_ms
+        if self.is_in_consumer_group:
+            super().on_restart()
+        else:
+            self.contact_ms = self.world.now_ms
 
     def step(self) -> None:
         if self.waits_for is not None:
-            response = self.world.driver.answer(self.waits_for)
+            request = self.waits_for
+            response = self.world.driver.answer(request)
             if response is None:
                 if not self.world.is_calm and self.world.rng.random() < 0.05:
                     self.waits_for = None  # It gives up, and asks again.
                 return
             self.waits_for = None
-            self.on_answer(response)
+            self.on_answer(response, self.world.answered_by[request])
         elif self.phase == "unjoined":
             self.join()
         elif self.phase == "joined":
@@ -148,7 +195,8 @@ class ClassicClient(Client):
             self.step()
 
     def join(self) -> None:
-        self.held = set()
+        if not self.is_cooperative:
+            self.held = set()
         self.send(
             JoinGroup(
                 self.world.driver.token(),
@@ -175,13 +223,28 @@ class ClassicClient(Client):
 
     def heartbeat(self) -> None:
         event = Heartbeat(self.world.driver.token(), self.member_id, self.generation, self.instance_id)
-        response = self.world.ask(event, taken=self.on_taken)
+        response = self.world.ask(event, taken=lambda answer: self.on_taken(event, answer))
         if response is not None:
             self.check(response.error)
 
-    def on_taken(self, response: Any) -> None:
-        if response.error is None or isinstance(response.error, errors.RebalanceInProgressError):
+    def on_taken(self, event: Event, response: Any) -> None:
+        if self.world.kind == "consumer":
+            self.on_step_told(event, response.error)
+        elif response.error is None or isinstance(response.error, errors.RebalanceInProgressError):
             self.contact_ms = self.world.now_ms
+
+    def on_step_told(self, event: Event, error: errors.LogStoreError | None) -> None:
+        """A consumer group waits for its JoinGroup or SyncGroup from now on, or does no longer."""
+        due_ms = self.world.now_ms + self.rebalance_timeout_ms
+        if isinstance(error, errors.RebalanceInProgressError):
+            self.contact_ms = self.world.now_ms
+            self.due_ms = self.due_ms or due_ms
+        elif error is None:
+            self.contact_ms = self.world.now_ms
+            if isinstance(event, JoinGroup):
+                self.due_ms = due_ms
+            elif isinstance(event, SyncGroup):
+                self.due_ms = None
 
     def commit(self) -> None:
         if self.phase != "stable":
@@ -190,12 +253,14 @@ class ClassicClient(Client):
         generation = self.generation - is_late
         event = CommitOffsets(self.world.driver.token(), self.member_id, generation, self.instance_id)
         was_over = self.session_is_over
-        response = self.world.ask(event, taken=self.on_taken)
+        response = self.world.ask(event, taken=lambda answer: self.on_taken(event, answer))
         if response is None:
             return
         if response.error is None:
             assert not was_over, f"{self.name} commits after its session"
-            assert generation == self.world.generation, f"{self.name} commits with an old generation"
+            assert not is_late, f"{self.name} commits with an old generation"
+            if self.world.kind == "classic":
+                assert generation == self.world.generation, f"{self.name} commits with an old generation"
         elif not is_late:
             self.check(response.error)
 
@@ -211,7 +276,7 @@ class ClassicClient(Client):
         if self.phase == "stable":
             self.member_id = ""
             self.heartbeat()
-            self.rejoin()
+            self.rejoin(lost=True)
 
     def leads_stale_assignment(self) -> bool:
         """The leader looks at the topics, as a Kafka consumer does."""
@@ -222,8 +287,10 @@ class ClassicClient(Client):
     def identity(self) -> str:
         return self.instance_id or self.member_id
 
-    def rejoin(self) -> None:
-        self.phase, self.held = "unjoined", set()
+    def rejoin(self, *, lost: bool = False) -> None:
+        self.phase = "unjoined"
+        if lost or not self.is_cooperative:
+            self.held = set()
 
     def check(self, error: errors.LogStoreError | None) -> None:
         """Act on an error, as Kafka's consumer does; without one, the coordinator has heard of the client."""
@@ -232,11 +299,11 @@ class ClassicClient(Client):
                 pass
             case errors.UnknownMemberIdError():
                 self.member_id = ""
-                self.rejoin()
+                self.rejoin(lost=True)
             case errors.RebalanceInProgressError():
                 self.rejoin()
             case errors.IllegalGenerationError():
-                self.rejoin()
+                self.rejoin(lost=True)
             case errors.FencedInstanceIdError():
                 assert self.has_rival(), f"{self.name} is fenced by nobody"
                 self.crash()
@@ -244,11 +311,12 @@ class ClassicClient(Client):
                 self.crash()
             case errors.InconsistentGroupProtocolError():
                 self.member_id = ""
-                self.rejoin()
+                self.rejoin(lost=True)
             case _:
                 raise AssertionError(f"an answer that no client expects: {error!r}")
 
-    def on_answer(self, response: Any) -> None:
+    def on_answer(self, response: Any, kind: str) -> None:
+        """``kind`` is that of the group that answered."""
         if isinstance(response.error, errors.MemberIdRequiredError):
             self.member_id = response.member_id
             self.contact_ms = self.world.now_ms
@@ -263,7 +331,16 @@ class ClassicClient(Client):
             self.to_assign = response.members if leads else None
         else:
             self.phase = "stable"
-            self.held = self.world.on_synced(self, response)
+            before, self.held = self.held, self.world.on_synced(self, response, kind)
+            self.is_in_consumer_group = kind == "consumer"
+            if before - self.held:
+                self.rejoin()
+
+
+class CooperativeClient(ClassicClient):
+    """It keeps its partitions while it joins, and joins again when it has given some up (KIP-429)."""
+
+    is_cooperative = True
 
 
 class ConsumerClient(Client):
@@ -316,7 +393,7 @@ class ConsumerClient(Client):
             self.lost_answers += 1
             return
         # One lost answer is made up for; after two epochs that it knows nothing of a member is fenced.
-        may_be_fenced = was_over or epoch == 0 or self.lost_answers > 1
+        may_be_fenced = was_over or epoch == 0 or self.lost_answers > 1 or self.has_rival()
         self.lost_answers = 0
         if epoch >= 0:
             self.on_answer(response, may_be_fenced=may_be_fenced)
@@ -384,7 +461,11 @@ class ConsumerClient(Client):
         self.crash()
 
 
-KINDS = {"classic": (ClassicClient,), "consumer": (ConsumerClient,), "mixed": (ClassicClient, ConsumerClient)}
+KINDS: dict[str, tuple[type[Client], ...]] = {
+    "classic": (ClassicClient,),
+    "consumer": (ConsumerClient,),
+    "mixed": (ClassicClient, CooperativeClient, ConsumerClient),
+}
 
 
 class Simulation:
@@ -397,6 +478,9 @@ class Simulation:
             group_max_size=self.rng.choice([3, 100, 100]),
             group_new_member_join_timeout_ms=20_000,
             group_consumer_session_timeout_ms=SESSION_MS,
+            group_consumer_migration_policy=self.rng.choice(
+                ["bidirectional", "bidirectional", "bidirectional", "upgrade", "downgrade", "disabled"]
+            ),
         )
         self.driver = GroupDriver(config=config, t=3, u=2)
         self.driver.keeps = 2
@@ -405,11 +489,14 @@ class Simulation:
         self.is_calm = False
         self.lives = 0
         # The reference: who leads a generation, what its leader planned, and for which topics.
-        self.generation = 0
+        self.generation = self.generation_before = 0
         self.leaders: dict[int, str] = {}
         self.plans: dict[int, dict[str, bytes]] = {}
         self.planned_topics: dict[int, dict[str, TopicDescription]] = {}
         self.identities: dict[str, str] = {}
+        #: The kind of the group, and that of the one that gave each answer.
+        self.kind = ""
+        self.answered_by: dict[int, str] = {}
 
     @property
     def now_ms(self) -> int:
@@ -461,8 +548,13 @@ class Simulation:
         if self.observe is not None and getattr(event, "request", None) == self.observe[0]:
             assert event.request in self.driver.answers, "a request that waits for nothing is parked"
             self.observe[1].append(self.driver.answers[event.request])
-        if isinstance(event, SyncGroup):
+        if isinstance(event, SyncGroup) and self.kind == "classic":
             self.note_plan(event)
+        response = self.driver.answers.get(getattr(event, "request", 0))
+        if self.kind == "consumer" and response is not None and isinstance(event, (JoinGroup, SyncGroup)):
+            for client in self.clients:
+                if isinstance(client, ClassicClient) and client.parked == event.request:
+                    client.on_step_told(event, response.error)
         self.check()
 
     def restart(self) -> None:
@@ -480,27 +572,53 @@ class Simulation:
     def check(self) -> None:
         generation = self.driver.group.generation
         assert generation >= self.generation, f"generation {generation} after {self.generation}"
+        kind = self.driver.group.describe(with_members=False).kind
+        for request in self.driver.answers:
+            self.answered_by.setdefault(request, kind)
         for client in self.clients:
             client.look()
-            if generation > self.generation and client.instance_id is not None and isinstance(client, ClassicClient):
+            if (
+                kind == "classic"
+                and generation > self.generation
+                and client.instance_id is not None
+                and isinstance(client, ClassicClient)
+            ):
                 # KIP-345: a static member need not join a generation, and has a whole session from its begin on.
                 client.has_whole_session()
         self.generation = generation
+        if kind != self.kind:
+            for client in self.clients:
+                if isinstance(client, ClassicClient):
+                    # One that has another generation is about to find out that it has lost its partitions.
+                    client.is_in_consumer_group = kind == "consumer" and client.generation == self.generation_before
+                    client.due_ms = None
+            for led in (self.plans, self.leaders, self.planned_topics):
+                led.clear()
+        self.kind, self.generation_before = kind, generation
         owners: dict[tuple[uuid.UUID, int], Client] = {}
         for client in self.clients:
-            if isinstance(client, ConsumerClient) and not client.is_gone and not client.session_is_over:
+            if client.is_judged and not client.is_gone and not client.session_is_over:
                 for each in client.held:
                     other = owners.setdefault(each, client)
                     assert other is client, f"{other.name} and {client.name} hold {each}"
 
     def plan_for(self, members: tuple[Any, ...]) -> dict[str, bytes]:
-        """The leader's assignment: each partition to one of the members that subscribe to its topic."""
-        plan: dict[str, list[Any]] = {each.member_id: [] for each in members}
+        """The leader's assignment: each partition to one of the members that subscribe to its topic, or to none of them
+        as long as another one has it.
+        """
+        plan: dict[str, list[tuple[str, int]]] = {each.member_id: [] for each in members}
+        subscriptions = {each.member_id: decode_subscription(each.metadata) for each in members}
+        owners: dict[tuple[str, int], str] = {}
+        for member in sorted(subscriptions, key=lambda each: -subscriptions[each].generation):
+            for at in subscriptions[member].owned:
+                owners.setdefault(at, member)
         for name, description in self.topics.items():
-            subscribed = [each.member_id for each in members if name in json.loads(each.metadata)]
+            subscribed = [member for member, each in subscriptions.items() if name in each.topics]
             for partition in range(description.partitions if subscribed else 0):
-                plan[subscribed[partition % len(subscribed)]].append([str(description.topic_id), partition])
-        return {member: json.dumps(partitions).encode() for member, partitions in plan.items()}
+                member = subscribed[partition % len(subscribed)]
+                if owners.get((name, partition), member) == member:
+                    plan[member].append((name, partition))
+        return {member: encode_assignment(Assignment(tuple(partitions))) for member, partitions in plan.items()}
 
     def on_joined(self, client: ClassicClient, response: Any) -> None:
         self.identities[client.member_id] = client.identity
@@ -517,14 +635,20 @@ class Simulation:
     def note_plan(self, event: SyncGroup) -> None:
         response = self.driver.answers.get(event.request)
         leads = self.leaders.get(event.generation) == self.identities.get(event.member_id)
-        if response is not None and response.error is None and leads and event.generation not in self.plans:
+        if response is None or response.error is not None or not event.assignments:
+            return
+        if leads and event.generation not in self.plans:
             self.plans[event.generation] = {self.identities[member]: plan for member, plan in event.assignments}
             self.planned_topics[event.generation] = dict(self.topics)
 
-    def on_synced(self, client: ClassicClient, response: Any) -> Held:
-        plan = self.plans[client.generation]
-        assert response.assignment == plan.get(client.identity, b""), f"{client.name} gets what is not its own"
-        return {(uuid.UUID(each), partition) for each, partition in json.loads(response.assignment or b"[]")}
+    def on_synced(self, client: ClassicClient, response: Any, kind: str) -> Held:
+        topics = self.topics
+        if kind == "classic" and client.generation in self.plans:
+            plan = self.plans[client.generation]
+            assert response.assignment == plan.get(client.identity, b""), f"{client.name} gets what is not its own"
+            topics = self.planned_topics[client.generation]
+        places = decode_assignment(response.assignment).partitions if response.assignment else ()
+        return {(topics[name].topic_id, partition) for name, partition in places if name in topics}
 
     # ---- a schedule -------------------------------------------------------------------------------------------------
 
@@ -586,9 +710,6 @@ class Simulation:
         if instance_id is not None and last is not None:
             # The same program, started again, subscribes as before.
             client.topics = last.topics
-            if isinstance(client, ClassicClient):
-                metadata = json.dumps(sorted(client.topics)).encode()
-                client.protocols = tuple(JoinProtocol(name, metadata) for name, _ in client.protocols)
         self.clients.append(client)
 
     def change_topics(self) -> None:
@@ -609,12 +730,15 @@ class Simulation:
         return [each for each in self.clients if not each.is_gone]
 
     def calm_down(self) -> None:
-        """No more faults. Clients of one kind and of one instance id remain, and the group settles."""
+        """No more faults. Clients of one kind, or of all that may be in one group, and one of each instance id remain,
+        and the group settles.
+        """
         self.is_calm = True
         kind = self.rng.choice(self.kinds)
+        kinds = self.kinds if self.driver.config.upgrades and self.rng.random() < 0.5 else (kind,)
         instances: set[str] = set()
         for client in reversed(self.live()):
-            if not isinstance(client, kind) or client.instance_id in instances:
+            if not isinstance(client, kinds) or client.instance_id in instances:
                 client.crash()
             elif client.instance_id is not None:
                 instances.add(client.instance_id)
@@ -641,6 +765,8 @@ class Simulation:
         ids = {each.member_id if isinstance(each, ClassicClient) else each.name for each in self.live()}
         if described.state != "Stable" or {each.member_id for each in described.members} != ids or self.driver.parked:
             return False
+        if any(isinstance(each, ClassicClient) and each.phase != "stable" for each in self.live()):
+            return False
         held = [each for client in self.live() for each in client.held]
         wanted = {
             (self.topics[name].topic_id, partition)
@@ -648,6 +774,8 @@ class Simulation:
             for name in (client.subscribed() if isinstance(client, ConsumerClient) else client.topics)
             for partition in range(self.topics[name].partitions)
         }
+        if self.driver.config.downgrades and not any(isinstance(each, ConsumerClient) for each in self.live()):
+            assert described.kind == "classic", "a group of classic members is still a consumer group"
         return len(held) == len(set(held)) and set(held) == wanted
 
     def stay_quiet(self) -> None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction, Transaction
 
+from logstore.delta.actions import Add, Remove
 from logstore.delta.snapshot import SegmentFile
 from logstore.delta.topic_table import RewritePart, RollPart, TopicTable
 from logstore.filesystem import FileSystem
@@ -120,16 +121,33 @@ def overwrite_entry(table: TopicTable, version: int) -> None:
 
 
 def foreign_commit(
-    path: Path, actions: Sequence[AddAction | RemoveAction], transactions: Sequence[tuple[str, int]] = ()
+    path: Path, actions: Sequence[Add | Remove | AddAction | RemoveAction], transactions: Sequence[tuple[str, int]] = ()
 ) -> None:
     """A commit by somebody who keeps none of our rules."""
     DeltaTable(str(path)).create_write_transaction(
-        list(actions),
+        [_of_delta_rs(action) for action in actions],
         "append",
         Schema.from_arrow(TABLE_SCHEMA),
         ["partition"],
         commit_properties=CommitProperties(app_transactions=[Transaction(*t) for t in transactions]),
         post_commithook_properties=PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False),
+    )
+
+
+def _of_delta_rs(action: Add | Remove | AddAction | RemoveAction) -> AddAction | RemoveAction:
+    if isinstance(action, Add):
+        return AddAction(
+            action.path,
+            action.size,
+            action.partition_values,
+            action.modification_time,
+            action.data_change,
+            action.stats,
+        )
+    if not isinstance(action, Remove):
+        return action
+    return RemoveAction(
+        action.path, action.data_change, action.deletion_timestamp, action.size, action.partition_values
     )
 
 

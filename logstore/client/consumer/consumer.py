@@ -8,6 +8,7 @@ while the store is away.
 A consumer is for one thread. ``commit`` without offsets commits the positions; auto commit those of earlier calls.
 """
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -35,11 +36,15 @@ from logstore.client.consumer.wakeup import Wakeup
 from logstore.client.metadata import OffsetAndTimestamp, TopicPartition
 from logstore.client.option_checks import refuse_unknown
 from logstore.client.transport import Transport
-from logstore.errors import InvalidRequestError
+from logstore.errors import InvalidRequestError, LogStoreError
+
+# How long the commit of a consumer whose block failed may take.
+_LAST_COMMIT_SECONDS = 5.0
 
 
 class Consumer:
-    """Reads topics of one store. A context manager, which closes it.
+    """Reads topics of one store. A context manager, which closes it; if its block fails, or is interrupted, auto commit
+    commits the records that the program came back from for more.
 
     ``bootstrap`` is ``http(s)://host:port`` or ``host:port``, several separated by commas. Options have the names and,
     where none is said, the defaults of Kafka's consumer:
@@ -70,7 +75,10 @@ class Consumer:
     - ``metadata_max_age_ms``: how long new partitions of a topic that is subscribed to may go unnoticed, and how old
       what is known of brokers and leaders may get.
 
-    Raises InvalidConfigError naming an option that is wrong or that there is not, InvalidGroupError.
+    - ``where``: hand out only the records that this expression selects, as ``'$.user == "ada"'``; the store evaluates
+      it. Positions, and with a group committed offsets, pass over all others.
+
+    Raises InvalidWhereError, InvalidConfigError naming an option that is wrong or that there is not, InvalidGroupError.
     """
 
     def __init__(
@@ -100,6 +108,7 @@ class Consumer:
         partition_assignment_strategy: str | Sequence[str] | None = None,
         group_protocol: GroupProtocol = "classic",
         group_remote_assignor: str | None = None,
+        where: str | None = None,
         **unknown: Never,
     ) -> None:
         refuse_unknown("consumer", ConsumerOptions, unknown)
@@ -127,6 +136,7 @@ class Consumer:
             partition_assignment_strategy=partition_assignment_strategy,
             group_protocol=group_protocol,
             group_remote_assignor=group_remote_assignor,
+            where=where,
         )
         self._options = options
         self._admin = Admin(
@@ -158,38 +168,47 @@ class Consumer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
-        # If the block failed, the records handed out last may not be processed: do not commit them.
-        self._close(commit=kind is None)
+        self._close(failed=kind is not None)
 
     def close(self) -> None:
         """With auto commit, commit the positions; then leave the group at once, and end. A static member stays in the
         group until its session ends. Raises the error of that commit, and what the rebalance listener raises.
         """
-        self._close(commit=True)
+        self._close(failed=False)
 
-    def _close(self, *, commit: bool) -> None:
+    def _close(self, *, failed: bool) -> None:
         if self._closed:
             return
         self._closed = True
         try:
-            self._give_up(commit=commit)
+            self._give_up(failed=failed)
         finally:
             self._metadata.close()
             self._fetcher.close()
-            if not commit:
+            if failed:
                 self._admin.close()
             if self._committer is not None:
-                self._committer.close(cancel=not commit)
+                self._committer.close(cancel=failed)
             if self._member is not None:
                 self._member.leave()
                 self._member.close()
             self._admin.close()
             self._offset_fetcher.close()
 
-    def _give_up(self, *, commit: bool) -> None:
-        """Commit the positions automatically, and tell the rebalance listener that all partitions go."""
+    def _give_up(self, *, failed: bool) -> None:
+        """Commit the positions automatically, and tell the rebalance listener that all partitions go.
+
+        If the block of a ``with`` failed, records that it had in hand may not be processed, and are not committed. Its
+        own error goes on, and waits no longer for a store that is away.
+        """
         try:
-            if commit and self._committer is not None and self._committer.automatic:
+            if self._committer is None or not self._committer.automatic:
+                return
+            if failed:
+                with contextlib.suppress(LogStoreError, TimeoutError):
+                    done = self._collector.done_positions()
+                    self._committer.commit_automatically(*done).result(_LAST_COMMIT_SECONDS)
+            else:
                 self._committer.commit_automatically(*self._state.positions()).result()
         finally:
             if self._member is not None:
@@ -198,7 +217,7 @@ class Consumer:
     def _leave_group(self) -> None:
         if self._member is not None and self._member.is_member:
             try:
-                self._give_up(commit=True)
+                self._give_up(failed=False)
             finally:
                 self._member.leave()
 
@@ -390,7 +409,10 @@ class Consumer:
         if self._committer is None:
             raise InvalidRequestError("Committing needs a group: give group_id.")
         if offsets is None:
-            return self._committer.commit(*self._state.positions(), metadata, callback)
+            positions, topic_ids = self._state.positions()
+            self._collector.committed(positions)
+            return self._committer.commit(positions, topic_ids, metadata, callback)
+        self._collector.committed(offsets)
         return self._committer.commit(offsets, self._state.topics_meant(offsets), metadata, callback)
 
 

@@ -4,13 +4,13 @@ Invariants:
 
 - Nothing is handed out of a topic that was found to have been made again.
 - What is committed automatically is the position of *earlier* calls: a record that was handed out counts as done when
-  the program comes back for more.
+  the program comes back for more. So it is at the end of a ``with`` block that failed, or was interrupted.
 - No wait goes on beyond its time, whatever the store does.
 - Nothing is handed out while partitions are to be given up.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 
 from logstore.client.consumer.fetcher import CompletedFetch, Fetcher
@@ -49,6 +49,12 @@ class FetchCollector:
         self._options = options
         # The commit of the positions of partitions about to be revoked.
         self._committing: tuple[frozenset[TopicPartition], Future[None]] | None = None
+        # Where records begin that the program has and has not come back from: after ``records`` and ``batch``. While it
+        # iterates they are the rows of ``_iterated`` from ``_done`` on.
+        self._in_hand: dict[TopicPartition, int] = {}
+        self._iterated: CompletedFetch | None = None
+        self._done = 0
+        self._committed: dict[TopicPartition, int] = {}
         # Waits are short, so that auto commit keeps to its interval.
         self._wait_s = max(0.1, min(_WAIT_SECONDS_MAX, options.auto_commit_interval_ms / 1000))
 
@@ -59,6 +65,8 @@ class FetchCollector:
         while fetch is not None and fetch.batch is not None and len(records) < max_records:
             rows = fetch.batch.slice(fetch.row, fetch.row + max_records - len(records))
             found, error = rows.deserialized(self._options.key_deserializer, self._options.value_deserializer)
+            if found:
+                self._in_hand.setdefault(fetch.partition, found[0].offset)
             records += found
             self._state.advance(fetch, len(found))
             if error is not None:
@@ -75,6 +83,7 @@ class FetchCollector:
             return None
         end = len(fetch.batch) if max_records is None else fetch.row + max_records
         batch = fetch.batch.slice(fetch.row, end)
+        self._in_hand[fetch.partition] = batch.offset_at(0)
         self._state.advance(fetch, len(batch))
         return batch
 
@@ -86,9 +95,10 @@ class FetchCollector:
             records, error = rows.deserialized(self._options.key_deserializer, self._options.value_deserializer)
             if records:
                 self._state.handed_out(fetch.partition)
-            for record in records:
-                fetch.row += 1
+            self._iterated, self._done = fetch, fetch.row
+            for fetch.row, record in enumerate(records, self._done + 1):
                 yield record
+                self._done = fetch.row
                 if self._fetcher.begun() is not fetch:
                     break  # the program has called ``seek`` or the like
             else:
@@ -96,9 +106,31 @@ class FetchCollector:
                 if error is not None:
                     raise error
 
+    def done_positions(self) -> tuple[dict[TopicPartition, int], dict[str, str]]:
+        """As ``SubscriptionState.positions``, before the records that the program has and has not come back from."""
+        positions, topic_ids = self._state.positions()
+        in_hand = dict(self._in_hand)
+        fetch = self._iterated
+        if fetch is not None and fetch is self._fetcher.begun() and self._done < fetch.row:
+            assert fetch.batch is not None
+            in_hand[fetch.partition] = fetch.batch.offset_at(self._done)
+        done = {at: min(offset, in_hand.get(at, offset)) for at, offset in positions.items()}
+        return {at: max(offset, self._committed.get(at, offset)) for at, offset in done.items()}, topic_ids
+
+    def committed(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """The program commits these itself: it is done with the records below."""
+        self._committed.update(offsets)
+
+    def _take_back(self) -> None:
+        """The program comes for more: it is done with all records that it has."""
+        self._in_hand.clear()
+        self._committed.clear()
+        self._iterated = None
+
     def _next(self, timeout_s: float) -> CompletedFetch | None:
         """The fetch of which rows are to be handed out; None when the time is up."""
         deadline = time.monotonic() + timeout_s
+        self._take_back()
         if self._fetcher.closed:
             raise InvalidRequestError("The consumer is closed.")
         if self._member is None or not self._member.is_member:

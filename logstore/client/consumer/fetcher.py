@@ -303,6 +303,7 @@ class Fetcher:
             options.max_partition_fetch_bytes,
             options.fetch_min_bytes,
             wait_ms,
+            options.where,
         )
         began = time.monotonic()
         with self._metadata.way_to(worker.broker, turn[0].partition) as way:

@@ -39,7 +39,7 @@ _TAKEN_BY_A_STORE = (
 class ConsumerOptions:
     """As given to ``Consumer``, checked, and no more than a store takes.
 
-    InvalidConfigError naming the option and what it takes, InvalidGroupError.
+    InvalidConfigError naming the option and what it takes, InvalidGroupError, InvalidWhereError.
     """
 
     group_id: str | None
@@ -65,6 +65,7 @@ class ConsumerOptions:
     partition_assignment_strategy: str | Sequence[str] | None
     group_protocol: GroupProtocol
     group_remote_assignor: str | None
+    where: str | None
 
     def __post_init__(self) -> None:
         check_one_of("auto_offset_reset", self.auto_offset_reset, get_args(AutoOffsetReset))
@@ -95,6 +96,13 @@ class ConsumerOptions:
             )
         if self.enable_auto_commit and self.group_id is None:
             raise InvalidConfigError("enable_auto_commit needs a group: give group_id")
+        if self.where is not None:
+            # Imported late: few consumers have one.
+            from logstore.records.where.parser import parse_where
+
+            if not isinstance(self.where, str):
+                raise InvalidConfigError(f"where = {self.where!r}: give an expression as '$.user == \"ada\"'")
+            parse_where(self.where)
         self._check_membership()
 
     def _check_membership(self) -> None:

@@ -57,7 +57,7 @@ class FetchedBatch:
         if start <= 0 and end >= len(self):
             return self
         end = min(end, len(self))
-        next_offset = self.next_offset if end == len(self) else self._offset_at(end - 1) + 1 if end else -1
+        next_offset = self.next_offset if end == len(self) else self.offset_at(end - 1) + 1 if end else -1
         rows = self.batch.slice(start, end - start)
         return FetchedBatch(self.topic, self.partition, rows, next_offset, self.log_start_offset, self.high_watermark)
 
@@ -93,7 +93,7 @@ class FetchedBatch:
         if len(records) == len(self):
             return records, None
         what, failure = ("key", key_failure) if len(found_keys) == len(records) else ("value", value_failure)
-        offset = self._offset_at(len(records))
+        offset = self.offset_at(len(records))
         error = RecordDeserializationError(
             f"The {what} of the record at offset {offset} of {self.topic}-{self.partition} cannot be deserialized: "
             f"{failure!r}. seek() to {offset + 1} to pass over it.",
@@ -104,7 +104,8 @@ class FetchedBatch:
         error.__cause__ = failure
         return records, error
 
-    def _offset_at(self, row: int) -> int:
+    def offset_at(self, row: int) -> int:
+        """The offset of one record."""
         return int(int64_values(self.batch.column("offset"))[row])
 
 

@@ -101,7 +101,10 @@ class ClassicMember(Membership):
                 assignments=self._assignments_of_all,
             )
         return Heartbeat(
-            member_id=options.member_id, generation=self._generation, group_instance_id=options.group_instance_id
+            member_id=options.member_id,
+            generation=self._generation,
+            group_instance_id=options.group_instance_id,
+            since_poll_ms=self._since_poll_ms,
         )
 
     def _metadata(self, assignor: str) -> bytes:

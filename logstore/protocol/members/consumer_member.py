@@ -61,6 +61,7 @@ class ConsumerMember(Membership):
             subscribed_regex=self.regex or "" if in_full else None,
             server_assignor=options.assignors[0] if in_full and options.assignors else None,
             owned=tuple(OwnedPartition(*each) for each in sorted(owned)) if tells else None,
+            since_poll_ms=self._since_poll_ms,
         )
 
     def farewell(self, reason: str) -> GroupRequest | None:  # noqa: ARG002

@@ -95,6 +95,7 @@ class Heartbeat(GroupRequest, frozen=True, kw_only=True):
     member_id: str
     generation: int
     group_instance_id: str | None = None
+    since_poll_ms: int | None = None
 
 
 class LeavingMember(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -128,3 +129,4 @@ class ConsumerHeartbeat(GroupRequest, frozen=True, kw_only=True):
     subscribed_regex: str | None = None
     server_assignor: str | None = None
     owned: tuple[OwnedPartition, ...] | None = None
+    since_poll_ms: int | None = None

@@ -120,6 +120,8 @@ class Membership(ABC):
         self._heartbeat_at = 0.0
         # Infinite inside ``poll``, and before the first one.
         self._polled_at = math.inf
+        # As the next heartbeat tells it.
+        self._since_poll_ms = 0
         self._backoffs = backoffs()
         self._retry_at = 0.0
         self._failing_since: float | None = None
@@ -139,6 +141,7 @@ class Membership(ABC):
         at = max(self._due(), self._retry_at)
         if now < at:
             return min(at, overdue_at) - now
+        self._since_poll_ms = max(0, round((now - self._polled_at) * 1000)) if self._polled_at < math.inf else 0
         self._awaited = self._request()
         return self._awaited
 

@@ -17,7 +17,7 @@ from logstore.errors import (
     UnknownPartitionError,
     UnknownTopicError,
 )
-from logstore.records.offset_record import OFFSETS_TOPIC
+from logstore.names import is_internal
 from logstore.spark.offset_ranges import LogBounds
 from logstore.spark.option_checks import HTTP_PORT
 from logstore.spark.source.options import ReadOptions, TopicPartition
@@ -88,7 +88,7 @@ class SourceTopics:
         """Without the store's own topics, as Kafka's ``exclude.internal.topics`` has it."""
         if self._options.storage:
             tables = storage_root(self._options.storage).tables()
-            return [name for name in tables if name != OFFSETS_TOPIC]
+            return [name for name in tables if not is_internal(name)]
         with _told_of_the_port():
             return [topic.topic_name for topic in self._store().topics()]
 

@@ -54,6 +54,8 @@ class GroupSpec:
     seconds_a_batch: float = 0.03
     #: Whether members have Kafka's protocol.
     kafka: bool = False
+    #: A group of several kinds of members: each member that is added is of the next kind, also in another's place.
+    kinds: tuple["GroupSpec", ...] = ()
 
 
 RANGE = GroupSpec("range", _CLASSIC)
@@ -65,6 +67,14 @@ KAFKA_COOPERATIVE = GroupSpec(
     "kafka-cooperative", {**_KAFKAS_CLASSIC, "partition.assignment.strategy": "cooperative-sticky"}, kafka=True
 )
 KAFKA_CONSUMER = GroupSpec("kafka-consumer", {**_KAFKAS, "group.protocol": "consumer"}, kafka=True)
+_KAFKA_RANGE = GroupSpec("kafka-range", {**_KAFKAS_CLASSIC, "partition.assignment.strategy": "range"}, kafka=True)
+#: Members of both protocols and of both interfaces: the group changes its kind as they come and go (KIP-848).
+MIXED = GroupSpec(
+    "mixed", {}, members=3, kafka=True, kinds=(CONSUMER, _KAFKA_RANGE, KAFKA_CONSUMER, RANGE, _KAFKA_RANGE)
+)
+MIXED_COOPERATIVE = GroupSpec(
+    "mixed-cooperative", {}, members=3, kafka=True, kinds=(KAFKA_COOPERATIVE, CONSUMER, COOPERATIVE, KAFKA_CONSUMER)
+)
 
 
 @dataclass(slots=True)
@@ -141,11 +151,13 @@ class Groups:
         return [member for member in self.members if member.group is spec]
 
     def add(self, spec: GroupSpec, instance_id: str | None = None) -> Member:
-        name = f"{spec.name}-m{next(self._numbers)}"
-        instance = "group.instance.id" if spec.kafka else "group_instance_id"
-        options = {**spec.options, **({instance: instance_id} if instance_id else {})}
-        module = "kafka_group_member" if spec.kafka else "group_member"
-        address = self._bootstrap if spec.kafka else ",".join(self._urls)
+        number = next(self._numbers)
+        name = f"{spec.name}-m{number}"
+        kind = spec.kinds[number % len(spec.kinds)] if spec.kinds else spec
+        instance = "group.instance.id" if kind.kafka else "group_instance_id"
+        options = {**kind.options, **({instance: instance_id} if instance_id else {})}
+        module = "kafka_group_member" if kind.kafka else "group_member"
+        address = self._bootstrap if kind.kafka else ",".join(self._urls)
         topics, seconds = json.dumps(sorted(self.topics)), str(spec.seconds_a_batch)
         given = [address, str(self._recorder.path), name, spec.name, topics, seconds]
         with (self._directory / f"{name}.err").open("wb") as stderr:

@@ -28,7 +28,7 @@ from tests.faults.bench.foreign_commits import Removal
 from tests.faults.bench.history import Recorder
 from tests.faults.bench.made_again import MadeAgain
 from tests.faults.bench.nemesis import READY_S, Neighbour, Nemesis, StoreBrokenError, Streams
-from tests.faults.bench.records import stored
+from tests.faults.bench.records import Record, stored
 from tests.faults.bench.schedule import Fault
 from tests.faults.bench.workload import Client, TopicSpec
 from tests.support import lost_journals
@@ -37,6 +37,7 @@ from tests.support.server_process import FaultyServerProcess, NotStartedError
 
 #: error_code: refused until it is mended; records are missing; the offset is not in the log.
 _QUARANTINED, _OUT_OF_RANGE = 50303, 41601
+_ACCEPTED = 202
 _POLL_S = 0.1
 _TIMEOUT_S = 30.0
 #: What a store says of a journal that is not its own any more.
@@ -369,6 +370,70 @@ class Meddler(Nemesis):
             self._take_back(topic, version, {**told, "values": {row[0]: row[4] for row in rows}})
         self._require_served(topic, range(topic.partitions))
 
+    def _erase(self, fault: Fault) -> None:
+        """Records of a key of their own are erased for good, perhaps with a kill at a step of it."""
+        topic = self._chosen(fault)
+        partition = int(fault.settings["partition"] * topic.partitions)
+        key = f"erased-{next(self._numbers)}"
+        words = f"words-of-{key}-{topic.name}"
+        records = [Record(f"{key}-{n}", key, f"{words}-{n}", None) for n in range(3)]
+        places: list[tuple[int, int]] = []
+
+        def produced() -> bool:
+            answer, told = self._client.produce(topic, partition, records, acks="all", form="json")
+            places[:] = [place for place in told.get("places", ()) if place is not None] if answer.ok else []
+            return len(places) == len(records)
+
+        if not produced():
+            return  # the outcome is open: the records stay
+        offsets = {offset for _, offset in places}
+        _, told = self._client.fetch(topic.name, partition, min(offsets), form="arrow", max_bytes=10_000, max_wait_ms=0)
+        rows = [row for row in told.get("records", ()) if row[0] in offsets]
+        self._told(fault, topic=topic.name)
+        state = {"topic": topic.name, "partition": partition, "how": "erase", "rows": rows}
+        number = self._recorder.invoke("nemesis", "statement", **state)
+        begun: list[dict[str, Any]] = []
+
+        def begins() -> bool:
+            with contextlib.suppress(httpx.HTTPError):
+                answer = httpx.post(
+                    f"{self._server.url}/topics/{topic.name}/erasures", json={"keys": [key]}, timeout=_TIMEOUT_S
+                )
+                if answer.status_code == _ACCEPTED:
+                    begun.append(answer.json())
+            return bool(begun)
+
+        point = fault.settings["point"]
+        if point is not None:
+            self._server.control(f"point {point} kill")
+        if not self._wait_until(begins, self._patience_s):
+            raise StoreBrokenError(f"no erasure of {topic.name} begins")
+        if point is not None:
+            if not self._wait_until(lambda: self._server.process.poll() is not None, READY_S):
+                raise StoreBrokenError(f"an erasure does not lead to {point}")
+            self._server.kill()
+            self.start()
+        elif fault.settings["restart"]:
+            self._restart(fault.settings["restart"])
+        report: dict[str, Any] = {}
+
+        def is_erased() -> bool:
+            with contextlib.suppress(httpx.HTTPError, ValueError):
+                path = f"/topics/{topic.name}/erasures/{begun[0]['erasure']}"
+                report.update(httpx.get(self._server.url + path, timeout=_TIMEOUT_S).json())
+            return report.get("state") == "erased"
+
+        if not self._wait_until(is_erased, 2 * self._patience_s):
+            raise StoreBrokenError(f"an erasure of {topic.name} is never over: {report}")
+        files = (file for file in self._server.data.rglob("*") if file.is_file())
+        left = [str(file) for file in files if words.encode() in _content(file)]
+        if left:
+            self.broken.append(f"erased records of {topic.name} are still in {left}")
+        version = max(report["versions"], default=-1)
+        self._recorder.complete(number, "nemesis", "statement", "ok", **state, version=version)
+        self._require_acknowledged(self._logs, f"after records of {topic.name} were erased")
+        time.sleep(fault.seconds)
+
     def _take_back(self, topic: TopicSpec, version: int, told: Mapping[str, Any]) -> None:
         """RESTORE to the version before a statement; ``told`` has the rows and their values from then on."""
         told = {**told, "how": "restore"}
@@ -512,3 +577,10 @@ def _remove(copy: Path) -> None:
         copy.unlink()
     else:
         shutil.rmtree(copy, ignore_errors=True)
+
+
+def _content(file: Path) -> bytes:
+    """Files go away meanwhile."""
+    with contextlib.suppress(OSError):
+        return file.read_bytes()
+    return b""

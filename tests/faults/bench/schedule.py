@@ -13,7 +13,7 @@ from typing import Any, Final
 ABRUPT: Final = ("kill", "terminate", "power_cut", "pause", "overwrite", "job_kill")
 LASTING: Final = ("fsync_error", "call_error", "read_error", "disk_full", "slow_fsync", "block", "clock", "descriptors")
 #: By somebody beside the store.
-MEDDLING: Final = ("copy", "recreate", "lock", "journal", "restore", "rewrite", "strange", "statement")
+MEDDLING: Final = ("copy", "recreate", "lock", "journal", "restore", "rewrite", "strange", "statement", "erase")
 KINDS: Final = (*ABRUPT, *LASTING, *MEDDLING)
 #: Of the members of consumer groups, for runs that have some.
 GROUPED: Final = (
@@ -30,7 +30,7 @@ GROUPED: Final = (
 #: cannot bear (docs/your-topic-as-a-table.md).
 STREAMED: Final = (
     "stream_kill",
-    *(kind for kind in KINDS if kind not in {"overwrite", "restore", "strange", "statement"}),
+    *(kind for kind in KINDS if kind not in {"overwrite", "restore", "strange", "statement", "erase"}),
 )
 
 HOUR_MS: Final = 3_600_000
@@ -69,6 +69,16 @@ _READS: Final = (
 )
 
 
+#: Steps of an erasure.
+_ERASING: Final = (
+    "erase.rolled",
+    "erase.written",
+    "erase.committed",
+    "erase.pending",
+    "erase.journal",
+    "erase.deleted",
+    "erase.swept",
+)
 #: Before a group of the journal is written, and before it is synced.
 _IN_A_WRITE: Final = ("journal.write_at", "journal.written")
 
@@ -176,6 +186,9 @@ def _meddling(chance: random.Random, kind: str) -> dict[str, Any]:
             how, every = chance.choice(["delete", "delete", "update", "merge"]), chance.choice([1, 3, 20])
             at = {"which": chance.random(), "partition": chance.random(), "file": chance.random()}
             return {**at, "how": how, "every": every, "undone": chance.random() < 0.25, "restart": restart}
+        case "erase":
+            at = {"which": chance.random(), "partition": chance.random()}
+            return {**at, "restart": restart, "point": chance.choice([None, *_ERASING])}
         case _:
             # A row over ours, one that the next roll meets, one far beyond; or a number of partitions that is none.
             what = chance.choice([-1, 0, 1_000, "abc", "1000", ""])

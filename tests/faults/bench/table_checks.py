@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tests.faults.bench.evidence import Anomaly, Call, Evidence, Log, LogName, ranges
-from tests.faults.bench.history import Delta, Entry, FinalDelta, Job, Look, TableRow
+from tests.faults.bench.history import Delta, Entry, FinalDelta, Job, Look, Statement, TableRow
 from tests.faults.bench.record_checks import why_not_compacted
 from tests.faults.bench.statements import Moment
 
@@ -27,8 +27,19 @@ def check_tables(evidence: Evidence) -> Iterator[Anomaly]:
             yield from _check_kept(look, log, kept)
     looks: list[Call[Any]] = [*evidence.calls(Delta), *evidence.calls(FinalDelta)]
     for call in looks:
-        if call.told and call.told.phase == "fail":
+        if call.told and call.told.phase == "fail" and not _is_erased(evidence, call):
             yield Anomaly("D4", "table cannot be read", f"{call.told.topic}: {call.told.error}", (call.told,))
+
+
+def _is_erased(evidence: Evidence, look: Call[Any]) -> bool:
+    """Files of versions before an erasure go at once with it."""
+    return any(
+        statement.asked.how == "erase"
+        and statement.asked.topic == look.told.topic
+        and statement.begin < look.told.t
+        and (statement.told is None or look.told.version < statement.told.version)
+        for statement in evidence.calls(Statement)
+    )
 
 
 # ---- entries and facts of the Delta log -----------------------------------------------------------------------------

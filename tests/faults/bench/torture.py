@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.bench.bench import BOTH, SHARED, TOPICS, Bench, Load, Report
-from tests.faults.bench.groups import CONSUMER, COOPERATIVE, KAFKA_CONSUMER, KAFKA_COOPERATIVE, RANGE
+from tests.faults.bench.groups import CONSUMER, COOPERATIVE, KAFKA_CONSUMER, MIXED, MIXED_COOPERATIVE, RANGE
 from tests.faults.bench.kafka_producer import IDEMPOTENT, LEADER_ALONE, PLAIN
 from tests.faults.bench.mutants import EXPOSED_BY, Exposure
 from tests.faults.bench.nemesis import READY_S
@@ -72,7 +72,7 @@ _WITH_KAFKA: dict[str, Any] = {
     "kafka_readers": 1,
 }
 _KAFKA_EVERY = 2
-_KAFKA_GROUPS = (CONSUMER, KAFKA_COOPERATIVE, KAFKA_CONSUMER)
+_KAFKA_GROUPS = (MIXED, MIXED_COOPERATIVE, KAFKA_CONSUMER)
 
 
 def main() -> int:

@@ -162,7 +162,7 @@ def test_the_last_of_the_journal_is_for_internal_topics(tmp_path: Path) -> None:
         limits = {"journal_max_bytes": 4 * MIB, "journal_topic_max_bytes": 4 * MIB}
         async with running_broker(tmp_path, filesystem=disk, **limits) as broker:
             topic = await new_topic(broker, "t")
-            offsets = await broker.internal_topic(INTERNAL, "__offsets", partitions=1, configs=NEVER)
+            offsets = await broker.internal_topic(INTERNAL, "__consumer_offsets", partitions=1, configs=NEVER)
             disk.fail("create", path="topics/", times=10**6)
             error = await fill(broker, topic, 50_000)
             assert "journal.max.bytes" in error.message

@@ -191,7 +191,7 @@ def test_each_partition_has_its_own_outcome(tmp_path: Path) -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker, partitions=13)
             await new_topic(broker, "u", **{"cleanup.policy": "compact", "max.message.bytes": "1100"})
-            internal = await broker.internal_topic(INTERNAL, "__mine", partitions=1, configs={})
+            internal = await broker.internal_topic(INTERNAL, "__audit", partitions=1, configs={})
             topic.partition(2).resign(9)
             topic.partition(3).quarantine("damaged", "mend it")
             damaged = bytearray(good)

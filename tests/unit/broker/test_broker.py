@@ -1035,7 +1035,7 @@ def test_a_bad_name_is_told_from_a_topic_that_is_not_there(tmp_path: Path) -> No
     async def scenario() -> None:
         async with running_broker(tmp_path, auto_create_topics_enable=True) as broker:
             assert (await broker.find_or_create_topic(INTERNAL, "made", Operation.WRITE)).name == "made"
-            for name in ("bad name", "MADE", "__internal"):
+            for name in ("bad name", "MADE", "__audit"):
                 with pytest.raises(InvalidTopicError):
                     await broker.find_or_create_topic(INTERNAL, name, Operation.WRITE)
 

@@ -4,12 +4,9 @@ Spark's files are in tests/spark; delta-rs writes the same here, in less time.
 """
 
 import asyncio
-import itertools
-import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -20,9 +17,12 @@ from logstore.broker.fetching import FetchLimits, FetchPartition
 from logstore.broker.problems import ProblemState
 from logstore.delta.snapshot import PartitionState
 from logstore.errors import CommitRefusedError, LogStoreError, QuarantinedError, UnsupportedTableError
+from logstore.log.feature_removal import take_back
 from logstore.log.topic import Topic
 from logstore.protocol.record_batch import encode_batches, read_records
+from tests.support import deletion_vectors as vectors
 from tests.support import foreign_writers as others
+from tests.support import table_features as features
 from tests.support.captured_logs import captured_logs
 from tests.support.kafka_reading import consume, rows_from
 from tests.support.running_broker import produce, read_all, run, running_broker
@@ -100,6 +100,18 @@ STATEMENTS: dict[str, tuple[Callable[[Path], None], list[tuple[int, bytes]]]] = 
     ),
     "delete everything": (lambda table: others.delete(table, 'partition = 0 AND "offset" < 30'), without(range(30))),
     "update": (lambda table: others.update(table, 'partition = 0 AND "offset" IN (3, 25)', "new"), changed([3, 25])),
+    "delete rows with vectors": (lambda table: vectors.delete(table, [0, 3, 14, 29]), without([0, 3, 14, 29])),
+    "delete rows with vectors in the log": (lambda table: vectors.delete(table, [1, 2], kind="i"), without([1, 2])),
+    "delete a segment with vectors": (lambda table: vectors.delete(table, list(range(10, 20))), without(range(10, 20))),
+    "update with vectors": (lambda table: vectors.update(table, [3, 25], b"new"), changed([3, 25])),
+    "delete, update, delete with vectors": (
+        in_turn(
+            lambda table: vectors.delete(table, [4]),
+            lambda table: vectors.update(table, [5, 6, 22], b"new"),
+            lambda table: vectors.delete(table, [6, 21]),
+        ),
+        [record for record in changed([5, 22]) if record[0] not in (4, 6, 21)],
+    ),
     "merge": (lambda table: others.merge(table, [29, 2, 17], b"new"), changed([2, 17, 29])),
     "replace where": (
         lambda table: others.overwrite(
@@ -250,72 +262,12 @@ def test_after_a_restore_to_a_version_before_partitions_were_added_all_of_them_a
     run(scenario())
 
 
-# ---- features that readers of ours do not honour --------------------------------------------------------------------
-
-
-def upgrade(table: Path, *, reader: int, writer: int, features: list[str], **properties: str) -> None:
-    """As Spark's ``ALTER TABLE`` does it."""
-    now = DeltaTable(str(table))
-    entry = table / "_delta_log" / f"{now.version() + 1:020d}.json"
-    metadata = now.metadata()
-    upgraded = {"minReaderVersion": reader, "minWriterVersion": writer}
-    if reader == 3:
-        upgraded["readerFeatures"] = features
-    if writer == 7:
-        upgraded["writerFeatures"] = features
-    lines = [
-        {"commitInfo": {"timestamp": 1, "operation": "SET TBLPROPERTIES", "operationParameters": {}}},
-        {"protocol": upgraded},
-        {
-            "metaData": {
-                "id": str(metadata.id),
-                "format": {"provider": "parquet", "options": {}},
-                "schemaString": _mapped_schema(now) if reader == 2 else now.schema().to_json(),
-                "partitionColumns": metadata.partition_columns,
-                "configuration": {**metadata.configuration, **properties},
-                "createdTime": metadata.created_time,
-            }
-        },
-    ]
-    entry.write_text("\n".join(json.dumps(line) for line in lines) + "\n")
-
-
-_ids = itertools.count(1)
-
-
-def _mapped_schema(table: DeltaTable) -> str:
-    return json.dumps(_mapped(json.loads(table.schema().to_json())))
-
-
-def _mapped(kind: Any) -> Any:
-    """A type of Delta with names and ids for column mapping."""
-    if isinstance(kind, dict) and kind["type"] == "struct":
-        for field in kind["fields"]:
-            field["type"] = _mapped(field["type"])
-            field["metadata"] = {
-                "delta.columnMapping.id": next(_ids),
-                "delta.columnMapping.physicalName": field["name"],
-            }
-    elif isinstance(kind, dict):
-        kind["elementType"] = _mapped(kind["elementType"])
-    return kind
-
-
-UPGRADES = {
-    "deletion vectors": {
-        "reader": 3,
-        "writer": 7,
-        "features": ["deletionVectors"],
-        "delta.enableDeletionVectors": "true",
-    },
-    "column mapping": {"reader": 2, "writer": 5, "features": [], "delta.columnMapping.mode": "name"},
-}
+# ---- table features -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["live", "restarted"])
-@pytest.mark.parametrize("feature", UPGRADES)
-def test_a_feature_that_readers_do_not_honour_keeps_the_topic_from_being_served_until_it_is_taken_back(
-    tmp_path: Path, feature: str, restarted: bool
+def test_a_renamed_column_keeps_the_topic_from_being_served_until_it_is_named_back(
+    tmp_path: Path, restarted: bool
 ) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
@@ -323,25 +275,25 @@ def test_a_feature_that_readers_do_not_honour_keeps_the_topic_from_being_served_
             table = path_of(topic.table)
             await broker.create_topic(INTERNAL, "other")
             if not restarted:
-                await asyncio.to_thread(upgrade, table, **UPGRADES[feature])
+                await asyncio.to_thread(features.turn_on, table, "columnMapping", change=features.rename("value", "v"))
                 with pytest.raises(UnsupportedTableError):
                     await broker._roller.refresh(topic)
                 check(broker)
                 for partition in (0, 1):
-                    with pytest.raises(QuarantinedError, match=feature):
+                    with pytest.raises(QuarantinedError, match="value was renamed to v"):
                         await broker.fetch(INTERNAL, topic, partition, 0, max_bytes=1, min_bytes=1, max_wait_ms=0)
                     with pytest.raises(QuarantinedError):
                         await produce(broker, topic, [b"no"], partition=partition)
-                await asyncio.to_thread(take_back, table)
+                await asyncio.to_thread(name_back, table)
                 await broker._roller.refresh(topic)
                 assert broker.problems(INTERNAL) == []
                 assert await read_all(broker, topic) == ALL
         if restarted:
-            upgrade(table, **UPGRADES[feature])
+            features.turn_on(table, "columnMapping", change=features.rename("value", "v"))
             async with running_broker(tmp_path) as broker:
                 check(broker)
                 assert await produce(broker, broker.topic(INTERNAL, "other"), [b"x"]) == 0
-            take_back(table)
+            name_back(table)
         async with running_broker(tmp_path) as broker:
             assert broker.problems(INTERNAL) == []
             assert await read_all(broker, broker.topic(INTERNAL, "orders")) == ALL
@@ -350,12 +302,11 @@ def test_a_feature_that_readers_do_not_honour_keeps_the_topic_from_being_served_
         problems = [problem for problem in broker.problems(INTERNAL) if problem.topic == "orders"]
         assert {problem.state for problem in problems} == {ProblemState.QUARANTINED}
         for problem in problems:
-            assert f"(for {feature})" in problem.reason
-            assert "protocol_downgrade_allowed=True" in problem.reason + problem.remedy
+            assert "column mapping (its column value was renamed to v)" in problem.reason
+            assert "rename the column back" in problem.reason + problem.remedy
 
-    def take_back(table: Path) -> None:
-        """As the remedy says."""
-        DeltaTable(str(table)).restore(DeltaTable(str(table)).version() - 1, protocol_downgrade_allowed=True)
+    def name_back(table: Path) -> None:
+        features.turn_on(table, "columnMapping", change=features.rename("v", "value"))
 
     run(scenario())
 
@@ -364,28 +315,83 @@ def test_a_feature_of_writers_keeps_rolls_back_and_nobody_from_reading(tmp_path:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await three_segments(broker)
-            table = path_of(topic.table)
-            before = others.version(table)
-            await asyncio.to_thread(
-                upgrade,
-                table,
-                reader=1,
-                writer=7,
-                features=["changeDataFeed"],
-                **{"delta.enableChangeDataFeed": "true"},
-            )
+            await asyncio.to_thread(features.turn_on, path_of(topic.table), "checkConstraints")
             await broker._roller.refresh(topic)
             assert await read_all(broker, topic) == ALL
-            with pytest.raises(CommitRefusedError, match=rf"change data feed.*restore\({before}, protocol_downgrade"):
+            with pytest.raises(CommitRefusedError, match=r"check constraints.*logstore topic take-feature-back orders"):
                 await broker.roll(INTERNAL, topic)
-            await asyncio.to_thread(lambda: DeltaTable(str(table)).restore(before, protocol_downgrade_allowed=True))
+            taken = await asyncio.to_thread(take_back, topic.table, "orders", None, lambda _: topic.config, 1)
+            assert taken.features == ("checkConstraints",)
             await broker.roll(INTERNAL, topic)
             assert await read_all(broker, topic) == ALL
-            # A second upgrade: what was done since the first one was taken back is not to be undone.
-            before = others.version(table)
-            await asyncio.to_thread(upgrade, table, **UPGRADES["deletion vectors"])
-            with pytest.raises(UnsupportedTableError, match=rf"restore\({before}, protocol_downgrade"):
-                await broker._roller.refresh(topic)
+            assert broker.problems(INTERNAL) == []
+
+    run(scenario())
+
+
+def test_features_that_users_have_on_by_default_stop_nothing(tmp_path: Path) -> None:
+    on = ("deletionVectors", "columnMapping", "rowTracking", "inCommitTimestamp", "vacuumProtocolCheck", "clustering")
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await three_segments(broker)
+            await asyncio.to_thread(features.turn_on, path_of(topic.table), *on, "changeDataFeed", "typeWidening")
+            await broker.roll(INTERNAL, topic)
+            await asyncio.to_thread(vectors.delete, path_of(topic.table), [3, 30])
+            await broker.alter_configs(INTERNAL, "orders", {"retention.ms": "7000000"})
+            await broker.add_partitions(INTERNAL, "orders", 3)
+            await broker._roller.refresh(topic)
+            assert await read_all(broker, topic) == without([3, 30])
+            assert broker.problems(INTERNAL) == []
+        async with running_broker(tmp_path) as broker:
+            assert await read_all(broker, broker.topic(INTERNAL, "orders")) == without([3, 30])
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["damaged", "gone"])
+def test_a_damaged_vector_is_a_problem_of_its_topic(tmp_path: Path, gone: bool) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await three_segments(broker)
+            table = path_of(topic.table)
+            vectors.delete(table, [13])
+            (vector,) = table.glob("deletion_vector_*.bin")
+            whole = vector.read_bytes()
+            vector.write_bytes(whole[:-1])
+            if gone:
+                vector.unlink()
+            await broker._roller.refresh(topic)
+            with pytest.raises(LogStoreError):
+                await read_all(broker, topic)
+            (problem,) = broker.problems(INTERNAL)
+            assert (problem.topic, problem.partition, problem.state) == ("orders", 0, ProblemState.UNREADABLE)
+            assert "deletion_vector" in problem.reason or "deletion vector" in problem.reason
+            assert await read_all(broker, topic, 1) == ALL
+            await broker.roll(INTERNAL, topic)
+            vector.write_bytes(whole)
+        async with running_broker(tmp_path) as broker:
+            topic = broker.topic(INTERNAL, "orders")
+            assert await read_all(broker, topic) == without([13])
+            assert broker.problems(INTERNAL) == []
+
+    run(scenario())
+
+
+def test_an_append_only_table_is_told_of_where_records_would_be_removed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await three_segments(broker)
+            await broker.alter_configs(INTERNAL, "orders", {"retention.ms": "7000000"})
+            await asyncio.to_thread(features.turn_on, path_of(topic.table), "appendOnly")
+            await broker.roll(INTERNAL, topic)
+            await broker._roller.refresh(topic)
+            (problem,) = broker.problems(INTERNAL)
+            assert (problem.state, problem.partition) == (ProblemState.APPEND_ONLY, None)
+            assert "retention removes no record" in problem.reason
+            assert "UNSET TBLPROPERTIES ('delta.appendOnly')" in problem.remedy
+            await broker.alter_configs(INTERNAL, "orders", {"retention.ms": "-1"})
+            assert broker.problems(INTERNAL) == []
 
     run(scenario())
 

@@ -776,7 +776,7 @@ def test_journal_files_come_and_go_and_frames_are_copied_forward(tmp_path: Path)
             while journal.files[0][0] == oldest:
                 await broker.produce(INTERNAL, busy, records([bytes(500_000)]), partition=0)
                 await broker.roll(INTERNAL, busy)
-                copied += len(await relocate_oldest(journal, broker._schedule._keepers(), 1 << 20))
+                copied += len(await relocate_oldest(journal, broker._schedule.keepers(), 1 << 20))
                 await asyncio.sleep(0)
             assert copied
             copy_of_one_moment(tmp_path / "0", tmp_path / "1")

@@ -73,7 +73,7 @@ BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
     "offset_of_max_timestamp": (lambda topic: (topic, 0), {(Operation.DESCRIBE, TOPIC)}),
     "roll": (lambda topic: (topic,), {(Operation.ALTER, TOPIC)}),
     "refresh": (lambda topic: (topic,), {(Operation.ALTER, TOPIC)}),
-    "internal_topic": (lambda _: ("__mine",), {(Operation.CLUSTER_ACTION, CLUSTER)}),
+    "internal_topic": (lambda _: ("__audit",), {(Operation.CLUSTER_ACTION, CLUSTER)}),
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "internal_topic": {"partitions": 1, "configs": {}},
@@ -231,7 +231,7 @@ def test_a_group_commits_and_shows_only_topics_that_it_may(tmp_path: Path) -> No
 def test_only_the_store_itself_writes_to_its_own_topics(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.internal_topic(INTERNAL, "__mine", partitions=1, configs={})
+            topic = await broker.internal_topic(INTERNAL, "__audit", partitions=1, configs={})
             with pytest.raises(InvalidTopicError):
                 await broker.produce(CLIENT, topic, records([b"x"]))
             assert await produce(broker, topic, [b"x"]) == 0

@@ -6,18 +6,35 @@ import pytest
 
 from logstore.broker.topic_catalog import TopicCatalog, check_no_collision, check_topic_name
 from logstore.errors import InvalidTopicError, TopicExistsError
+from logstore.names import INTERNAL_TOPICS, is_internal
+from logstore.records.offset_record import OFFSETS_TOPIC
 from logstore.table_root import open_root
 
 
-@pytest.mark.parametrize("name", ["a", "A-b_c.9", "...", "x" * 249])
+@pytest.mark.parametrize(
+    "name", ["a", "A-b_c.9", "...", "x" * 249, "__debezium-heartbeat.srv1", "__strimzi_canary", "__"]
+)
 def test_allowed_names(name: str) -> None:
     check_topic_name(name)
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ä", "a\n", "a\0", "x" * 250, "__consumer_offsets"])
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ä", "a\n", "a\0", "x" * 250])
 def test_refused_names(name: str) -> None:
     with pytest.raises(InvalidTopicError):
         check_topic_name(name)
+
+
+@pytest.mark.parametrize("name", [*sorted(INTERNAL_TOPICS), "__Audit", "__consumer.offsets"])
+def test_names_that_are_reserved_or_collide_with_reserved_ones(name: str) -> None:
+    with pytest.raises(InvalidTopicError, match="is reserved for the store"):
+        check_topic_name(name)
+
+
+def test_internal_topics_are_those_of_the_list() -> None:
+    assert is_internal(OFFSETS_TOPIC)
+    assert is_internal("__erasures")
+    assert not is_internal("__strimzi_canary")
+    assert not is_internal("__Audit")
 
 
 @pytest.mark.parametrize(("name", "other"), [("a.b", "a_b"), ("Flights", "flights"), ("A_b", "a.B")])

@@ -40,7 +40,7 @@ from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.manual_clock import ManualClock
 from tests.support.running_broker import produce, run, running_broker
 
-TOPIC = "__counters"
+TOPIC = "__transaction_state"
 
 
 @dataclass(frozen=True)

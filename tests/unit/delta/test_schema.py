@@ -39,7 +39,7 @@ def test_a_reader_that_skips_by_timestamp_still_finds_the_record(
     with SegmentWriter(open_table(table.files.uri), 0, 0, 1, 0) as writer:
         writer.write(log_batch([0], timestamp_ms=timestamp_ms))
         segment = writer.finish()
-    foreign_commit(path_of(table), [add_action(segment, data_change=True)], [("logstore/0/sealed", 1)])
+    foreign_commit(path_of(table), [add_action(segment, 1, data_change=True)], [("logstore/0/sealed", 1)])
     handle = DeltaTable(str(path_of(table)))
     if checkpoint:
         handle.create_checkpoint()
@@ -56,7 +56,7 @@ def test_statistics_of_an_add(tmp_path: Path) -> None:
     with SegmentWriter(open_table(tmp_path), 0, 0, 10, 0) as writer:
         writer.write(log_batch(range(5, 8)))
         segment = writer.finish()
-    stats = json.loads(add_action(segment, data_change=True).stats)
+    stats = json.loads(add_action(segment, 1, data_change=True).stats)
     assert stats["numRecords"] == 3
     assert (stats["minValues"]["offset"], stats["maxValues"]["offset"]) == (5, 7)
     assert stats["nullCount"] == {"offset": 0, "timestamp": 0}

@@ -1,5 +1,6 @@
 import json
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -7,7 +8,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
 
-from logstore.delta.log_entries import LogEntry, LogState
+from logstore.delta.log_entries import LogReplay, LogState
 from logstore.delta.snapshot import SegmentFile, TopicSnapshot, read_snapshot
 from logstore.delta.topic_table import RollPart, TopicTable
 from logstore.errors import CorruptionError, NewerFormatError, UnsupportedTableError
@@ -103,7 +104,7 @@ def test_ten_thousand_files(tmp_path: Path) -> None:
 def test_a_table_that_is_not_a_topic(tmp_path: Path) -> None:
     write_deltalake(str(tmp_path / "t"), pa.table({"a": [1]}))
     with pytest.raises(CorruptionError, match="not a topic"):
-        read_snapshot(DeltaTable(str(tmp_path / "t")), LogState(0, []), "t")
+        read_snapshot(LogReplay(open_table(str(tmp_path / "t"))).state(), "t")
 
 
 def test_a_shallow_clone_is_told_from_a_damaged_table(tmp_path: Path) -> None:
@@ -125,12 +126,9 @@ def test_a_shallow_clone_is_told_from_a_damaged_table(tmp_path: Path) -> None:
 
 def test_a_missing_sealed_is_corruption(tmp_path: Path) -> None:
     table = create_topic(tmp_path, partitions=2)
+    (entry,) = LogReplay(table.files).state()._entries
     with pytest.raises(CorruptionError, match="logstore/1/sealed"):
-        read_snapshot(
-            DeltaTable(str(path_of(table))),
-            LogState(0, [LogEntry({"logstore/0/sealed": 0}, frozenset(), {})]),
-            str(path_of(table)),
-        )
+        read_snapshot(LogState(0, [replace(entry, transactions={"logstore/0/sealed": 0})]), table.files.uri)
 
 
 @pytest.mark.parametrize("offsets", [[5, 6], [0, 1], [9], [3, 25]])

@@ -17,7 +17,7 @@ from tests.support.running_broker import run
 DESCRIBE, ALTER, INCREMENTAL = 32, 33, 44
 INVALID_REQUEST, UNKNOWN, NOT_ALLOWED, NOT_ALLOWED_CLUSTER, INVALID_CONFIG = 42, 3, 29, 31, 40
 INVALID_TOPIC = 17
-TOPIC, BROKER = 2, 4
+TOPIC, BROKER, GROUP = 2, 4, 32
 SET, REMOVE, APPEND, SUBTRACT = range(4)
 
 
@@ -278,8 +278,33 @@ def test_changes_that_are_refused_change_nothing(tmp_path: Path) -> None:
 def test_the_stores_own_topics_are_not_changed(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path) as handlers:
-            await handlers.broker.internal_topic(INTERNAL, "__mine", partitions=1, configs={})
-            (answer,) = await alter(handlers, change("__mine", (SET, "retention.ms", "1")))
+            await handlers.broker.internal_topic(INTERNAL, "__audit", partitions=1, configs={})
+            (answer,) = await alter(handlers, change("__audit", (SET, "retention.ms", "1")))
             assert answer.error_code == INVALID_TOPIC
+
+    run(scenario())
+
+
+def test_the_keys_of_a_group_are_the_stores_settings_and_are_not_changed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with kafka_handlers(tmp_path, group_consumer_session_timeout_ms=50_000) as handlers:
+            (found,) = await describe(handlers, (GROUP, "g"))
+            assert (found.error_code, found.error_message) == (0, None)
+            assert [(one.name, one.value, one.config_source, one.read_only) for one in found.configs] == [
+                ("consumer.heartbeat.interval.ms", "5000", 5, True),
+                ("consumer.session.timeout.ms", "50000", 4, True),
+            ]
+            (only,) = await describe(handlers, (GROUP, "g"), keys=["consumer.session.timeout.ms"], more=False)
+            assert [one.name for one in only.configs] == ["consumer.session.timeout.ms"]
+            change = IncrementalAlterConfigsRequest.AlterableConfig(
+                name="consumer.session.timeout.ms", config_operation=SET, value="60000"
+            )
+            resource = IncrementalAlterConfigsRequest.AlterConfigsResource(
+                resource_type=GROUP, resource_name="g", configs=[change]
+            )
+            answer = await handlers.ask(INCREMENTAL, 1, IncrementalAlterConfigsRequest(resources=[resource]))
+            (refused,) = answer.responses
+            assert refused.error_code == INVALID_REQUEST
+            assert "group.consumer.session.timeout.ms" in refused.error_message
 
     run(scenario())

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, TableFeatures, write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import AddAction
 
 from logstore.delta.log_entries import checksums, list_log, vouch
@@ -18,6 +18,8 @@ from logstore.log.table_check import TopicReport, newest_tails, verify_topic
 from logstore.records.batch_identity import BatchIdentity, RememberedBatch
 from logstore.segments.writer import SegmentWriter
 from logstore.table_files import open_table
+from tests.support import deletion_vectors as vectors
+from tests.support import table_features as features
 from tests.support.damage import flip_bit
 from tests.support.journals import data_frame, snapshot_frame
 from tests.support.topics import (
@@ -80,12 +82,12 @@ def test_a_file_that_no_commit_names_is_counted(table):
 
 
 def test_a_second_file_for_an_offset(table):
-    foreign_commit(path(table), [add_action(write_segment(table, 0, 5, 15), data_change=True)])
+    foreign_commit(path(table), [add_action(write_segment(table, 0, 5, 15), 1, data_change=True)])
     assert checks(verify(table)) == ["ranges"]
 
 
 def test_a_file_beyond_the_sealed_offset(table):
-    foreign_commit(path(table), [add_action(write_segment(table, 0, 30, 40, epoch=1), data_change=True)])
+    foreign_commit(path(table), [add_action(write_segment(table, 0, 30, 40, epoch=1), 1, data_change=True)])
     assert checks(verify(table)) == ["ranges"]
 
 
@@ -211,11 +213,26 @@ def test_an_optimize_is_told_and_is_no_damage(table, statement):
         assert (report.records, report.foreign_files) == (30, 1)
 
 
-def test_a_table_that_others_upgraded(table):
-    DeltaTable(path(table)).alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
+def test_a_table_with_a_feature_that_the_store_refuses(table):
+    features.turn_on(Path(path(table)), "catalogManaged")
     report = verify(table)
     assert checks(report) == ["delta-log"]
-    assert "was upgraded" in report.problems[0].text
+    assert "commits of a catalog" in report.problems[0].text
+
+
+def test_deletion_vectors_are_told_and_are_no_damage(table):
+    vectors.delete(Path(path(table)), [3, 14])
+    report = verify(table)
+    assert report.problems == []
+    assert (report.records, [note.check for note in report.notes]) == (28, ["deletion-vector"] * 2)
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["damaged", "gone"])
+def test_a_deletion_vector_that_cannot_be_read(table, gone):
+    vectors.delete(Path(path(table)), [3])
+    (vector,) = Path(path(table)).glob("deletion_vector_*.bin")
+    vector.unlink() if gone else vector.write_bytes(vector.read_bytes()[:-1])
+    assert checks(verify(table)) == ["file-damaged"]
 
 
 def test_a_file_that_a_job_replaces_meanwhile_does_not_count(table):

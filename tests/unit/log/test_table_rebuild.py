@@ -16,9 +16,11 @@ from logstore.errors import CommitRefusedError
 from logstore.filesystem import FileSystem
 from logstore.log.table_check import verify_topic
 from logstore.log.table_rebuild import Known, RebuildPlan, carry_out, plan_rebuild
+from logstore.segments.reader import read_row_group, row_groups
 from logstore.segments.writer import Segment, SegmentWriter
 from logstore.table_files import open_table
 from logstore.table_root import TableRoot, open_root
+from tests.support import deletion_vectors as vectors
 from tests.support.damage import cut, flip_bit
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.topics import create_topic, log_batch, log_entry, offsets_in_table, rewrite_files, roll
@@ -165,6 +167,30 @@ def test_a_file_of_another_writer_that_the_log_names_stays(root, table):
     carry_out(root, plan)
     assert offsets_in_table(table, 0) == expected
     assert len(plan.foreign) == 1
+
+
+def test_rows_that_deletion_vectors_took_out_stay_out(root, table):
+    vectors.delete(Path(table.files.uri), [4, 25])
+    vectors.update(Path(table.files.uri), [26], b"new")
+    damage_entry(table, 1)
+    plan = rebuilt(root)
+    assert len(plan.vectors) == 2
+    rebuilt_table = TopicTable.open(root.open("events"))
+    (low, *_), after = rebuilt_table.snapshot().segments(0), {}
+    for segment in rebuilt_table.snapshot().segments(0):
+        for group in row_groups(rebuilt_table.files, segment.path):
+            batch = read_row_group(rebuilt_table.files, segment.path, group.index)
+            after |= zip(batch["offset"].to_pylist(), batch["value"].to_pylist(), strict=True)
+    assert low.foreign
+    assert not {4, 25} & after.keys()
+    assert after[26] == b"new"
+    assert len(after) == 28
+
+
+def test_files_of_vectors_that_no_entry_names_are_warned_of(root, table):
+    vectors.delete(Path(table.files.uri), [4])
+    shutil.rmtree(log_directory(table))
+    assert any("deleted records may be there again" in text for text in rebuilt(root).warnings)
 
 
 @pytest.mark.parametrize("statement", ["compact", "z_order"])

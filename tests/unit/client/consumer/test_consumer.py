@@ -1,3 +1,4 @@
+import contextlib
 import itertools
 import json
 import socket
@@ -25,6 +26,7 @@ from logstore.errors import (
     StoreUnreachableError,
     UnknownPartitionError,
     UnknownTopicError,
+    WakeupError,
 )
 from logstore.segments.layout import layout_of
 from logstore.segments.writer import SegmentWriter
@@ -520,6 +522,47 @@ def test_auto_commit_is_of_earlier_polls_and_the_last_comes_with_close(store: st
     with pytest.raises(ZeroDivisionError):
         _fail_over_a_record(store, group, partition)
     assert committed() == 30
+
+
+def test_a_block_that_fails_commits_what_it_is_done_with_and_nothing_more(store: str, filled: str, group: str):
+    partition = TopicPartition(filled, 0)
+
+    def committed_after(use) -> int | None:
+        with (
+            contextlib.suppress(KeyboardInterrupt, WakeupError),
+            Consumer(store, group_id=group, auto_offset_reset="earliest") as consumer,
+        ):
+            consumer.assign([partition])
+            use(consumer)
+            raise KeyboardInterrupt
+        with Consumer(store, group_id=group) as other:
+            return other.committed([partition])[partition]
+
+    def polls(consumer: Consumer) -> None:
+        assert len(take(consumer, 10)) == 10
+        consumer.poll(5, timeout_s=20)
+
+    def loop_in_hand(consumer: Consumer) -> None:
+        for record in consumer:
+            if record.offset == 14:
+                raise KeyboardInterrupt
+
+    def loop_interrupted_while_it_waits(consumer: Consumer) -> None:
+        for record in consumer:
+            if record.offset == 99:
+                consumer.wakeup()
+
+    def commits_itself(consumer: Consumer) -> None:
+        consumer.seek(partition, 20)
+        for record in consumer:
+            if record.offset == 29:
+                consumer.commit()
+                raise KeyboardInterrupt
+
+    assert committed_after(polls) == 10
+    assert committed_after(loop_in_hand) == 14
+    assert committed_after(commits_itself) == 30
+    assert committed_after(loop_interrupted_while_it_waits) == 100
 
 
 def test_records_that_a_loop_has_seen_are_committed_while_it_waits(store: str, filled: str, group: str, admin: Admin):

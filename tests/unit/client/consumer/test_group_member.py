@@ -20,7 +20,6 @@ from logstore.errors import (
     InvalidRegularExpressionError,
     InvalidRequestError,
     InvalidSessionTimeoutError,
-    UnknownGroupError,
     UnknownMemberIdError,
     UnknownTopicError,
     WakeupError,
@@ -459,8 +458,6 @@ def test_what_the_group_refuses_is_raised(store: str, group: str, topic: str):
         members.poll_until_shared(4)
         with pytest.raises(InconsistentGroupProtocolError):
             refused(partition_assignment_strategy="sticky")
-        with pytest.raises(UnknownGroupError, match=r"set group\.protocol=classic"):
-            refused(group_protocol="consumer")
     with Consumer(store, group_id=f"{group}-2", group_protocol="consumer") as consumer:
         consumer.subscribe(re.compile(r"(?=a).*"))  # Python's, and not RE2's
         with pytest.raises(InvalidRegularExpressionError):

@@ -490,18 +490,6 @@ def test_every_epoch_is_recorded_before_it_is_told():
 # ---- two kinds -------------------------------------------------------------------------------------------------------
 
 
-def test_kinds_are_not_mixed():
-    group = GroupDriver(t=1)
-    (classic,) = group.stable(None)
-    assert is_error(group.beat("a", 0).error, errors.UnknownGroupError)
-    group.leave(classic)
-    group.beat("a", 0)
-    assert is_error(group.join().error, errors.InconsistentGroupProtocolError)
-    assert is_error(group.sync("a", 1).error, errors.UnknownMemberIdError)
-    assert is_error(group.heartbeat("a", 1), errors.UnknownMemberIdError)
-    assert is_error(group.leave("a"), errors.UnknownMemberIdError)
-
-
 def test_a_group_that_is_not_there_is_joined_with_epoch_0():
     group = GroupDriver(t=1)
     for epoch in (1, -1):

@@ -1,0 +1,693 @@
+"""Erasures: records of a topic leave every file of the store, and a report of that stays in ``__erasures``.
+
+The steps, each on disk before the next: the request is in the table of ``__erasures``; the topic is rolled, so that no
+journal needs a frame with the records; one commit takes the records out of the table, and readers follow it; each
+broker sees that commit, waits for its merge under way, begins a new journal file and removes the older ones; runs of
+jobs that began before the commit have ended; files that the table does not name and that have the records are deleted;
+the report says ``erased``.
+
+Invariants:
+
+- Each step may be repeated, and is after a kill: the leader of the topic's partition 0 goes on with every erasure that
+  is not ``erased``. Nothing of a request is in memory alone once it was answered.
+- The report says ``erased`` only if each broker that may have the bytes has confirmed, and after the last file went.
+- A broker that starts does its own part before it serves.
+- What another writer or a backup brings back is erased again by ``TableFollower``, before a reader sees it, and the
+  files that came with it are deleted here.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeVar
+from uuid import UUID, uuid4
+
+import msgspec
+import pyarrow as pa
+import structlog
+
+from logstore.broker.admission import Admission
+from logstore.broker.authorizer import Authorizer, Operation, ResourceType
+from logstore.broker.context import INTERNAL, RequestContext
+from logstore.broker.partition_offsets import OffsetsElsewhere, PartitionOffsets
+from logstore.broker.producing import Producing
+from logstore.broker.roll_schedule import RollSchedule
+from logstore.broker.topic_changes import TopicChanges
+from logstore.broker.topics import Topics
+from logstore.broker.upkeep import Upkeep
+from logstore.clock import Clock
+from logstore.cluster.coordinator import Coordinator
+from logstore.delta.erased_files import ERASED
+from logstore.delta.topic_table import PartsCommit
+from logstore.errors import (
+    InvalidRequestError,
+    LogStoreError,
+    PeerUnavailableError,
+    UnknownErasureError,
+    storage_error,
+    unforeseen,
+)
+from logstore.filesystem import FileSystem
+from logstore.journal.journal import Journal
+from logstore.journal.journal_file import PartitionKey
+from logstore.limits import ERASED_KEYS_MAX, ERASED_RANGES_MAX
+from logstore.log.erasures import (
+    ErasedUpTo,
+    ErasureLog,
+    KnownErasure,
+    SelectedNow,
+    TableErasure,
+    bounds_of,
+    hidden_literals,
+    ranges_of,
+)
+from logstore.log.erasures_table import ErasuresTable
+from logstore.log.relocation import renew
+from logstore.log.roller import Roller, step_back
+from logstore.log.table_erasure import (
+    ErasureProgress,
+    ErasureWaitsError,
+    SweptFiles,
+    count_records,
+    delete_erased_files,
+    erase_commits,
+    erase_from_table,
+    find_offsets,
+)
+from logstore.log.topic import Topic
+from logstore.records.batch import DecodedRecords
+from logstore.records.erasure_record import (
+    ERASURES_CONFIGS,
+    ERASURES_TOPIC,
+    ErasedBroker,
+    ErasedPartition,
+    Erasure,
+    ErasureRepeat,
+    hash_keys,
+    new_salt,
+)
+from logstore.records.schema import WIRE_SCHEMA
+from logstore.records.where.evaluation import Where
+from logstore.records.where.expression import Node
+from logstore.segments.joining import Rows
+from logstore.settings import Settings
+
+if TYPE_CHECKING:
+    from logstore.broker.other_brokers import OtherBrokers
+
+log = structlog.stdlib.get_logger(__name__)
+
+T = TypeVar("T")
+
+_LOOK_S: Final = 0.5
+_RETRY_S, _RETRY_MAX_S = 1.0, 60.0
+#: How long one look waits for a follower to learn what is sealed.
+_SEALED_S: Final = 5.0
+_SWEEP_S: Final = 3_600.0
+_THREADS_MAX: Final = 4
+_NICENESS: Final = 10
+_NAMES_MAX: Final = 1_000
+_COUNTS_KEPT: Final = 100
+#: The locks that runs of jobs hold, which replace files of a table.
+_JOBS: Final = ("compact", "retention", "merge")
+NOT_REACHED: Final = (
+    "backups and copies of the data directory",
+    "mirrors, and topics that the records were copied to",
+    "copies of consumers: their memory, their sinks and exports",
+    "statements of other writers in the history of the table (DESCRIBE HISTORY), until its log entries expire",
+)
+
+
+@dataclass(slots=True)
+class _Run:
+    """What is under way for an erasure, or was until it failed."""
+
+    progress: ErasureProgress = field(default_factory=ErasureProgress)
+    task: "asyncio.Task[None] | None" = None
+    waiting: str | None = None
+    delay_s: float = _RETRY_S / 2
+    not_before: float = 0.0
+
+
+@dataclass(slots=True)
+class Count:
+    """An erasure that has not started yet, or never does (``is_dry``), until the records are known; or ``failure``."""
+
+    erasure: Erasure
+    is_dry: bool = True
+    progress: ErasureProgress = field(default_factory=ErasureProgress)
+    is_done: bool = False
+    failure: str | None = None
+    files: int = 0
+
+
+class Erasing:
+    def __init__(
+        self,
+        topics: Topics,
+        changes: TopicChanges,
+        producing: Producing,
+        roller: Roller,
+        journal: Journal,
+        schedule: RollSchedule,
+        upkeep: Upkeep,
+        admission: Admission,
+        authorizer: Authorizer,
+        coordinator: Coordinator,
+        erasures: ErasureLog,
+        settings: Settings,
+        clock: Clock,
+        filesystem: FileSystem,
+    ) -> None:
+        self._topics = topics
+        self._changes = changes
+        self._producing = producing
+        self._roller = roller
+        self._journal = journal
+        self._schedule = schedule
+        self._upkeep = upkeep
+        self._admission = admission
+        self._authorizer = authorizer
+        self._coordinator = coordinator
+        self._erasures = erasures
+        self._settings = settings
+        self._clock = clock
+        self._filesystem = filesystem
+        self._table = ErasuresTable()
+        self._runs: dict[str, _Run] = {}
+        self._counts: dict[str, Count] = {}
+        #: By topic id: names of files that were looked at, and when the topic's directory is looked at next.
+        self._known: dict[UUID, set[str]] = {}
+        self._next_sweep: dict[UUID, float] = {}
+        #: Records are taken over in their order.
+        self._loading = asyncio.Lock()
+        self._writing = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self._task: asyncio.Task[None] | None = None
+        self._counting: set[asyncio.Task[None]] = set()
+        self._threads: ThreadPoolExecutor | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        #: None on one node.
+        self.others: OtherBrokers | None = None
+
+    # ---- life -------------------------------------------------------------------------------------------------------
+
+    async def load(self, topic: Topic) -> None:
+        """Take over the records that are new in the table of ``__erasures``. CorruptionError, StorageError."""
+        async with self._loading:
+            try:
+                self._erasures.take(await asyncio.to_thread(self._table.read, topic))
+            except OSError as error:
+                raise storage_error(f"reading {ERASURES_TOPIC}", error) from error
+
+    async def recover(self, bases: Mapping[PartitionKey, int | None]) -> None:
+        """Do the part of this broker in all erasures, before it serves. ``bases``: by partition, the lowest offset of
+        the frames that were found in the journal. Raises as ``Roller.roll`` and ``renew``.
+        """
+        is_old = False
+        for erasure in self._erasures.by_id.values():
+            if erasure.record.state == "started":
+                continue  # its records are still served
+            bounds = erasure.record.partitions
+            found = []
+            for one in bounds:
+                base = bases.get((erasure.topic_id, one.partition))
+                if base is not None and base < one.end_offset:
+                    found.append(one.partition)
+            is_old = is_old or bool(found)
+            if found and self._topics.knows_id(erasure.topic_id):
+                topic = self._topics.by_id(erasure.topic_id)
+                # A backup of the journal was put back: its frames were replayed.
+                if any(p.is_leader and p.has_unsealed and p.partition in found for p in topic.partitions):
+                    await self._roller.roll(topic)
+        if is_old:
+            await renew(self._journal, self._schedule.keepers())
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._loop())
+
+    async def stop(self) -> None:
+        """What is under way is given up; the next start goes on with it."""
+        self._stopping = True
+        tasks = [one for one in (self._task, *(run.task for run in self._runs.values()), *self._counting) if one]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for pool in (self._threads, self._pool):
+            if pool is not None:
+                await asyncio.to_thread(pool.shutdown, cancel_futures=True)
+
+    # ---- requests ---------------------------------------------------------------------------------------------------
+
+    async def begin(
+        self,
+        context: RequestContext,
+        topic: Topic,
+        keys: Sequence[bytes] = (),
+        where: Node | None = None,
+        *,
+        dry_run: bool = False,
+    ) -> str:
+        """Begin to erase the records of ``keys``, or those that ``where`` selects, that are there now; or with
+        ``dry_run`` to count them. The id of the erasure.
+
+        What an expression selects is looked up first, and is remembered by offset: until that is done the erasure is
+        ``counting``, and ends with the broker.
+
+        Raises TopicAuthorizationError, BrokerNotReadyError, InvalidTopicError, InvalidRequestError, QuarantinedError,
+        MissingRecordsError, LeaderNotAvailableError, and as ``Producing.produce`` and ``Roller.roll``.
+        """
+        self._authorizer.require(context, Operation.DELETE, ResourceType.TOPIC, topic.name)
+        self._admission.require_ready()
+        topic.require_not_internal()
+        if where is None and not 1 <= len(keys) <= ERASED_KEYS_MAX:
+            raise InvalidRequestError(f"an erasure is of 1 to {ERASED_KEYS_MAX} keys, not {len(keys)}")
+        if where is not None and keys:
+            raise InvalidRequestError("an erasure is of keys, or of what an expression selects, not of both")
+        partitions = await self._bounds(topic)
+        salt = new_salt()
+        erasure = Erasure(
+            id=str(uuid4()),
+            number=self._next_number(topic),
+            state="started",
+            topic=topic.name,
+            topic_id=str(topic.topic_id),
+            requested_ms=self._clock.now_ms(),
+            partitions=partitions,
+            salt=salt,
+            keys=await asyncio.to_thread(hash_keys, keys, salt),
+            where=None if where is None else hidden_literals(where, salt),
+            not_reached=NOT_REACHED,
+        )
+        if dry_run or where is not None:
+            self._begin_count(topic, erasure, where, dry_run=dry_run)
+        else:
+            await self._write(erasure)
+            self._wake.set()
+            log.info("erasure.started", topic=topic.name, id=erasure.id, keys=len(erasure.keys))
+        return erasure.id
+
+    async def _bounds(self, topic: Topic) -> tuple[ErasedPartition, ...]:
+        """All that is acknowledged now."""
+        elsewhere: OffsetsElsewhere = {} if self.others is None else await self.others.offsets(topic.partitions)
+        ends, epochs = {}, {}
+        for partition_log in topic.partitions:
+            partition_log.require_served()
+            offsets = PartitionOffsets.of(partition_log, elsewhere)
+            offsets.require_known(partition_log)
+            ends[partition_log.partition] = offsets.high_watermark
+            epochs[partition_log.partition] = offsets.leader_epoch
+        return bounds_of(ends, epochs)
+
+    def _next_number(self, topic: Topic) -> int:
+        """The time in ms, so that numbers rise also where ``__erasures`` is lost, and whatever the clock says."""
+        known = [one.number for one in self._erasures.of_topic(topic.topic_id)]
+        return max(self._clock.now_ms(), topic.snapshot.transactions.get(ERASED, 0) + 1, *(one + 1 for one in known))
+
+    def report(self, topic: Topic, erasure_id: str) -> tuple[Erasure, ErasureProgress, str | None]:
+        """The newest record of an erasure, how far this broker is with it, and what it waits for.
+        UnknownErasureError.
+        """
+        known = self._erasures.by_id.get(erasure_id)
+        if known is None or known.topic_id != topic.topic_id:
+            raise UnknownErasureError(f"Topic {topic.name!r} has no erasure {erasure_id!r}.")
+        run = self._runs.get(erasure_id) or _Run()
+        return known.record, run.progress, run.waiting or known.record.waiting
+
+    def count(self, topic: Topic, erasure_id: str) -> Count | None:
+        """A dry run, or an erasure that is still looked up; None if there is none with that id."""
+        found = self._counts.get(erasure_id)
+        return None if found is None or found.erasure.topic_id != str(topic.topic_id) else found
+
+    def reports(self, topic: Topic) -> list[Erasure]:
+        """The newest records of a topic's erasures, in their order."""
+        return [known.record for known in self._erasures.of_topic(topic.topic_id)]
+
+    # ---- dry runs ---------------------------------------------------------------------------------------------------
+
+    def _begin_count(self, topic: Topic, erasure: Erasure, where: Node | None, *, dry_run: bool) -> None:
+        count = self._counts[erasure.id] = Count(erasure, dry_run)
+        while len(self._counts) > _COUNTS_KEPT:
+            del self._counts[next(iter(self._counts))]
+        task = asyncio.create_task(self._count(topic, count, where))
+        self._counting.add(task)
+        task.add_done_callback(self._counting.discard)
+
+    async def _count(self, topic: Topic, count: Count, where: Node | None) -> None:
+        erasure = count.erasure
+        try:
+            await self._roll_to_end(topic, erasure)
+            snapshot, files = topic.snapshot, topic.table.files
+            selected = KnownErasure(erasure) if where is None else SelectedNow(erasure.partitions, Where(where))
+            if count.is_dry:
+                found = await self._in_thread(
+                    lambda: count_records(files, snapshot, [selected], self._workers(), count.progress)
+                )
+                count.files = len(found)
+                count.erasure = msgspec.structs.replace(erasure, records=sum(map(len, found.values())))
+            else:
+                offsets = await self._in_thread(
+                    lambda: find_offsets(files, snapshot, selected, self._workers(), count.progress)
+                )
+                await self._write(_with_offsets(erasure, offsets))
+                del self._counts[erasure.id]
+                self._wake.set()
+                log.info("erasure.started", topic=topic.name, id=erasure.id, where=erasure.where)
+        except Exception as error:  # noqa: BLE001  the client is told
+            count.failure = str(error)
+        count.is_done = True
+
+    # ---- the way of an erasure --------------------------------------------------------------------------------------
+
+    async def _loop(self) -> None:
+        while not self._stopping:  # wait_for may swallow a cancellation that comes together with the event
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), _LOOK_S)
+            self._wake.clear()
+            try:
+                await self._look()
+            except Exception as error:
+                log.error("erasure.failed", error=str(error), exc_info=unforeseen(error))
+                await asyncio.sleep(_RETRY_S)
+
+    async def _look(self) -> None:
+        topic = self._topics.served(ERASURES_TOPIC)
+        if topic is None:
+            return
+        await self.load(topic)
+        now, busy = self._clock.monotonic(), set()
+        for erasure in self._erasures.unfinished():
+            run = self._runs.setdefault(erasure.record.id, _Run())
+            # Those of one topic come one after another.
+            if erasure.topic_id in busy or now < run.not_before or not self._is_owner(erasure, topic):
+                continue
+            busy.add(erasure.topic_id)
+            if run.task is None:
+                run.task = asyncio.create_task(self._run(erasure, run))
+        while self._erasures.came_back:
+            topic_id, repeated = self._erasures.came_back.popleft()
+            self._next_sweep[topic_id] = now
+            await self._report_repeat(topic_id, repeated)
+        for topic_id in {one.topic_id for one in self._erasures.by_id.values()}:
+            if self._next_sweep.setdefault(topic_id, now + _SWEEP_S) <= now:
+                self._next_sweep[topic_id] = now + _SWEEP_S
+                await self._sweep_again(topic_id)
+
+    def _is_owner(self, erasure: KnownErasure, erasures_topic: Topic) -> bool:
+        if self._topics.knows_id(erasure.topic_id):
+            return self._topics.by_id(erasure.topic_id).is_maintained_here
+        return erasures_topic.is_maintained_here
+
+    async def _run(self, erasure: KnownErasure, run: _Run) -> None:
+        try:
+            await self._erase(erasure.record, run)
+        except Exception as error:  # noqa: BLE001
+            run.waiting = str(error)
+            waits = isinstance(error, ErasureWaitsError)
+            run.delay_s = _RETRY_S if waits else min(_RETRY_MAX_S, 2 * run.delay_s)
+            run.not_before = self._clock.monotonic() + run.delay_s
+            level = log.info if waits else log.error
+            level("erasure.waits", id=erasure.record.id, why=run.waiting, exc_info=unforeseen(error))
+        else:
+            run.waiting = None
+            run.delay_s = _RETRY_S / 2
+        finally:
+            run.task = None
+
+    async def _erase(self, record: Erasure, run: _Run) -> None:
+        """Take an erasure as far as it goes now."""
+        topic = None
+        if self._topics.knows_id(UUID(record.topic_id)):
+            topic = self._topics.by_id(UUID(record.topic_id))
+        if record.state == "started":
+            if topic is not None:
+                run.progress.step = "rolling"
+                await self._roll_to_end(topic, record)
+                self._filesystem.reached("erase.rolled")
+                done = await self._erase_from_table(topic, record, run.progress)
+                record = msgspec.structs.replace(
+                    record, records=done.records, versions=tuple(done.versions), rewritten_count=done.rewritten
+                )
+            record = msgspec.structs.replace(record, state="pending", pending=tuple(self._expected(record)))
+            record = await self._write(record)
+            self._filesystem.reached("erase.pending")
+        run.progress.step = "journals"
+        record = await self._erase_from_journals(record)
+        if topic is not None:
+            run.progress.step = "deleting"
+            swept = await self._sweep(topic, ErasedUpTo((KnownErasure(record),)), run.progress)
+            record = _with_files(record, swept)
+            self._filesystem.reached("erase.swept")
+        if record.pending:
+            if record != self._erasures.by_id[record.id].record:
+                await self._write(record)
+            raise ErasureWaitsError(
+                f"Brokers {', '.join(map(str, record.pending))} are not there: each erases before it serves again"
+            )
+        await self._write(msgspec.structs.replace(record, state="erased", waiting=None, erased_ms=self._clock.now_ms()))
+        self._filesystem.reached("erase.reported")
+        log.info("erasure.done", topic=record.topic, id=record.id, records=record.records)
+
+    async def _roll_to_end(self, topic: Topic, record: Erasure) -> None:
+        """Seal all that the erasure may be of. ErasureWaitsError if that is not possible now; as ``Roller.roll``."""
+        await self._roller.roll(topic)
+        if self.others is not None:
+            await self.others.ask_leaders(INTERNAL, topic, "roll")
+            await self._roller.refresh(topic)
+        for one in record.partitions:
+            if topic.snapshot.partitions[one.partition].sealed < one.end_offset:
+                raise ErasureWaitsError(
+                    f"{topic.name}-{one.partition} is sealed up to {topic.snapshot.partitions[one.partition].sealed}, "
+                    f"and its records up to {one.end_offset} are to be looked at: it is rolled again"
+                )
+
+    async def _erase_from_table(self, topic: Topic, record: Erasure, progress: ErasureProgress) -> TableErasure:
+        loop = asyncio.get_running_loop()
+
+        def commit(change: Callable[[], PartsCommit]) -> PartsCommit:
+            """On the loop: readers follow the commit before it returns."""
+            return asyncio.run_coroutine_threadsafe(self._roller.commit(topic, change), loop).result()
+
+        earlier = self._erasures.committed(topic.topic_id)
+        known = (*(() if earlier is None else earlier.erasures), KnownErasure(record))
+        wanted = ErasedUpTo(tuple(sorted(known, key=lambda one: one.number)))
+        config, now_ms = topic.config, self._clock.now_ms()
+
+        def erase() -> TableErasure:
+            erase_from_table(
+                topic.table, topic.name, wanted, config, now_ms, self._workers(), commit=commit, progress=progress
+            )
+            return erase_commits(topic.table.files, record.number)
+
+        return await self._in_thread(erase)
+
+    # ---- brokers ----------------------------------------------------------------------------------------------------
+
+    def _expected(self, record: Erasure) -> set[int]:
+        """The brokers whose journals may have the bytes: those that are there, the replicas, and all that have a
+        directory in the store.
+        """
+        here = self._coordinator.broker_id
+        if self.others is None:
+            return {here}
+        found = {here, *self._coordinator.brokers_by_id}
+        topic_id = UUID(record.topic_id)
+        for one in record.partitions:
+            found.update(self._coordinator.partition_state(topic_id, one.partition).replicas)
+        with contextlib.suppress(OSError):
+            names = self._filesystem.names(self._settings.data / "brokers")
+            found.update(int(name) for name in names if name.isdecimal())
+        return found
+
+    async def _erase_from_journals(self, record: Erasure) -> Erasure:
+        """Have each broker that is there confirm; those that are left are ``pending``."""
+        confirmed = {one.broker: one for one in record.brokers}
+        expected = self._expected(record) - confirmed.keys()
+        here = self._coordinator.broker_id
+        asked: dict[int, Awaitable[ErasedBroker]] = {}
+        for broker in expected & {here, *self._coordinator.brokers_by_id}:
+            asked[broker] = self.erase_here(record) if broker == here else self._ask(broker, record)
+        answers = await asyncio.gather(*asked.values(), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, ErasedBroker):
+                confirmed[answer.broker] = answer
+            elif not isinstance(answer, PeerUnavailableError):
+                raise answer
+        return msgspec.structs.replace(
+            record,
+            brokers=tuple(confirmed[broker] for broker in sorted(confirmed)),
+            pending=tuple(sorted(expected - confirmed.keys())),
+        )
+
+    async def _ask(self, broker: int, record: Erasure) -> ErasedBroker:
+        assert self.others is not None
+        return await self.others.erase_from_journal(broker, record.id)
+
+    async def erase_known(self, erasure_id: str) -> ErasedBroker:
+        """As ``erase_here``, of an erasure whose record is in the table. UnknownErasureError."""
+        topic = self._topics.get(ERASURES_TOPIC)
+        await self._roller.refresh(topic)
+        await self.load(topic)
+        known = self._erasures.by_id.get(erasure_id)
+        if known is None or known.record.state == "started":
+            raise UnknownErasureError(f"The table of {ERASURES_TOPIC} has no erasure {erasure_id!r} that is committed.")
+        return await self.erase_here(known.record)
+
+    async def erase_here(self, record: Erasure) -> ErasedBroker:
+        """Do the part of this broker in an erasure that is committed: no file of its journal has the bytes afterwards,
+        and its readers see the commit. Raises ErasureWaitsError, and as ``Roller.refresh`` and ``renew``.
+        """
+        topic_id = UUID(record.topic_id)
+        if self._topics.knows_id(topic_id):
+            topic = self._topics.by_id(topic_id)
+            await self._roller.refresh(topic)
+            end = self._clock.monotonic() + _SEALED_S
+            while (why := _unsealed(topic, record)) is not None:
+                if self._clock.monotonic() > end:
+                    raise ErasureWaitsError(f"Broker {self._coordinator.broker_id}: {why}")
+                await asyncio.sleep(_LOOK_S / 10)
+        for one in record.partitions:
+            kept = self._schedule.unserved.get((topic_id, one.partition))
+            if kept is not None and (kept.index.base_offset or 0) < one.end_offset and len(kept.index):
+                raise ErasureWaitsError(
+                    f"Broker {self._coordinator.broker_id} keeps records of {record.topic}-{one.partition}, which is "
+                    "quarantined: mend it, as logstore doctor tells"
+                )
+        await self._upkeep.settled()
+        removed = await renew(self._journal, self._schedule.keepers())
+        self._filesystem.reached("erase.journal")
+        return ErasedBroker(self._coordinator.broker_id, self._clock.now_ms(), removed)
+
+    # ---- files that the table does not name -------------------------------------------------------------------------
+
+    async def _sweep(self, topic: Topic, erased: ErasedUpTo, progress: ErasureProgress) -> SweptFiles:
+        """Once no run of a job is left that began before the commit. ErasureWaitsError; as ``delete_erased_files``."""
+        files = topic.table.files
+
+        def sweep() -> SweptFiles:
+            for job in _JOBS:
+                with files.try_lock(f".{job}.lock") as held:
+                    if not held:
+                        raise ErasureWaitsError(f"A run of the job {job} is working on topic {topic.name!r}")
+            self._admission.require_locks()
+            return delete_erased_files(files, topic.table.snapshot(), erased.erasures, known=set(), progress=progress)
+
+        return await self._in_thread(sweep)
+
+    async def _sweep_again(self, topic_id: UUID) -> None:
+        """Files that came later: of a backup, or of another writer that was rewriting files."""
+        erased = self._erasures.committed(topic_id)
+        if erased is None or not self._topics.knows_id(topic_id):
+            return
+        topic = self._topics.by_id(topic_id)
+        if not topic.is_maintained_here:
+            return
+        known = self._known.setdefault(topic_id, set())
+        try:
+            swept = await self._in_thread(
+                lambda: delete_erased_files(topic.table.files, topic.table.snapshot(), erased.erasures, known=known)
+            )
+        except (LogStoreError, OSError) as error:
+            log.warning("erasure.not_swept", topic=topic.name, why=str(error))
+            return
+        if swept.deleted:
+            log.warning("erasure.files_deleted", topic=topic.name, files=len(swept.deleted))
+
+    async def _report_repeat(self, topic_id: UUID, repeated: TableErasure) -> None:
+        erased = self._erasures.committed(topic_id)
+        if erased is None:
+            return
+        record = erased.erasures[-1].record
+        repeat = ErasureRepeat(max(repeated.versions), repeated.records, self._clock.now_ms())
+        await self._write(msgspec.structs.replace(record, repeats=(*record.repeats, repeat)))
+
+    # ---- the records ------------------------------------------------------------------------------------------------
+
+    async def _write(self, record: Erasure) -> Erasure:
+        """Put a record into the table of ``__erasures``. Raises as ``Producing.produce`` and ``Roller.roll``."""
+        async with self._writing:
+            topic = await self._erasures_topic()
+            key, value = record.encoded()
+            row = {"timestamp": [None], "key": [key], "value": [value], "headers": [None]}
+            batch = pa.RecordBatch.from_pydict(row, schema=WIRE_SCHEMA)
+            result = await self._producing.produce(INTERNAL, topic, DecodedRecords(batch, None), partition=0)
+            result.require_stored()
+            self._filesystem.reached("erase.recorded")
+            await self._roller.roll(topic)
+            if self.others is not None:
+                await self.others.ask_leaders(INTERNAL, topic, "roll")
+                await self._roller.refresh(topic)
+            await self.load(topic)
+            return record
+
+    async def _erasures_topic(self) -> Topic:
+        if (found := self._topics.served(ERASURES_TOPIC)) is not None:
+            return found
+        if self.others is not None and self._coordinator.controller_id != self._coordinator.broker_id:
+            await self.others.make_topic_of_erasures()
+        return await self.make_topic()
+
+    async def make_topic(self) -> Topic:
+        """Make ``__erasures``, unless it is there. Raises as ``TopicChanges.internal``."""
+        return await self._changes.internal(
+            INTERNAL,
+            ERASURES_TOPIC,
+            partitions=1,
+            configs=ERASURES_CONFIGS,
+            replication_factor=self._settings.offsets_topic_replication_factor,
+        )
+
+    # ---- threads ----------------------------------------------------------------------------------------------------
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(2, thread_name_prefix="erasing")
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except OSError as error:
+            raise storage_error("erasing records", error) from error
+
+    def _workers(self) -> ThreadPoolExecutor:
+        """Those that read and rewrite files; each holds two row groups."""
+        if self._pool is None:
+            count = min(int(pa.cpu_count()), _THREADS_MAX)
+            self._pool = ThreadPoolExecutor(
+                count, thread_name_prefix="erase", initializer=step_back, initargs=(_NICENESS,)
+            )
+        return self._pool
+
+
+def _unsealed(topic: Topic, record: Erasure) -> str | None:
+    """The partition whose frames here may have the records; None if there is none."""
+    for one in record.partitions:
+        partition_log = topic.partitions[one.partition]
+        base = partition_log.index.base_offset
+        if base is not None and base < one.end_offset:
+            return f"{topic.name}-{one.partition} has records in the journal from offset {base} on"
+    return None
+
+
+def _with_offsets(record: Erasure, found: Mapping[int, Rows]) -> Erasure:
+    """InvalidRequestError for too many."""
+    ranges = {partition: ranges_of(offsets) for partition, offsets in found.items()}
+    if (count := sum(map(len, ranges.values()))) > ERASED_RANGES_MAX:
+        raise InvalidRequestError(
+            f"the expression selects records in {count} places, and an erasure has up to {ERASED_RANGES_MAX}: narrow "
+            "it, with timestamp < ... and timestamp >= ..., and erase in several steps"
+        )
+    partitions = (msgspec.structs.replace(one, offsets=ranges.get(one.partition, ())) for one in record.partitions)
+    return msgspec.structs.replace(record, partitions=tuple(partitions))
+
+
+def _with_files(record: Erasure, swept: SweptFiles) -> Erasure:
+    names = (*record.deleted_files, *swept.deleted)
+    unreadable = (f"files of other writers that cannot be read: {name}" for name in swept.unreadable)
+    return msgspec.structs.replace(
+        record,
+        deleted_count=record.deleted_count + len(swept.deleted),
+        deleted_files=names[:_NAMES_MAX],
+        not_reached=tuple(dict.fromkeys((*record.not_reached, *unreadable))),
+    )

@@ -1,0 +1,217 @@
+"""The state of a table, as the entries and the checkpoint of its log make it (Delta protocol, "Action Reconciliation").
+
+The store replays every log itself, whoever wrote to it. delta-rs takes 2 ms of a processor to open the log of a table,
+however short, and opens none with a table feature that it does not know.
+
+The last protocol and metadata count, and a file is active from the commit that adds it to the one that removes it. What
+this release does not know in an entry has no meaning for it: a change that had one would have come with a table feature
+(``table_features``). Statistics that cannot be read are those of a file without any.
+"""
+
+import datetime as dt
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from logstore.delta.actions import Action, Add, DomainMetadata, MetaData, Protocol
+from logstore.errors import NewerFormatError
+from logstore.segments.deletion_vectors import DeletionVector
+from logstore.segments.names import parse_segment_name
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MICROSECOND = dt.timedelta(microseconds=1)
+_LONG_MAX = 2**63 - 1
+#: Of the column "partition".
+_INTEGER_MAX = 2**31 - 1
+
+
+class _Bounds(msgspec.Struct):
+    offset: int | None = None
+    timestamp: dt.datetime | None = None
+
+
+class _Stats(msgspec.Struct, rename="camel"):
+    num_records: int | None = None
+    min_values: _Bounds = msgspec.field(default_factory=_Bounds)
+    max_values: _Bounds = msgspec.field(default_factory=_Bounds)
+
+
+_STATS = msgspec.json.Decoder(_Stats)
+_NO_STATS = _Stats()
+
+
+class AddedFile(NamedTuple):
+    """An add action: the range of its name, and its statistics.
+
+    ``ours``: it has a segment's name; ``unknown``: of a form that only a later release knows. Both offsets are None if
+    the name tells no range. Whatever the action does not say is None, and the partition -1. ``num_records`` counts the
+    rows in the file, those of its ``vector`` included. ``row_ids`` are ``baseRowId`` and ``defaultRowCommitVersion``.
+    """
+
+    path: str
+    partition: int
+    ours: bool
+    unknown: bool
+    base_offset: int | None
+    end_offset: int | None
+    size: int
+    modified_ms: int
+    num_records: int | None
+    min_offset: int | None
+    max_offset: int | None
+    min_timestamp_us: int | None
+    max_timestamp_us: int | None
+    vector: DeletionVector | None
+    row_ids: tuple[int | None, int | None]
+
+
+class StateChange(NamedTuple):
+    """What an entry, or a part of a checkpoint, says of the table, but transactions and removed paths."""
+
+    protocol: Protocol | None
+    meta_data: MetaData | None
+    added: tuple[AddedFile, ...]
+    domains: tuple[DomainMetadata, ...]
+
+
+class TableState(NamedTuple):
+    """``domains`` are the configurations of metadata domains."""
+
+    protocol: Protocol
+    meta_data: MetaData
+    files: list[AddedFile]
+    domains: dict[str, str]
+
+    @property
+    def properties(self) -> dict[str, str]:
+        configured = self.meta_data.configuration or {}
+        return {key: value for key, value in configured.items() if value is not None}
+
+
+def state_change(actions: Iterable[Action]) -> StateChange:
+    protocol: Protocol | None = None
+    meta_data: MetaData | None = None
+    added: list[AddedFile] = []
+    domains: list[DomainMetadata] = []
+    for action in actions:
+        if action.add is not None:
+            added.append(_added(action.add))
+        elif action.protocol is not None:
+            protocol = action.protocol
+        elif action.meta_data is not None:
+            meta_data = action.meta_data
+        elif action.domain_metadata is not None:
+            domains.append(action.domain_metadata)
+    return StateChange(protocol, meta_data, tuple(added), tuple(domains))
+
+
+def change_of_rows(
+    protocols: Sequence[dict[str, Any]],
+    tables: Sequence[dict[str, Any]],
+    adds: Sequence[dict[str, Any]],
+    domains: Sequence[dict[str, Any]],
+) -> StateChange:
+    """As ``state_change``, of the rows of a checkpoint. msgspec.ValidationError if they are no actions."""
+    found = [msgspec.convert(_without_nulls(row), Protocol) for row in protocols]
+    metadata = [msgspec.convert(_without_nulls(row), MetaData) for row in tables]
+    files = [_added(msgspec.convert(_without_nulls(row), Add), row.get("stats_parsed")) for row in adds]
+    told = [msgspec.convert(_without_nulls(row), DomainMetadata) for row in domains]
+    return StateChange(found[-1] if found else None, metadata[-1] if metadata else None, tuple(files), tuple(told))
+
+
+def joined_changes(changes: Sequence[StateChange]) -> StateChange:
+    """What the parts of a checkpoint say together."""
+    return StateChange(
+        next((change.protocol for change in changes if change.protocol is not None), None),
+        next((change.meta_data for change in changes if change.meta_data is not None), None),
+        tuple(file for change in changes for file in change.added),
+        tuple(domain for change in changes for domain in change.domains),
+    )
+
+
+def _without_nulls(row: dict[str, Any]) -> dict[str, Any]:
+    return {field: value for field, value in row.items() if value is not None and value != []}
+
+
+def _added(add: Add, parsed: Mapping[str, Any] | None = None) -> AddedFile:
+    try:
+        name, unknown = parse_segment_name(add.path), False
+    except NewerFormatError:
+        name, unknown = None, True
+    stats = _stats_of_row(parsed) if add.stats is None and parsed is not None else _stats(add.stats)
+    base, end = (None, None) if name is None or name.end_offset is None else (name.base_offset, name.end_offset)
+    low, high = stats.min_values, stats.max_values
+    return AddedFile(
+        add.path,
+        _partition(add),
+        name is not None or unknown,
+        unknown,
+        base,
+        end,
+        max(0, add.size or 0),
+        add.modification_time or 0,
+        stats.num_records,
+        low.offset,
+        high.offset,
+        None if low.timestamp is None else (low.timestamp - _EPOCH) // _MICROSECOND,
+        None if high.timestamp is None else (high.timestamp - _EPOCH) // _MICROSECOND,
+        add.deletion_vector,
+        (add.base_row_id, add.default_row_commit_version),
+    )
+
+
+def _partition(add: Add) -> int:
+    text = (add.partition_values or {}).get("partition") or ""
+    return int(text) if text.isdecimal() and int(text) <= _INTEGER_MAX else -1
+
+
+def _stats(text: str | None) -> _Stats:
+    if not text:
+        return _NO_STATS
+    try:
+        return _sound(_STATS.decode(text))
+    except msgspec.MsgspecError:
+        return _NO_STATS
+
+
+def _stats_of_row(row: Mapping[str, Any]) -> _Stats:
+    """Statistics of a checkpoint that has them as columns."""
+    try:
+        return _sound(msgspec.convert(_without_nulls(dict(row)), _Stats))
+    except msgspec.MsgspecError:
+        return _NO_STATS
+
+
+def _sound(stats: _Stats) -> _Stats:
+    numbers = (stats.num_records, stats.min_values.offset, stats.max_values.offset)
+    if any(number is not None and not 0 <= number <= _LONG_MAX for number in numbers):
+        return _NO_STATS
+    for bounds in (stats.min_values, stats.max_values):
+        if bounds.timestamp is not None and bounds.timestamp.tzinfo is None:
+            # Delta's statistics of a timestamp without a zone are UTC.
+            bounds.timestamp = bounds.timestamp.replace(tzinfo=dt.UTC)
+    return stats
+
+
+def table_state(entries: Sequence[tuple[StateChange, Collection[str]]]) -> TableState | None:
+    """The table that entries make, with the paths that each removed; None if they lack protocol or metadata."""
+    protocol: Protocol | None = None
+    meta_data: MetaData | None = None
+    files: dict[str, AddedFile] = {}
+    domains: dict[str, str] = {}
+    for change, removed in entries:
+        protocol = change.protocol or protocol
+        meta_data = change.meta_data or meta_data
+        if files:  # the removals of a checkpoint come first
+            for path in removed:
+                files.pop(path, None)
+        files.update((file.path, file) for file in change.added)
+        for domain in change.domains:
+            if domain.removed:
+                domains.pop(domain.domain, None)
+            else:
+                domains[domain.domain] = domain.configuration
+    if protocol is None or meta_data is None:
+        return None
+    return TableState(protocol, meta_data, list(files.values()), domains)

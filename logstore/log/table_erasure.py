@@ -1,0 +1,497 @@
+"""Takes erased records out of a table, and deletes the files that still have them. Blocking; for threads.
+
+Invariants:
+
+- A commit replaces files by others without the records, and adds none: the rules of every rewrite hold, and a commit
+  that loses against another is planned again (R4, R6). Only a commit after which each active file is known to have none
+  of the records says that the table shows the erasure (``erased_files``).
+- A file on disk that the table does not name is deleted if it has one of the records, or is a part of a segment that
+  may have one: whoever is writing it has lost its sources, and its commit is refused. Not if it has records that the
+  table misses.
+- What is deleted is gone durably before anybody is told.
+"""
+
+import itertools
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote
+
+import numpy as np
+import structlog
+
+from logstore.delta.actions import OWN_PREFIX
+from logstore.delta.erased_files import erased_facts, is_erased
+from logstore.delta.log_entries import list_log, read_actions
+from logstore.delta.preconditions import RewritePart
+from logstore.delta.removed_files import is_data_file
+from logstore.delta.snapshot import SegmentFile, TopicSnapshot
+from logstore.delta.topic_table import PartsCommit, TopicTable
+from logstore.errors import (
+    CommitConflictError,
+    CommitRefusedError,
+    CommitStateUnknownError,
+    CorruptionError,
+    StorageError,
+    StorageFullError,
+)
+from logstore.limits import MIB
+from logstore.log.erasures import ErasedUpTo, Selects, TableErasure
+from logstore.log.history import missing_records
+from logstore.records.log_batches import int64_values
+from logstore.segments.foreign_names import foreign_records
+from logstore.segments.joining import Rows, Source, WriteTask, write_here
+from logstore.segments.names import SegmentName, known_segment_name
+from logstore.segments.reader import read_footer, read_row_group, row_groups
+from logstore.segments.writer import Segment
+from logstore.table_files import TableFiles
+from logstore.topic_config import TopicConfig
+
+log = structlog.stdlib.get_logger(__name__)
+
+#: ``operation`` of the segments that an erasure writes, and of its commits.
+ERASE: Final = "erase"
+#: In the history of the table, the number of the erasure.
+_NUMBER: Final = "erasure"
+_ATTEMPTS: Final = 20
+#: Left for rolls and commits that come meanwhile.
+_RESERVE_BYTES: Final = 16 * MIB
+_PARTITION: Final = re.compile(r"partition=(\d{1,10})/")
+_OFFSET_MAX: Final = 2**63 - 1
+
+
+_TableFacts = Callable[[TopicSnapshot, Collection[str]], dict[str, int]]
+
+
+class ErasureWaitsError(CommitRefusedError):
+    """The erasure cannot go on now; it goes on by itself when the reason is gone."""
+
+
+@dataclass(slots=True)
+class ErasureProgress:
+    """For whoever looks at it from another thread."""
+
+    step: str = ""
+    files: int = 0
+    files_done: int = 0
+
+
+def erased_rows(files: TableFiles, partition: int, path: str, selected: Sequence[Selects]) -> Rows:
+    """The rows of a file, numbered from 0, that one of ``selected`` is of. FileNotFoundError, OSError,
+    CorruptionError.
+    """
+    return _joined(rows for rows, _ in _erased_rows(files, partition, path, selected))
+
+
+def _joined(parts: Iterable[Rows]) -> Rows:
+    return np.concatenate([np.empty(0, dtype=np.int64), *parts])
+
+
+def _erased_rows(
+    files: TableFiles, partition: int, path: str, selected: Sequence[Selects]
+) -> Iterator[tuple[Rows, Rows]]:
+    """As ``erased_rows``, with their offsets, for one row group after the other."""
+    epochs = read_footer(files, path, partition).leader_epochs
+    limits = [(one, one.limit(partition, epochs)) for one in selected]
+    row = 0
+    for group in row_groups(files, path):
+        first, last = group.first_offset, group.last_offset
+        asked = [(one, end) for one, end in limits if first < end and one.touches(partition, first, last)]
+        if asked:
+            columns = sorted({name for one, _ in asked for name in one.columns})
+            batch = read_row_group(files, path, group.index, columns)
+            mask = np.zeros(batch.num_rows, dtype=bool)
+            for one, end in asked:
+                mask |= one.mask(partition, batch, end)
+            found = np.flatnonzero(mask)
+            yield found + row, int64_values(batch.column("offset"))[found]
+        row += group.num_rows
+
+
+class _Without:
+    """The rows of a source but for some (``KeptRows``)."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._taken = 0
+
+    def take(self, end: int) -> Rows:
+        begin, self._taken = self._taken, end
+        low, high = np.searchsorted(self._rows, (begin, end))
+        kept = np.ones(end - begin, dtype=bool)
+        kept[self._rows[low:high] - begin] = False
+        return np.flatnonzero(kept) + begin
+
+
+def concerned_files(snapshot: TopicSnapshot, selected: Sequence[Selects]) -> list[tuple[int, SegmentFile]]:
+    """The active files, with their partitions, that may have records that go. CorruptionError; ErasureWaitsError while
+    files of other writers are not served.
+    """
+    found = []
+    for partition in sorted(snapshot.partitions):
+        if refused := (*snapshot.refused(partition), *snapshot.homeless):
+            raise ErasureWaitsError(
+                f"{refused[0].path} is in the table and not served: {refused[0].reason}. Take it out with logstore "
+                "topic drop-foreign-files"
+            )
+        found += [
+            (partition, file)
+            for file in snapshot.segments(partition)
+            if any(one.touches(partition, file.base_offset, file.end_offset - 1) for one in selected)
+        ]
+    return found
+
+
+def count_records(
+    files: TableFiles, snapshot: TopicSnapshot, selected: Sequence[Selects], pool: Executor, progress: ErasureProgress
+) -> dict[tuple[int, SegmentFile], Rows]:
+    """The rows that go, of the active files that have any. Raises as ``concerned_files`` and ``erased_rows``."""
+    return _scan(files, concerned_files(snapshot, selected), selected, pool, progress)
+
+
+def find_offsets(
+    files: TableFiles, snapshot: TopicSnapshot, selected: Selects, pool: Executor, progress: ErasureProgress
+) -> dict[int, Rows]:
+    """By partition, the offsets of the records that go, rising: those of the table, and those in files that it does not
+    name any more. Raises as ``concerned_files`` and ``erased_rows``.
+    """
+    concerned = concerned_files(snapshot, [selected])
+    names = [(partition, path) for partition, file in concerned for path in (file.path, *_masked(file))]
+    others = _unnamed_files(files, snapshot)
+    progress.step, progress.files, progress.files_done = "looking", len(names) + len(others), 0
+
+    def look(one: tuple[int, str]) -> Rows:
+        offsets = _joined(offsets for _, offsets in _erased_rows(files, *one, [selected]))
+        progress.files_done += 1
+        return offsets
+
+    def look_if_there(one: tuple[tuple[int, ...], str]) -> tuple[int, Rows]:
+        partitions, name = one
+        with suppress(FileNotFoundError, CorruptionError):
+            offsets = look((partitions[0], name))
+            if len(offsets) and len(partitions) > 1:
+                raise ErasureWaitsError(
+                    f"{name}, which the table does not name any more, has records that are selected, and its directory "
+                    "does not tell their partition. Vacuum deletes it when file.delete.delay.ms is over"
+                )
+            return partitions[0], offsets
+        return partitions[0], np.empty(0, dtype=np.int64)
+
+    found: dict[int, list[Rows]] = {}
+    of_table = zip((partition for partition, _ in names), pool.map(look, names), strict=True)
+    for partition, offsets in itertools.chain(of_table, pool.map(look_if_there, others)):
+        found.setdefault(partition, []).append(offsets)
+    return {partition: np.unique(_joined(offsets)) for partition, offsets in found.items()}
+
+
+def _unnamed_files(files: TableFiles, snapshot: TopicSnapshot) -> list[tuple[tuple[int, ...], str]]:
+    """Return the files on disk that the table does not name, each with the partitions that it may be of: Spark gives
+    files of a table with column mapping directories that do not tell the partition.
+    """
+    active = {unquote(path) for path in snapshot.paths}
+    names = (entry.name for entry in files.list("") if is_data_file(entry.name) and entry.name not in active)
+    all_partitions = tuple(sorted(snapshot.partitions))
+    return [((int(one[1]),) if (one := _PARTITION.match(name)) else all_partitions, name) for name in names]
+
+
+def _scan(
+    files: TableFiles,
+    found: Sequence[tuple[int, SegmentFile]],
+    selected: Sequence[Selects],
+    pool: Executor,
+    progress: ErasureProgress,
+) -> dict[tuple[int, SegmentFile], Rows]:
+    progress.step, progress.files, progress.files_done = "looking", len(found), 0
+
+    def look(one: tuple[int, SegmentFile]) -> Rows | None:
+        rows = erased_rows(files, one[0], one[1].path, selected)
+        hidden = any(len(rows) for path in _masked(one[1]) for rows in _erased_rows(files, one[0], path, selected))
+        progress.files_done += 1
+        return rows if len(rows) or hidden else None
+
+    looked = zip(found, pool.map(look, found), strict=True)
+    return {one: rows for one, rows in looked if rows is not None}
+
+
+def _masked(file: SegmentFile) -> list[str]:
+    """The files of which a deletion vector hides rows: the bytes of a hidden record are there still."""
+    if not file.foreign:
+        return []
+    records = foreign_records(file.path)
+    return [path for path, vector in zip(records.paths, records.vectors, strict=True) if vector is not None]
+
+
+def erase_from_table(
+    table: TopicTable,
+    topic: str,
+    erasures: ErasedUpTo,
+    config: TopicConfig,
+    now_ms: int,
+    pool: Executor,
+    *,
+    commit: Callable[[Callable[[], PartsCommit]], PartsCommit] = lambda change: change(),
+    checked: Iterable[str] = (),
+    progress: ErasureProgress | None = None,
+) -> TableErasure:
+    """Bring the table to show ``erasures``. ``checked`` are paths of files that are known to have none of the records.
+
+    ``commit`` runs each commit. Raises ErasureWaitsError, StorageFullError, StorageError,
+    CorruptionError, CommitConflictError, CommitStateUnknownError.
+    """
+    progress = progress or ErasureProgress()
+    files, clean, done = table.files, set(checked), TableErasure()
+    number, overtaken = erasures.number, ""
+    for _ in range(_ATTEMPTS):
+        snapshot = table.snapshot()
+        if is_erased(snapshot, number):
+            return done
+        selected = [one for one in erasures.erasures if not is_erased(snapshot, one.number)]
+        concerned = [one for one in concerned_files(snapshot, selected) if not clean.issuperset(one[1].paths)]
+        try:
+            found = _scan(files, concerned, selected, pool, progress)
+            clean.update(path for one in concerned if one not in found for path in one[1].paths)
+            found |= _sharing(snapshot, found)
+            _require_space(files, found)
+            written = _write(table, topic, snapshot, found, config, now_ms, pool, progress)
+        except (FileNotFoundError, StorageError, CorruptionError) as error:
+            paths = {path for _, file in concerned for path in file.paths}
+            if not isinstance(error, StorageFullError) and not paths <= table.snapshot().paths:
+                overtaken = str(error)
+                continue
+            raise
+        files.reached("erase.written")
+        parts = [
+            RewritePart(
+                partition,
+                tuple(file.path for p, file in found if p == partition),
+                tuple(segment for segment in written if segment.partition == partition),
+            )
+            for partition in sorted({partition for partition, _ in found})
+        ]
+        wanted = {segment.path for segment in written}
+
+        def table_facts(
+            now: TopicSnapshot,
+            removed: Collection[str],
+            selected: Sequence[Selects] = selected,
+            wanted: Collection[str] = wanted,
+        ) -> dict[str, int]:
+            concerned = {path for _, file in concerned_files(now, selected) for path in file.paths}
+            return erased_facts(number, now, wanted, removed) if concerned <= clean.union(removed) else {}
+
+        def change(parts: Sequence[RewritePart] = parts, table_facts: _TableFacts = table_facts) -> PartsCommit:
+            return table.commit_rewrites(
+                parts,
+                data_change=False,
+                operation=ERASE,
+                table_facts=table_facts,
+                more_details={_NUMBER: number},
+            )
+
+        try:
+            outcome = commit(change)
+        except CommitStateUnknownError:
+            raise  # the table may name them
+        except BaseException:
+            _remove(files, wanted)
+            raise
+        for partition, why in outcome.refused.items():
+            log.info("erase.overtaken", topic=topic, partition=partition, why=str(why))
+            overtaken = str(why)
+        _remove(files, [segment.path for segment in written if segment.partition in outcome.refused])
+        clean.update(segment.path for segment in written if segment.partition in outcome.committed)
+        committed = [one for one in found if one[0] in outcome.committed]
+        if committed:
+            done.versions.append(outcome.version)
+            done.rewritten += len(committed)
+            done.records += sum(len(found[one]) for one in committed)
+        files.reached("erase.committed")
+    raise CommitConflictError(f"Erasing from {files}: {_ATTEMPTS} plans were overtaken by other commits {overtaken}")
+
+
+def erase_commits(files: TableFiles, number: int) -> TableErasure:
+    """The commits of an erasure, by the entries of the log that are still there: those of a process that was killed
+    count, too. CorruptionError, OSError.
+    """
+    found = TableErasure()
+    for version in sorted(list_log(files).entries):
+        try:
+            actions = read_actions(files, version)
+        except FileNotFoundError:
+            continue  # cleaned up meanwhile
+        info = next((action.commit_info for action in actions if action.commit_info is not None), {})
+        removed = int(info.get(f"{OWN_PREFIX}removed_records", 0))
+        if info.get(f"{OWN_PREFIX}{_NUMBER}") == str(number) and removed:
+            found.versions.append(version)
+            found.records += removed - int(info[f"{OWN_PREFIX}added_records"])
+            found.rewritten += int(info[f"{OWN_PREFIX}removed_segments"])
+    return found
+
+
+def _sharing(
+    snapshot: TopicSnapshot, found: dict[tuple[int, SegmentFile], Rows]
+) -> dict[tuple[int, SegmentFile], Rows]:
+    """Records of other writers that share a file with ``found`` ones: they can only be replaced together."""
+    shared: dict[tuple[int, SegmentFile], Rows] = {}
+    for partition in {partition for partition, file in found if file.shared}:
+        files = [file for file in snapshot.segments(partition) if file.shared]
+        taken = [file for p, file in found if p == partition and file.shared]
+        paths = {path for file in taken for path in file.paths}
+        while more := [f for f in files if f not in taken and not paths.isdisjoint(f.paths)]:
+            taken += more
+            paths.update(path for file in more for path in file.paths)
+        shared |= {(partition, f): np.empty(0, np.int64) for f in taken if (partition, f) not in found}
+    return shared
+
+
+def _require_space(files: TableFiles, found: Collection[tuple[int, SegmentFile]]) -> None:
+    needed, free = sum(file.size for _, file in found), files.free_bytes()
+    if found and needed + _RESERVE_BYTES > free:
+        raise StorageFullError(f"Erasing from {files} needs up to {needed} bytes, and {free} are free: free some space")
+
+
+def _write(
+    table: TopicTable,
+    topic: str,
+    snapshot: TopicSnapshot,
+    found: dict[tuple[int, SegmentFile], Rows],
+    config: TopicConfig,
+    now_ms: int,
+    pool: Executor,
+    progress: ErasureProgress,
+) -> list[Segment]:
+    """A segment for each file, without the rows. All of them or none."""
+    files = table.files
+    progress.step, progress.files, progress.files_done = "rewriting", len(found), 0
+
+    def write(number: int, one: tuple[int, SegmentFile], rows: Rows) -> Segment:
+        partition, file = one
+        state = snapshot.partitions[partition]
+        task = WriteTask(
+            topic=topic,
+            table=files.uri,
+            partition=partition,
+            sources=(Source(partition, file.path, file.num_records, 0),),
+            base_offset=file.base_offset,
+            end_offset=file.end_offset,
+            log_start=state.log_start,
+            codec=config.segment_codec,
+            operation=ERASE,
+            idempotency_window_ms=config.idempotency_window_ms,
+            first_dirty=state.cleaned,
+            now_ms=now_ms,
+        )
+        segment = write_here(number, task, _Without(rows), files=files).segment
+        progress.files_done += 1
+        return segment
+
+    futures = [pool.submit(write, number, one, rows) for number, (one, rows) in enumerate(found.items())]
+    written: list[Segment] = []
+    failure: BaseException | None = None
+    for future in futures:
+        try:
+            written.append(future.result())
+        except BaseException as error:  # noqa: BLE001  the files of the others go, too
+            for other in futures:
+                other.cancel()
+            failure = failure or error
+    if failure is not None:
+        _remove(files, [segment.path for segment in written])
+        raise failure
+    return written
+
+
+def _remove(files: TableFiles, paths: Iterable[str]) -> None:
+    """Delete segments that no commit names; a crash may leave one behind."""
+    for path in paths:
+        try:
+            files.remove([path], durable=False)
+        except OSError as error:
+            log.warning("erase.leftover", table=files.uri, file=path, why=str(error))
+
+
+# ---- files that the table does not name -----------------------------------------------------------------------------
+
+
+def _end_of(segment: SegmentName) -> int:
+    """A name of an earlier release does not tell it."""
+    return segment.end_offset or _OFFSET_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class SweptFiles:
+    """``deleted`` names, and why others could not be told: ``unreadable`` ones are perhaps being written by another
+    writer.
+    """
+
+    deleted: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
+
+
+def delete_erased_files(
+    files: TableFiles,
+    snapshot: TopicSnapshot,
+    selected: Sequence[Selects],
+    *,
+    known: set[str],
+    progress: ErasureProgress | None = None,
+) -> SweptFiles:
+    """Delete the files that the table does not name and that have records that go. ``snapshot`` is of this moment, and
+    shows the erasures; ``known`` are names of files that were looked at before, and gets more.
+
+    Raises ErasureWaitsError if such a file has records that the table misses; OSError, CorruptionError.
+    """
+    progress = progress or ErasureProgress()
+    others = [one for one in _unnamed_files(files, snapshot) if one[1] not in known]
+    progress.step, progress.files, progress.files_done = "deleting", len(others), 0
+    deleted, unreadable = [], []
+    for partitions, name in others:
+        progress.files_done += 1
+        segment = known_segment_name(name)
+        if segment is not None:
+            first, last = segment.base_offset, _end_of(segment) - 1
+            if not any(one.touches(segment.partition, first, last) for one in selected):
+                continue
+        try:
+            goes = any(len(rows) for at in partitions for rows, _ in _erased_rows(files, at, name, selected))
+        except FileNotFoundError:
+            continue
+        except CorruptionError:
+            if segment is None:
+                unreadable.append(name)
+                continue
+            goes = True
+        if goes:
+            deleted.append(name)
+        else:
+            known.add(name)
+    if deleted:
+        _require_not_missing(files, snapshot, deleted)
+        for name in deleted:
+            try:
+                files.remove([name], durable=False)
+            except FileNotFoundError:
+                continue
+            files.reached("erase.deleted")
+        for directory in {name.rpartition("/")[0] for name in deleted}:
+            files.sync_names(directory)
+    return SweptFiles(tuple(deleted), tuple(unreadable))
+
+
+def _require_not_missing(files: TableFiles, snapshot: TopicSnapshot, names: Iterable[str]) -> None:
+    """ErasureWaitsError if one of the files has records that the table misses, and that may be committed again."""
+    ranges = {partition: (state.log_start, state.sealed) for partition, state in snapshot.partitions.items()}
+    missing = missing_records(files, snapshot, ranges)
+    for name in names:
+        segment = known_segment_name(name)
+        if segment is None:
+            continue
+        for gap in missing.get(segment.partition, []):
+            if segment.base_offset < gap.end and gap.start < _end_of(segment):
+                raise ErasureWaitsError(
+                    f"{gap.told(files.name, segment.partition)}; {files.where(name)} has them beside records that go. "
+                    "Restore the table, or give the missing records up with logstore topic delete-records"
+                )

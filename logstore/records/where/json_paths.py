@@ -1,0 +1,105 @@
+"""Fields of JSON values, found without making objects of the rest of a value.
+
+A decoder makes structures of the wanted fields alone and passes over all others. What it does not take is read a second
+time in full: values in which a field is of another type than the paths say, and the little that is JSON for
+Python's own parser alone, as half a surrogate pair.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
+from operator import attrgetter
+from typing import Any, Final
+
+import msgspec
+
+from logstore.records.json_decoder import is_utf8
+from logstore.records.where.expression import Path
+
+_SMALL_INTEGER = re.compile(r"-?[0-9]{1,18}")
+_Steps = tuple[str | int, ...]
+
+
+class FieldReader:
+    """``read`` gives the fields at ``paths`` of a value, in their order. Of a doubled field the last one counts."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = [path.steps for path in paths]
+        #: Of each path the way to an attribute of the structure, and the steps from there on.
+        self._ways: list[tuple[Any, _Steps]] = []
+        kind = self._structure(dict(enumerate(self._paths)), ())
+        self._decode = msgspec.json.Decoder(kind, float_hook=_number).decode
+
+    def _structure(self, wanted: dict[int, _Steps], way: tuple[str, ...]) -> Any:
+        """The type to decode where ``wanted`` are: a structure if all of them go on with a name."""
+        if not all(steps and isinstance(steps[0], str) for steps in wanted.values()):
+            for number, steps in wanted.items():
+                self._reach(number, way, steps)
+            return Any
+        fields: list[tuple[str, Any, Any]] = []
+        renamed: dict[str, str] = {}
+        for at, name in enumerate(dict.fromkeys(str(steps[0]) for steps in wanted.values())):
+            attribute = f"field_{at}"
+            below = {number: steps[1:] for number, steps in wanted.items() if steps[0] == name}
+            kind = self._structure(below, (*way, attribute))
+            fields.append((attribute, kind, None if kind is Any else msgspec.field(default_factory=kind)))
+            renamed[attribute] = name
+        return msgspec.defstruct("Fields", fields, rename=renamed, gc=False)
+
+    def _reach(self, number: int, way: tuple[str, ...], steps: _Steps) -> None:
+        self._ways += [(None, ())] * (number + 1 - len(self._ways))
+        self._ways[number] = (attrgetter(".".join(way)) if way else None, steps)
+
+    def read(self, value: bytes | None) -> list[Any]:
+        """None for what is missing or null, and everywhere if the value is null or is not JSON; else str, int, Decimal,
+        bool, or an object or an array.
+        """
+        if value is None or not is_utf8(value):
+            return [None] * len(self._paths)
+        try:
+            found = self._decode(value)
+        except (msgspec.MsgspecError, RecursionError, ValueError):
+            document = _read_in_full(value)
+            return [_field(document, steps) for steps in self._paths]
+        return [_field(way(found) if way else found, steps) for way, steps in self._ways]
+
+
+def json_scalar(text: bytes) -> Any:
+    """As ``FieldReader.read`` of ``$``."""
+    return _WHOLE.read(text)[0]
+
+
+def _field(document: Any, steps: _Steps) -> Any:
+    for step in steps:
+        container: Any = document if isinstance(document, dict if isinstance(step, str) else list) else {}
+        try:
+            document = container[step]
+        except LookupError:
+            return None
+    return document
+
+
+def _read_in_full(text: bytes) -> Any:
+    """The document in ``text``; None for what is no JSON."""
+    try:
+        return json.loads(text, parse_float=_number, parse_int=_number, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _number(text: str) -> int | Decimal | None:
+    """None for a number that is beyond all that can be compared."""
+    if _SMALL_INTEGER.fullmatch(text):
+        return int(text)
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return None
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
+
+
+_WHOLE: Final = FieldReader([Path(())])

@@ -1,0 +1,78 @@
+"""Erasures over HTTP: begun, looked at, refused."""
+
+import asyncio
+import base64
+import time
+
+import pytest
+
+from ingest_api.schemas.erasures import ErasureReport
+from logstore.client.metadata import ErasureReport as ReportOfClient
+from logstore.client.metadata import decode
+from tests.api.api_client import assert_error
+
+pytestmark = pytest.mark.anyio
+
+
+async def followed(api, begun):
+    """The report once nothing more happens."""
+    deadline = time.monotonic() + 60
+    while begun["state"] not in ("erased", "counted", "failed"):
+        assert time.monotonic() < deadline, begun
+        await asyncio.sleep(0.01)
+        begun = (await api.get(f"/topics/t/erasures/{begun['erasure']}")).json()
+    return begun
+
+
+@pytest.mark.parametrize(
+    ("keys", "key_format", "erased"),
+    [
+        (["ada"], None, 2),
+        (["ada"], "string", 1),
+        (["ada"], "json", 1),
+        ([base64.b64encode(b"ada").decode()], "binary", 1),
+        (["eve"], None, 0),
+    ],
+)
+async def test_keys_are_named_as_text_json_or_bytes(api, keys, key_format, erased):
+    await api.create_topic("t")
+    records = {"records": [{"key": "ada", "value": 1}, {"key": "bob", "value": 2}]}
+    await api.post("/topics/t", json=records)
+    await api.post("/topics/t", params={"key_format": "string"}, json=records)
+    body = {"keys": keys} if key_format is None else {"keys": keys, "key_format": key_format}
+    counted = await api.post("/topics/t/erasures", json={**body, "dry_run": True})
+    assert counted.status_code == 202
+    assert (await followed(api, counted.json()))["records"] == erased
+    assert (await api.get("/topics/t/erasures")).json() == {"erasures": []}
+
+    begun = await api.post("/topics/t/erasures", json=body)
+    ErasureReport.model_validate(begun.json(), strict=True)
+    report = await followed(api, begun.json())
+    assert (report["state"], report["records"], report["dry_run"]) == ("erased", erased, False)
+    assert decode((await api.get(f"/topics/t/erasures/{report['erasure']}")).content, ReportOfClient).is_over
+    assert (await api.get("/topics/t/erasures")).json() == {"erasures": [report]}
+    read = (await api.get("/topics/t/partitions/0/records?offset=0")).json()
+    assert len(read) == 4 - erased
+
+
+async def test_an_expression_names_the_records(api):
+    await api.create_topic("t")
+    await api.post("/topics/t", json={"records": [{"value": {"user": user}} for user in ("ada", "bob")]})
+    report = await followed(api, (await api.post("/topics/t/erasures", json={"where": '$.user == "ada"'})).json())
+    assert (report["state"], report["records"], report["dry_run"], report["keys"]) == ("erased", 1, False, [])
+    for body in ({"where": "$.user =="}, {"where": "true", "keys": ["a"]}):
+        assert_error(await api.post("/topics/t/erasures", json=body), 422)
+
+
+async def test_bad_requests_change_nothing(api):
+    await api.create_topic("t")
+    for body in ({"keys": []}, {"keys": "ada"}, {"keys": ["a"], "key_format": "avro"}, {"keys": [1]}, {}):
+        assert_error(await api.post("/topics/t/erasures", json=body), 422)
+    bad = {"keys": ["?"], "key_format": "binary"}
+    assert "key 0" in assert_error(await api.post("/topics/t/erasures", json=bad), 422, 42206)
+    assert_error(await api.post("/topics/absent/erasures", json={"keys": ["a"]}), 404, 40401)
+    assert_error(await api.get("/topics/t/erasures/absent"), 404, 40408)
+    assert (await api.get("/topics/t/erasures")).json() == {"erasures": []}
+    await followed(api, (await api.post("/topics/t/erasures", json={"keys": ["a"]})).json())
+    assert_error(await api.post("/topics/__erasures/erasures", json={"keys": ["a"]}), 400, 40002)
+    assert (await api.get("/topics")).json() == ["t"]

@@ -1,0 +1,44 @@
+import json
+
+import pytest
+
+pytestmark = pytest.mark.system
+
+
+def files_with(data, text):
+    return [file for file in data.rglob("*") if file.is_file() and text in file.read_bytes()]
+
+
+def test_records_of_a_key_leave_every_file_of_a_running_store(run, run_json, topic, server, tmp_path):
+    """Records that were sent by the command line and as JSON, rolled and not."""
+    run("produce", topic, "--key", f"ada-{topic}", input="spoken by ada\n")
+    run("produce", topic, "--key", "bob", input="spoken by bob\n")
+    run("topic", "roll", topic)
+    run("produce", topic, "--key", f"ada-{topic}", "--key-json", input="spoken by ada\n")
+    run("produce", topic, "--key", f"eve-{topic}", input="spoken by eve\n")
+    assert files_with(server.data, topic.encode() + b'"')
+
+    keys = tmp_path / "keys.txt"
+    keys.write_text(f"ada-{topic}\neve-{topic}\n")
+    count = run_json("topic", "erase", topic, "--keys-file", keys, "--dry-run")
+    assert count == {"topic": topic, "records": 3, "files": count["files"]}
+    assert "confirm with --yes" in run("topic", "erase", topic, "--key", "bob", code=2).output
+    assert "name the records" in run("topic", "erase", topic, "--yes", code=2).output
+
+    report = run_json("topic", "erase", topic, "--keys-file", keys, "--yes")
+    assert (report["state"], report["records"], report["pending"]) == ("erased", 3, [])
+    assert report["erased_ms"] >= report["requested_ms"]
+    assert not any(f"ada-{topic}" in str(value) for value in report.values())
+    assert files_with(server.data, f"ada-{topic}".encode()) == files_with(server.data, f"eve-{topic}".encode()) == []
+    (left,) = map(json.loads, run("consume", topic, "--from-beginning", "-f", "json").stdout.splitlines())
+    assert left["key"] == "bob"
+    listed = run_json("topic", "erasures", topic)
+    assert [one["erasure"] for one in listed] == [report["erasure"]]
+    assert report["erasure"] in run("topic", "erasures", topic).stdout
+    assert "Not reached" in run("topic", "erase", topic, "--key", "bob", "--yes").stdout
+
+
+def test_a_store_that_does_not_run_says_what_to_do(run):
+    shown = run("topic", "erase", "t", "--key", "ada", "--yes", "--url", "http://127.0.0.1:9", code=None)
+    assert "Records are erased by the running store" in shown.output
+    assert shown.exit_code == 1

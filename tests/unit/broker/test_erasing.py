@@ -1,0 +1,300 @@
+"""Records that are erased leave the table, its old files and the journal, and do not come back."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from logstore.broker.broker import Broker
+from logstore.broker.context import INTERNAL
+from logstore.errors import InvalidRequestError, InvalidTopicError, UnknownErasureError
+from logstore.log.topic import Topic
+from logstore.records.erasure_record import ERASURES_TOPIC, Erasure
+from logstore.records.where.parser import parse_where
+from tests.support.data_directory import copy_of_one_moment
+from tests.support.eventually import eventually_async
+from tests.support.faulty_filesystem import FaultyFileSystem
+from tests.support.running_broker import CLIENT, read_all, records, run, running_broker
+
+ADA, BOB = b"key-of-ada", b"key-of-bob"
+#: Long enough for no codec to hide it.
+SECRET = b"secret words of ada"
+
+
+async def put(broker: Broker, topic: Topic, *keys: bytes, partition: int = 0) -> None:
+    values = [b"%s: %s" % (key, SECRET if key == ADA else b"plain words of bob") for key in keys]
+    result = await broker.produce(INTERNAL, topic, records(values, keys=list(keys)), partition=partition)
+    result.require_stored()
+
+
+async def erase(broker: Broker, topic: Topic, *keys: bytes) -> Erasure:
+    """The report, once it says that the records are erased."""
+    return await erased(broker, topic, await broker.erasing.begin(CLIENT, topic, keys))
+
+
+async def erased(broker: Broker, topic: Topic, erasure: str) -> Erasure:
+    def is_over() -> bool:
+        return broker.erasing.report(topic, erasure)[0].state == "erased"
+
+    await eventually_async(is_over, "not erased")
+    return broker.erasing.report(topic, erasure)[0]
+
+
+def files_with(data: Path, text: bytes) -> list[str]:
+    """The files of the store that have these bytes."""
+    files = (file for file in data.rglob("*") if file.is_file())
+    return [str(file.relative_to(data)) for file in files if text in file.read_bytes()]
+
+
+async def values_of(broker: Broker, topic: Topic) -> list[bytes]:
+    return [value for log in topic.partitions for _, value in await read_all(broker, topic, log.partition) if value]
+
+
+def test_the_bytes_leave_table_journal_and_old_files(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic(INTERNAL, "t", partitions=2)
+            other = await broker.create_topic(INTERNAL, "other")
+            for partition in (0, 1):
+                await put(broker, topic, ADA, BOB, partition=partition)
+            await broker.roll(INTERNAL, topic)
+            await put(broker, topic, BOB, ADA, BOB)
+            await put(broker, other, b"idle")
+            assert files_with(tmp_path, SECRET)
+            report = await erase(broker, topic, ADA, b"nobody")
+            assert files_with(tmp_path, SECRET) == files_with(tmp_path, ADA) == []
+            assert (report.records, report.rewritten_count, report.pending) == (3, 3, ())
+            assert [one.broker for one in report.brokers] == [broker.broker_id]
+            assert report.deleted_count == 3
+            assert await read_all(broker, topic, 0) == [(o, b"key-of-bob: plain words of bob") for o in (1, 2, 4)]
+            assert len(await read_all(broker, other)) == 1
+            await put(broker, topic, ADA)
+            assert (await read_all(broker, topic, 0))[-1] == (5, ADA + b": " + SECRET)
+        assert files_with(tmp_path, b"key-of-bob")
+        async with running_broker(tmp_path) as broker:
+            topic = broker.topic(INTERNAL, "t")
+            assert len(await read_all(broker, topic, 0)) == 4
+            assert len(await read_all(broker, broker.topic(INTERNAL, "other"))) == 1
+            assert [one.state for one in broker.erasing.reports(topic)] == ["erased"]
+
+    run(scenario())
+
+
+def test_a_dry_run_counts_and_changes_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic(INTERNAL, "t", partitions=2)
+            await put(broker, topic, ADA, BOB, ADA)
+            count = broker.erasing.count(topic, await broker.erasing.begin(CLIENT, topic, [ADA], dry_run=True))
+            assert count is not None
+            await eventually_async(lambda: count.is_done, "no count")
+            assert (count.erasure.records, count.files, count.failure) == (2, 1, None)
+            assert len(await read_all(broker, topic, 0)) == 3
+            assert broker.erasing.reports(topic) == []
+
+    run(scenario())
+
+
+def test_bad_requests(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic(INTERNAL, "t")
+            with pytest.raises(InvalidRequestError):
+                await broker.erasing.begin(CLIENT, topic, [])
+            with pytest.raises(UnknownErasureError):
+                broker.erasing.report(topic, "x")
+            await erase(broker, topic, ADA)
+            with pytest.raises(InvalidTopicError):
+                await broker.erasing.begin(CLIENT, broker.topic(INTERNAL, ERASURES_TOPIC), [ADA])
+
+    run(scenario())
+
+
+def test_what_an_expression_selects_is_remembered_by_offset(tmp_path: Path) -> None:
+    """Also in a file that the table does not name any more; and after a restart the report has no value."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic(INTERNAL, "t")
+            values: list[bytes | None] = [b'{"user":"%s","n":%d}' % (u, n) for n, u in enumerate([b"ada", b"bob"] * 3)]
+            (await broker.produce(INTERNAL, topic, records(values), partition=0)).require_stored()
+            await broker.roll(INTERNAL, topic)
+            where = parse_where('$.user == "ada" and $.n < 4')
+            count = broker.erasing.count(topic, await broker.erasing.begin(CLIENT, topic, (), where, dry_run=True))
+            assert count is not None
+            await eventually_async(lambda: count.is_done, "no count")
+            assert count.erasure.records == 2
+            erasure = await broker.erasing.begin(CLIENT, topic, (), where)
+            await eventually_async(lambda: broker.erasing.count(topic, erasure) is None, "not begun")
+            report = await erased(broker, topic, erasure)
+            assert (report.records, report.partitions[0].offsets) == (2, ((0, 1), (2, 3)))
+            assert report.where is not None
+            assert report.where.startswith("$.user == #")
+            assert "ada" not in report.where
+            assert [offset for offset, _ in await read_all(broker, topic)] == [1, 3, 4, 5]
+            with pytest.raises(InvalidRequestError):
+                await broker.erasing.begin(CLIENT, topic, [ADA], where)
+        assert files_with(tmp_path, b'"ada","n":0') == []
+
+    run(scenario())
+
+
+POINTS = [
+    "erase.recorded",
+    "erase.rolled",
+    "erase.written",
+    "erase.committed",
+    "erase.pending",
+    "erase.journal",
+    "erase.deleted",
+    "erase.swept",
+    "erase.reported",
+]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_kill_at_each_step_is_gone_on_from(tmp_path: Path, point: str) -> None:
+    live, killed = tmp_path / "live", tmp_path / "killed"
+
+    async def scenario() -> None:
+        filesystem = FaultyFileSystem()
+        async with running_broker(live, filesystem=filesystem) as broker:
+            topic = await broker.create_topic(INTERNAL, "t")
+            await put(broker, topic, ADA, BOB)
+            await broker.roll(INTERNAL, topic)
+            await put(broker, topic, BOB, ADA)
+            filesystem.at(point, lambda _: copy_of_one_moment(live, killed))
+            erasure = await broker.erasing.begin(CLIENT, topic, [ADA])
+            await erased(broker, topic, erasure)
+            assert killed.exists(), "the point was not reached"
+        async with running_broker(killed) as broker:
+            topic = broker.topic(INTERNAL, "t")
+            await eventually_async(lambda: broker.erasing.reports(topic) != [], "the erasure is forgotten")
+            report = await erased(broker, topic, erasure)
+            assert (report.records, report.rewritten_count, len(report.versions)) == (2, 2, 1)
+            assert files_with(killed, SECRET) == []
+            assert await values_of(broker, topic) == [b"key-of-bob: plain words of bob"] * 2
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("when", ["running", "stopped"])
+def test_a_restore_with_its_files_is_erased_again(tmp_path: Path, when: str) -> None:
+    """The files of a backup are put back, and the table is restored to a version that names them."""
+    data, backup = tmp_path / "data", tmp_path / "backup"
+
+    def put_back() -> None:
+        table = data / "topics" / "t"
+        for file in backup.rglob("*.parquet"):
+            shutil.copy(file, table / file.relative_to(backup))
+        DeltaTable(str(table)).restore(version)
+
+    async def scenario() -> None:
+        nonlocal version
+        async with running_broker(data) as broker:
+            topic = await broker.create_topic(INTERNAL, "t")
+            await put(broker, topic, ADA, BOB)
+            version = (await broker.roll(INTERNAL, topic)).version
+            shutil.copytree(data / "topics" / "t", backup)
+            await erase(broker, topic, ADA)
+            await put(broker, topic, ADA)
+            await broker.roll(INTERNAL, topic)
+            if when == "running":
+                put_back()
+                await broker.refresh(INTERNAL, topic)
+                await check(broker, topic)
+        if when == "stopped":
+            put_back()
+            async with running_broker(data) as broker:
+                await check(broker, broker.topic(INTERNAL, "t"))
+
+    async def check(broker: Broker, topic: Topic) -> None:
+        assert await values_of(broker, topic) == [b"key-of-bob: plain words of bob", ADA + b": " + SECRET]
+        (known,) = broker.erasing.reports(topic)
+        await eventually_async(lambda: bool(broker.erasing.reports(topic)[0].repeats), "not reported")
+        assert [one.records for one in broker.erasing.reports(topic)[0].repeats] == [1]
+        first = f"partition=0/{0:020d}"
+        await eventually_async(
+            lambda: [f for f in files_with(data, SECRET) if first in f] == [], "the files of the backup are there"
+        )
+        assert known.state == "erased"
+
+    version = 0
+    run(scenario())
+
+
+def test_a_backup_of_the_whole_store_is_erased_again(tmp_path: Path) -> None:
+    """All but ``__erasures`` is older than the erasure: the table, and the journal with un-sealed records."""
+    data, backup = tmp_path / "data", tmp_path / "backup"
+
+    async def scenario() -> None:
+        async with running_broker(data) as broker:
+            topic = await broker.create_topic(INTERNAL, "t", configs={"segment.ms": "3600000"})
+            await put(broker, topic, ADA, BOB)
+            await broker.roll(INTERNAL, topic)
+            await put(broker, topic, BOB, ADA)
+            copy_of_one_moment(data, backup)
+            await put(broker, topic, BOB, ADA, BOB)
+            await erase(broker, topic, ADA)
+        shutil.copytree(data / "topics" / ERASURES_TOPIC, backup / "topics" / ERASURES_TOPIC)
+        assert files_with(backup / "brokers", SECRET)
+        async with running_broker(backup) as broker:
+            topic = broker.topic(INTERNAL, "t")
+            assert await values_of(broker, topic) == [b"key-of-bob: plain words of bob"] * 2
+            # At offsets that the erasure was of, but by a later leader.
+            await put(broker, topic, ADA)
+            assert files_with(backup / "brokers", SECRET) != []
+            await broker.roll(INTERNAL, topic)
+            assert len(await values_of(broker, topic)) == 3
+            await eventually_async(
+                lambda: len(files_with(backup / "topics", SECRET)) == 1, "the files of the backup are there"
+            )
+
+    run(scenario())
+
+
+def test_an_erasure_beside_produce_and_rolls(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic(INTERNAL, "t", partitions=2)
+            stop = asyncio.Event()
+
+            async def load() -> int:
+                count = 0
+                while not stop.is_set():
+                    await put(broker, topic, BOB, partition=count % 2)
+                    if count % 7 == 0:
+                        await broker.roll(INTERNAL, topic)
+                    count += 1
+                return count
+
+            await put(broker, topic, ADA, partition=0)
+            await put(broker, topic, ADA, partition=1)
+            loading = asyncio.create_task(load())
+            for _ in range(3):
+                await erase(broker, topic, ADA)
+            stop.set()
+            count = await loading
+            assert len(await values_of(broker, topic)) == count
+            assert files_with(tmp_path, SECRET) == []
+
+    run(scenario())
+
+
+def test_deleted_records_leave_the_journal_in_time(tmp_path: Path) -> None:
+    """A DELETE of another writer and a vacuum leave their bytes there, in a file that nothing needs."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path, journal_roll_ms=1_000) as broker:
+            topic = await broker.create_topic(INTERNAL, "t")
+            other = await broker.create_topic(INTERNAL, "other", configs={"segment.ms": "3600000"})
+            await put(broker, topic, ADA)
+            await put(broker, other, BOB)
+            await broker.roll(INTERNAL, topic)
+            await eventually_async(lambda: files_with(tmp_path / "brokers", SECRET) == [], "still in the journal")
+            assert len(await read_all(broker, other)) == 1
+            assert files_with(tmp_path / "brokers", BOB)
+
+    run(scenario())
