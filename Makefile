@@ -9,15 +9,15 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-airflow demo demo-cluster test test-quick test-all test-airflow test-wheel torture torture-cluster run cluster lint format bench docs lock clean
+.PHONY: help setup setup-run setup-airflow demo demo-cluster test test-quick test-all test-airflow test-wheel torture torture-cluster run cluster lint format bench docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: setup ## From nothing to the result: 336,776 real flights over HTTP into Delta, back through Spark, compacted and cut
+demo: setup-run ## From nothing to the result: 336,776 real flights over HTTP into Delta, back through Spark, compacted and cut
 	@$(RUN) docs.demo
 
-demo-cluster: setup ## Three brokers, a leader killed while flights are sent: nothing missing, nothing doubled
+demo-cluster: setup-run ## Three brokers, a leader killed while flights are sent: nothing missing, nothing doubled
 	@$(RUN) docs.demo.cluster
 
 test: lint ## What continuous integration runs: lint, types, quick tests, each capability once on real processes and Spark; ten minutes
@@ -43,11 +43,11 @@ torture: setup ## Faults for a long time: make torture SEED=7 DURATION=600 (seco
 torture-cluster: setup ## Faults on a cluster of three brokers: make torture-cluster SEED=7 DURATION=300 (seconds); default: a random seed
 	@$(RUN) tests.faults.cluster.torture $(if $(SEED),--seed $(SEED)) --duration $(or $(DURATION),300)
 
-run: setup ## The store on ./data at http://127.0.0.1:8082, until Ctrl-C; make run PORT=8083 for another port
-	@exec $(BIN)/logstore serve --data ./data --port $(PORT)
+run: setup-run ## The store on ./data at http://127.0.0.1:8082, for Kafka's clients at port 9092, until Ctrl-C; make run PORT=8083 KAFKA_PORT=9093 for others (0: a free one)
+	@exec $(BIN)/logstore serve --data ./data --port $(PORT) $(if $(KAFKA_PORT),--kafka-port $(KAFKA_PORT))
 
-cluster: setup ## Three brokers and a ZooKeeper on ./data-cluster, until Ctrl-C; make cluster BROKERS=5 for more
-	@exec $(BIN)/logstore cluster start --brokers $(or $(BROKERS),3) --data ./data-cluster
+cluster: setup-run ## Three brokers and a ZooKeeper on ./data-cluster, until Ctrl-C; make cluster BROKERS=5 for more, KAFKA_PORT=0 for free ports
+	@exec $(BIN)/logstore cluster start --brokers $(or $(BROKERS),3) --data ./data-cluster $(if $(KAFKA_PORT),--kafka-port $(KAFKA_PORT))
 
 lint: setup ## Lint, formatting, layers and types
 	@$(RUN) ruff check
@@ -71,6 +71,9 @@ docs: setup ## Write the pages, and the types of Kafka's messages, that are made
 lock: ## Resolve the pinned requirements anew (needs uv)
 	@uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \
 		--no-header --no-annotate --no-emit-index-url --no-emit-find-links --quiet --output-file requirements.lock
+	@uv pip compile pyproject.toml --extra demo --constraints requirements.lock --universal --python-version 3.11 \
+		--generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links --quiet \
+		--output-file conf/demo.lock
 	@uv pip compile pyproject.toml --extra cluster --constraints requirements.lock --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links --quiet \
 		--output-file conf/server.lock
@@ -87,6 +90,10 @@ clean: ## Remove what was made here, except ./data
 # The script itself knows whether anything has changed since it last installed.
 setup:
 	@conf/bootstrap.sh
+
+# Without the tools of development.
+setup-run:
+	@conf/bootstrap.sh run
 
 setup-airflow:
 	@conf/bootstrap.sh airflow

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -134,8 +135,10 @@ def erase(data: Path, per_key: float) -> int:
     from logstore.node import running_store
     from logstore.settings import Settings
 
+    wanted: dict[str, Any] = {"data": data}
+
     async def run() -> int:
-        async with running_store(Settings(data=data), Authorizer(), Quotas()) as store:
+        async with running_store(Settings(**wanted), Authorizer(), Quotas()) as store:
             topic = store.broker.topic(INTERNAL, TOPIC)
             count = keys_in(topic.partitions[0].log_end_offset * PARTITIONS, per_key) * PARTITIONS
             keys = keys_of(np.linspace(0, count - 1, ERASED_KEYS).astype(np.int64)).to_pylist()

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Checks the tools of this machine, makes .venv and installs requirements.lock into it, then this project as editable.
+# Checks the tools of this machine, makes .venv and installs locked packages into it, then this project as editable.
 # Whatever is missing or too old is named in one line, with the command that installs it.
 #
-#   conf/bootstrap.sh           check and install (when something has changed)
+#   conf/bootstrap.sh           check and install (when something has changed): everything, with the tools of development
+#   conf/bootstrap.sh run       the same with conf/demo.lock: what `make demo`, `make run` and `make cluster` run, and no more
 #   conf/bootstrap.sh check     only check
 #   conf/bootstrap.sh airflow   the same for Airflow: .venv-airflow with airflow_dags/requirements.lock, nothing of logstore
 #   conf/bootstrap.sh bench     the same for the benchmarks' rival client: .venv-bench with benchmarks/requirements.txt
@@ -15,6 +16,7 @@ readonly PYTHON_MIN=3.11 JAVA_MIN=17
 case "${1:-install}" in
 airflow) readonly VENV=.venv-airflow LOCK=airflow_dags/requirements.lock ;;
 bench) readonly VENV=.venv-bench LOCK=benchmarks/requirements.txt ;;
+run) readonly VENV=.venv LOCK=conf/demo.lock ;;
 *) readonly VENV=.venv LOCK=requirements.lock ;;
 esac
 readonly LOG=$VENV/install.log
@@ -60,14 +62,17 @@ check_java() {
         fail "Java ${major:-of unknown version} is too old, Java >= $JAVA_MIN is needed: sudo apt-get install openjdk-17-jre-headless"
 }
 
-# pip's own output goes to the log; here one line says how far it is.
+# pip's own output goes to the log; here one line says how far it is. The lock names everything, so that pip has nothing
+# to resolve; and most modules are never imported: Python compiles those that are.
 install() {
     local total
     total=$(grep -c '==' $LOCK)
-    "$VENV/bin/python" -m pip install --require-hashes -r $LOCK --disable-pip-version-check --no-input \
-        --progress-bar off 2>&1 | tee "$LOG" | progress "$total" ||
+    "$VENV/bin/python" -m pip install --require-hashes --no-deps --no-compile -r $LOCK --disable-pip-version-check \
+        --no-input --progress-bar off 2>&1 | tee "$LOG" | progress "$total" ||
         { tail -n 20 "$LOG" >&2; fail "the installation failed: see $LOG"; }
     [ $VENV = .venv ] || return 0
+    # PyPI's `logstore` is another project's, and ours had that name before: either would lie over this one.
+    "$VENV/bin/python" -m pip uninstall --yes logstore >>"$LOG" 2>&1
     "$VENV/bin/python" -m pip install --no-deps --no-build-isolation --editable . --disable-pip-version-check --no-input \
         >>"$LOG" 2>&1 || { tail -n 20 "$LOG" >&2; fail "the installation failed: see $LOG"; }
     [ -e logstore/kafka_batches/_record_codec.so ] ||
@@ -103,14 +108,24 @@ fi
 
 # What this project itself is installed from, with the C compilers that are there now.
 sources() {
-    cat pyproject.toml conf/build_hook.py logstore/kafka_batches/record_codec.c
+    cat pyproject.toml logstore/__init__.py conf/build_hook.py logstore/kafka_batches/record_codec.c
     echo "${CC:-}"
     command -v cc gcc clang || true
 }
 
 # A .venv that was moved, or made by a Python that is gone, does not count.
-installed_from="$({ cat $LOCK && if [ $VENV = .venv ]; then sources; fi; } | cksum) in $PWD"
-if [ "$(cat $VENV/.installed 2>/dev/null)" = "$installed_from" ] && $VENV/bin/python -c "" 2>/dev/null; then exit; fi
+stamp() {
+    echo "$({ cat "$1" && if [ $VENV = .venv ]; then sources; fi; } | cksum) in $PWD"
+}
+
+installed() {
+    [ "$(cat "$VENV/.installed-$(basename "$1")" 2>/dev/null)" = "$(stamp "$1")" ]
+}
+
+# requirements.lock has all of conf/demo.lock.
+if { installed $LOCK || { [ $LOCK = conf/demo.lock ] && installed requirements.lock; }; } && $VENV/bin/python -c "" 2>/dev/null; then
+    exit
+fi
 
 python=$(find_python)
 echo "Installing the dependencies into $VENV (once)"
@@ -118,4 +133,4 @@ if ! { $VENV/bin/python -m pip --version && grep -q "VIRTUAL_ENV=.*$PWD/$VENV" $
     "$python" -m venv --clear $VENV
 fi
 install
-echo "$installed_from" >$VENV/.installed
+stamp $LOCK >"$VENV/.installed-$(basename $LOCK)"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from logstore.client.metadata import TopicPartition as TopicPartition
     from logstore.client.producer import Producer as Producer
 
-__version__ = "0.1.0"
+__version__ = "0.7.0"
 __all__ = ["Admin", "Consumer", "ConsumerRebalanceListener", "Producer", "TopicPartition", "__version__"]
 
 _MODULES = {

@@ -133,7 +133,9 @@ def _cluster_member(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "kazoo":
             raise
-        raise InvalidConfigError("zookeeper.connect needs the package kazoo: pip install 'logstore[cluster]'") from None
+        raise InvalidConfigError(
+            "zookeeper.connect needs the package kazoo: pip install 'delta-logstore[cluster]'"
+        ) from None
     return ClusterMember(settings, filesystem, clock, url, kafka)
 
 
@@ -163,7 +165,8 @@ def serve(settings: Settings, shared_port: int | None = None, *, new_journal: bo
         listening.close()
         return _fail(
             f"cannot listen on {settings.kafka_listeners} for Kafka's clients: {error.strerror or error}; choose "
-            "another port (kafka.listeners, or serve --kafka-port; 0: a free one), or set kafka.listeners to nothing"
+            "another port (make run KAFKA_PORT=9093, or logstore serve --kafka-port 9093; 0 takes a free one), or none "
+            "(LOGSTORE_KAFKA_LISTENERS=)"
         )
     try:
         with (
@@ -180,23 +183,10 @@ def serve(settings: Settings, shared_port: int | None = None, *, new_journal: bo
 
 
 def _kafka_socket(settings: Settings) -> socket.socket | None:
-    """The socket for Kafka's clients; None if there is to be none, or if another process has a port that nobody has
-    asked for. OSError.
-    """
+    """The socket for Kafka's clients; None if there is to be none. OSError if another process has the port."""
     if settings.kafka_address is None:
         return None
-    try:
-        return bound_socket(*settings.kafka_address, _socket_buffers(settings))
-    except OSError as error:
-        if settings.is_kafka_wanted:
-            raise
-        log.warning(
-            "node.no_kafka",
-            address=settings.kafka_listeners,
-            reason=f"{error.strerror or error}: Kafka's clients cannot connect. Choose a port with kafka.listeners, or "
-            "serve --kafka-port",
-        )
-        return None
+    return bound_socket(*settings.kafka_address, _socket_buffers(settings))
 
 
 def _fail(line: str) -> int:
@@ -266,7 +256,7 @@ async def run(
                         if shared_port is not None:
                             await listener.serve_too(_shared_socket(settings, shared_port))
                         async with _kafka_clients(settings, store, listener, kafka, advertised):
-                            with _announced(settings, url, kafka_address):
+                            with _announced(settings, url, kafka_address, kafka):
                                 async with background_jobs(settings, url) if settings.jobs_enable else nullcontext():
                                     await listener.until_stopping()
                     await serving
@@ -339,23 +329,35 @@ class _Stop:
 
 
 @contextlib.contextmanager
-def _announced(settings: Settings, url: str, kafka: str | None) -> Iterator[None]:
+def _announced(settings: Settings, url: str, kafka: str | None, listening: socket.socket | None) -> Iterator[None]:
     """Announce on stdout, and in the file that local tools read, that the store is ready.
 
-    ``kafka``: host:port for Kafka's clients.
+    ``kafka``: the host:port that Kafka's clients are told; ``listening``: the socket for them.
     """
     file = settings.data / "brokers" / str(settings.broker_id) / ENDPOINT_FILE
     local_filesystem().make_directory(file.parent)
     local_filesystem().write_atomically(file, msgspec.json.encode(Endpoint(url, os.getpid(), kafka)))
     log.info("node.listening", url=url, kafka=kafka)
     sys.stdout.write(f"listening on {url}\n")
-    if kafka is not None:
-        sys.stdout.write(f"Kafka's clients connect to {kafka}\n")
+    if kafka is not None and listening is not None:
+        sys.stdout.write(f"Kafka's clients connect to {kafka}{_kafka_remark(settings, kafka, listening)}\n")
     sys.stdout.flush()
     try:
         yield
     finally:
         file.unlink(missing_ok=True)
+
+
+def _kafka_remark(settings: Settings, advertised: str, listening: socket.socket) -> str:
+    """Where the store listens for Kafka's clients if they are told another address, and whether others reach it."""
+    assert settings.kafka_address is not None
+    host, port = settings.kafka_address[0], listening.getsockname()[1]
+    if is_loopback(host) and not is_loopback(settings.host):
+        return (
+            f", from this machine only: --kafka-port {port} opens it on {settings.host}, kafka.listeners on any address"
+        )
+    where = address_of(host, port)
+    return "" if advertised == where else f"; the store listens for them on {where}"
 
 
 @contextlib.contextmanager

@@ -18,8 +18,9 @@ from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_va
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from logstore.broker_defaults import set_synonyms, topic_defaults_of
-from logstore.errors import InvalidConfigError
+from logstore.errors import DataDirectoryError, InvalidConfigError
 from logstore.limits import FETCH_BYTES_MAX, FETCH_WAIT_MS_MAX, GIB, MIB, PARTITIONS_PER_TOPIC_MAX
+from logstore.local_path import local_path
 from logstore.quantities import DURATION_FORMS, SIZE_FORMS, duration_ms, size_bytes
 from logstore.settings_sources import DEFAULTS_FIELDS, ENV_PREFIX, from_environment, from_file
 from logstore.topic_config import ConfigKind, nearest, validate_overrides
@@ -231,7 +232,7 @@ class Settings(BaseSettings):
     kafka_listeners: str = Field(
         "127.0.0.1:9092",
         description="Address for Kafka's clients: `host:port`, with `PLAINTEXT://` before it or without; port 0 takes "
-        "a free one. Empty: none. If this is not set and the port is taken, the store goes on without.",
+        "a free one. Empty: none. A port that is taken ends the start.",
     )
     kafka_advertised_listeners: str | None = Field(
         None,
@@ -425,6 +426,16 @@ class Settings(BaseSettings):
                 )
         return validate_overrides({**theirs, **ours})
 
+    @field_validator("data", "log_dirs", mode="before")
+    @classmethod
+    def _take_local_paths(cls, value: object) -> object:
+        if not isinstance(value, (str, os.PathLike)):
+            return value
+        try:
+            return local_path(value)
+        except DataDirectoryError as error:
+            raise ValueError(error.message) from None
+
     @field_validator("data")
     @classmethod
     def _check_data(cls, value: Path) -> Path:
@@ -521,11 +532,6 @@ class Settings(BaseSettings):
         """Where to listen for Kafka's clients; None: nowhere."""
         return host_and_port(self.kafka_listeners) if self.kafka_listeners else None
 
-    @property
-    def is_kafka_wanted(self) -> bool:
-        """Whether somebody has set ``kafka.listeners``."""
-        return "kafka_listeners" in self.model_fields_set
-
     def kafka_advertised(self, port: int) -> tuple[str, int]:
         """The host and port that Kafka's clients are told; ``port`` is the one that is listened on."""
         if self.kafka_advertised_listeners is not None:
@@ -583,6 +589,18 @@ def load_settings(**given: Any) -> Settings:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         raise InvalidConfigError("; ".join(_explain(error))) from None
+
+
+def with_kafka_port(settings: Settings, port: int | None, host: str) -> Settings:
+    """The settings with ``port`` for Kafka's clients, on ``host``, or on that of ``kafka.listeners`` where somebody has
+    set it; with None the settings as they are.
+    """
+    if port is None:
+        return settings
+    given = {name: getattr(settings, name) for name in settings.model_fields_set}
+    if "kafka_listeners" in given and settings.kafka_address is not None:
+        host, _ = settings.kafka_address
+    return load_settings(**given | {"kafka_listeners": address_of(host, port)})
 
 
 def host_and_port(address: str) -> tuple[str, int]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from logstore.broker_defaults import SYNONYMS, broker_default_names, why_without_meaning
-from logstore.errors import InvalidConfigError
+from logstore.errors import DataDirectoryError, InvalidConfigError
+from logstore.local_path import local_path
 from logstore.topic_config import CONFIG_KEYS, nearest
 
 ENV_PREFIX = "LOGSTORE_"
@@ -59,7 +60,10 @@ def from_file(named: str | None, fields: Mapping[str, str]) -> dict[str, Any]:
 
     Raises InvalidConfigError.
     """
-    path = Path(named) if named else CONFIG_FILE
+    try:
+        path = local_path(named) if named else CONFIG_FILE
+    except DataDirectoryError as error:
+        raise InvalidConfigError(f"cannot read {named}: {error.message}") from None
     if not named and not path.is_file():
         return {}
     try:

@@ -39,11 +39,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
-from logstore.errors import CorruptionError, DataDirectoryError
+from logstore.errors import CorruptionError
 from logstore.filesystem import Buffer, FileSystem, local_filesystem
+from logstore.local_path import absolute_path
 
 #: The directory that makes a directory a Delta table.
 LOG_DIRECTORY: Final = "_delta_log"
@@ -416,20 +415,9 @@ def is_directory(filesystem: FileSystem, path: Path | str) -> bool:
         raise
 
 
-def local_path(location: str | os.PathLike[str]) -> Path:
-    """The absolute path of a ``file://`` location or a path. DataDirectoryError for any other."""
-    text = os.fspath(location)
-    parts = urlsplit(text)
-    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
-        return Path(url2pathname(parts.path))
-    if "://" in text:
-        raise DataDirectoryError(f"{text} is not on a file system: topics are read from paths and file:// locations")
-    return Path(text).expanduser().absolute()
-
-
 def open_table(location: str | os.PathLike[str], filesystem: FileSystem | None = None) -> TableFiles:
     """A table by its ``uri``, a path or a ``file://`` location. DataDirectoryError."""
-    return TableFiles(local_path(location), filesystem or local_filesystem())
+    return TableFiles(absolute_path(location), filesystem or local_filesystem())
 
 
 def find_file(path: Path) -> tuple[TableFiles, str]:

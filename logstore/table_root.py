@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from logstore.filesystem import FileSystem, local_filesystem
-from logstore.table_files import LOG_DIRECTORY, OutcomeUnknownError, TableFiles, is_directory, local_path
+from logstore.local_path import absolute_path
+from logstore.table_files import LOG_DIRECTORY, OutcomeUnknownError, TableFiles, is_directory
 
 _FIRST_ENTRY: Final = f"{LOG_DIRECTORY}/{0:020d}.json"
 
@@ -195,4 +196,4 @@ class TableRoot:
 
 def open_root(data: str | os.PathLike[str], filesystem: FileSystem | None = None) -> TableRoot:
     """The tables of a store, by a path or a ``file://`` location. DataDirectoryError."""
-    return TableRoot(local_path(data), filesystem or local_filesystem())
+    return TableRoot(absolute_path(data), filesystem or local_filesystem())

@@ -72,7 +72,9 @@ def to_consumer_group(
                 assigned=assigned[member.member_id],
                 pending_revocation={},
                 target=assigned[member.member_id],
-                classic=ClassicProtocolValue(member.session_timeout_ms, [tuple(each) for each in member.protocols]),
+                classic=ClassicProtocolValue(
+                    member.session_timeout_ms, [(name, metadata) for name, metadata in member.protocols]
+                ),
             )
             for member, subscription in zip(members, subscriptions, strict=True)
         ],
@@ -115,14 +117,15 @@ def to_classic_group(
     If ``is_settled`` all of them have what they are assigned, and the group is stable; otherwise they join again.
     ``topics`` are the names of those that exist.
     """
-    protocol = ClassicMembers.of([_classic_member(each, b"") for each in group.members], None).select_protocol()
+    leader = group.members[0].member_id
+    protocol = ClassicMembers.of([_classic_member(each, b"") for each in group.members], leader).select_protocol()
     return ClassicGroupValue(
         generation=group.epoch,
         state=ClassicState.STABLE if is_settled else ClassicState.PREPARING_REBALANCE,
         state_timestamp=now_ms,
         protocol_type=PROTOCOL_TYPE,
         protocol=protocol,
-        leader=group.members[0].member_id,
+        leader=leader,
         members=[_classic_member(each, _assignment(each, protocol, topics)) for each in group.members],
     )
 

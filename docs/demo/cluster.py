@@ -19,6 +19,7 @@ from docs.demo.main import command
 from docs.demo.progress import Steps
 from docs.demo.story import start_spark
 from logstore.errors import LogStoreError
+from logstore.local_path import local_path
 
 LOGS = Path(".cache/demo-cluster")
 
@@ -26,14 +27,13 @@ LOGS = Path(".cache/demo-cluster")
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0 if every count agrees, 1 if one does not or a step failed, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m docs.demo.cluster", description=__doc__)
-    parser.add_argument(
-        "--data", type=Path, default=Path("data-cluster"), help="data directory (default: data-cluster)"
-    )
-    data: Path = parser.parse_args(arguments).data
+    parser.add_argument("--data", default="data-cluster", help="data directory (default: data-cluster)")
+    given: str = parser.parse_args(arguments).data
     console = Console()
     LOGS.mkdir(parents=True, exist_ok=True)
     steps = Steps(console)
     try:
+        data = local_path(given)
         with contextlib.ExitStack() as running:
             with steps.step(f"Starting a ZooKeeper and {BROKERS} brokers on {data}"):
                 cluster = running.enter_context(cluster_on(data, LOGS / "cluster.log"))

@@ -26,6 +26,7 @@ from docs.demo.story import (
 )
 from logstore.endpoint_file import Endpoint
 from logstore.errors import LogStoreError
+from logstore.local_path import local_path
 
 LOGS = Path(".cache/demo")
 
@@ -33,11 +34,12 @@ LOGS = Path(".cache/demo")
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0 if every count agrees, 1 if one does not or a step failed, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m docs.demo", description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path("data"), help="data directory of the store (default: data)")
-    data: Path = parser.parse_args(arguments).data
+    parser.add_argument("--data", default="data", help="data directory of the store (default: data)")
+    given: str = parser.parse_args(arguments).data
     console = Console()
     LOGS.mkdir(parents=True, exist_ok=True)
     try:
+        data = local_path(given)
         with store_of(data, LOGS / "server.log") as (url, running):
             console.print(f"{'The store that runs on' if running else 'A store on'} {data} listens on {url}")
             agree = _run(console, data, url)
@@ -86,14 +88,10 @@ def _say_what_next(console: Console, data: Path, running: Endpoint | None) -> No
     first = f"topic describe {FLIGHTS}{url}" if running else f"serve --data {shlex.quote(str(data))}"
     commands = [f"{logstore} {first}", f"{logstore} consume {LAST_FLIGHT} --max 3{url}"]
     if kafka is not None:
-        commands.append(
-            f"""{python} -c 'import kafka; print(next(kafka.KafkaConsumer("{LAST_FLIGHT}", """
-            f"""bootstrap_servers="{kafka}", auto_offset_reset="earliest")))'"""
-        )
-    commands.append(
-        f"""{python} -c 'import polars; print(polars.scan_delta("{data}/topics/{LAST_FLIGHT}").head().collect())'"""
-    )
-    while_it_runs = "" if running else " (the second and third, which is a Kafka client, while the first one runs)"
+        commands.append(f"kcat -b {kafka} -t {LAST_FLIGHT} -C -c 3")
+    table = f"{data}/topics/{LAST_FLIGHT}"
+    commands.append(f"""{python} -c 'import deltalake; print(deltalake.DeltaTable("{table}").to_pandas().head())'""")
+    while_it_runs = "" if running else " (the second and third, which any Kafka client does, while the first one runs)"
     console.print(f"The data is in {data}. Try next{while_it_runs}:")
     for line in commands:
         console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)

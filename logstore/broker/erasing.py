@@ -46,6 +46,7 @@ from logstore.errors import (
     LogStoreError,
     PeerUnavailableError,
     UnknownErasureError,
+    UnknownTopicError,
     storage_error,
     unforeseen,
 )
@@ -106,6 +107,8 @@ _RETRY_S, _RETRY_MAX_S = 1.0, 60.0
 #: How long one look waits for a follower to learn what is sealed.
 _SEALED_S: Final = 5.0
 _SWEEP_S: Final = 3_600.0
+#: After a start, when the store has other things to do first.
+_FIRST_SWEEP_S: Final = 60.0
 _THREADS_MAX: Final = 4
 _NICENESS: Final = 10
 _NAMES_MAX: Final = 1_000
@@ -388,11 +391,12 @@ class Erasing:
             if run.task is None:
                 run.task = asyncio.create_task(self._run(erasure, run))
         while self._erasures.came_back:
-            topic_id, repeated = self._erasures.came_back.popleft()
+            topic_id, repeated = self._erasures.came_back[0]
             self._next_sweep[topic_id] = now
             await self._report_repeat(topic_id, repeated)
+            self._erasures.came_back.popleft()
         for topic_id in {one.topic_id for one in self._erasures.by_id.values()}:
-            if self._next_sweep.setdefault(topic_id, now + _SWEEP_S) <= now:
+            if self._next_sweep.setdefault(topic_id, now + _FIRST_SWEEP_S) <= now:
                 self._next_sweep[topic_id] = now + _SWEEP_S
                 await self._sweep_again(topic_id)
 
@@ -419,9 +423,7 @@ class Erasing:
 
     async def _erase(self, record: Erasure, run: _Run) -> None:
         """Take an erasure as far as it goes now."""
-        topic = None
-        if self._topics.knows_id(UUID(record.topic_id)):
-            topic = self._topics.by_id(UUID(record.topic_id))
+        topic = self._topic_of(record)
         if record.state == "started":
             if topic is not None:
                 run.progress.step = "rolling"
@@ -450,6 +452,19 @@ class Erasing:
         await self._write(msgspec.structs.replace(record, state="erased", waiting=None, erased_ms=self._clock.now_ms()))
         self._filesystem.reached("erase.reported")
         log.info("erasure.done", topic=record.topic, id=record.id, records=record.records)
+
+    def _topic_of(self, record: Erasure) -> Topic | None:
+        """None if it was deleted. ErasureWaitsError if it is not served now."""
+        topic_id = UUID(record.topic_id)
+        if self._topics.knows_id(topic_id):
+            return self._topics.by_id(topic_id)
+        try:
+            self._topics.get(record.topic)
+        except UnknownTopicError:
+            return None
+        except LogStoreError as error:
+            raise ErasureWaitsError(f"Topic {record.topic!r} is not served: {error.message}") from error
+        return None  # another one has the name
 
     async def _roll_to_end(self, topic: Topic, record: Erasure) -> None:
         """Seal all that the erasure may be of. ErasureWaitsError if that is not possible now; as ``Roller.roll``."""

@@ -7,9 +7,24 @@ and stable. What a command needs is imported when it runs, so that ``--help`` is
 
 import sys
 
+import logstore
+
 
 def main() -> None:
     """Entry point of the script ``logstore``; exits the process."""
+    if not hasattr(logstore, "__version__"):
+        # The __init__ of another distribution lies over ours: none of our modules that ask for the version would load.
+        sys.exit(_replaced())
     from logstore.cli.app import app
 
     sys.exit(app(prog_name="logstore"))
+
+
+def _replaced() -> int:
+    from logstore.cli.distributions import installation
+
+    found = installation()
+    sys.stderr.write(
+        f"logstore: {logstore.__file__} is not of {found.own}: {found.warning}; mend it with {found.remedy}\n"
+    )
+    return 1

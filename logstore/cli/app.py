@@ -40,7 +40,12 @@ app = typer.Typer(
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"logstore {__version__}")
+        from logstore.cli.distributions import installation
+
+        found = installation()
+        typer.echo(f"logstore {__version__} ({found.own})")
+        if found.warning is not None:
+            typer.echo(f"logstore: warning: {found.warning}; mend it with {found.remedy}", err=True)
         raise typer.Exit
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from logstore.cli.command_group import CommandGroup
-from logstore.cli.options import JsonOption, UrlOption, admin_of
+from logstore.cli.options import JsonOption, UrlOption, admin_of, given_path
 from logstore.cli.output import counted, print_json, print_json_line, print_table
 
 if TYPE_CHECKING:
@@ -29,7 +29,11 @@ app = typer.Typer(
 DataOption = Annotated[
     Path | None,
     typer.Option(
-        "--data", metavar="DIR", help="The brokers' data directory. [default: the setting data]", show_default=False
+        "--data",
+        metavar="DIR",
+        parser=given_path,
+        help="The brokers' data directory. [default: the setting data]",
+        show_default=False,
     ),
 ]
 _DEFAULT_BROKERS = 3
@@ -39,7 +43,7 @@ _DEFAULT_BROKERS = 3
     epilog="""\b
 Examples:
   logstore cluster start --data ./data-cluster
-  logstore cluster start --brokers 5 --data ./data-cluster
+  logstore cluster start --brokers 5 --data ./data-cluster --kafka-port 0
   logstore cluster start --data ./data-cluster --zookeeper zk1:2181,zk2:2181/logstore
   logstore cluster start --data ./data-cluster --json | head -1 | jq -r '.brokers[].url'
 """
@@ -65,12 +69,23 @@ def start(
             show_default=False,
         ),
     ] = None,
+    kafka_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65_535,
+            help="Port for Kafka's clients of the first broker; the others have those after it. 0 takes free ones. "
+            "[default: 9092]",
+            show_default=False,
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Run a ZooKeeper and brokers in this terminal until Ctrl-C.
 
-    They listen on 127.0.0.1 only, with ports that stay the same. Logs are in DIR/cluster. Ctrl-C and SIGTERM stop them
-    cleanly, ZooKeeper last. A process that dies is left dead: start-broker and start-zookeeper start it again.
+    They listen on 127.0.0.1 only, with ports that stay the same; one that is taken ends the start. Logs are in
+    DIR/cluster. Ctrl-C and SIGTERM stop them cleanly, ZooKeeper last. A process that dies is left dead: start-broker
+    and start-zookeeper start it again.
 
     On the directory of a store of one node, which must be stopped, it becomes a cluster: its broker leads everything
     with one replica, and the others join. There is no way back.
@@ -78,15 +93,16 @@ def start(
     from logstore.cluster_processes.kafka_addresses import wanted_kafka_addresses
     from logstore.cluster_processes.record import broker_ids
     from logstore.cluster_processes.running_cluster import ClusterEntry, Wanted, run
-    from logstore.settings import load_settings
+    from logstore.settings import load_settings, with_kafka_port
 
     directory = _directory(data)
     ids = broker_ids(directory, brokers)
+    settings = with_kafka_port(load_settings(), kafka_port, "127.0.0.1")
     wanted = Wanted(
         directory,
         ids,
         zookeeper=zookeeper,
-        kafka=wanted_kafka_addresses(load_settings(), ids),
+        kafka=wanted_kafka_addresses(settings, ids),
         environment={"LOGSTORE_INTER_BROKER_PORT": "0"},
     )
 

@@ -22,7 +22,7 @@ from logstore.cli.data_directory import (
     require_no_journal,
     require_topics,
 )
-from logstore.cli.options import JsonOption
+from logstore.cli.options import JsonOption, existing_path
 from logstore.cli.output import counted, print_json, print_table
 
 if TYPE_CHECKING:
@@ -69,7 +69,9 @@ def adopt(
     log_directory: Annotated[
         list[Path] | None,
         typer.Option(
-            help="A broker's log.dirs, if it is not where the broker has recorded it. May be repeated.", exists=True
+            metavar="DIR",
+            parser=existing_path,
+            help="A broker's log.dirs, if it is not where the broker has recorded it. May be repeated.",
         ),
     ] = None,
     json: JsonOption = False,

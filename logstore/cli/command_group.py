@@ -49,7 +49,7 @@ class CommandGroup(TyperGroup):
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] in _OUR_PACKAGES:
                 raise
-            fail(f"this command needs {self.extra_in_words}: pip install 'logstore[{self.extra}]'")
+            fail(f"this command needs {self.extra_in_words}: pip install 'delta-logstore[{self.extra}]'")
         except UnknownHostError as error:
             fail(error.message)
         except StoreUnreachableError as error:

@@ -19,6 +19,7 @@ from logstore.cli.options import (
     UrlOption,
     WhereOption,
     admin_of,
+    given_path,
     reachable_url,
     selection,
     time_ms,
@@ -129,7 +130,8 @@ def consume(
     json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     pretty: Annotated[bool, typer.Option("--pretty", help="The same as --format pretty.")] = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file, not to stdout.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", parser=given_path, help="Write to this file, not to stdout."),
     ] = None,
     progress: Annotated[
         bool | None,

@@ -166,6 +166,12 @@ def url_of_data(data: Path) -> str | None:
     return next((url for url in found if url is not None), None)
 
 
+def kafka_of_data(data: Path) -> str | None:
+    """The host:port at which a broker that serves ``data`` has Kafka's clients; None if it is unknown."""
+    found = (read_endpoint(home) for home in sorted(data.glob("brokers/*/")))
+    return next((one.kafka for one in found if one is not None and one.kafka is not None), None)
+
+
 def topic_names(data: Path) -> dict[str, str]:
     """Topic id to name, of the tables below ``data`` that can be read."""
     from logstore.delta.log_check import observed_snapshot

@@ -18,8 +18,9 @@ import typer
 
 from logstore.cli.checks import Check, Status
 from logstore.cli.command_group import FAILED
-from logstore.cli.data_directory import journals_in, log_directories, stopped_store, url_of_data
-from logstore.cli.options import JsonOption, UrlOption, given_url
+from logstore.cli.data_directory import journals_in, kafka_of_data, log_directories, stopped_store, url_of_data
+from logstore.cli.distributions import installation
+from logstore.cli.options import JsonOption, UrlOption, given_path, given_url
 from logstore.cli.output import bytes_text, print_json, print_table
 
 EXAMPLES = """\b
@@ -37,7 +38,10 @@ _DISK_BYTES_MIN = 1024**3
 def doctor(
     ctx: typer.Context,
     data: Annotated[
-        Path | None, typer.Option(help="Data directory. [default: as for serve]", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="DIR", parser=given_path, help="Data directory. [default: as for serve]", show_default=False
+        ),
     ] = None,
     port: Annotated[
         int | None, typer.Option(min=0, max=65_535, help="Port. [default: as for serve]", show_default=False)
@@ -69,6 +73,7 @@ def run_checks(data: Path | None, host: str | None, port: int | None, *, url: st
     """Checks of the store at ``url``; with None, of the data directory here and the store on it."""
     from logstore.cli.store_checks import check_store
 
+    yield check_distribution()
     yield check_python()
     yield check_java()
     yield check_jars()
@@ -80,7 +85,7 @@ def run_checks(data: Path | None, host: str | None, port: int | None, *, url: st
 
 def _local_checks(data: Path | None, host: str | None, port: int | None) -> Iterator[Check]:
     if not importlib.util.find_spec("fastapi"):
-        yield Check("server", Status.warn, "not installed", "To run a store here: pip install 'logstore[server]'")
+        yield Check("server", Status.warn, "not installed", "To run a store here: pip install 'delta-logstore[server]'")
         return
     from logstore.cli.store_checks import check_open_files, check_store
     from logstore.errors import InvalidConfigError
@@ -94,6 +99,8 @@ def _local_checks(data: Path | None, host: str | None, port: int | None) -> Iter
         return
     running = url_of_data(settings.data)
     yield check_port(settings.host, settings.port, running)
+    if settings.kafka_address is not None:
+        yield check_port(*settings.kafka_address, kafka_of_data(settings.data), "--kafka-port")
     yield check_data(settings.data)
     yield from check_journals(settings.data, settings.log_directory)
     yield check_disk(settings.data, settings.journal_max_bytes)
@@ -101,6 +108,14 @@ def _local_checks(data: Path | None, host: str | None, port: int | None) -> Iter
         yield check_open_files(open_files_limit(), settings.max_connections)
     else:
         yield from check_store(running)
+
+
+def check_distribution() -> Check:
+    """Which distribution this program is, and whether another one with the same import name is installed."""
+    found = installation()
+    if found.warning is None:
+        return Check("distribution", Status.ok, found.own)
+    return Check("distribution", Status.warn, f"{found.own}; {found.warning}", f"Mend it with {found.remedy}.")
 
 
 def check_python() -> Check:
@@ -136,7 +151,7 @@ def check_java() -> Check:
 def check_jars() -> Check:
     if not importlib.util.find_spec("pyspark"):
         return Check(
-            "Spark", Status.warn, "pyspark is not installed", "To read with Spark: pip install 'logstore[spark]'"
+            "Spark", Status.warn, "pyspark is not installed", "To read with Spark: pip install 'delta-logstore[spark]'"
         )
     from logstore.spark import jars
     from logstore.spark.spark_conf import user_settings
@@ -152,7 +167,8 @@ def check_jars() -> Check:
     return Check("Spark jars", Status.ok, f"Delta {jars.DELTA_VERSION} in {found[0].parent}")
 
 
-def check_port(host: str, port: int, running: str | None) -> Check:
+def check_port(host: str, port: int, running: str | None, option: str = "--port") -> Check:
+    """``running``: the address at which the store on the data directory listens; None if none does."""
     name = f"port {port}"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -167,7 +183,7 @@ def check_port(host: str, port: int, running: str | None) -> Check:
             name,
             Status.fail,
             f"{host}: {error.strerror or error}",
-            "Stop the program that uses it, or choose another: --port N",
+            f"Stop the program that uses it, or choose another: {option} N",
         )
     return Check(name, Status.ok, f"free on {host}")
 

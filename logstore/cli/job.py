@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from logstore.cli.command_group import USAGE, CommandGroup, fail
-from logstore.cli.options import JsonOption, UrlOption, given_url
+from logstore.cli.options import JsonOption, UrlOption, given_path, given_url
 
 #: Exit code of a run that passed over a topic, because another run of the job was working on it. All else was done.
 BUSY = 3
@@ -32,7 +32,11 @@ app = typer.Typer(
 DataOption = Annotated[
     Path | None,
     typer.Option(
-        "--data", metavar="DIR", help="The store's data directory. [default: the setting data]", show_default=False
+        "--data",
+        metavar="DIR",
+        parser=given_path,
+        help="The store's data directory. [default: the setting data]",
+        show_default=False,
     ),
 ]
 TopicOption = Annotated[

@@ -19,7 +19,7 @@ from logstore.cli.data_directory import (
     topic_names,
 )
 from logstore.cli.journal_repair import REPAIR_EXAMPLES, repair
-from logstore.cli.options import JsonOption
+from logstore.cli.options import JsonOption, given_path
 from logstore.cli.output import bytes_text, counted, print_json, print_json_line, print_table
 from logstore.cli.record_dump import (
     FromOption,
@@ -43,12 +43,17 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Look at a journal, check it, repair it.", rich_markup_mode=None)
 
 DirectoryArgument = Annotated[
-    Path | None, typer.Argument(metavar="DIR", help="A data directory, a broker's log directory, or a journal itself.")
+    Path | None,
+    typer.Argument(
+        metavar="DIR", parser=given_path, help="A data directory, a broker's log directory, or a journal itself."
+    ),
 ]
 DataOption = Annotated[
     Path | None,
     typer.Option(
         "--data",
+        metavar="DIR",
+        parser=given_path,
         help="A data directory: the journals of all its brokers, wherever these have them (log.dirs). Default: the "
         "setting data (data).",
     ),

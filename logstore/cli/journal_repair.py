@@ -18,7 +18,7 @@ from logstore.cli.data_directory import (
     log_directory_of,
     stopped_store,
 )
-from logstore.cli.options import JsonOption
+from logstore.cli.options import JsonOption, given_path
 from logstore.cli.output import counted, print_json, print_table
 from logstore.errors import LogStoreError
 
@@ -36,12 +36,15 @@ Examples:
 
 
 def repair(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A journal, or the log directory of its broker.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", parser=given_path, help="A journal, or the log directory of its broker.")
+    ],
     data: Annotated[
         Path | None,
         typer.Option(
             "--data",
             metavar="DIR",
+            parser=given_path,
             help="The data directory with the tables. Default: the one that the journal is in, else the setting data "
             "if the journal is of one of its brokers.",
         ),

@@ -3,12 +3,15 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from logstore.cli import profiles
 from logstore.client.addresses import DEFAULT_URL, URL_VARIABLE, environment_url
+from logstore.errors import DataDirectoryError
+from logstore.local_path import local_path
 
 if TYPE_CHECKING:
     from logstore.client.admin import Admin
@@ -162,6 +165,22 @@ def reachable_url(ctx: typer.Context, given: str | None) -> str:
     with Admin(url, client_id=CLIENT_ID, default_api_timeout_ms=0) as admin:
         _ = admin.cluster_id
     return url
+
+
+def given_path(text: str) -> Path:
+    """The path of an option or argument, for ``parser=``; a usage error for one that the store does not serve."""
+    try:
+        return local_path(text)
+    except DataDirectoryError as error:
+        raise typer.BadParameter(f"{text}: {error.message}") from None
+
+
+def existing_path(text: str) -> Path:
+    """As ``given_path``; a usage error where nothing is."""
+    path = given_path(text)
+    if not path.exists():
+        raise typer.BadParameter(f"Path '{path}' does not exist.")
+    return path
 
 
 def parse_configs(given: Sequence[str] | None) -> dict[str, str]:

@@ -8,7 +8,15 @@ from typing import Annotated, BinaryIO, Literal
 import typer
 
 from logstore.cli.command_group import INTERRUPTED, fail
-from logstore.cli.options import CLIENT_ID, ClientIdOption, JsonOption, TopicArgument, UrlOption, reachable_url
+from logstore.cli.options import (
+    CLIENT_ID,
+    ClientIdOption,
+    JsonOption,
+    TopicArgument,
+    UrlOption,
+    given_path,
+    reachable_url,
+)
 from logstore.cli.produce_input import Format, InputOptions, format_of, unescaped
 from logstore.cli.produce_run import Run, progress_bar, summarize
 from logstore.cli.record_blocks import no_faster
@@ -32,7 +40,8 @@ def produce(
     ctx: typer.Context,
     topic: TopicArgument,
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="The file to read; stdin without it, or with -.")
+        Path | None,
+        typer.Argument(metavar="FILE", parser=given_path, help="The file to read; stdin without it, or with -."),
     ] = None,
     format: Annotated[
         Format | None,

@@ -9,7 +9,7 @@ import typer
 
 from logstore.cli.command_group import FAILED, fail
 from logstore.cli.data_directory import given_data, require_topics
-from logstore.cli.options import JsonOption
+from logstore.cli.options import JsonOption, given_path
 from logstore.cli.output import bytes_text, counted, print_json, print_table
 from logstore.cli.record_dump import (
     FromOption,
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Look at segment files, and check them.", rich_markup_mode=None)
 
 FilesArgument = Annotated[
-    list[Path] | None, typer.Argument(metavar="FILE", help="Parquet files below <data>/topics/<topic>.")
+    list[Path] | None,
+    typer.Argument(metavar="FILE", parser=given_path, help="Parquet files below <data>/topics/<topic>."),
 ]
 TopicOption = Annotated[
     str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="All files in the table of this topic.")
@@ -42,7 +43,12 @@ PartitionOption = Annotated[
 ]
 DataOption = Annotated[
     Path | None,
-    typer.Option("--data", metavar="DIR", help="With --topic: the data directory. Default: the setting data (data)."),
+    typer.Option(
+        "--data",
+        metavar="DIR",
+        parser=given_path,
+        help="With --topic: the data directory. Default: the setting data (data).",
+    ),
 ]
 
 

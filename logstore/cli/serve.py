@@ -4,14 +4,12 @@ import gc
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
+from logstore.cli.options import existing_path, given_path
 from logstore.errors import InvalidConfigError
-
-if TYPE_CHECKING:
-    from logstore.settings import Settings
 
 EXAMPLES = """\b
 Examples:
@@ -26,7 +24,13 @@ Examples:
 
 def serve(
     data: Annotated[
-        Path | None, typer.Option(help="Directory of topics and journals. [default: data]", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            parser=given_path,
+            help="Directory of topics and journals. [default: data]",
+            show_default=False,
+        ),
     ] = None,
     port: Annotated[
         int | None, typer.Option(help="HTTP port; 0 takes a free one. [default: 8082]", show_default=False)
@@ -36,7 +40,7 @@ def serve(
         typer.Option(
             min=0,
             max=65_535,
-            help="Port for Kafka's clients; 0 takes a free one. [default: 9092, if it is free]",
+            help="Port for Kafka's clients, on the same address; 0 takes a free one. [default: 9092, on 127.0.0.1]",
             show_default=False,
         ),
     ] = None,
@@ -46,7 +50,10 @@ def serve(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="Settings file (TOML). [default: conf/logstore.toml, if it is there]", show_default=False, exists=True
+            metavar="FILE",
+            parser=existing_path,
+            help="Settings file (TOML). [default: conf/logstore.toml, if it is there]",
+            show_default=False,
         ),
     ] = None,
     jobs: Annotated[
@@ -82,6 +89,9 @@ def serve(
     Options win over LOGSTORE_* variables, these over the settings file. 'listening on URL' is printed when the store
     is ready. SIGTERM and Ctrl-C stop it cleanly: requests end, records are put into Delta as far as there is time.
 
+    A port that is taken ends the start. --host alone leaves the port for Kafka's clients on 127.0.0.1; --kafka-port
+    beside it opens that one on the same address.
+
     With --brokers each broker has a port of its own, too: those after --port, for clients that go to leaders directly.
     For Kafka's clients the first broker has --kafka-port, and the others the ports after it.
     """
@@ -97,24 +107,15 @@ def serve(
     # the whole start.
     gc.disable()
     from logstore.node import serve as run_node
-    from logstore.settings import load_settings
+    from logstore.settings import load_settings, with_kafka_port
 
     gc.enable()
 
     if config is not None:
         os.environ["LOGSTORE_CONFIG"] = str(config)
     settings = load_settings(data=data, port=port, host=host, log_level=log_level, jobs_enable=jobs or None)
-    raise typer.Exit(run_node(_with_kafka_port(settings, kafka_port), shared_port, new_journal=new_journal))
-
-
-def _with_kafka_port(settings: "Settings", port: int | None) -> "Settings":
-    """``--kafka-port``: on ``host``, as the HTTP port."""
-    from logstore.settings import address_of, load_settings
-
-    if port is None:
-        return settings
-    given = {name: getattr(settings, name) for name in settings.model_fields_set}
-    return load_settings(**given | {"kafka_listeners": address_of(settings.host, port)})
+    settings = with_kafka_port(settings, kafka_port, settings.host)
+    raise typer.Exit(run_node(settings, shared_port, new_journal=new_journal))
 
 
 def _serve_brokers(count: int, config: Path | None, kafka_port: int | None, given: Mapping[str, object]) -> NoReturn:
@@ -122,11 +123,12 @@ def _serve_brokers(count: int, config: Path | None, kafka_port: int | None, give
     from logstore.cluster_processes.record import Directory
     from logstore.cluster_processes.running_cluster import ClusterEntry, Wanted, run
     from logstore.listening_sockets import url_on
-    from logstore.settings import load_settings
+    from logstore.settings import load_settings, with_kafka_port
 
     if config is not None:
         os.environ["LOGSTORE_CONFIG"] = str(config)
-    settings = _with_kafka_port(load_settings(**given), kafka_port)
+    settings = load_settings(**given)
+    settings = with_kafka_port(settings, kafka_port, settings.host)
     if os.environ.get("LISTEN_PID") == str(os.getpid()):
         raise InvalidConfigError(
             "--brokers makes its sockets itself: take the ListenStream of the service manager away"

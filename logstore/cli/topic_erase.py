@@ -20,7 +20,7 @@ ERASE_EXAMPLES = """\b
 Examples:
   logstore topic erase events --key ada --dry-run           counts the records
   logstore topic erase events --key ada --key bob
-  logstore topic erase events --where '$.user == "ada" and timestamp < 2026-01-01'
+  logstore topic erase events --where '$.user == "ada" and timestamp < "2026-01-01"'
   logstore topic erase events --keys-file keys.txt --yes --json > report.json
 """
 ERASURES_EXAMPLES = """\b

@@ -1,13 +1,12 @@
 """``logstore topic reassign ...``: a plan moves partitions to other brokers, as with ``kafka-reassign-partitions``."""
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from logstore.cli.command_group import FAILED, fail
-from logstore.cli.options import JsonOption, UrlOption, admin_of, complete_topics
+from logstore.cli.options import JsonOption, UrlOption, admin_of, complete_topics, given_path
 from logstore.cli.output import counted, print_json, print_json_line, print_table
 from logstore.cli.topic_listing import ids_text, leader_text
 
@@ -225,7 +224,7 @@ def _broker_ids(text: str) -> set[int]:
 def _read(plan: str) -> "ReassignmentPlan":
     from logstore.client.reassignment import read_plan
 
-    return read_plan(sys.stdin.buffer.read() if plan == "-" else Path(plan).read_bytes())
+    return read_plan(sys.stdin.buffer.read() if plan == "-" else given_path(plan).read_bytes())
 
 
 def _states(admin: "Admin") -> "dict[TopicPartition, PartitionReplicas]":

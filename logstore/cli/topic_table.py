@@ -22,7 +22,7 @@ from logstore.cli.data_directory import (
     stopped_store,
     topic_names,
 )
-from logstore.cli.options import ConfigOption, JsonOption, parse_configs
+from logstore.cli.options import ConfigOption, JsonOption, existing_path, given_path, parse_configs
 from logstore.cli.output import bytes_text, counted, print_json, print_table
 
 if TYPE_CHECKING:
@@ -32,15 +32,18 @@ if TYPE_CHECKING:
     from logstore.table_files import TableFiles
 
 DataOption = Annotated[
-    Path | None, typer.Option("--data", metavar="DIR", help="The data directory. Default: the setting data (data).")
+    Path | None,
+    typer.Option(
+        "--data", metavar="DIR", parser=given_path, help="The data directory. Default: the setting data (data)."
+    ),
 ]
 LogDirectoryOption = Annotated[
     list[Path] | None,
     typer.Option(
         "--log-directory",
         metavar="DIR",
+        parser=existing_path,
         help="A broker's log.dirs, if it is not where the broker has recorded it; may be repeated.",
-        exists=True,
     ),
 ]
 

@@ -243,7 +243,7 @@ def _class_path() -> str:
     found = [str(jar) for jar in sorted(jars.glob("*.jar")) if jar.name.startswith(_JARS)] if jars else []
     if not any("zookeeper-" in jar for jar in found):
         raise ZooKeeperServerError(
-            "ZooKeeper is taken from the jars of PySpark, which are not here: pip install 'logstore[spark]', or name a "
-            "ZooKeeper that runs."
+            "ZooKeeper is taken from the jars of PySpark, which are not here: pip install 'delta-logstore[spark]', or "
+            "name a ZooKeeper that runs."
         )
     return os.pathsep.join(found)

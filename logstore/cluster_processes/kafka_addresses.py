@@ -15,16 +15,15 @@ _ADVERTISED: Final = "LOGSTORE_KAFKA_ADVERTISED_LISTENERS"
 
 @dataclass(frozen=True, slots=True)
 class KafkaAddress:
-    """Where a broker listens for Kafka's clients (port 0: on one that is chosen), and what they are told.
+    """Where a broker listens for Kafka's clients, and what they are told.
 
-    ``is_fixed``: somebody has asked for the port. Another port that is taken gives way to a free one: clients learn it
-    from the other brokers.
+    Port 0: on one that is chosen and kept. If another process takes that while the broker does not run, a free one is
+    chosen again: clients learn it from the other brokers.
     """
 
     host: str
     port: int
     advertised: str | None = None
-    is_fixed: bool = False
 
     def environment(self, port: int) -> dict[str, str]:
         told = {} if self.advertised is None else {_ADVERTISED: self.advertised}
@@ -46,9 +45,7 @@ def wanted_kafka_addresses(settings: Settings, broker_ids: Sequence[int]) -> dic
         if settings.kafka_advertised_listeners is not None:
             advertised_host, advertised_port = host_and_port(settings.kafka_advertised_listeners)
             advertised = address_of(advertised_host, advertised_port + at)
-        found[broker_id] = KafkaAddress(
-            host, port + at if port else 0, advertised, is_fixed=port != 0 and settings.is_kafka_wanted
-        )
+        found[broker_id] = KafkaAddress(host, port + at if port else 0, advertised)
     return found
 
 

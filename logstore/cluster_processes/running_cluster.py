@@ -84,7 +84,7 @@ def run(wanted: Wanted, announce: Announce) -> int:
     """
     directory = wanted.directory
     if importlib.util.find_spec("kazoo") is None:
-        raise ClusterProcessesError("A broker of a cluster needs kazoo: pip install 'logstore[cluster]'.")
+        raise ClusterProcessesError("A broker of a cluster needs kazoo: pip install 'delta-logstore[cluster]'.")
     record = Record.read(directory)
     check_directory(directory, record, wanted.zookeeper, wanted.broker_ids)
     if record is None:
@@ -110,11 +110,19 @@ def _reserve(wanted: Wanted, record: Record, reserved: ReservedPorts) -> tuple[R
     """Ports for everything; those of the last time again."""
     where = f"end it, or remove the port from {wanted.directory.record}"
 
-    def reserve(what: str, port: int, *, fixed: bool = False, shared: bool = False, host: str = wanted.host) -> int:
+    def reserve(
+        what: str,
+        port: int,
+        *,
+        fixed: bool = False,
+        shared: bool = False,
+        host: str = wanted.host,
+        otherwise: str = "",
+    ) -> int:
         try:
             return reserved.reserve(host, port, shared=shared)
         except OSError as error:
-            remedy = "end it, or choose another port" if fixed else where
+            remedy = f"end it, or choose another port{otherwise}" if fixed else where
             if isinstance(error, PermissionError) or port == 0:
                 raise
             raise ClusterProcessesError(
@@ -135,30 +143,31 @@ def _reserve(wanted: Wanted, record: Record, reserved: ReservedPorts) -> tuple[R
         )
     kafka_ports = dict(record.kafka_ports)
     for broker_id, address in wanted.kafka.items():
-        if address.is_fixed:
-            reserve(f"broker {broker_id} for Kafka's clients", address.port, fixed=True, host=address.host)
+        if address.port:
+            reserve(
+                f"broker {broker_id} for Kafka's clients",
+                address.port,
+                fixed=True,
+                host=address.host,
+                otherwise=" (kafka.listeners, or --kafka-port; 0: free ones)",
+            )
         else:
-            _reserve_for_kafka(broker_id, address, kafka_ports, reserved)
+            former = record.kafka_ports.get(broker_id, 0)
+            kafka_ports[broker_id] = _reserve_for_kafka(broker_id, address.host, former, reserved)
     found = Record(zookeeper, zookeeper_port, ports, kafka_ports)
     found.write(wanted.directory)
     return found, shared_port
 
 
-def _reserve_for_kafka(broker_id: int, address: KafkaAddress, chosen: dict[int, int], reserved: ReservedPorts) -> None:
-    """Reserve the first of these that is free: the port that was chosen for the broker before, that of ``address``, any
-    other. It is among ``chosen`` afterwards, unless it is that of ``address``.
-    """
-    former = chosen.pop(broker_id, 0)
-    known = [port for port in (former, address.port) if port]
-    port = next((port for port in known if is_free(address.host, port)), 0)
-    found = reserved.reserve(address.host, port)
-    if found != address.port:
-        chosen[broker_id] = found
-    if known and found != known[0]:
+def _reserve_for_kafka(broker_id: int, host: str, former: int, reserved: ReservedPorts) -> int:
+    """Reserve the port that was chosen for the broker before (0: none was), or a free one if that is taken now."""
+    found = reserved.reserve(host, former if former and is_free(host, former) else 0)
+    if former and found != former:
         _say(
-            f"port {known[0]} of broker {broker_id} for Kafka's clients is taken by another process: it listens on "
-            f"{address_of(address.host, found)}"
+            f"port {former} of broker {broker_id} for Kafka's clients is taken by another process: it listens on "
+            f"{address_of(host, found)}"
         )
+    return found
 
 
 class _Cluster:
@@ -282,16 +291,15 @@ class _Cluster:
         return address.environment(self._kafka_port(broker_id, address))
 
     def _kafka_port(self, broker_id: int, address: KafkaAddress) -> int:
-        return address.port if address.is_fixed else self._record.kafka_ports.get(broker_id, address.port)
+        return address.port or self._record.kafka_ports[broker_id]
 
     def _choose_kafka_port_again(self, broker: BrokerProcess) -> None:
-        """While a broker does not run, another process may listen on its port."""
+        """While a broker does not run, another process may listen on the port that was chosen for it."""
         address = self._wanted.kafka.get(broker.id)
-        if address is None or address.is_fixed or is_free(address.host, self._kafka_port(broker.id, address)):
+        if address is None or address.port or is_free(address.host, self._kafka_port(broker.id, address)):
             return
-        chosen = dict(self._record.kafka_ports)
-        _reserve_for_kafka(broker.id, address, chosen, self._reserved)
-        self._record = msgspec.structs.replace(self._record, kafka_ports=chosen)
+        found = _reserve_for_kafka(broker.id, address.host, self._kafka_port(broker.id, address), self._reserved)
+        self._record = msgspec.structs.replace(self._record, kafka_ports={**self._record.kafka_ports, broker.id: found})
         self._record.write(self._wanted.directory)
         broker.environment |= self._kafka_environment(broker.id)
 

@@ -141,7 +141,7 @@ class SliceReader:
         #: The reading that was used last comes last.
         self._begun: list[_Reading] = []
         self._indices: LRUCache[str, SegmentIndex] = LRUCache(_FOOTERS_CACHED)
-        self._row_group_files: LRUCache[str, tuple[RowGroupFile, ...]] = LRUCache(_ROW_GROUP_FILES_CACHED)
+        self._row_group_files: LRUCache[str, tuple[RowGroupFile | None, ...]] = LRUCache(_ROW_GROUP_FILES_CACHED)
         self._lock = threading.Lock()
 
     def read_frames(self, frames: Sequence[IndexedFrame], wanted: Wanted) -> Slice[pa.RecordBatch]:
@@ -236,8 +236,7 @@ class SliceReader:
         group = place.group
         if wanted.log_start <= group.first_offset and group.last_offset < wanted.end:
             in_file = self._cached(self._row_group_files, place.files, place.name, row_group_files)
-            if in_file:
-                file = in_file[group.index]
+            if in_file and (file := in_file[group.index]) is not None:
                 # The answer has batches already: this one may be too large, or begin with records of theirs, because a
                 # merge or a roll has just made it.
                 if wanted.may_be_empty and (file.decoded_bytes > wanted.max_bytes or group.first_offset < wanted.start):

@@ -24,7 +24,7 @@ from logstore.delta.snapshot import SegmentFile, TopicSnapshot
 from logstore.delta.topic_table import RewritePart, RollPart
 from logstore.errors import CommitRefusedError, CorruptionError, StorageError
 from logstore.log.dropped_segments import dropped_segments
-from logstore.log.erasures import ErasedUpTo, ErasureLog
+from logstore.log.erasures import ErasedUpTo, ErasureLog, TableErasure
 from logstore.log.history import (
     MissingSegmentsError,
     RemovedRange,
@@ -37,7 +37,7 @@ from logstore.log.history import (
 from logstore.log.isolation import Isolation
 from logstore.log.merging import MERGE
 from logstore.log.partition_log import PartitionLog
-from logstore.log.table_erasure import ERASE, TableErasure, erase_from_table
+from logstore.log.table_erasure import ERASE, erase_from_table
 from logstore.log.topic import Topic
 from logstore.segments.footer import ROLL
 from logstore.segments.names import known_segment_name

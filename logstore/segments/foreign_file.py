@@ -148,6 +148,15 @@ class ForeignFile:
         return " and ".join(source.parquet.place for source in self._sources)
 
     @property
+    def stored_groups(self) -> list[int | None]:
+        """For each of ``groups`` the row group of the one file that it is as a whole, None if it is not: rows of it are
+        deleted, or in another order.
+        """
+        if self._order is not None:
+            return [None] * len(self.groups)
+        return [None if source.has_deleted(group) else group for source, group, _ in self._stored]
+
+    @property
     def order_bytes(self) -> int:
         """Memory that the sorted order takes."""
         vectors = sum(source.deleted_bytes for source in self._sources)
@@ -215,6 +224,11 @@ class _Source:
                 f"{self.parquet.place} has {self._first_rows[-1]} rows, and its deletion vector row "
                 f"{self._deleted.max()}: it is the vector of another file. Restore the table to the version before"
             )
+
+    def has_deleted(self, group: int) -> bool:
+        """Whether a row of the row group is deleted."""
+        low, high = self._first_rows[group : group + 2]
+        return not self._deleted.isdisjoint(BitMap64(range(low, high)))
 
     def scan(self) -> Iterator[tuple[int, Numbers, Numbers]]:
         """Offsets and timestamps (ms) of each row group."""

@@ -18,7 +18,8 @@ from logstore.crc32c import crc32c
 from logstore.limits import RECORD_OVERHEAD_BYTES
 from logstore.segments import thrift
 from logstore.segments.checksums import MAGIC
-from logstore.segments.foreign_names import is_file
+from logstore.segments.foreign_file import open_foreign
+from logstore.segments.foreign_names import foreign_records, is_file
 from logstore.segments.parquet_file import BAD_BYTES, damaged, open_parquet
 from logstore.table_files import TableFiles
 
@@ -50,13 +51,22 @@ class RowGroupFile:
     decoded_bytes: int
 
 
-def row_group_files(files: TableFiles, name: str) -> tuple[RowGroupFile, ...]:
-    """One for each row group, in order; none if the file has no checksums.
+def row_group_files(files: TableFiles, name: str) -> tuple[RowGroupFile | None, ...]:
+    """One for each row group, in order; none if the file has no checksums. A row group of which a deletion vector takes
+    rows has None.
 
     Raises FileNotFoundError, OSError, CorruptionError.
     """
-    if not is_file(name):
+    if is_file(name):
+        return _row_group_files(files, name)
+    records = foreign_records(name)
+    if records.bounds is not None or not (stored := _row_group_files(files, records.paths[0])):
         return ()
+    groups = open_foreign(files, name).stored_groups
+    return tuple(None if group is None else stored[group] for group in groups)
+
+
+def _row_group_files(files: TableFiles, name: str) -> tuple[RowGroupFile, ...]:
     file = open_parquet(files, name)
     if not file.chain:
         return ()
@@ -75,6 +85,8 @@ def row_group_files(files: TableFiles, name: str) -> tuple[RowGroupFile, ...]:
 
 def read_row_group_file(files: TableFiles, name: str, file: RowGroupFile) -> memoryview:
     """The Parquet file. Raises FileNotFoundError, OSError; CorruptionError if its bytes have changed."""
+    if not is_file(name):
+        (name,) = foreign_records(name).paths
     size = file.end - file.begin
     view = memoryview(pa.allocate_buffer(len(MAGIC) + size + len(file.footer))).cast("B")
     view[: len(MAGIC)] = MAGIC

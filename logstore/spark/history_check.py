@@ -154,8 +154,12 @@ def table_id(uri: str) -> str | None:
         return next((str(action["metaData"]["id"]) for action in actions if "metaData" in action), None)
     except FileNotFoundError:
         files = storage.get_file_info(pyarrow.fs.FileSelector(log, allow_not_found=True))
-        checkpoints = [f.path for f in files if re.fullmatch(r".*\.checkpoint.*\.parquet", f.base_name)]
+        checkpoints = [f.path for f in files if re.fullmatch(r".*\.checkpoint.*\.(parquet|json)", f.base_name)]
         for checkpoint in sorted(checkpoints, reverse=True):
+            if checkpoint.endswith(".json"):  # a V2 checkpoint
+                with storage.open_input_stream(checkpoint, compression=None) as entry:
+                    actions = map(json.loads, entry.read().splitlines())
+                return next((str(action["metaData"]["id"]) for action in actions if "metaData" in action), None)
             with storage.open_input_file(checkpoint) as source:
                 metadata = pq.ParquetFile(source).read(columns=["metaData.id"]).column("metaData").drop_null()
             if len(metadata):

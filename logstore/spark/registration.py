@@ -24,7 +24,7 @@ def register(spark: "SparkSession") -> None:
     """Make ``format("logstore")`` and the table function ``logstore_topic`` known in a session, of Spark Connect, too.
 
     ``logstore.spark.session`` does it by itself. Sends the package to executors that are elsewhere; they need numpy,
-    pyarrow, msgspec, cachetools and google-crc32c, or in short ``pip install 'logstore[delta]'``. Sets
+    pyarrow, msgspec, cachetools and google-crc32c, or in short ``pip install 'delta-logstore[delta]'``. Sets
     ``spark.sql.python.filterPushdown.enabled``. LOGSTORE_URL of this moment is the default address of
     ``logstore_topic``. A second call changes nothing else.
 

@@ -42,7 +42,7 @@ class SparkStartError(LogStoreError):
 def require_pyspark() -> None:
     """SparkStartError that says how to get it."""
     if importlib.util.find_spec("pyspark") is None:
-        raise SparkStartError("this needs Spark, and PySpark is not installed: pip install 'logstore[spark]'")
+        raise SparkStartError("this needs Spark, and PySpark is not installed: pip install 'delta-logstore[spark]'")
 
 
 def session(

@@ -87,7 +87,8 @@ class Leader:
             from logstore.client.transport import Transport
         except ImportError as error:
             raise TailReadError(
-                f"This executor cannot read the tail of a topic ({error}): pip install logstore where executors run"
+                f"This executor cannot read the tail of a topic ({error}): pip install delta-logstore where executors "
+                "run"
             ) from error
 
         self._topic = topic

@@ -23,8 +23,8 @@ def require_packages() -> None:
         _hide_traceback()
         raise ImportError(
             f'format("logstore") needs {", ".join(missing)}, which {sys.executable} on {platform.node()} lacks: '
-            "pip install 'logstore[delta]' where executors run and where the driver runs, or name another Python for "
-            "Spark's workers in PYSPARK_PYTHON"
+            "pip install 'delta-logstore[delta]' where executors run and where the driver runs, or name another Python "
+            "for Spark's workers in PYSPARK_PYTHON"
         )
 
 

@@ -1,6 +1,7 @@
 """``logstore serve`` with a port for Kafka's clients: the announcement, busy ports, other protocols, the stop."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -71,37 +72,34 @@ def test_records_of_every_codec_come_in_over_kafkas_protocol_and_go_out_over_htt
         consumer.close()
 
 
-def test_a_busy_port_that_was_asked_for_ends_the_start_and_the_default_one_does_not(tmp_path: Path):
+def test_a_port_that_is_taken_ends_the_start(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
-        started = subprocess.run(
-            [*SERVE, "--data", str(tmp_path / "a"), "--port", "0", "--kafka-port", str(port)],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            cwd=ROOT,
-            check=False,
-        )
-    assert started.returncode == 1
-    (line,) = started.stderr.splitlines()
-    assert line.startswith(f"cannot listen on 127.0.0.1:{port} for Kafka's clients: Address already in use; choose")
-    assert not (tmp_path / "a").exists()
-
-
-def test_a_store_goes_on_without_the_default_port_if_that_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("LOGSTORE_KAFKA_LISTENERS")
-    with socket.socket() as busy:
-        busy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            busy.bind(("127.0.0.1", 9092))
-            busy.listen()
-        except OSError:
-            pass  # another program has it: as good
-        with ServerProcess(tmp_path / "data") as server:
-            assert httpx.get(f"{server.url}/health/ready").status_code == 200
-            assert "kafka" not in json.loads((server.data / "brokers/0/endpoint.json").read_bytes())
-            assert server.log.count("node.no_kafka") == 1
-            assert "Address already in use" in server.log
+        for option, environment in (
+            (["--kafka-port", str(port)], {}),
+            ([], {"LOGSTORE_KAFKA_LISTENERS": f"127.0.0.1:{port}"}),
+        ):
+            started = subprocess.run(
+                [
+                    *SERVE,
+                    "--data",
+                    str(tmp_path / "a"),
+                    "--port",
+                    "0",
+                    *option,
+                ],
+                env=os.environ | environment,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                cwd=ROOT,
+                check=False,
+            )
+            assert (started.returncode, started.stdout) == (1, "")
+            (line,) = started.stderr.splitlines()
+            assert line.startswith(f"cannot listen on 127.0.0.1:{port} for Kafka's clients: Address already in use; ")
+            assert "--kafka-port 9093; 0 takes a free one" in line
+            assert not (tmp_path / "a").exists()
 
 
 def test_each_port_refuses_the_others_protocol(tmp_path: Path):

@@ -76,8 +76,8 @@ def test_the_client_and_its_commands_need_no_extra(server: ServerProcess, topic:
 
 def test_a_command_that_needs_an_extra_says_so_in_one_line(tmp_path: Path):
     (tmp_path / "segment.parquet").touch()
-    server = "logstore: this command needs the server: pip install 'logstore[server]'\n"
-    tables = "logstore: this command needs the packages for tables: pip install 'logstore[delta]'\n"
+    server = "logstore: this command needs the server: pip install 'delta-logstore[server]'\n"
+    tables = "logstore: this command needs the packages for tables: pip install 'delta-logstore[delta]'\n"
     expected = {
         ("serve",): server,
         ("journal", "verify", "."): server,
@@ -95,7 +95,7 @@ def test_doctor_tells_a_client_what_it_lacks(tmp_path: Path):
     assert (code, err) == (0, "")
     checks = {check["name"]: check for check in json.loads(out)}
     assert (checks["server"]["status"], checks["server"]["found"]) == ("warn", "not installed")
-    assert "pip install 'logstore[server]'" in checks["server"]["advice"]
+    assert "pip install 'delta-logstore[server]'" in checks["server"]["advice"]
 
 
 @pytest.mark.parametrize(

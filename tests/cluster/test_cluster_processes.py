@@ -300,17 +300,18 @@ def test_a_kept_port_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_a_port_for_kafkas_clients_that_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """One that was asked for is refused; one that was chosen, or is the default, is chosen anew."""
+    """A fixed one ends the start; one that was chosen for port 0 is chosen again."""
     monkeypatch.setattr(ports, "_WAIT_S", 0.1)
     directory = Directory(tmp_path / "data")
     directory.home.mkdir(parents=True)
     with listening_socket("127.0.0.1", 0, {}) as taken:
         port = taken.getsockname()[1]
-        message = refused(tmp_path, kafka={1: KafkaAddress("127.0.0.1", port, is_fixed=True)})
+        message = refused(tmp_path, kafka={1: KafkaAddress("127.0.0.1", port)})
         assert f"Port {port} of broker 1 for Kafka's clients on 127.0.0.1 cannot be had" in message
-        Record(None, None, {}, {1: port}).write(directory)
+        assert "--kafka-port; 0: free ones" in message
+        Record(None, None, {}, {1: port, 2: port}).write(directory)
         monkeypatch.setenv("JAVA_HOME", str(tmp_path))  # the start ends behind the choice
-        refused(tmp_path, kafka={1: KafkaAddress("127.0.0.1", 0), 2: KafkaAddress("127.0.0.1", port)})
+        refused(tmp_path, kafka={1: KafkaAddress("127.0.0.1", 0), 2: KafkaAddress("127.0.0.1", 0)})
     record = Record.read(directory)
     assert record is not None
     told = capsys.readouterr().err

@@ -215,5 +215,5 @@ def test_a_broker_without_kazoo_says_what_it_needs(tmp_path: Path):
         check=False,
     )
     assert ran.returncode == 1
-    line = "cannot start: zookeeper.connect needs the package kazoo: pip install 'logstore[cluster]'"
+    line = "cannot start: zookeeper.connect needs the package kazoo: pip install 'delta-logstore[cluster]'"
     assert ran.stderr.splitlines()[-1] == line

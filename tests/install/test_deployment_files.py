@@ -1,5 +1,6 @@
 """Dockerfile, compose file and unit: that they fit the store and each other, and that their commands run a store."""
 
+import json
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from benchmarks.free_port import free_port
 from ingest_api.http_listener import GRACEFUL_SHUTDOWN_SECONDS
@@ -41,7 +43,7 @@ def seconds(text: str) -> int:
 @pytest.mark.long
 @pytest.mark.parametrize("file", ["Dockerfile", "logstore.service"])
 def test_its_command_starts_a_store_whose_health_check_holds(file: str, tmp_path: Path):
-    port = str(free_port())
+    port, kafka_port = str(free_port()), str(free_port())
     places = {
         "/opt/logstore": str(Path(sys.executable).parents[1]),
         "0.0.0.0": "127.0.0.1",
@@ -50,7 +52,10 @@ def test_its_command_starts_a_store_whose_health_check_holds(file: str, tmp_path
     }
     if file == "Dockerfile":
         command = deployment.placed(deployment.container_command(), places | {"/data": str(tmp_path / "data")})
-        environment = {}
+        environment = {
+            name: value.replace("0.0.0.0:9092", f"127.0.0.1:{kafka_port}").replace("9092", kafka_port)
+            for name, value in deployment.container_environment().items()
+        }
     else:
         command, environment = deployment.placed(deployment.unit_command(), places), {"LOGSTORE_PORT": port}
     check = deployment.placed(deployment.health_check(), places)
@@ -58,6 +63,11 @@ def test_its_command_starts_a_store_whose_health_check_holds(file: str, tmp_path
     with deployment.started(command, tmp_path, environment) as url:
         assert url == f"http://127.0.0.1:{port}"
         assert subprocess.run(check, timeout=60, check=False).returncode == 0
+        endpoint = json.loads((tmp_path / "data/brokers/0/endpoint.json").read_text())
+        assert endpoint.get("kafka") == (f"localhost:{kafka_port}" if file == "Dockerfile" else None)
+        if file == "Dockerfile":
+            (broker,) = AdminClient({"bootstrap.servers": endpoint["kafka"]}).list_topics(timeout=30).brokers.values()
+            assert f"{broker.host}:{broker.port}" == endpoint["kafka"]
     assert (tmp_path / "data/cluster.json").exists()
 
 
@@ -77,7 +87,17 @@ def test_a_container_runs_as_nobody_special_with_its_data_in_the_volume():
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", RUNTIME.one("USER"))
     command = deployment.container_command()
     assert command[command.index("--data") + 1] == RUNTIME.one("VOLUME") == RUNTIME.one("WORKDIR")
-    assert command[command.index("--port") + 1] == RUNTIME.one("EXPOSE") == deployment.PORT
+    assert command[command.index("--port") + 1] == deployment.PORT
+    assert RUNTIME.one("EXPOSE").split() == [deployment.PORT, deployment.KAFKA_PORT]
+    settings = load_settings(
+        **{name.removeprefix("LOGSTORE_").lower(): value for name, value in deployment.container_environment().items()}
+    )
+    assert settings.kafka_address == ("0.0.0.0", int(deployment.KAFKA_PORT))
+    # The command of the page publishes it there.
+    assert settings.kafka_advertised(0) == ("localhost", int(deployment.KAFKA_PORT))
+    page = (ROOT / "docs/install.md").read_text()
+    for text in (page, deployment.DOCKERFILE.read_text()):
+        assert f"--publish 127.0.0.1:{deployment.KAFKA_PORT}:{deployment.KAFKA_PORT}" in text
     build, _, _ = BUILD.one("FROM").partition(" AS ")
     assert build == RUNTIME.one("FROM").replace("-slim", ""), "the environment is of that Python"
     assert RUNTIME.all("COPY") == ["--from=build /opt/logstore /opt/logstore"]
@@ -89,7 +109,10 @@ def test_the_compose_file_fits_the_dockerfile(monkeypatch: pytest.MonkeyPatch):
     (service,) = compose["services"].values()
     context = (deployment.COMPOSE_FILE.parent / service["build"]["context"]).resolve()
     assert (context, context / service["build"]["dockerfile"]) == (ROOT, deployment.DOCKERFILE)
-    assert service["ports"] == [f"127.0.0.1:{deployment.PORT}:{deployment.PORT}"]
+    assert service["ports"] == [f"127.0.0.1:{port}:{port}" for port in (deployment.PORT, deployment.KAFKA_PORT)]
+    assert service["environment"].items() >= {
+        ("LOGSTORE_KAFKA_ADVERTISED_LISTENERS", f"localhost:{deployment.KAFKA_PORT}")
+    }
     (volume,) = service["volumes"]
     assert volume.split(":") == [*compose["volumes"], RUNTIME.one("VOLUME")]
     assert seconds(service["stop_grace_period"]) >= STOP_SECONDS

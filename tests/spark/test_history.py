@@ -290,7 +290,7 @@ def test_errors_name_what_to_do(spark, topic, tmp_path, monkeypatch):
         read(t.name, bootstrap="127.0.0.1:1")
     with pytest.raises(InvalidRequestError, match="LOGSTORE_URL"):
         read(t.name, storage=None)
-    with pytest.raises(DataDirectoryError, match="not on a file system"):
+    with pytest.raises(DataDirectoryError, match="s3:// is not served"):
         read(t.name, storage="s3://bucket/data")
     assert uuid.UUID(str(t.table.snapshot().topic_id))
 

@@ -21,7 +21,7 @@ DOCKERFILE = ROOT / "conf/Dockerfile"
 COMPOSE_FILE = ROOT / "conf/compose.yaml"
 UNIT = ROOT / "conf/logstore.service"
 SOCKET_UNIT = ROOT / "conf/logstore.socket"
-PORT = "8082"
+PORT, KAFKA_PORT = "8082", "9092"
 _START_SECONDS = 120
 
 
@@ -54,6 +54,12 @@ def stages() -> list[Stage]:
 def container_command() -> list[str]:
     """The exec forms of ENTRYPOINT and CMD: no shell that would keep SIGTERM from the store."""
     return [*json.loads(stages()[-1].one("ENTRYPOINT")), *json.loads(stages()[-1].one("CMD"))]
+
+
+def container_environment() -> dict[str, str]:
+    """The variables of the image."""
+    pairs = (pair.partition("=") for arguments in stages()[-1].all("ENV") for pair in shlex.split(arguments))
+    return {name: value for name, _, value in pairs}
 
 
 def health_check() -> list[str]:

@@ -111,13 +111,13 @@ class Plan:
         return found
 
 
-def run(page: Path, plan: Plan, directory: Path, addresses: dict[str, str], **environment: str) -> str:
+def run(page: Path, plan: Plan, directory: Path, places: dict[str, str], **environment: str) -> str:
     """Run the page's blocks in ``directory`` and return what they print. AssertionError names the block that failed.
 
-    ``addresses`` replace those of the page, such as ``127.0.0.1:8082``.
+    ``places`` replace addresses and paths of the page, such as ``127.0.0.1:8082`` and ``/lake/``.
     """
     steps = plan.steps(page)
-    for text, other in addresses.items():
+    for text, other in places.items():
         steps = [(name, language, code.replace(text, other)) for name, language, code in steps]
     assert steps, f"nothing of {page.name} runs"
     (directory / "steps.json").write_text(json.dumps(steps))
@@ -144,8 +144,9 @@ def run_beside_a_store(page: Path, directory: Path, **environment: str) -> str:
     with ServerProcess(directory / "data", environment=own) as server:
         kafka = json.loads((server.data / "brokers/0/endpoint.json").read_bytes())["kafka"]
         address = server.url.removeprefix("http://")
-        addresses = {"127.0.0.1:8082": address, "localhost:8082": address, "127.0.0.1:9092": kafka}
-        return run(page, PLANS[page.name], directory, addresses, LOGSTORE_URL=server.url, **environment)
+        places = {"127.0.0.1:8082": address, "localhost:8082": address, "127.0.0.1:9092": kafka}
+        places |= {"`/data/topics": f"`{directory}/data/topics", '"/lake/': f'"{directory}/lake/'}
+        return run(page, PLANS[page.name], directory, places, LOGSTORE_URL=server.url, **environment)
 
 
 def _commands(directory: Path) -> Path:
@@ -228,7 +229,6 @@ echo '{"page": "/"}' | logstore produce clicks --partition 2 --key alice
     ),
     "groups.md": Plan(
         spark=True,
-        instead={"`/data/topics": "`data/topics"},
         printed=("54 records behind", "packed 0 0\n", "records done", '"instance_id":"c1"', "billing.*orders"),
     ),
     "how-do-i.md": Plan(
@@ -314,7 +314,7 @@ logstore topic roll events
     "pyspark.md": Plan(
         spark=True,
         before=_FLIGHTS,
-        instead={"/lake/": "lake/", "`/data/topics": "`data/topics", "VERSION AS OF 12": "VERSION AS OF 1"},
+        instead={"VERSION AS OF 12": "VERSION AS OF 1"},
         left_out={
             "pyspark --packages": "opens a shell and downloads; tests/spark/programs reads with sessions like it"
         },
@@ -348,6 +348,6 @@ logstore topic roll events
 echo 2 | logstore produce events
 logstore topic roll events
 """,
-        instead={"topics/TOPIC": "topics/events", "restore(41": "restore(1"},
+        instead={"take-feature-back TOPIC": "take-feature-back events"},
     ),
 }

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from logstore.errors import InvalidConfigError
-from logstore.settings import Settings, load_settings, secret_settings, setting_name
+from logstore.settings import Settings, load_settings, secret_settings, setting_name, with_kafka_port
 from logstore.topic_config import CONFIG_KEYS
 
 REPOSITORY = Path(__file__).parents[2]
@@ -340,7 +340,29 @@ def test_kafka_listeners_are_an_address_or_none(elsewhere: Path, monkeypatch, gi
     monkeypatch.delenv("LOGSTORE_KAFKA_LISTENERS")
     settings = load_settings(kafka_listeners=given)
     assert settings.kafka_address == address
-    assert settings.is_kafka_wanted == (given is not None)
+
+
+@pytest.mark.parametrize(
+    ("host", "listeners", "address"),
+    [
+        ("127.0.0.1", None, ("127.0.0.1", 9999)),
+        ("0.0.0.0", None, ("0.0.0.0", 9999)),
+        ("0.0.0.0", "10.0.0.1:9092", ("10.0.0.1", 9999)),
+        ("0.0.0.0", "", ("0.0.0.0", 9999)),
+    ],
+)
+def test_a_kafka_port_is_on_the_host_of_its_own_listener_or_of_http(
+    elsewhere: Path, monkeypatch, host: str, listeners: str | None, address: tuple[str, int]
+):
+    monkeypatch.delenv("LOGSTORE_KAFKA_LISTENERS")
+    settings = load_settings(host=host, kafka_listeners=listeners)
+    assert with_kafka_port(settings, 9999, settings.host).kafka_address == address
+    assert with_kafka_port(settings, None, settings.host) is settings
+
+
+def test_a_host_for_all_leaves_kafkas_clients_on_this_machine(elsewhere: Path, monkeypatch):
+    monkeypatch.delenv("LOGSTORE_KAFKA_LISTENERS")
+    assert load_settings(host="0.0.0.0").kafka_address == ("127.0.0.1", 9092)
 
 
 @pytest.mark.parametrize(

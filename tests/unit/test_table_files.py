@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from logstore.errors import CorruptionError, DataDirectoryError
-from logstore.table_files import OutcomeUnknownError, TableFiles, find_file, local_path, open_table
+from logstore.errors import CorruptionError
+from logstore.table_files import OutcomeUnknownError, TableFiles, find_file, open_table
 from logstore.table_root import TableRoot, open_root
 from tests.support.faulty_filesystem import SHORT, FaultyFileSystem
 
@@ -344,13 +344,6 @@ def test_a_table_is_opened_by_what_it_says_of_itself(files: TableFiles) -> None:
     for location in (files.uri, files.spark_uri, Path(files.uri)):
         assert open_table(location).read(ENTRY) == b"{}"
     assert (files.name, files.storage_options) == ("events", None)
-
-
-def test_locations(tmp_path: Path) -> None:
-    assert local_path(f"file://{tmp_path}/a%20b") == tmp_path / "a b"
-    assert local_path(f"{tmp_path}/a%20b") == tmp_path / "a%20b"
-    with pytest.raises(DataDirectoryError, match="not on a file system"):
-        local_path("s3://bucket/x")
 
 
 def test_a_file_is_found_by_its_path(files: TableFiles) -> None:

@@ -19,7 +19,16 @@ from tests.faults.bench.bench import create_topic, read_partition
 from tests.faults.bench.checker import check
 from tests.faults.bench.delta_observer import READERS, read_version
 from tests.faults.bench.evidence import Anomaly, Evidence
-from tests.faults.bench.groups import CONSUMER, COOPERATIVE, KAFKA_CONSUMER, KAFKA_COOPERATIVE, RANGE, Groups, GroupSpec
+from tests.faults.bench.groups import (
+    CONSUMER,
+    COOPERATIVE,
+    KAFKA_CONSUMER,
+    KAFKA_COOPERATIVE,
+    MIXED,
+    RANGE,
+    Groups,
+    GroupSpec,
+)
 from tests.faults.bench.history import AnyEvent, Assigned, Fault, Heal, Probe, Recorder, read_history
 from tests.faults.bench.kafka_load import KafkaLoad
 from tests.faults.bench.kafka_producer import IDEMPOTENT, ProducerKind
@@ -44,7 +53,7 @@ PROBED = TopicSpec("probed", 3, {"segment.ms": "60000"})
 #: Others double: librdkafka sends again, retries or not, what is under way to a broker that leaves the metadata.
 KAFKA = (IDEMPOTENT,) * 3
 GROUPS = (RANGE, COOPERATIVE, CONSUMER)
-KAFKA_GROUPS = (CONSUMER, KAFKA_COOPERATIVE, KAFKA_CONSUMER)
+KAFKA_GROUPS = (MIXED, KAFKA_COOPERATIVE, KAFKA_CONSUMER)
 #: Faults under which a broker does not learn that others lead.
 _ZOMBIES = {
     "cut_from_zookeeper",

@@ -45,7 +45,7 @@ def test_what_a_zookeeper_here_lacks_is_one_error(tmp_path: Path, monkeypatch):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "java").touch()
     monkeypatch.setattr(zookeeper_server.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(ZooKeeperServerError, match=r"pip install 'logstore\[spark\]'"):
+    with pytest.raises(ZooKeeperServerError, match=r"pip install 'delta-logstore\[spark\]'"):
         ZooKeeperEnsemble(tmp_path / "z").start()
 
 

@@ -17,8 +17,8 @@ LISTENERS, ADVERTISED = "LOGSTORE_KAFKA_LISTENERS", "LOGSTORE_KAFKA_ADVERTISED_L
 def test_brokers_have_ports_one_after_the_other():
     settings = Settings(kafka_listeners="127.0.0.1:19092", kafka_advertised_listeners="out.example:29092")
     assert wanted_kafka_addresses(settings, [4, 7]) == {
-        4: KafkaAddress("127.0.0.1", 19092, "out.example:29092", is_fixed=True),
-        7: KafkaAddress("127.0.0.1", 19093, "out.example:29093", is_fixed=True),
+        4: KafkaAddress("127.0.0.1", 19092, "out.example:29092"),
+        7: KafkaAddress("127.0.0.1", 19093, "out.example:29093"),
     }
     chosen = KafkaAddress("::1", 0)
     assert wanted_kafka_addresses(Settings(kafka_listeners="[::1]:0"), [1, 2]) == {1: chosen, 2: chosen}
@@ -31,13 +31,6 @@ def test_a_broker_is_told_its_address():
         LISTENERS: "h:7",
         ADVERTISED: "out.example:29092",
     }
-
-
-def test_only_a_port_that_somebody_has_asked_for_is_fixed():
-    wanted = Settings(kafka_listeners="127.0.0.1:19092")
-    assert wanted_kafka_addresses(wanted, [1])[1].is_fixed
-    wanted.model_fields_set.discard("kafka_listeners")  # as if it were the default
-    assert wanted_kafka_addresses(wanted, [1]) == {1: KafkaAddress("127.0.0.1", 19092)}
 
 
 def test_a_port_is_free_unless_somebody_listens():

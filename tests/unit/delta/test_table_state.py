@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from logstore.delta.actions import signed
 from logstore.delta.log_entries import LogReplay
 from logstore.delta.topic_table import RollPart, TopicTable
+from logstore.spark.history_check import table_id
 from tests.support import foreign_writers as others
+from tests.support import table_features as features
 from tests.support.table_paths import path_of
 from tests.support.topics import (
     as_earlier_release,
@@ -231,7 +233,7 @@ def test_an_entry_with_anything_else_says_the_same_as_to_delta_rs(tmp_path: Path
     assert replayed(table) == by_delta_rs(table)
 
 
-def test_logs_that_others_wrote_to_say_the_same_as_to_delta_rs(tmp_path: Path) -> None:
+def test_logs_that_restwrote_to_say_the_same_as_to_delta_rs(tmp_path: Path) -> None:
     table = create_topic(tmp_path)
     roll(table, 0, 0, 10)
     roll(table, 0, 10, 20)
@@ -283,6 +285,54 @@ def test_statistics_of_a_checkpoint_that_has_them_as_columns(tmp_path: Path) -> 
     schema = schema.set(schema.get_field_index("add"), pa.field("add", adds))
     pq.write_table(pa.Table.from_pylist(rows, schema), path)
     assert replayed(table) == expected
+
+
+@pytest.mark.parametrize("top", ["json", "parquet"])
+def test_a_v2_checkpoint_with_sidecars_says_the_same(tmp_path: Path, top: str) -> None:
+    """As Spark writes it with ``delta.checkpointPolicy`` = v2, and cleans the log up."""
+    table = create_topic(tmp_path)
+    roll(table, 0, 0, 10)
+    roll(table, 0, 10, 20)
+    features.turn_on(path_of(table), "v2Checkpoint")
+    expected = table.snapshot()
+    log = path_of(table) / "_delta_log"
+    DeltaTable(table.files.uri).create_checkpoint()
+    (classic,) = log.glob("*.checkpoint.parquet")
+    rows = pq.read_table(classic)
+    sidecar = log / "_sidecars" / "s1.parquet"
+    sidecar.parent.mkdir()
+    pq.write_table(rows.filter(rows["add"].is_valid()), sidecar)
+    rest = rows.filter(rows["add"].is_null()).select([name for name in rows.column_names if name != "sidecar"])
+    part = {"path": "s1.parquet", "sizeInBytes": sidecar.stat().st_size, "modificationTime": 1, "tags": None}
+    name = log / f"{3:020d}.checkpoint.{'0' * 8}-0000-4000-8000-{'0' * 12}.{top}"
+    if top == "json":
+        lines = [
+            {key: _plain(value) for key, value in row.items() if value is not None and key != "remove"}
+            for row in rest.to_pylist(maps_as_pydicts="strict")
+        ]
+        name.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"sidecar": part}]))
+    else:
+        kind = pa.struct([("path", pa.string()), ("sizeInBytes", pa.int64()), ("modificationTime", pa.int64())])
+        column = pa.array([None] * rest.num_rows + [part], kind)
+        blank = pa.Table.from_pylist([{}], rest.schema)
+        pq.write_table(pa.concat_tables([rest, blank]).append_column("sidecar", column), name)
+    classic.unlink()
+    (log / "_last_checkpoint").unlink()
+    for entry in log.glob("*.json"):
+        if len(entry.name) == 25:
+            entry.unlink()
+    again = TopicTable.open(table.files)
+    assert again.latest.segments(0) == expected.segments(0)
+    assert again.latest.partitions == expected.partitions
+    assert again.latest.properties == expected.properties
+    assert table_id(table.files.uri) == str(expected.topic_id)
+
+
+def _plain(value: Any) -> Any:
+    """Without nulls."""
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items() if part is not None}
+    return value
 
 
 def test_a_name_of_an_earlier_release(tmp_path: Path) -> None:

@@ -12,9 +12,14 @@ from logstore.records.batch import record_sizes
 from logstore.records.log_batches import WireBatch, to_log_batch
 from logstore.records.offset_record import OFFSETS_TOPIC, OffsetKey, encode_offset_records
 from logstore.records.schema import LOG_SCHEMA, SEGMENT_SCHEMA
+from logstore.segments import reader
+from logstore.segments import row_group_files as whole
+from logstore.segments.deletion_vectors import DeletionVector
+from logstore.segments.foreign_names import masked_name
 from logstore.segments.layout import layout_of
 from logstore.segments.writer import SegmentWriter
 from logstore.table_files import open_table
+from tests.support import deletion_vectors as vectors
 from tests.support.table_paths import read_row_group, read_row_group_file, row_group_files, row_groups
 from tests.support.topics import TIMESTAMP_MS, log_batch
 
@@ -36,6 +41,27 @@ def test_each_is_a_parquet_file_with_the_records_of_its_row_group(tmp_path: Path
             assert (file.num_row_groups, file.metadata.num_rows) == (1, expected.num_rows)
             assert file.schema_arrow.names == SEGMENT_SCHEMA.names
             assert file.read().cast(LOG_SCHEMA).combine_chunks().to_batches() == [expected]
+
+
+def test_a_row_group_without_deleted_rows_goes_as_it_is_stored(tmp_path: Path) -> None:
+    """A deletion vector takes rows of the first row group, and the whole second one."""
+    files = open_table(tmp_path)
+    with SegmentWriter(files, 0, 0, 3000, 0) as writer:
+        for base in range(0, 3000, 1000):
+            writer.write(log_batch(range(base, base + 1000)))
+            writer._flush()
+        path = writer.finish().path
+    told = vectors.stored_vector(tmp_path, [7, *range(1000, 2000)])
+    vector = DeletionVector(
+        *(told[name] for name in ("storageType", "pathOrInlineDv", "sizeInBytes", "cardinality", "offset"))
+    )
+    name = masked_name(path, vector)
+    groups = reader.row_groups(files, name)
+    assert [(group.first_offset, group.num_rows) for group in groups] == [(0, 999), (2000, 1000)]
+    first, last = whole.row_group_files(files, name)
+    assert (first, last) == (None, whole.row_group_files(files, path)[2])
+    with pq.ParquetFile(pa.BufferReader(bytes(whole.read_row_group_file(files, name, last)))) as file:
+        assert file.read()["offset"].to_pylist() == list(range(2000, 3000))
 
 
 def test_a_row_group_file_has_the_columns_of_its_topic_and_none_of_the_metadata(tmp_path: Path) -> None:

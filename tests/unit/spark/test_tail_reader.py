@@ -135,5 +135,5 @@ def test_the_modules_sent_to_the_executors_are_small():
 
 def test_an_executor_without_the_client_says_what_it_needs(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "logstore.client.transport", None)
-    with pytest.raises(TailReadError, match="pip install logstore where executors run"):
+    with pytest.raises(TailReadError, match="pip install delta-logstore where executors run"):
         read(6, 10)

@@ -8,7 +8,7 @@ import pytest
 pytestmark = pytest.mark.system
 
 WITHOUT = "import sys; sys.modules['pyspark'] = None; "
-MESSAGE = "this needs Spark, and PySpark is not installed: pip install 'logstore[spark]'"
+MESSAGE = "this needs Spark, and PySpark is not installed: pip install 'delta-logstore[spark]'"
 
 
 @pytest.mark.parametrize(

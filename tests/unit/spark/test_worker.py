@@ -18,7 +18,7 @@ def test_a_worker_without_a_package_says_all_that_it_lacks_in_one_line():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     line = done.stderr.splitlines()[-1]
     assert line.startswith(f'ImportError: format("logstore") needs msgspec, cachetools, which {sys.executable} on ')
-    assert "pip install 'logstore[delta]' where executors run and where the driver runs" in line
+    assert "pip install 'delta-logstore[delta]' where executors run and where the driver runs" in line
 
 
 @pytest.mark.system
