@@ -222,7 +222,7 @@ logstore topic roll events
 """,
         instead={
             # What the page looks for is not there any more.
-            "grep -rlF 'ada@example.org' /srv/logstore/data ": "test -z \"$(grep -rlF 'ada@example.org' data)\" ",
+            "grep -rlF 'ada@example.org' data ": "test -z \"$(grep -rlF 'ada@example.org' data)\" ",
             "| grep ada": "| awk '/ada/ {found = 1} END {exit found}'",
         },
         printed=("would be erased", "2 records left the table"),
