@@ -340,6 +340,13 @@ logstore consume events --group report --from-beginning
         },
     ),
     "quickstart-producer.md": Plan(),
+    "where.md": Plan(
+        before="""
+logstore topic create orders
+echo '{"user": "ada", "amount": 120, "items": [{"id": 17}]}' | logstore produce orders --key-field user
+""",
+        printed=('"user": "ada", "amount": 120', '"offset":0'),
+    ),
     "your-topic-as-a-table.md": Plan(
         before="""
 logstore topic create events
