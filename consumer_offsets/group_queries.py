@@ -227,7 +227,7 @@ class GroupQueries:
 
     async def fetch_lag_in_records(self, context: RequestContext, group: str) -> list[PartitionLag]:
         """As ``fetch_lag``, with ``records_behind``, and with ``lag_ms`` where the principal may read the topic."""
-        lags = [await self._in_records(lag) for lag in await self.fetch_lag(context, group)]
+        lags = [await self._in_records(context, lag) for lag in await self.fetch_lag(context, group)]
         behind = [at for at, lag in enumerate(lags) if lag.records_behind != 0][:_TIMED_PARTITIONS_MAX]
         times = await self._times(context, [lags[at] for at in behind])
         now_ms = self._broker.clock.now_ms()
@@ -235,12 +235,12 @@ class GroupQueries:
             lags[at] = replace(lags[at], lag_ms=None if time_ms is None else max(0, now_ms - time_ms))
         return [replace(lag, lag_ms=0) if lag.records_behind == 0 else lag for lag in lags]
 
-    async def _in_records(self, lag: PartitionLag) -> PartitionLag:
+    async def _in_records(self, context: RequestContext, lag: PartitionLag) -> PartitionLag:
         topic = self._served(lag.topic)
         if topic is None or not lag.lag:
             return replace(lag, records_behind=0)
         try:
-            count = await self._broker.count_records(topic, lag.partition, _begin(lag), lag.high_watermark)
+            count = await self._broker.count_records(context, topic, lag.partition, _begin(lag), lag.high_watermark)
         except LogStoreError:
             return lag  # a damaged segment: the reader of it gets the reason
         return replace(lag, records_behind=count)

@@ -203,8 +203,9 @@ class Fetching:
         log.require_leader().require_settled()
         return await self._reader.offset_for_timestamp(topic, partition, timestamp_ms)
 
-    async def count_records(self, topic: Topic, partition: int, start: int, end: int) -> int:
-        """The records of [start, end), for the store itself: as ``LogReader.count_records``."""
+    async def count_records(self, context: RequestContext, topic: Topic, partition: int, start: int, end: int) -> int:
+        """The records of [start, end), as ``LogReader.count_records``. Raises TopicAuthorizationError."""
+        self._authorizer.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
         return await self._reader.count_records(topic, topic.partition(partition), start, end)
 
     async def offset_of_max_timestamp(
