@@ -9,7 +9,7 @@ from tests.support.cluster_processes import SESSION_MS, ClusterProcess
 from tests.support.pages import PLANS, Plan, run
 from tests.support.server_process import ROOT
 
-pytestmark = [pytest.mark.system, pytest.mark.long]
+pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(1200)]
 
 
 def test_the_cluster_of_the_readme(tmp_path: Path):

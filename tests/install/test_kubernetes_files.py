@@ -101,7 +101,7 @@ def test_the_container_fits_the_image_and_the_store(file: Path, monkeypatch: pyt
     known |= {variable_name(name) for name in settings.topic_defaults}
     assert {name for name in variables if name.startswith("LOGSTORE_")} <= known
     places = [mount for name, mount in mounted.items() if name in claims]
-    assert (settings.log_dirs or runtime.one("VOLUME")) in map(str, places), "the journal is on the pod's own volume"
+    assert str(settings.log_dirs or runtime.one("VOLUME")) in places, "the journal is on the pod's own volume"
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)

@@ -13,7 +13,7 @@ from tests.spark.conftest import QUICK
 from tests.support.pages import PAGES, PLANS, blocks, run_beside_a_store
 from tests.support.server_process import ROOT, ServerProcess
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 
 @pytest.mark.parametrize(
