@@ -175,7 +175,7 @@ class GroupCoordinator(GroupQueries):
         committed); BrokerNotReadyError, ThrottledError, StorageFullError, StorageError.
         """
         self._authorizer.require(context, Operation.READ, ResourceType.GROUP, group)
-        check_group_name(group)
+        check_group_name(group, may_be_empty=True)
         _check_transaction(producer_id, producer_epoch, transactional_id)
         elsewhere = await self._check_commit(context, offsets, generation)
         by = CommittingMember(member_id, generation, group_instance_id)
@@ -242,12 +242,12 @@ class GroupCoordinator(GroupQueries):
         offsets: Sequence[OffsetToCommit],
         member: CommittingMember,
     ) -> None:
-        """As ``commit``, by the consumer instance of that id: where it began to read is forgotten in the same frame.
-        Raises UnknownInstanceError, too.
+        """As ``commit``, by the consumer instance of that id: where it began to read is forgotten in the same frame. An
+        offset may be beyond the end, as in REST Proxy and Kafka. Raises UnknownInstanceError, too.
         """
         self._authorizer.require(context, Operation.READ, ResourceType.GROUP, key.group)
-        elsewhere = await self._check_commit(context, offsets, member.generation)
-        await self._commit(key.group, offsets, member, (key, id), elsewhere, _TIMEOUT_MS)
+        await self._check_commit(context, offsets, member.generation, bounded=False)
+        await self._commit(key.group, offsets, member, (key, id), None, _TIMEOUT_MS)
 
     async def _commit(
         self,
@@ -255,7 +255,7 @@ class GroupCoordinator(GroupQueries):
         offsets: Sequence[OffsetToCommit],
         by: CommittingMember,
         instance: tuple[InstanceKey, str] | None,
-        elsewhere: OffsetsElsewhere,
+        elsewhere: OffsetsElsewhere | None,
         timeout_ms: int,
     ) -> None:
         shard = await self._shards.of(group, timeout_ms)
@@ -279,7 +279,7 @@ class GroupCoordinator(GroupQueries):
         NonEmptyGroupError, and as ``offset_reset.reset_offset``.
         """
         self._authorizer.require(context, Operation.READ, ResourceType.GROUP, group)
-        check_group_name(group)
+        check_group_name(group, may_be_empty=True)
         self._require_empty(group)
         committed = {key: commit.offset for key, commit in self._current(group).items()}
         offsets: Sequence[OffsetToCommit]
@@ -330,14 +330,16 @@ class GroupCoordinator(GroupQueries):
         return offsets
 
     async def _check_commit(
-        self, context: RequestContext, offsets: Sequence[OffsetToCommit], generation: int
+        self, context: RequestContext, offsets: Sequence[OffsetToCommit], generation: int, *, bounded: bool = True
     ) -> OffsetsElsewhere:
-        """Check all that can be refused; the ends that other leaders have told for it."""
+        """Check all that can be refused; the ends that other leaders have told for it. Not ``bounded``: by no ends."""
         _check_request(offsets)
         for name in dict.fromkeys(asked.topic for asked in offsets):
             self._authorizer.require(context, Operation.READ, ResourceType.TOPIC, name)
         await self._broker.until_known(asked.topic for asked in offsets)
-        self._check_offsets(offsets, generation, NOTHING_ELSEWHERE)
+        self._check_offsets(offsets, generation, NOTHING_ELSEWHERE if bounded else None)
+        if not bounded:
+            return NOTHING_ELSEWHERE
         logs = [self._broker.topic(INTERNAL, asked.topic).partition(asked.partition) for asked in offsets]
         elsewhere = await self._broker.ends_in_doubt(zip(logs, (asked.offset for asked in offsets), strict=True))
         if elsewhere:
@@ -351,7 +353,7 @@ class GroupCoordinator(GroupQueries):
         offsets: Sequence[OffsetToCommit],
         by: CommittingMember,
         instance: tuple[InstanceKey, str] | None,
-        elsewhere: OffsetsElsewhere,
+        elsewhere: OffsetsElsewhere | None,
         timeout_ms: int,
     ) -> None:
         # Check again: a topic may have been deleted, or made again, meanwhile. From here to the append nothing awaits.
@@ -433,14 +435,14 @@ class GroupCoordinator(GroupQueries):
             )
 
     def _check_offsets(
-        self, offsets: Sequence[OffsetToCommit], generation: int, elsewhere: OffsetsElsewhere
+        self, offsets: Sequence[OffsetToCommit], generation: int, elsewhere: OffsetsElsewhere | None
     ) -> dict[TopicPartition, OffsetCommit]:
-        """The commits to append, once every offset is checked."""
+        """The commits to append, once every offset is checked. ``elsewhere`` None: one may be beyond the end."""
         now = self._clock.now_ms()
         commits: dict[TopicPartition, OffsetCommit] = {}
         for asked in offsets:
             partition_log, commit = self._commit_of(asked, generation, now)
-            end = known_end(partition_log, elsewhere)
+            end = None if elsewhere is None else known_end(partition_log, elsewhere)
             if asked.offset < 0 or (end is not None and asked.offset > end):
                 end = partition_log.high_watermark if end is None else end
                 raise OffsetOutOfRangeError(

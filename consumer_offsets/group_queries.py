@@ -27,7 +27,7 @@ from logstore.errors import (
     UnknownTopicError,
     UnstableOffsetCommitError,
 )
-from logstore.limits import FETCH_BYTES_MAX, GROUP_NAME_LENGTH_MAX
+from logstore.limits import FETCH_BYTES_MAX, SHOWN_NAME_LENGTH_MAX
 from logstore.records.log_batches import int64_values
 from logstore.records.offset_record import NO_GENERATION, OffsetCommit
 
@@ -91,7 +91,7 @@ class GroupQueries:
         return sorted([*self.groups(context), *(await elsewhere.names(context) if elsewhere else ())])
 
     async def list_all_groups(
-        self, context: RequestContext, *, after: str = "", limit: int, states: Collection[str] | None = None
+        self, context: RequestContext, *, after: str | None = None, limit: int, states: Collection[str] | None = None
     ) -> GroupListings:
         """As ``list_groups``, of all brokers. CoordinatorNotAvailableError."""
         here = await self.list_groups(context, after=after, limit=limit, states=states)
@@ -108,17 +108,17 @@ class GroupQueries:
         return GroupsElsewhere(self._broker.others)
 
     async def list_groups(
-        self, context: RequestContext, *, after: str = "", limit: int, states: Container[str] | None = None
+        self, context: RequestContext, *, after: str | None = None, limit: int, states: Container[str] | None = None
     ) -> GroupListings:
         """The groups that ``groups`` names, by name, at most ``limit`` of those whose name comes ``after``; only those
-        in one of the ``states``. A page with many partitions has fewer groups. The group without a name, which only
-        Kafka's clients have, is not among them.
+        in one of the ``states``. A page with many partitions has fewer groups.
         """
         found: list[GroupListing] = []
         looked_at, rest = 0, 0
         elsewhere = await self._offsets_elsewhere([topic.name for topic in self._broker.topics(INTERNAL)])
         for name in self._names(after):
-            if len(found) == limit or looked_at + rest > _PAGE_PARTITIONS:
+            # No page ends with the group whose name is empty: nothing could come after it in a query.
+            if after and (len(found) >= limit or looked_at + rest > _PAGE_PARTITIONS):
                 return GroupListings(found, after)
             if rest > _STEP:
                 looked_at, rest = looked_at + rest, 0
@@ -311,7 +311,7 @@ class GroupQueries:
         current = self._current(group)
         if not current and not self._shards.machine(group).is_known(group):
             raise UnknownGroupError(
-                f"Group {group[:GROUP_NAME_LENGTH_MAX]!r} not found: it has no members, and has committed no offsets."
+                f"Group {group[:SHOWN_NAME_LENGTH_MAX]!r} not found: it has no members, and has committed no offsets."
             )
         return sorted(current.items())
 
@@ -340,6 +340,8 @@ def _merged(pages: Sequence[GroupListings], limit: int) -> GroupListings:
     end = min((page.next for page in pages if page.next is not None), default=None)
     groups = sorted((one for page in pages for one in page.groups), key=lambda one: one.group)
     reached = [one for one in groups if end is None or one.group <= end]
+    if reached and not reached[0].group:
+        limit += 1  # as in a page of one broker
     if len(reached) <= limit:
         return GroupListings(reached, end)
     return GroupListings(reached[:limit], reached[limit - 1].group)

@@ -22,8 +22,8 @@ from logstore.errors import (
     RequestTimedOutError,
     UnknownTopicError,
 )
-from logstore.limits import GROUP_NAME_LENGTH_MAX
-from logstore.names import is_legal_name
+from logstore.limits import SHOWN_NAME_LENGTH_MAX
+from logstore.names import GROUP_NAME_BYTES_MAX, is_group_name
 from logstore.records.murmur2 import partition_for
 from logstore.records.offset_record import OFFSETS_TOPIC
 
@@ -236,11 +236,8 @@ def _unreadable(group: str, error: LogStoreError) -> QuarantinedError:
     return QuarantinedError(f"The offsets of group {group!r} cannot be read: {error}", "Then restart the store")
 
 
-def check_group_name(group: str) -> None:
-    """Raise InvalidGroupError for a name that no group can have over HTTP. Kafka's clients may use any."""
-    if not is_legal_name(group, GROUP_NAME_LENGTH_MAX):
-        shown = group if len(group) <= GROUP_NAME_LENGTH_MAX else group[:32] + "..."
-        raise InvalidGroupError(
-            f"Group name {shown!r} is not allowed: use 1 to {GROUP_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ - "
-            "(but not '.' or '..')."
-        )
+def check_group_name(group: str, *, may_be_empty: bool = False) -> None:
+    """Raise InvalidGroupError for a name that no client can give a group. ``may_be_empty``: as for commits in Kafka."""
+    if not is_group_name(group) and not (may_be_empty and not group):
+        shown = group if len(group) <= SHOWN_NAME_LENGTH_MAX else group[:32] + "..."
+        raise InvalidGroupError(f"Group name {shown!r} is not allowed: use 1 to {GROUP_NAME_BYTES_MAX} bytes of UTF-8.")

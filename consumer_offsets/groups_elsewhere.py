@@ -45,10 +45,10 @@ class GroupsElsewhere:
         return [name for names in found for name in names]
 
     async def listings(
-        self, context: RequestContext, *, after: str, limit: int, states: Iterable[str] | None
+        self, context: RequestContext, *, after: str | None, limit: int, states: Iterable[str] | None
     ) -> Sequence[GroupListings]:
         """A page of each broker. CoordinatorNotAvailableError."""
-        query = {"limit": str(limit)} | ({"after": after} if after else {})
+        query = {"limit": str(limit)} | ({} if after is None else {"after": after})
         if states is not None:
             query["states"] = ",".join(states)
         return await self._ask_all(context, f"/group-listings?{urllib.parse.urlencode(query)}", GroupListings)

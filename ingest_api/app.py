@@ -119,11 +119,12 @@ class Application(FastAPI):
         return stack.app
 
     async def _admit(self, arrival: Arrival, scope: Scope, receive: Receive, send: Send) -> None:
-        found = self.declared_routes.find(arrival.method, scope["path"])
+        found = self.declared_routes.find(arrival.method, scope["raw_path"])
         if found is None:
             self.guard.admit(arrival, None)
             await self._answer_without_route(scope)(scope, receive, send)
             return
+        found, query_string = found.with_group_in(scope["query_string"])
         found.enter(scope)
         context = self.guard.admit(arrival, found)
         if self.relay is not None:
@@ -132,6 +133,7 @@ class Application(FastAPI):
                 await self.relay.pass_on(broker_id, found.route.requirement.target, context, scope, receive, send)
                 return
         enter(scope, context)
+        scope["query_string"] = query_string
         if arrival.method == "HEAD":
             # The server leaves the body out.
             scope = {**scope, "method": "GET", HEAD_ONLY: True}
@@ -150,10 +152,10 @@ class Application(FastAPI):
             await self.state.api.groups.until_there(context, found.path_parameters["group"])
 
     def _answer_without_route(self, scope: Scope) -> Response:
-        method, path = scope["method"], scope["path"]
+        method, path = scope["method"], scope["raw_path"]
         if not (methods := ", ".join(self.declared_routes.allowed_methods(path))):
             return log_store_error_response(
-                NoSuchResourceError(f"No resource at {path!r}; GET /openapi.json lists what there is.")
+                NoSuchResourceError(f"No resource at {scope['path']!r}; GET /openapi.json lists what there is.")
             )
         if method == "OPTIONS":
             return Response(status_code=204, headers={"Allow": methods})

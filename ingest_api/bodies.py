@@ -20,6 +20,7 @@ from ingest_api.state import api_state
 from logstore.broker.admission import Reservation
 from logstore.errors import InvalidRequestError, RequestTooLargeError
 from logstore.limits import CLIENT_BYTES_PER_SECOND_MIN, MIB
+from logstore.records.byte_order_mark import without_byte_order_mark
 from logstore.records.inflate import Inflater
 
 ADMIN_BODY_BYTES_MAX = MIB
@@ -92,7 +93,7 @@ def inflate(body: bytes, coding: str | None, reservation: Reservation, *, max_by
 
 
 async def receive_json_body(request: Request, taken: Sequence[str] = JSON_REQUEST_TYPES) -> bytes:
-    """The body of an administrative request, inflated; empty if there is none.
+    """The body of an administrative request, inflated, without a byte order mark; empty if there is none.
 
     A body needs a Content-Type of ``taken`` (UnsupportedMediaTypeError); a request without a body needs none.
     """
@@ -102,7 +103,7 @@ async def receive_json_body(request: Request, taken: Sequence[str] = JSON_REQUES
         body = await receive_body(request, reservation, max_bytes=ADMIN_BODY_BYTES_MAX)
         if body:
             request_media_type(request.headers, taken)
-        return inflate(body, coding, reservation, max_bytes=ADMIN_BODY_BYTES_MAX)
+        return without_byte_order_mark(inflate(body, coding, reservation, max_bytes=ADMIN_BODY_BYTES_MAX))
 
 
 async def receive_model(request: Request, model: type[Model], taken: Sequence[str] = JSON_REQUEST_TYPES) -> Model:

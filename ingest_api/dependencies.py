@@ -13,7 +13,13 @@ from starlette.requests import Request
 from consumer_offsets.group_shards import check_group_name
 from consumer_offsets.groups.description import GroupDescription
 from ingest_api.guard import context_of
-from ingest_api.operations import CLUSTER_DESCRIPTION, NAME_PATTERN, PARTITION_DESCRIPTION, TOPIC_DESCRIPTION
+from ingest_api.operations import (
+    CLUSTER_DESCRIPTION,
+    GROUP_DESCRIPTION,
+    NAME_PATTERN,
+    PARTITION_DESCRIPTION,
+    TOPIC_DESCRIPTION,
+)
 from ingest_api.parameters import broker_number, partition_number, shown
 from ingest_api.routes import operation_of
 from ingest_api.state import ApiState, api_state
@@ -21,10 +27,10 @@ from ingest_api.topic_ids import topic_to_read
 from logstore.broker.broker import Broker, PartitionLog, Topic
 from logstore.broker.context import RequestContext
 from logstore.errors import UnknownClusterError
-from logstore.limits import GROUP_NAME_LENGTH_MAX, TOPIC_NAME_LENGTH_MAX
+from logstore.limits import TOPIC_NAME_LENGTH_MAX
 
 
-def _legal_group(name: str) -> str:
+def _member_group(name: str) -> str:
     check_group_name(name)
     return name
 
@@ -42,12 +48,11 @@ GroupName = Annotated[
     str,
     Path(
         alias="group",
-        description="Name of the consumer group.",
-        json_schema_extra={"pattern": NAME_PATTERN, "maxLength": GROUP_NAME_LENGTH_MAX},
+        description=GROUP_DESCRIPTION,
     ),
 ]
-#: Of a group that the request may make. Groups of Kafka's clients may have other names; these can be read and deleted.
-LegalGroupName = Annotated[GroupName, AfterValidator(_legal_group)]
+#: Of a group that has members: unlike a group that is only committed to, it has a name that is not empty.
+MemberGroupName = Annotated[GroupName, AfterValidator(_member_group)]
 ConfigName = Annotated[str, Path(alias="name", description="Name of the configuration, as `retention.ms`.")]
 _ClusterId = Annotated[str, Path(alias="cluster_id", description=CLUSTER_DESCRIPTION)]
 PartitionNumber = Annotated[

@@ -161,7 +161,7 @@ def come_back_later(scope: Scope, error: LogStoreError) -> Response | None:
 
 def takes_only_events(method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Whether a request is for Server-Sent Events, and its client takes nothing else."""
-    if method != "GET" or not path.endswith("/events"):
+    if method != "GET" or not path.endswith(("/events", "/events/")):
         return False
     return [value for name, value in headers if name == b"accept"] == [EVENT_STREAM.encode()]
 

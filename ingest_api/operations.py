@@ -47,12 +47,16 @@ from ingest_api.schemas import records
 from ingest_api.schemas.base import ErrorBody
 from ingest_api.topic_ids import ANSWER_HEADERS as TOPIC_ID_HEADERS
 from ingest_api.topic_ids import HEADER_PARAMETER as TOPIC_ID
-from logstore.limits import GROUP_NAME_LENGTH_MAX, TOPIC_NAME_LENGTH_MAX
+from logstore.limits import INSTANCE_NAME_LENGTH_MAX, TOPIC_NAME_LENGTH_MAX
 from logstore.protocol.fetch_response import MEDIA_TYPE as FETCH_MEDIA_TYPE
 
 REFERENCE: Final = "#/components/schemas/{model}"
 NAME_PATTERN: Final = "^[A-Za-z0-9._-]+$"
 TOPIC_DESCRIPTION: Final = "Name of the topic."
+GROUP_DESCRIPTION: Final = (
+    "Name of the consumer group: any text, percent-encoded, a slash as %2F. Or `-`, and the name in the query's "
+    "parameter `group`: for `.`, `..` and clients that change a path."
+)
 CLUSTER_DESCRIPTION: Final = "The id that GET /v3/clusters answers."
 PARTITION_DESCRIPTION: Final = "Number of the partition, in decimal digits."
 #: The models of bodies that are read and written by hand.
@@ -115,12 +119,9 @@ _PATH_PARAMETERS: Mapping[str, dict[str, Any]] = {
         "schema": {"type": "string", "pattern": NAME_PATTERN, "maxLength": TOPIC_NAME_LENGTH_MAX},
         "description": TOPIC_DESCRIPTION,
     },
-    "group": {
-        "schema": {"type": "string", "pattern": NAME_PATTERN, "maxLength": GROUP_NAME_LENGTH_MAX},
-        "description": "Name of the consumer group.",
-    },
+    "group": {"schema": {"type": "string"}, "description": GROUP_DESCRIPTION},
     "instance": {
-        "schema": {"type": "string", "pattern": NAME_PATTERN, "maxLength": GROUP_NAME_LENGTH_MAX},
+        "schema": {"type": "string", "pattern": NAME_PATTERN, "maxLength": INSTANCE_NAME_LENGTH_MAX},
         "description": "Name of the consumer instance.",
     },
     "partition": {

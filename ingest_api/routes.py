@@ -1,18 +1,24 @@
 """Routes: which one a request is for, and what each declares: the operation, by which the guard asks for permission,
 and the broker of a cluster that answers.
 
+Routes are found by the path as it was sent, because a name in it may have a slash, as ``%2F``. Names are decoded once,
+here: the guard, the relay and the endpoint take them from the same ``FoundRoute``.
+
 Invariant: a route without such a declaration cannot be made.
 """
 
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeVar
+from urllib.parse import unquote, unquote_to_bytes
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from logstore.broker.authorizer import CLUSTER_NAME, Operation, ResourceType
@@ -29,6 +35,13 @@ _NAMED: Final = {
     Target.GROUP_COORDINATOR: ("group",),
     Target.BROKER: ("broker_id",),
 }
+
+#: In a path, in the place of a group whose name is in the query: ``/groups/-/offsets?group=..``. Without the parameter
+#: it is the group of that name. Many clients and proxies take ``.`` and ``..`` out of a path, also as ``%2E``.
+GROUP_IN_QUERY: Final = "-"
+_ENCODED_SLASH: Final = re.compile("%2f", re.IGNORECASE)
+# Stands for a slash in a name while a path is matched: no text that was decoded from UTF-8 has it.
+_SLASH_IN_NAME: Final = "\udc2f"
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
@@ -111,8 +124,13 @@ class DeclaredRoute(APIRoute):
         response: Response = await self.endpoint(request)
         return response
 
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """As ``RouteTable`` found: the framework would look for slashes in the decoded path."""
+        if _FOUND not in scope:
+            return super().matches(scope)
+        return (Match.FULL, {"endpoint": self.endpoint}) if scope[_FOUND] is self else (Match.NONE, {})
+
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Routes are found twice, here and by the framework, whose order may change some day.
         if scope.get(_FOUND) is not self:
             raise RuntimeError(f"The guard was not asked for the route {self.path}.")
         await super().handle(scope, receive, send)
@@ -130,6 +148,24 @@ class FoundRoute(NamedTuple):
     route: DeclaredRoute
     path_parameters: dict[str, str]
     names: Sequence[str]
+
+    def with_group_in(self, query_string: bytes) -> "tuple[FoundRoute, bytes]":
+        """The route with the group that the query names, and the rest of the query, where the path has GROUP_IN_QUERY;
+        else both as they are.
+        """
+        if self.path_parameters.get("group") != GROUP_IN_QUERY:
+            return self, query_string
+        fields = query_string.split(b"&")
+        values = [value for name, _, value in (field.partition(b"=") for field in fields) if name == b"group"]
+        if len(values) != 1:
+            return self, query_string
+        try:
+            group = unquote_to_bytes(values[0].replace(b"+", b" ")).decode()
+        except UnicodeDecodeError:
+            return self, query_string
+        parameters = {**self.path_parameters, "group": group}
+        rest = b"&".join(field for field in fields if field.partition(b"=")[0] != b"group")
+        return FoundRoute(self.route, parameters, self.route.requirement.names(parameters)), rest
 
     def enter(self, scope: Scope) -> None:
         """Enter the route into the ``scope`` of the request."""
@@ -158,23 +194,35 @@ class RouteTable:
     def __iter__(self) -> Iterator[DeclaredRoute]:
         return iter(self._routes)
 
-    def _find(self, method: str, path: str) -> FoundRoute | None:
-        """The route for ``method``; HEAD counts as GET."""
+    def _find(self, method: str, raw_path: bytes) -> FoundRoute | None:
+        """The route for ``method``; HEAD counts as GET. ``raw_path`` is percent-encoded, without the query."""
         if method == "HEAD":
             method = "GET"
-        for route in self._routes:
-            if method in (route.methods or ()) and (found := route.path_regex.match(path)):
-                parameters = found.groupdict()
+        for route, found in self._at(raw_path):
+            if method in (route.methods or ()):
+                parameters = {name: text.replace(_SLASH_IN_NAME, "/") for name, text in found.groupdict().items()}
                 return FoundRoute(route, parameters, route.requirement.names(parameters))
         return None
 
-    def allowed_methods(self, path: str) -> list[str]:
-        """The methods of ``path``, with HEAD and OPTIONS; none if there is no route."""
-        found = {method for route in self._routes if route.path_regex.match(path) for method in route.methods or ()}
+    def allowed_methods(self, raw_path: bytes) -> list[str]:
+        """The methods of a path, with HEAD and OPTIONS; none if there is no route."""
+        found = {method for route, _ in self._at(raw_path) for method in route.methods or ()}
         if not found:
             return []
         return sorted(found | {"OPTIONS"} | ({"HEAD"} if "GET" in found else set()))
 
-    def first(self, path: str) -> DeclaredRoute | None:
-        """The first route at ``path``, whatever its method; None if there is none."""
-        return next((route for route in self._routes if route.path_regex.match(path)), None)
+    def first(self, raw_path: bytes) -> DeclaredRoute | None:
+        """The first route at a path, whatever its method; None if there is none."""
+        return next((route for route, _ in self._at(raw_path)), None)
+
+    def _at(self, raw_path: bytes) -> Iterator[tuple[DeclaredRoute, re.Match[str]]]:
+        """The routes at a path, with or without a slash at its end; none for a path that is not UTF-8."""
+        try:
+            path = unquote(_ENCODED_SLASH.sub(_SLASH_IN_NAME, raw_path.decode("latin-1")), errors="strict")
+        except UnicodeDecodeError:
+            return
+        if path.endswith("/") and path != "/":
+            path = path[:-1]
+        for route in self._routes:
+            if found := route.path_regex.match(path):
+                yield route, found

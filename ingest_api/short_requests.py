@@ -10,7 +10,6 @@ reached) is left to the application, which then finds it untouched.
 import asyncio
 import functools
 import time
-import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -68,11 +67,11 @@ class ShortHead:
 
 
 class ShortRequests:
-    """``find_route(method, path)`` as the application's own."""
+    """``find_route(method, raw_path)`` as the application's own."""
 
     def __init__(
         self,
-        find_route: Callable[[str, str], FoundRoute | None],
+        find_route: Callable[[str, bytes], FoundRoute | None],
         guard: Guard,
     ) -> None:
         #: None while the store starts.
@@ -103,8 +102,7 @@ class ShortRequests:
         if any(name in _NOT_PLAIN for name, _ in headers):
             return None
         parsed = httptools.parse_url(url)
-        raw_path = parsed.path.decode("ascii")
-        found = self._find_route("POST", urllib.parse.unquote(raw_path))
+        found = self._find_route("POST", parsed.path)
         if found is None or found.route.path not in _PRODUCE:
             return None
         number = found.path_parameters.get("partition")
@@ -119,7 +117,7 @@ class ShortRequests:
         has_request_id = _OWN_REQUEST_ID in headers
         return ShortHead(
             found,
-            raw_path,
+            parsed.path.decode("ascii"),
             partition,
             head.acks,
             head.timeout_ms,

@@ -2,7 +2,7 @@
 
 Invariants: a topic or group that is gone has no series. At most ``SERIES_MAX`` partitions have series of their own, and
 as many partitions of groups: by name, whole topics (groups) at a time. Each of the next ``SERIES_MAX`` topics (groups)
-is summed up as one partition ``(all)``, all others as topic (group) ``(other)``: words that are no legal names. Each
+is summed up as one partition ``(all)``, all others as topic (group) ``(other)``: no topic has such a name. Each
 other broker that follows has one series, by its id. The event loop is never held for longer than some hundred
 partitions take.
 """
@@ -231,7 +231,7 @@ def _bounded(
     for name, rows in named:
         if len(series) + len(rows) <= SERIES_MAX:
             series += rows
-        elif len(summed) < SERIES_MAX:
+        elif len(summed) < SERIES_MAX and name != OTHER:  # a group can have any name
             summed.append((whole(name), _together(rows, gauges)))
         else:
             others += rows
@@ -250,7 +250,7 @@ def _labels(**labels: object) -> str:
 
 
 def _escaped(text: str) -> str:
-    # Topics and groups have legal names, but a directory that is not served as a topic may have any.
+    # A group may have any name, and so may a directory that is not served as a topic.
     if "\\" in text or '"' in text or "\n" in text:
         return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
     return text

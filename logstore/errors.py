@@ -9,6 +9,7 @@ import errno
 import re
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
+from uuid import UUID
 
 
 class LogStoreError(Exception):
@@ -558,10 +559,12 @@ class QuarantinedError(LogStoreError):
 
     kafka_name, kafka_code = "KAFKA_STORAGE_ERROR", 56
 
-    def __init__(self, reason: str, remedy: str = "") -> None:
+    def __init__(self, reason: str, remedy: str = "", topic_id: UUID | None = None) -> None:
         super().__init__(f"{reason.rstrip('.')}. {remedy}" if remedy else reason)
         self.reason = reason
         self.remedy = remedy
+        #: Of a whole topic, where its table still tells.
+        self.topic_id = topic_id
 
 
 class MissingRecordsError(LogStoreError):

@@ -6,7 +6,10 @@ GIB = 1024 * MIB
 
 TOPIC_NAME_LENGTH_MAX = 249
 PARTITIONS_PER_TOPIC_MAX = 10_000
-GROUP_NAME_LENGTH_MAX = 249
+# Of a consumer instance, and Kafka's of a group.instance.id.
+INSTANCE_NAME_LENGTH_MAX = 249
+# How much of a name a message shows: a group's may have 32,767 bytes.
+SHOWN_NAME_LENGTH_MAX = 249
 # Kafka's offset.metadata.max.bytes, in UTF-8.
 OFFSET_METADATA_BYTES_MAX = 4096
 # A member's metadata for all protocols, and its assignment: the record of a group has those of all members.

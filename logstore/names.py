@@ -1,8 +1,12 @@
-"""Legal names of topics, by Kafka's rule (``org.apache.kafka.common.internals.Topic``), and those that are reserved."""
+"""Legal names of topics, by Kafka's rule (``org.apache.kafka.common.internals.Topic``), which of them are reserved, and
+legal names of groups.
+"""
 
 import re
 from typing import Final
 
+#: Kafka's strings have a length of 16 bits.
+GROUP_NAME_BYTES_MAX: Final = 2**15 - 1
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 #: Kafka's internal topics and the store's own. The names are reserved, whether the topics are there or not; other names
@@ -22,6 +26,14 @@ INTERNAL_TOPICS: Final = frozenset(
 def is_legal_name(name: str, length_max: int) -> bool:
     """1 to ``length_max`` of A-Z a-z 0-9 . _ -, but not '.' or '..'."""
     return len(name) <= length_max and _NAME.fullmatch(name) is not None and name not in {".", ".."}
+
+
+def is_group_name(name: str) -> bool:
+    """Whether a string of Kafka's protocol can have it: 1 to 32,767 bytes of UTF-8."""
+    try:
+        return 1 <= len(name.encode()) <= GROUP_NAME_BYTES_MAX
+    except UnicodeEncodeError:
+        return False
 
 
 def is_internal(name: str) -> bool:

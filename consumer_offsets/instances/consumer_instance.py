@@ -31,7 +31,7 @@ from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import PartitionLog
 from logstore.broker.context import INTERNAL, RequestContext
 from logstore.broker.fetching import Gone
-from logstore.broker.partition_offsets import PartitionOffsets, known_end
+from logstore.broker.partition_offsets import PartitionOffsets
 from logstore.broker.topic_ids import require_topic_id, topic_id_text
 from logstore.errors import (
     IllegalStateError,
@@ -253,8 +253,11 @@ class ConsumerInstance:
     # ---- positions --------------------------------------------------------------------------------------------------
 
     async def seek(self, context: RequestContext, offsets: Mapping[TopicPartition, int]) -> None:
-        """Go on from these. IllegalStateError for a partition that is not held, OffsetOutOfRangeError,
-        LeaderNotAvailableError.
+        """Go on from these. As in Kafka, the next poll finds out whether there is such an offset: if it is not in the
+        log then, ``auto.offset.reset`` says where to go on.
+
+        Raises IllegalStateError for a partition that is not held; UnknownTopicError, UnknownPartitionError,
+        QuarantinedError.
         """
         async with self._changing:
             self._require_no_stream()
@@ -294,12 +297,8 @@ class ConsumerInstance:
 
     async def _seek(self, wanted: Mapping[TopicPartition, tuple[PartitionLog, int]]) -> None:
         positions = {}
-        elsewhere = await self._broker.offsets_elsewhere([partition_log for partition_log, _ in wanted.values()])
         for at, (partition_log, offset) in wanted.items():
             partition_log.require_served()
-            ends = PartitionOffsets.of(partition_log, elsewhere)
-            ends.require_known(partition_log)
-            ends.require_in_range(partition_log, offset)
             held = self._positions.get(at)
             if held is None:
                 raise self._not_held(at)
@@ -330,7 +329,8 @@ class ConsumerInstance:
     async def commit(
         self, context: RequestContext, offsets: Sequence[OffsetToCommit] | None
     ) -> dict[TopicPartition, int]:
-        """Commit ``offsets``, the next ones to read, or (None) all that was handed out. What is committed now.
+        """Commit ``offsets``, the next ones to read, or (None) all that was handed out. What is committed now. As in
+        Kafka's protocol, records need not be there yet.
 
         Raises IllegalStateError for a partition that is not held, and as ``GroupCoordinator.commit``.
         """
@@ -340,23 +340,13 @@ class ConsumerInstance:
             if offsets is None:
                 return await self._group.commit_handed(self._positions.handed, context)
             is_free = not value.is_subscribed and value.assigned is None
-            logs = [self._broker.topic(context, o.topic, Operation.READ).partition(o.partition) for o in offsets]
-            elsewhere = await self._broker.ends_in_doubt(zip(logs, (one.offset for one in offsets), strict=True))
             asked = []
-            for one, partition_log in zip(offsets, logs, strict=True):
+            for one in offsets:
+                self._broker.topic(context, one.topic, Operation.READ).partition(one.partition)
                 at = TopicPartition(one.topic, one.partition)
                 held = self._positions.get(at)
                 if held is None and not is_free:
                     raise self._not_held(at)
-                end = known_end(partition_log, elsewhere)
-                if end is not None and one.offset > end:
-                    last = f"its last record has offset {end - 1}" if end else "it has no records yet"
-                    raise OffsetOutOfRangeError(
-                        f"Cannot commit beyond the end of {at.topic}-{at.partition}: {last}. Send the offset of the "
-                        "last record that is done.",
-                        log_start_offset=partition_log.log_start_offset,
-                        high_watermark=end,
-                    )
                 asked.append(OffsetToCommit(*at, one.offset, one.metadata, None if held is None else held.topic_id))
             await self._group.commit(context, asked)
             return {TopicPartition(one.topic, one.partition): one.offset for one in asked}

@@ -17,7 +17,7 @@ from consumer_offsets.instances.instance_table import PutInstance, unknown_insta
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.context import RequestContext
 from logstore.errors import InvalidInstanceConfigError, LogStoreError, ThrottledError, UnknownInstanceError
-from logstore.limits import GROUP_NAME_LENGTH_MAX
+from logstore.limits import INSTANCE_NAME_LENGTH_MAX
 from logstore.names import is_legal_name
 from logstore.observability import THROTTLED
 from logstore.records.offset_record import InstanceKey
@@ -88,10 +88,10 @@ class ConsumerInstances:
         check_group_name(group)
         if name is None:
             name = f"rest-consumer-{uuid4()}"
-        elif not is_legal_name(name, GROUP_NAME_LENGTH_MAX):
+        elif not is_legal_name(name, INSTANCE_NAME_LENGTH_MAX):
             raise InvalidInstanceConfigError(
-                f"Invalid consumer configuration: name {name[:64]!r} is not allowed, use 1 to {GROUP_NAME_LENGTH_MAX} "
-                "of A-Z a-z 0-9 . _ - (but not '.' or '..'), or leave it out."
+                f"Invalid consumer configuration: name {name[:64]!r} is not allowed, use 1 to "
+                f"{INSTANCE_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ - (but not '.' or '..'), or leave it out."
             )
         key = InstanceKey(group, name)
         if len(self._instances) + self._creating >= self._settings.max_consumer_instances:

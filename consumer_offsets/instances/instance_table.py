@@ -17,7 +17,7 @@ from consumer_offsets.committed_offsets import TopicPartition
 from consumer_offsets.effects import Answer, AppendRecord, Effect
 from consumer_offsets.instances.instance_record import InstanceRecord, InstanceValue
 from logstore.errors import InstanceExistsError, LogStoreError, UnknownInstanceError
-from logstore.limits import GROUP_NAME_LENGTH_MAX
+from logstore.limits import SHOWN_NAME_LENGTH_MAX
 from logstore.records.offset_record import InstanceKey
 
 
@@ -87,7 +87,7 @@ class InstanceTable:
 
 
 def unknown_instance(key: InstanceKey) -> UnknownInstanceError:
-    group, instance = (name[:GROUP_NAME_LENGTH_MAX] for name in (key.group, key.instance))
+    group, instance = (name[:SHOWN_NAME_LENGTH_MAX] for name in (key.group, key.instance))
     return UnknownInstanceError(
         f"Consumer instance not found: group {group!r} has no {instance!r}. It was deleted, or not used for so long "
         "that it was removed (consumer.instance.timeout.ms): create it again."

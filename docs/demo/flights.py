@@ -75,18 +75,16 @@ def last_flights(flights: Any) -> dict[bytes, bytes]:
     known = with_tail_number(flights)
     numbered = known.select(["tailnum"]).append_column("number", pa.array(np.arange(known.num_rows)))
     last = known.take(numbered.group_by("tailnum").aggregate([("number", "max")])["number_max"])
-    keys, values = (pc.cast(texts, pa.binary()).to_pylist() for texts in (_json_texts(last["tailnum"]), _values(last)))
-    return dict(zip(keys, values, strict=True))
+    keys, values = _key_bytes(last), pc.cast(_values(last), pa.binary())
+    return dict(zip(keys.to_pylist(), values.to_pylist(), strict=True))
 
 
 def record_columns(flights: Any) -> Any:
     """The flights as a producer sends them, with the keys, values and timestamps of ``batches``: a ``pyarrow.Table``
     of ``key``, ``value: binary`` and ``timestamp: timestamp[ms, UTC]``.
     """
-    key = _json_texts(flights["tailnum"])
-    key = pc.if_else(pc.is_valid(flights["tailnum"].combine_chunks()), key, None)  # no plane, no key
     value, timestamp = _values(flights), flights["scheduled_departure"].combine_chunks()
-    return pa.table({"key": pc.cast(key, pa.binary()), "value": pc.cast(value, pa.binary()), "timestamp": timestamp})
+    return pa.table({"key": _key_bytes(flights), "value": pc.cast(value, pa.binary()), "timestamp": timestamp})
 
 
 def batches(flights: Any, partitions: int, batch_records: int) -> list[Iterator[Batch]]:
@@ -95,13 +93,13 @@ def batches(flights: Any, partitions: int, batch_records: int) -> list[Iterator[
     A flight with a tail number (the key) is in the stream of the partition that the store will choose for it, so that
     every partition gets its flights by scheduled departure. The others go to the partitions in turns and say so.
     """
-    keys = _json_texts(flights["tailnum"])  # a JSON key is hashed as it is sent: with its quotes
-    hashed = (murmur2_column(pc.cast(keys, pa.binary())) & np.uint32(0x7FFFFFFF)) % np.uint32(partitions)
+    keys = _key_bytes(flights)
+    hashed = (murmur2_column(pc.fill_null(keys, b"")) & np.uint32(0x7FFFFFFF)) % np.uint32(partitions)
     turns = np.arange(len(keys)) // batch_records % partitions
-    keyless = flights["tailnum"].combine_chunks().is_null()
+    keyless = keys.is_null()
     partition = np.where(keyless.to_numpy(zero_copy_only=False), turns, hashed)
     named = pc.if_else(keyless, _text_join(',"partition":', pc.cast(pa.array(turns), pa.string())), "")
-    records = _encode(flights, keys, named)
+    records = _encode(flights, named)
     return [_stream(records.take(pa.array(np.flatnonzero(partition == p))), batch_records) for p in range(partitions)]
 
 
@@ -112,10 +110,16 @@ def _stream(records: Any, batch_records: int) -> Iterator[Batch]:
         yield Batch(b'{"records":[' + joined[0].as_py().encode() + b"]}", len(batch))
 
 
-def _encode(flights: Any, keys: Any, named: Any) -> Any:
+def _encode(flights: Any, named: Any) -> Any:
     """The JSON text of each record (a string array): key, value, timestamp, and the partition if it is named."""
     timestamps = pc.cast(pc.cast(flights["scheduled_departure"].combine_chunks(), pa.int64()), pa.string())
+    keys = _json_texts(flights["tailnum"])
     return _text_join('{"key":', keys, ',"value":', _values(flights), ',"timestamp":', timestamps, named, "}")
+
+
+def _key_bytes(flights: Any) -> Any:
+    """The tail numbers as they are stored; null where the plane is not known."""
+    return pc.cast(flights["tailnum"].combine_chunks(), pa.binary())
 
 
 def _values(flights: Any) -> Any:

@@ -17,7 +17,8 @@ from logstore.errors import LogStoreError, UnknownTopicError
 
 PARTITIONS = 4
 # Many segments per partition, so that there is something to skip when a range is read, and to remove from the log.
-CONFIGS = {"segment.bytes": str(2 * 1024 * 1024)}
+# A key is the tail number itself, without the quotes of its JSON text, as a Kafka client would send it.
+CONFIGS = {"segment.bytes": str(2 * 1024 * 1024), "key.format": "string"}
 CLIENT_ID = "logstore-demo"
 _JSON = "application/vnd.kafka.json.v2+json"
 _RETRY_SECONDS = 60.0

@@ -48,7 +48,7 @@ async def list_groups(
     request: Request, state: State, context: Context, broker: ClusterBroker, query: Annotated[PageQuery, Query()]
 ) -> schemas.ConsumerGroupList:
     """The groups that have members or committed offsets, by name: a page at a time."""
-    page = await state.groups.list_all_groups(context, after=query.page_token or "", limit=page_size(query))
+    page = await state.groups.list_all_groups(context, after=query.page_token, limit=page_size(query))
     return schemas.ConsumerGroupList(
         metadata=list_metadata(request, broker.cluster_id, "consumer-groups", query=query, next_token=page.next),
         data=[
@@ -129,7 +129,8 @@ async def get_lag_summary(
         raise NoSuchResourceError(f"Group {group!r} has committed no offset, and reads no partition: it has no lag.")
     worst = max(lags, key=lambda each: each.lag)
     names = resource_metadata(request, broker, **{"consumer-group": group})
-    names.self, names.resource_name = f"{names.self}/lag-summary", f"{names.resource_name}/lag-summary"
+    names.self = link(request, broker.cluster_id, "consumer-groups", group, "lag-summary")
+    names.resource_name = f"{names.resource_name}/lag-summary"
     reader = (worst.member.member_id,) if worst.member else ()
     place = ("topics", worst.topic, "partitions", str(worst.partition))
     return schemas.ConsumerGroupLagSummary(

@@ -37,11 +37,13 @@ from logstore.broker.partition_offsets import OffsetsElsewhere, PartitionOffsets
 from logstore.broker.topic_ids import topic_id_text
 from logstore.errors import InvalidRequestError
 from logstore.log.isolation import Isolation
+from logstore.records import surrogates
 
 router = declared_router(tags=["records"])
 
 # Every event's id names all partitions, and has to fit into a header.
 _PARTITIONS_MAX: Final = 256
+_JSON_TEXT: Final = msgspec.json.Decoder(msgspec.Raw)
 _QUERY: Final = (FROM, PARTITION, KEY, KEY_FORMAT, EVENT_FORMAT, ISOLATION_LEVEL)
 
 
@@ -169,7 +171,7 @@ def _keys(query: Mapping[str, str], form: Form) -> tuple[bytes | None, bytes | N
 
 def _json_key(text: str) -> bytes:
     try:
-        msgspec.json.decode(text)
+        surrogates.decode(_JSON_TEXT, text.encode())
     except msgspec.DecodeError:
         return msgspec.json.encode(text)
     return text.encode()

@@ -56,7 +56,7 @@ async def list_group_listings(
     limit = _LIMIT.read(query.limit) if query.limit is not None else _LIMIT.default
     assert limit is not None
     states = None if query.states is None else {_state(name) for name in query.states.split(",")}
-    page = await state.groups.list_all_groups(context, after=query.after or "", limit=limit, states=states)
+    page = await state.groups.list_all_groups(context, after=query.after, limit=limit, states=states)
     return GroupListings.model_validate(page)
 
 

@@ -36,7 +36,7 @@ from ingest_api.schemas.instances import (
 )
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.errors import IllegalStateError, InvalidInstanceConfigError, InvalidRequestError, UnknownPartitionError
-from logstore.limits import FETCH_WAIT_MS_MAX, GROUP_NAME_LENGTH_MAX
+from logstore.limits import FETCH_WAIT_MS_MAX, INSTANCE_NAME_LENGTH_MAX
 from logstore.log.isolation import Isolation
 from logstore.protocol.members.identity import TopicPartition
 from logstore.quantities import TIME_FORMS, timestamp_ms
@@ -60,7 +60,7 @@ InstanceName = Annotated[
     Path(
         alias="instance",
         description="Name of the consumer instance.",
-        json_schema_extra={"pattern": NAME_PATTERN, "maxLength": GROUP_NAME_LENGTH_MAX},
+        json_schema_extra={"pattern": NAME_PATTERN, "maxLength": INSTANCE_NAME_LENGTH_MAX},
     ),
 ]
 
@@ -90,7 +90,9 @@ async def create_instance(
     config = _config(asked, state.settings.consumer_request_timeout_ms)
     name = await state.groups.instances.create(context, group, asked.name or asked.id, config)
     host = ":".join(filter(None, address(request)))
-    base_uri = f"{request.scope['scheme']}://{host}/consumers/{quote(group)}/instances/{quote(name)}"
+    # Dots, too: a path without them is another one for clients that go by RFC 3986 (section 5.2.4).
+    path = quote(group, safe="").replace(".", "%2E") if group in (".", "..") else quote(group, safe="")
+    base_uri = f"{request.scope['scheme']}://{host}/consumers/{path}/instances/{quote(name)}"
     return CreatedInstance(instance_id=name, base_uri=base_uri)
 
 

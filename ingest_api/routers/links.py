@@ -6,6 +6,7 @@ from urllib.parse import quote, urlencode
 from starlette.requests import Request
 
 from ingest_api.parameters import IntegerParameter
+from ingest_api.routes import GROUP_IN_QUERY
 from ingest_api.schemas.administration import ListMetadata, PageQuery, ResourceMetadata
 from logstore.broker.broker import Broker
 
@@ -16,8 +17,12 @@ _PAGE_SIZE: Final = IntegerParameter("page_size", 1, PAGE_SIZE_MAX, None, "")
 
 def link(request: Request, *parts: str) -> str:
     """The URL of a resource below ``/v3/clusters``, as this client reaches it."""
+    query = ""
+    if parts[1:2] == ("consumer-groups",) and len(parts) > 2 and parts[2] in ("", ".", ".."):
+        query = f"?group={parts[2]}"
+        parts = (*parts[:2], GROUP_IN_QUERY, *parts[3:])
     path = "/".join(quote(part, safe=":") for part in ("v3", "clusters", *parts))
-    return f"{store_url(request)}/{path}"
+    return f"{store_url(request)}/{path}{query}"
 
 
 def store_url(request: Request) -> str:

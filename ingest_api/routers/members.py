@@ -4,7 +4,7 @@ and the description of a group.
 
 from consumer_offsets.groups import events
 from consumer_offsets.groups.responses import AssignedTopic
-from ingest_api.dependencies import Context, GroupInPath, LegalGroupName, State
+from ingest_api.dependencies import Context, GroupInPath, MemberGroupName, State
 from ingest_api.model_routes import MetadataRoute, model_router
 from ingest_api.operations import refusals
 from ingest_api.routes import requires
@@ -36,7 +36,7 @@ router = model_router(MetadataRoute, tags=["groups"])
     responses=refusals(409, 503, 504),
 )
 @requires(Operation.READ, ResourceType.GROUP)
-async def join(state: State, context: Context, group: LegalGroupName, asked: JoinGroupRequest) -> JoinedGroup:
+async def join(state: State, context: Context, group: MemberGroupName, asked: JoinGroupRequest) -> JoinedGroup:
     """Join a group of the classic protocol, or join again in a rebalance (Kafka's JoinGroup).
 
     Answers when all members have joined: keep the connection for `rebalance_timeout_ms`.
@@ -68,7 +68,7 @@ async def join(state: State, context: Context, group: LegalGroupName, asked: Joi
     responses=refusals(409, 503, 504),
 )
 @requires(Operation.READ, ResourceType.GROUP)
-async def sync(state: State, context: Context, group: LegalGroupName, asked: SyncGroupRequest) -> SyncedGroup:
+async def sync(state: State, context: Context, group: MemberGroupName, asked: SyncGroupRequest) -> SyncedGroup:
     """Get this member's assignment; the leader sends everybody's (Kafka's SyncGroup). Answers when the leader has."""
     synced = await state.groups.members.sync(
         context,
@@ -94,7 +94,7 @@ async def sync(state: State, context: Context, group: LegalGroupName, asked: Syn
     responses=refusals(409, 503),
 )
 @requires(Operation.READ, ResourceType.GROUP)
-async def heartbeat(state: State, context: Context, group: LegalGroupName, asked: HeartbeatRequest) -> None:
+async def heartbeat(state: State, context: Context, group: MemberGroupName, asked: HeartbeatRequest) -> None:
     """Tell that a member lives (Kafka's Heartbeat). 40923: a rebalance has begun, join again."""
     event = events.Heartbeat(0, asked.member_id, asked.generation, asked.group_instance_id, asked.since_poll_ms)
     await state.groups.members.heartbeat(context, group, event)
@@ -107,7 +107,7 @@ async def heartbeat(state: State, context: Context, group: LegalGroupName, asked
     responses=refusals(503),
 )
 @requires(Operation.READ, ResourceType.GROUP)
-async def leave(state: State, context: Context, group: LegalGroupName, asked: LeaveGroupRequest) -> LeftGroup:
+async def leave(state: State, context: Context, group: MemberGroupName, asked: LeaveGroupRequest) -> LeftGroup:
     """Members leave at once, and do not wait for the end of their sessions (Kafka's LeaveGroup)."""
     leaving = tuple(events.LeavingMember(m.member_id, m.group_instance_id, m.reason) for m in asked.members)
     left = await state.groups.members.leave(context, group, events.LeaveGroup(0, leaving))
@@ -132,7 +132,7 @@ async def leave(state: State, context: Context, group: LegalGroupName, asked: Le
 )
 @requires(Operation.READ, ResourceType.GROUP)
 async def consumer_heartbeat(
-    state: State, context: Context, group: LegalGroupName, asked: ConsumerGroupHeartbeatRequest
+    state: State, context: Context, group: MemberGroupName, asked: ConsumerGroupHeartbeatRequest
 ) -> ConsumerGroupHeartbeat:
     """Join, go on or leave a group whose partitions the store assigns (Kafka's ConsumerGroupHeartbeat, KIP-848)."""
     subscribes = asked.subscribed_topics or asked.subscribed_regex

@@ -30,7 +30,7 @@ async def get_metadata(state: State, context: Context, query: Annotated[Metadata
     broker = state.broker
     names = dict.fromkeys(name for name in (query.topics or "").split(",") if name)
     if query.group is not None:
-        check_group_name(query.group)
+        check_group_name(query.group, may_be_empty=True)
     await broker.until_known(names)
     if query.group is not None and context.is_forwarded:  # another broker has a request for it
         await state.groups.until_there(context, query.group)

@@ -41,6 +41,7 @@ from logstore.broker.topic_ids import require_topic_id
 from logstore.errors import IdempotencyKeyReusedError
 from logstore.records.batch import DecodedRecords, Records
 from logstore.records.batch_identity import IdempotencyKey
+from logstore.records.byte_order_mark import without_byte_order_mark
 from logstore.records.decode import ArrowRequest, decode_binary, decode_json, decode_ndjson
 from logstore.records.json_decoder import PLAIN_RECORD_BYTES, PlainRecords, decode_plain, plain_columns
 from logstore.topic_config import TopicConfig
@@ -65,7 +66,7 @@ class _Format:
 def _text(decode: Callable[..., DecodedRecords]) -> Callable[[bytes, int, int], tuple[int, Callable[[], Records]]]:
     return lambda body, max_message_bytes, _: (
         len(body),
-        functools.partial(decode, body, max_message_bytes=max_message_bytes),
+        functools.partial(decode, without_byte_order_mark(body), max_message_bytes=max_message_bytes),
     )
 
 

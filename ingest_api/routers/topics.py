@@ -8,6 +8,8 @@ from ingest_api.schemas.topics import (
     BrokerIds,
     DropForeignFilesRequest,
     DroppedForeignFiles,
+    KeylessPartition,
+    KeylessRecords,
     Partition,
     Refreshed,
     RefreshRequest,
@@ -111,6 +113,22 @@ async def refresh(
     version = await broker.refresh(context, topic)
     elsewhere = [] if broker.others is None else await broker.others.ask_leaders(context, topic, "refresh")
     return Refreshed(version=min([version, *(one["version"] for one in elsewhere)]))
+
+
+@router.get(
+    "/topics/{topic}/keyless-records",
+    operation_id="getKeylessRecords",
+    response_description="The partitions that have some.",
+)
+@requires(Operation.DESCRIBE, ResourceType.TOPIC)
+async def get_keyless_records(broker: StoreBroker, context: Context, topic: TopicInPath) -> KeylessRecords:
+    """Count the records of the Delta table that have no key: a compaction removes them (`cleanup.policy=compact`)."""
+    found = await broker.keyless_records(context, topic)
+    return KeylessRecords(
+        partitions=[
+            KeylessPartition(partition=one.partition, records=one.count, first_offset=one.first_offset) for one in found
+        ]
+    )
 
 
 @router.post(

@@ -1,11 +1,11 @@
 """Consumer instances, as REST Proxy v2 has them."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, create_model
 
-from ingest_api.schemas.base import Answer, Int32, Int64, Request
-from logstore.limits import GROUP_NAME_LENGTH_MAX, OFFSET_METADATA_BYTES_MAX
+from ingest_api.schemas.base import INT64_MAX, Answer, Int32, Int64, Request
+from logstore.limits import INSTANCE_NAME_LENGTH_MAX, OFFSET_METADATA_BYTES_MAX
 
 _NUMBER = "A whole number; a text of its digits is taken, too. -1: the store's default."
 
@@ -14,7 +14,7 @@ class CreateInstanceRequest(Request):
     """Numbers and truth values may be given as texts, too."""
 
     name: str | None = Field(
-        None, description=f"1 to {GROUP_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ -; made if it is left out."
+        None, description=f"1 to {INSTANCE_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ -; made if it is left out."
     )
     id: str | None = Field(None, description="As `name`, which goes before it.")
     format: str | None = Field(None, description="The embedded format: `binary` (default) or `json`.")
@@ -116,8 +116,12 @@ class PositionsRequest(Request):
     )
 
 
+class InstanceRecord(InstanceOffset):
+    offset: Annotated[int, Field(ge=0, le=INT64_MAX - 1, json_schema_extra={"format": "int64"})]
+
+
 class InstanceCommitRequest(Request):
-    offsets: list[InstanceOffset] = Field(
+    offsets: list[InstanceRecord] = Field(
         max_length=100_000, description="The last records that are done: the group's offset becomes `offset` + 1."
     )
 

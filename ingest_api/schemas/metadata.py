@@ -6,7 +6,6 @@ from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
 from ingest_api.schemas.base import Answer, Int32, Request
-from logstore.limits import GROUP_NAME_LENGTH_MAX
 
 _OR_NONE = "-1: none at present."
 
@@ -20,9 +19,7 @@ class MetadataQuery(Request):
         description="Whether a topic that is not there may be made, if the store makes topics "
         "(auto.create.topics.enable).",
     )
-    group: str | SkipJsonSchema[None] = Field(
-        None, description="The group whose coordinator is wanted.", max_length=GROUP_NAME_LENGTH_MAX
-    )
+    group: str | SkipJsonSchema[None] = Field(None, description="The group whose coordinator is wanted.")
 
 
 class BrokerEndpoint(Answer):

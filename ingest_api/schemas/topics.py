@@ -66,6 +66,18 @@ class Refreshed(Answer):
     version: int = Field(description="Version of the Delta table that every read from here on sees, or a later one.")
 
 
+class KeylessPartition(Answer):
+    partition: Int32
+    records: Int64
+    first_offset: Int64 = Field(examples=[0])
+
+
+class KeylessRecords(Answer):
+    """Partitions with records that have no key, in the Delta table; those that are not rolled yet are not counted."""
+
+    partitions: list[KeylessPartition]
+
+
 class DropForeignFilesRequest(Request):
     pass
 

@@ -18,7 +18,7 @@ from logstore.errors import (
     GroupAuthorizationError,
     TopicAuthorizationError,
 )
-from logstore.limits import GROUP_NAME_LENGTH_MAX
+from logstore.limits import TOPIC_NAME_LENGTH_MAX
 
 
 class Operation(StrEnum):
@@ -53,8 +53,8 @@ class ResourceType(StrEnum):
 CLUSTER_NAME: Final = "kafka-cluster"
 
 _DECISIONS_MAX = 100_000
-# No topic or group has a longer name: its decision is not remembered.
-_NAME_LENGTH_MAX = GROUP_NAME_LENGTH_MAX
+# Few groups have longer names: their decisions are not remembered, so that those that are take little memory.
+_NAME_LENGTH_MAX = TOPIC_NAME_LENGTH_MAX
 _ERRORS: dict[ResourceType, type[AuthorizationError]] = {
     ResourceType.TOPIC: TopicAuthorizationError,
     ResourceType.GROUP: GroupAuthorizationError,

@@ -196,6 +196,7 @@ class Broker:
         self.add_partitions = changes.add_partitions
         self.roll = tables.roll
         self.refresh = tables.refresh
+        self.keyless_records = tables.keyless_records
         self.delete_records = tables.delete_records
         self.delete_all_records = tables.delete_all_records
         self.drop_foreign_files = tables.drop_foreign_files

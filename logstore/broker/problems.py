@@ -56,8 +56,13 @@ def find_problems(
     for room in the journal. ``damaged``: by name, why the registration of a topic is not believed.
     """
     quarantined = ProblemState.QUARANTINED
-    found = [TopicProblem(name, None, quarantined, e.reason, e.remedy) for name, e in unopened.items()]
-    known = {topic.topic_id for topic in topics.values()}
+    found = []
+    for name, error in unopened.items():
+        reason = error.reason.rstrip(".")
+        if error.topic_id is not None and (count := unserved.unsealed_records.get(error.topic_id, 0)):
+            reason += f". The journal holds {count} records of it"
+        found.append(TopicProblem(name, None, quarantined, reason, error.remedy))
+    known = {topic.topic_id for topic in topics.values()} | {error.topic_id for error in unopened.values()}
     for topic_id in sorted({*unserved.unsealed_records, *(key[0] for key in unserved.partitions)} - known, key=str):
         count = unserved.unsealed_records.get(topic_id, 0)
         reason = f"The journal holds {count} records of the topic with id {topic_id}, whose table is not served"
@@ -76,8 +81,8 @@ def find_problems(
             unset = f"ALTER TABLE delta.`{topic.snapshot.location}` UNSET TBLPROPERTIES ('{APPEND_ONLY_PROPERTY}')"
             found.append(TopicProblem(topic.name, None, ProblemState.APPEND_ONLY, why, f"Run in Spark: {unset}"))
         for p in topic.partitions:
-            if (error := p.quarantined) is not None:
-                found.append(TopicProblem(topic.name, p.partition, quarantined, error.reason, error.remedy))
+            if (refusal := p.quarantined) is not None:
+                found.append(TopicProblem(topic.name, p.partition, quarantined, refusal.reason, refusal.remedy))
             for path, why in p.segments.unreadable.items():
                 where = " and ".join(foreign_records(path).paths)
                 remedy = f"Restore {where} from a backup, or the table to the version before another writer's"

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 
+from logstore.delta.log_check import read_remains
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import (
     InvalidTopicError,
@@ -25,6 +26,7 @@ from logstore.errors import (
 from logstore.limits import TOPIC_NAME_LENGTH_MAX
 from logstore.names import INTERNAL_TOPICS, is_legal_name
 from logstore.segments.layout import layout_of
+from logstore.table_files import TableFiles
 from logstore.table_root import TableRoot
 
 log = structlog.stdlib.get_logger(__name__)
@@ -89,11 +91,21 @@ def _same_id(tables: Mapping[str, TopicTable]) -> dict[str, QuarantinedError]:
         name: QuarantinedError(
             f"Topic {name!r} is quarantined: the tables of {', '.join(map(repr, names))} have the same id, {topic_id}",
             "Move all but the original out of the directory topics, then restart the store",
+            topic_id,
         )
         for topic_id, names in by_id.items()
         if len(names) > 1
         for name in names
     }
+
+
+def _id_left_in(files: TableFiles) -> uuid.UUID | None:
+    """The id of a topic whose table cannot be served, if its log still tells."""
+    try:
+        found = read_remains(files).meta_data
+        return None if found is None else uuid.UUID(found.id)
+    except (LogStoreError, OSError, ValueError):
+        return None
 
 
 class TopicCatalog:
@@ -146,12 +158,12 @@ class TopicCatalog:
         """
         quarantined = f"Topic {name!r} is quarantined: "
         where = self._root.where(name)
+        files = self._root.open(name)
         if (target := self._root.link_target(name)) is not None:
             return QuarantinedError(
                 f"{quarantined}{where} is a link to topic {target!r}", "Remove it, then restart the store"
             )
         try:
-            files = self._root.open(name)
             table = TopicTable.recover(files) if mend else TopicTable.open(files)
             named = table.latest.topic_name
             if named is None:
@@ -166,7 +178,7 @@ class TopicCatalog:
         except LogStoreError as error:
             if isinstance(cause := error.__cause__, OSError) and cause.errno in _NOT_THE_TOPICS:
                 raise
-            return QuarantinedError(f"{quarantined}{error}", "Then restart the store")
+            return QuarantinedError(f"{quarantined}{error}", "Then restart the store", _id_left_in(files))
         return table
 
     def create(self, name: str, *, num_partitions: int, config_overrides: dict[str, str]) -> TopicTable:

@@ -161,7 +161,7 @@ class TopicChanges:
             )
 
     def find(self, context: RequestContext, name: str, operation: Operation) -> Topic | None:
-        """Return the topic, for ``operation``; None if ``find_or_create`` would create it, or refuse its name.
+        """Return the topic, for ``operation``; None if it is not there and may be made. It changes nothing.
 
         Raises TopicAuthorizationError, UnknownTopicError, QuarantinedError, LeaderNotAvailableError for one that other
         brokers know already.

@@ -1,5 +1,6 @@
 """Requests for a topic's Delta table: roll, refresh, delete records, drop foreign files."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 
 import structlog
@@ -7,7 +8,8 @@ import structlog
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import RequestContext
-from logstore.errors import LogStoreError, OffsetOutOfRangeError
+from logstore.errors import LogStoreError, OffsetOutOfRangeError, storage_error
+from logstore.log.keyless_records import KeylessRecords, keyless_records
 from logstore.log.partition_log import PartitionLog
 from logstore.log.roller import Roller, RollResult
 from logstore.log.topic import Topic
@@ -50,6 +52,16 @@ class TopicTables:
         self._admission.require_ready()
         await self._roller.refresh(topic)
         return topic.version
+
+    async def keyless_records(self, context: RequestContext, topic: Topic) -> list[KeylessRecords]:
+        """Records without a key in the topic's table, by partition: what a compaction removes. Those that are not
+        rolled yet are not among them. Raises TopicAuthorizationError, CorruptionError, StorageError.
+        """
+        self._authorizer.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
+        try:
+            return await asyncio.to_thread(keyless_records, topic.table.files, topic.snapshot)
+        except OSError as error:
+            raise storage_error(f"reading the table of topic {topic.name!r}", error) from error
 
     async def delete_records(self, context: RequestContext, topic: Topic, partition: int, before_offset: int) -> int:
         """As ``delete_all_records``, of one partition: its new log start offset; raises its error."""

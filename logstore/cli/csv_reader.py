@@ -2,7 +2,7 @@
 
 import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
@@ -22,6 +22,8 @@ _NAMES = (
     "timestamp[us], or timestamp[us,UTC] for times with a zone (units: s, ms, us, ns)"
 )
 
+# The form of a time that no text has.
+_NO_TIME = "\0"
 _HEADER = "the first line, which has the names of the columns,"
 _CONVERT = "convert the file, as in iconv -f WINDOWS-1252 -t UTF-8"
 # Parts of pyarrow's messages.
@@ -61,13 +63,16 @@ def read_csv(stream: BinaryIO, block_bytes: int, format: CsvFormat, fields: Fiel
         return
     for name in format.types:
         require_column(name, names)
-    texts = () if format.infer else names
+    types = dict.fromkeys(() if format.infer else names, pa.string()) | format.types
+    times = {name: kind for name, kind in format.types.items() if format.infer and pa.types.is_timestamp(kind)}
     options = pa.csv.ConvertOptions(
-        column_types={**dict.fromkeys(texts, pa.string()), **format.types},
+        column_types=types | dict.fromkeys(times, pa.string()),
         strings_can_be_null=True,
         quoted_strings_can_be_null=False,
         # Otherwise NA (Namibia) is null.
         null_values=None if format.infer else [""],
+        # A time that nobody has given a type stays the text that it is, with its digits and its zone.
+        timestamp_parsers=[_NO_TIME] if format.infer else None,
     )
     try:
         reader = pa.csv.open_csv(
@@ -77,10 +82,37 @@ def read_csv(stream: BinaryIO, block_bytes: int, format: CsvFormat, fields: Fiel
             pa.csv.ParseOptions(delimiter=format.delimiter, newlines_in_values=True),
             options,
         )
-        yield from rows_of(reader, names, fields)
+        yield from rows_of(_with_times(reader, times) if times else reader, names, fields)
     except pa.ArrowInvalid as error:
         if "Empty CSV file" not in str(error):
             raise InvalidRecordError(_problem(str(error), names)) from error
+
+
+def _with_times(batches: Iterable[pa.RecordBatch], times: dict[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+    """The columns ``times``, which are texts, as times of their types. InvalidRecordError with the row."""
+    first = 1
+    for batch in batches:
+        changed = batch
+        for name, kind in times.items():
+            column = batch.column(name)
+            try:
+                cast = column.cast(kind)
+            except pa.ArrowInvalid:
+                row = next(row for row in range(len(column)) if not _is_castable(column[row], kind))
+                raise InvalidRecordError(
+                    f"row {first + row}, column {name!r}: {column[row].as_py()!r} is not {kind}"
+                ) from None
+            changed = changed.set_column(batch.schema.get_field_index(name), name, cast)
+        yield changed
+        first += batch.num_rows
+
+
+def _is_castable(value: pa.Scalar, kind: pa.DataType) -> bool:
+    try:
+        value.cast(kind)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _problem(text: str, names: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from logstore.cli.command_group import FAILED
 from logstore.cli.data_directory import journals_in, kafka_of_data, log_directories, stopped_store, url_of_data
 from logstore.cli.distributions import installation
 from logstore.cli.options import JsonOption, UrlOption, given_path, given_url
-from logstore.cli.output import bytes_text, print_json, print_table
+from logstore.cli.output import bytes_text, counted, print_json, print_table
 
 EXAMPLES = """\b
 Examples:
@@ -199,10 +199,12 @@ def check_data(data: Path) -> Check:
         return Check(name, Status.fail, f"{data} is not a directory", "Choose another: --data DIR")
     if not os.access(data, os.R_OK | os.W_OK | os.X_OK):
         return Check(name, Status.fail, f"{data} is not writable by you", f"sudo chown -R $(id -u) {data}")
+    from logstore.names import is_internal
     from logstore.table_root import open_root
 
-    topics = len(open_root(data).tables())
-    held = f"{data}: {topics} topic{'' if topics == 1 else 's'}"
+    # As of a running store below: without the store's own.
+    topics = [name for name in open_root(data).tables() if not is_internal(name)]
+    held = f"{data}: {counted(len(topics), 'topic')}"
     # A broker of a cluster has no lock there.
     if not (data / "lock").exists() and url_of_data(data) is None:
         return Check(name, Status.ok, f"{held}, no store runs on it")

@@ -61,7 +61,15 @@ def list_groups(
         print_table(
             ["group", "kind", "state", "members", "partitions", "lag", "max lag"],
             [
-                (each.group, each.kind or "-", each.state, each.members, each.partitions, each.total_lag, each.max_lag)
+                (
+                    _printable(each.group),
+                    each.kind or "-",
+                    each.state,
+                    each.members,
+                    each.partitions,
+                    each.total_lag,
+                    each.max_lag,
+                )
                 for each in groups
             ],
         )
@@ -124,7 +132,7 @@ def describe(ctx: typer.Context, group: GroupArgument, json: JsonOption = False,
         print_json({"group": group, **of_group, **behind})
         return
     print(
-        f"Group {group}: {described.state}, {counted(len(described.members), 'member')}, "
+        f"Group {_printable(group)}: {described.state}, {counted(len(described.members), 'member')}, "
         f"{counted(len(rows), 'partition')}, {_behind(lag)}"
     )
     if described.kind:
@@ -397,9 +405,9 @@ def _read_offsets(lines: Iterable[str]) -> dict[tuple[str, int], int]:
     return offsets
 
 
-def _printable(metadata: str) -> str:
-    """Metadata may be any text: control characters must not reach the terminal."""
-    return metadata if metadata.isprintable() else repr(metadata)
+def _printable(text: str) -> str:
+    """A name or metadata may be any text: control characters must not reach the terminal."""
+    return text if text.isprintable() else repr(text)
 
 
 def _time(milliseconds: int) -> str:

@@ -1,7 +1,8 @@
 """Lines of a stream as columns: blocks of bounded size, whole lines only.
 
 As in NDJSON bodies of the HTTP interface, a line's bytes are the value, one CR at its end belongs to the line end, and
-empty lines are skipped unless they are asked for. Memory is bounded by a block and one line.
+empty lines are skipped unless they are asked for. A byte order mark at the start is dropped. Memory is bounded by a
+block and one line.
 """
 
 import io
@@ -16,6 +17,7 @@ import pyarrow.compute as pc
 
 from logstore.errors import InvalidRecordError
 from logstore.limits import MIB
+from logstore.records.byte_order_mark import without_byte_order_mark
 
 LINE_BYTES_MAX = 32 * MIB
 # How long a block that is not full waits for more of a pipe.
@@ -50,11 +52,14 @@ def read_lines(stream: BinaryIO, block_bytes: int, *, skip_empty: bool = True) -
             continue
         whole, newline, rest = b"".join(waiting).rpartition(b"\n")
         if newline:
-            yield _lines(whole, next_number, len(whole) + 1, skip_empty=skip_empty)
+            text = without_byte_order_mark(whole) if next_number == 1 else whole
+            yield _lines(text, next_number, len(whole) + 1, skip_empty=skip_empty)
             next_number += whole.count(b"\n") + 1
         waiting, size = [rest], len(rest)
     if size:
-        yield _lines(b"".join(waiting).removesuffix(b"\n"), next_number, size, skip_empty=skip_empty)
+        rest = b"".join(waiting).removesuffix(b"\n")
+        text = without_byte_order_mark(rest) if next_number == 1 else rest
+        yield _lines(text, next_number, size, skip_empty=skip_empty)
 
 
 def first_lines(rows: int, lines: Lines) -> Lines:

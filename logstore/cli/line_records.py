@@ -1,6 +1,5 @@
 """The record in a line of input: a value, perhaps with a key before a separator or in a field of its JSON."""
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -10,6 +9,7 @@ import pyarrow.compute as pc
 from logstore.cli.json_columns import json_texts
 from logstore.cli.line_reader import Lines
 from logstore.errors import InvalidRecordError
+from logstore.records import surrogates
 from logstore.records.json_strings import string_text
 
 _NULL = b"null"
@@ -32,12 +32,12 @@ class LineRecords:
     ) -> None:
         self._key_field, self._key_json, self._tombstones = key_field, key_json, tombstones
         self._separator = None if key_separator is None else key_separator.encode()
-        self._decode: Callable[[bytes], Any] | None = None
+        self._decoder: msgspec.json.Decoder[Any] | None = None
         if key_field is not None:
             field = ("key", msgspec.Raw, msgspec.Raw(_NULL))
-            self._decode = msgspec.json.Decoder(msgspec.defstruct("Line", [field], rename={"key": key_field})).decode
+            self._decoder = msgspec.json.Decoder(msgspec.defstruct("Line", [field], rename={"key": key_field}))
         elif is_json:
-            self._decode = msgspec.json.Decoder().decode
+            self._decoder = msgspec.json.Decoder()
 
     def columns(self, lines: Lines) -> tuple[dict[str, Any], InvalidRecordError | None]:
         """The columns of the lines before the first refused one, and the error message of that one."""
@@ -47,7 +47,7 @@ class LineRecords:
             columns, problem = self._split(lines, self._separator)
         if self._tombstones:
             columns["value"] = nulls_for_empty(columns["value"])
-        if self._decode is not None:
+        if self._decoder is not None:
             keys, error = self._check(columns["value"], lines)
             problem = error or problem
             columns = {name: column[: len(keys)] for name, column in columns.items()}
@@ -79,15 +79,24 @@ class LineRecords:
 
     def _check(self, values: pa.Array, lines: Lines) -> tuple[list[bytes | None], InvalidRecordError | None]:
         """The keys (null without a key field) of the values before the first that is no JSON, and its error message."""
-        assert self._decode is not None
+        assert self._decoder is not None
         keys: list[bytes | None] = []
         for row, text in enumerate(values.to_pylist()):
+            if text is None:
+                keys.append(None)
+                continue
             try:
-                decoded: Any = None if text is None else self._decode(text)
+                found, decoded = surrogates.decode(self._decoder, text)
+                if self._key_field is None:
+                    keys.append(None)
+                    continue
+                raw = found.key if decoded is text else surrogates.as_sent([found.key], decoded, text)[0]
+                keys.append(self._key(bytes(raw)))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 expected = "JSON" if self._key_field is None else "a JSON object"
                 return keys, InvalidRecordError(f"line {lines.numbers[row]} is not {expected}: {error}")
-            keys.append(None if self._key_field is None else self._key(bytes(decoded.key)))
+            except InvalidRecordError as error:
+                return keys, InvalidRecordError(f"line {lines.numbers[row]}: {error}")
         return keys, None
 
     def _key(self, text: bytes) -> bytes | None:

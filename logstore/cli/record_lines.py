@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from logstore.records import surrogates
+
 if TYPE_CHECKING:
     from logstore.client.consumer.records import FetchedBatch, Record
 
@@ -18,6 +20,8 @@ LineEncoder = Callable[["FetchedBatch"], bytes]
 _PART = re.compile(r"%(.?)|\\(x[0-9A-Fa-f]{2}|.?)|[^%\\]+", re.DOTALL)
 _LINE_END = re.compile(rb"[\r\n]")
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
+_JSON_TEXT = msgspec.json.Decoder(msgspec.Raw)
+_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
 _JSON_BEGINS = tuple(b"%c" % character for character in b'{["-0123456789tfn')
 
 
@@ -53,7 +57,14 @@ def pretty_lines(fetched: "FetchedBatch", *, string_keys: bool = False) -> bytes
     """The same objects, each over several lines."""
     encode = msgspec.json.Encoder().encode
     objects = (encode(_object(record, string_keys=string_keys)) for record in fetched.records())
-    return b"".join(msgspec.json.format(encoded, indent=2) + b"\n" for encoded in objects)
+    return b"".join(_pretty(encoded) + b"\n" for encoded in objects)
+
+
+def _pretty(text: bytes) -> bytes:
+    try:
+        return msgspec.json.format(text, indent=2)
+    except msgspec.DecodeError:
+        return text  # half of a surrogate pair, which msgspec takes for no JSON
 
 
 def base64_lines(fetched: "FetchedBatch") -> bytes:
@@ -171,12 +182,19 @@ def _readable(content: bytes | None, *, is_string: bool) -> tuple[Any, str | Non
     # The first character shows that most other texts are no JSON.
     if not is_string and content.lstrip()[:1] in _JSON_BEGINS:
         try:
+            surrogates.decode(_JSON_TEXT, content)
             # Kept as it was written (1.0 stays 1.0), but on one line.
-            one_line = msgspec.json.format(content, indent=-1)
-            return msgspec.Raw(one_line if b"\n" in content or b"\r" in content else content), None
+            return msgspec.Raw(_on_one_line(content) if b"\n" in content or b"\r" in content else content), None
         except (msgspec.MsgspecError, RecursionError):
             pass
     return text, "string"
+
+
+def _on_one_line(text: bytes) -> bytes:
+    try:
+        return msgspec.json.format(text, indent=-1)
+    except msgspec.DecodeError:  # half of a surrogate pair; no JSON string has a line end in it
+        return text.translate(_ONE_LINE)
 
 
 def _base64(content: bytes | None) -> str | None:

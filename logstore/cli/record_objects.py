@@ -16,6 +16,7 @@ import pyarrow as pa
 from logstore.cli.line_reader import Lines
 from logstore.errors import InvalidRecordError
 from logstore.limits import TIMESTAMP_MS_MAX, TIMESTAMP_MS_MIN
+from logstore.records import surrogates
 from logstore.records.json_decoder import is_utf8
 from logstore.records.schema import WIRE_SCHEMA
 
@@ -40,7 +41,7 @@ class RecordObjects:
     """As ``LineRecords``, for lines of records."""
 
     def __init__(self) -> None:
-        self._decode = msgspec.json.Decoder(_Line).decode
+        self._decoder = msgspec.json.Decoder(_Line)
 
     def columns(self, lines: Lines) -> tuple[dict[str, Any], InvalidRecordError | None]:
         """The columns of the lines before the first refused one, and the error message of that one."""
@@ -61,12 +62,19 @@ class RecordObjects:
     def _row(self, line: bytes) -> tuple[int | None, bytes | None, bytes | None, list[dict[str, Any]] | None]:
         if not is_utf8(line):
             raise ValueError("it is not UTF-8: give bytes as base64, with value_format binary")
-        record = self._decode(line)
+        record, decoded = surrogates.decode(self._decoder, line)
+        raws = [record.key, record.value]
+        if decoded is not line:
+            raws[1:] = surrogates.as_sent(raws[1:], decoded, line)
+            if bytes(raws[0]) != b"null":
+                raws[:1] = surrogates.as_sent(raws[:1], decoded, line)
+            if surrogates.count(line) > sum(surrogates.count(bytes(raw)) for raw in raws):
+                raise ValueError("half of a surrogate pair is no UTF-8, which the name of a header needs")
         at = record.timestamp
         if at is not None and not TIMESTAMP_MS_MIN <= at <= TIMESTAMP_MS_MAX:
             raise ValueError(f"timestamp {at} is out of range: times are ms since 1970, from year 1 to 9999")
         headers = [{"key": header.key, "value": _bytes(header.value)} for header in record.headers or ()]
-        key, value = _content(record.key, record.key_format), _content(record.value, record.value_format)
+        key, value = _content(raws[0], record.key_format), _content(raws[1], record.value_format)
         return at, key, value, headers or None
 
 

@@ -13,7 +13,7 @@ from logstore.cli.topic_listing import ids_text, known_text, leader_text, listin
 
 if TYPE_CHECKING:
     from logstore.client.admin import Admin, ListedPartitions
-    from logstore.client.metadata import ConfigEntry, TopicDescription
+    from logstore.client.metadata import ConfigEntry, KeylessRecords, TopicDescription
 
 app = typer.Typer(no_args_is_help=True, help="Create, look at, change and delete topics.", rich_markup_mode=None)
 
@@ -266,7 +266,8 @@ def alter(
 ) -> None:
     """Change configuration, or add partitions.
 
-    Partitions are never removed. A change takes effect at once.
+    Partitions are never removed. A change takes effect at once. With cleanup.policy=compact the records without a key
+    are named, which compaction removes: they are rolled and counted first.
     """
     configs: dict[str, str | None] = {**parse_configs(config)}
     for key in delete_config or ():
@@ -282,12 +283,23 @@ def alter(
             admin.add_partitions(name, partitions)
         topic = admin.describe_topic(name)
         entries = [entry for entry in admin.topic_configs(name) if entry.name in configs]
+        keyless: tuple[KeylessRecords, ...] = ()
+        if any(entry.name == "cleanup.policy" and "compact" in entry.value for entry in entries):
+            admin.roll(name)
+            keyless = admin.keyless_records(name)
     if json:
-        print_json({"topic": name, "partitions": len(topic.partitions), "config_entries": entries})
+        told = {"keyless_records": keyless} if keyless else {}
+        print_json({"topic": name, "partitions": len(topic.partitions), "config_entries": entries, **told})
     else:
         changes = [f"{entry.name}={entry.value}" for entry in entries]
         changes += [] if partitions is None else [counted(len(topic.partitions), "partition")]
         print(f"Altered topic {name}: {', '.join(changes)}")
+    if keyless:
+        places = ", ".join(
+            f"{counted(one.records, 'record')} of {name}-{one.partition} from offset {one.first_offset:,} on"
+            for one in keyless
+        )
+        typer.echo(f"Compaction will remove records without a key: {places}.", err=True)
 
 
 @app.command(

@@ -20,6 +20,7 @@ from logstore.client.metadata import (
     GroupLag,
     GroupListing,
     GroupOffset,
+    KeylessRecords,
     MemberIdentity,
     OffsetAndTimestamp,
     OffsetReset,
@@ -86,6 +87,11 @@ class _LogStart:
 @dataclass(frozen=True, slots=True)
 class _Refreshed:
     version: int
+
+
+@dataclass(frozen=True, slots=True)
+class _KeylessRecords:
+    partitions: tuple[KeylessRecords, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,6 +417,11 @@ class Admin:
         """Have the store read commits of others from the topic's table; the version that all its readers see now."""
         answer = self._transport.request("POST", topic_path(topic, "/refresh"), json={}, idempotent=True)
         return decode(answer.content, _Refreshed).version
+
+    def keyless_records(self, topic: str) -> tuple[KeylessRecords, ...]:
+        """The partitions whose part of the table has records without a key, which a compaction removes."""
+        answer = self._transport.request("GET", topic_path(topic, "/keyless-records"))
+        return decode(answer.content, _KeylessRecords).partitions
 
     def drop_foreign_files(self, topic: str) -> tuple[str, ...]:
         """Take files that other writers added out of the topic's table; their paths. They stay on disk."""

@@ -145,6 +145,15 @@ class TopicListing:
 
 
 @dataclass(frozen=True, slots=True)
+class KeylessRecords:
+    """Records of a partition that have no key, the first of them at ``first_offset``."""
+
+    partition: int
+    records: int
+    first_offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigSynonym:
     """The value that one layer gives to a key; ``source`` is Kafka's name of the layer."""
 

@@ -162,7 +162,7 @@ class Transport:
 
         ``at``: the URL of the broker that is to answer itself, one of ``set_brokers``; None: any.
         """
-        target = f"{path}?{urlencode(params)}" if params else path
+        target = f"{path}{'&' if '?' in path else '?'}{urlencode(params)}" if params else path
         own = self._headers if at is None else {**self._headers, **_NOT_FORWARDED}
         exchange = partial(
             Connections.exchange,
@@ -289,15 +289,16 @@ def topic_path(topic: str, rest: str = "") -> str:
 
 
 def group_path(group: str, rest: str = "") -> str:
-    """``/groups/<group>`` with ``rest`` after it; InvalidGroupError for a name that cannot stand in a path."""
-    if not group:
-        raise errors.InvalidGroupError("A group's name has one character at least")
-    if group in (".", "..") or "/" in group:
-        raise errors.InvalidGroupError(
-            f"Group {group!r} cannot be named over HTTP, which takes no slash, and neither '.' nor '..': "
-            "kafka-consumer-groups describes and deletes it"
-        )
-    return f"/groups/{quote(group, safe='')}{rest}"
+    """``/groups/<group>`` with ``rest`` after it. InvalidGroupError for what is no text.
+
+    A name that servers in between could change in a path stands in the query: ``/groups/-/offsets?group=..``.
+    """
+    try:
+        if group in ("", ".", "..") or "/" in group:
+            return f"/groups/-{rest}?{urlencode({'group': group})}"
+        return f"/groups/{quote(group, safe='')}{rest}"
+    except UnicodeEncodeError:
+        raise errors.InvalidGroupError(f"Group name {group!r} is no UTF-8: it has half of a surrogate pair") from None
 
 
 def quote_name(topic: str) -> str:

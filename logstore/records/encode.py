@@ -20,6 +20,7 @@ import pyarrow as pa
 from logstore.errors import UnreadableRecordError
 from logstore.filesystem import Buffer
 from logstore.limits import RECORD_OVERHEAD_BYTES
+from logstore.records import surrogates
 from logstore.records.batch import record_sizes
 from logstore.records.json_decoder import is_utf8
 from logstore.records.schema import LOG_SCHEMA
@@ -161,7 +162,7 @@ def _are_json(texts: list[bytes]) -> bool:
     """
     joined = b"[" + b",".join(texts) + b"]"
     try:
-        elements = _JSON_TEXTS.decode(joined)
+        elements, _ = surrogates.decode(_JSON_TEXTS, joined)
     except (msgspec.MsgspecError, RecursionError):
         return False
     return list(map(len, elements)) == list(map(len, texts)) and is_utf8(joined)
@@ -193,7 +194,7 @@ def _embed(data: bytes | None, *, is_string: bool) -> tuple[bytes, str]:
 def _is_json(text: bytes) -> bool:
     """Whether it is one JSON value, maybe with space around it."""
     try:
-        _JSON_TEXT.decode(text)
+        surrogates.decode(_JSON_TEXT, text)
     except (msgspec.MsgspecError, RecursionError):
         return False
     return is_utf8(text)

@@ -1,10 +1,11 @@
 """JSON request bodies (``{"records": [...]}``) to Arrow columns, with embedded JSON or base64 keys and values.
 
 Embedded keys and values stay JSON texts, byte for byte as sent (a text key keeps its quotes, as in REST Proxy), taken
-as slices of the body; ``null`` or absent is null. They keep to RFC 8259: UTF-8, no NaN, no lone surrogates, nested less
-deeply than Python's recursion limit. Numbers of any size are text too. With ``string_keys`` a key that is a JSON string
-is its UTF-8 text instead; all other keys stay JSON texts. Unknown fields are refused, and doubled ones (outside of keys
-and values), so that a slip cannot lose data. So is base64 that no encoder would make.
+as slices of the body; ``null`` or absent is null. They keep to RFC 8259: UTF-8, no NaN, nested less deeply than
+Python's recursion limit. Numbers of any size are text too, and so are escapes of lone surrogates (``surrogates``). With
+``string_keys`` a key that is a JSON string is its UTF-8 text instead; all other keys stay JSON texts. Unknown fields
+are refused, and doubled ones (outside of keys and values), so that a slip cannot lose data. So is base64 that no
+encoder would make.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ import pyarrow as pa
 
 from logstore.errors import InvalidRequestError
 from logstore.limits import REQUEST_RECORDS_MAX, TIMESTAMP_MS_MAX
+from logstore.records import surrogates
 from logstore.records.batch import DecodedRecords, check_record_count, check_records
 from logstore.records.json_strings import string_texts
 from logstore.records.schema import HEADERS_TYPE, WIRE_SCHEMA, null_headers
@@ -114,17 +116,21 @@ def decode_json(body: bytes, *, max_message_bytes: int, string_keys: bool = Fals
     """
     plain = decode_plain(body)
     if plain is not None:
-        decoded = plain_columns([plain], string_keys=string_keys)
-        check_records(decoded.batch, max_message_bytes)
-        return decoded
-    request = _decode_body(body, _JSON_DECODER, _JsonRecord)
-    keys = Texts([record.key for record in request.records])
-    values = Texts([record.value for record in request.records])
+        records = plain_columns([plain], string_keys=string_keys)
+        check_records(records.batch, max_message_bytes)
+        return records
+    request, decoded = _decode_body(body, _JSON_DECODER, _JsonRecord)
+    texts = [record.key for record in request.records], [record.value for record in request.records]
+    if decoded is not body:
+        texts = surrogates.as_sent(texts[0], decoded, body), surrogates.as_sent(texts[1], decoded, body)
+    keys, values = map(Texts, texts)
+    if decoded is not body and surrogates.count(body) > surrogates.count(keys.data) + surrogates.count(values.data):
+        raise InvalidRequestError("The name of a header has half of a surrogate pair, which is no UTF-8: send it whole")
     others = _Others.of(request.records)
     strings = keys.present + values.present + count_strings(keys.data) + count_strings(values.data)
     _require_each_field_once(body, request, others, strings)
     if others.flat_headers:
-        _require_canonical_base64(body, is_binary=False)
+        _require_canonical_base64(decoded, is_binary=False)
     return _decoded(_key_column(keys, string_keys=string_keys), _json_text_column(values), others, max_message_bytes)
 
 
@@ -133,7 +139,9 @@ def decode_binary(body: bytes, *, max_message_bytes: int) -> DecodedRecords:
 
     Raises InvalidRequestError, InvalidRecordError, RecordTooLargeError, RequestTooLargeError.
     """
-    request = _decode_body(body, _BINARY_DECODER, _BinaryRecord)
+    request, decoded = _decode_body(body, _BINARY_DECODER, _BinaryRecord)
+    if decoded is not body:
+        raise InvalidRequestError("The body has half of a surrogate pair, which is neither base64 nor UTF-8")
     keys, with_key = _present([record.key for record in request.records])
     values, with_value = _present([record.value for record in request.records])
     columns = pa.array(keys, pa.binary()), pa.array(values, pa.binary())
@@ -179,7 +187,10 @@ def plain_columns(requests: Sequence[PlainRecords], *, string_keys: bool = False
     return DecodedRecords(pa.RecordBatch.from_arrays(columns, schema=WIRE_SCHEMA), None)
 
 
-def _decode_body(body: bytes, decoder: msgspec.json.Decoder[_Request[R]], record_type: type[R]) -> _Request[R]:
+def _decode_body(
+    body: bytes, decoder: msgspec.json.Decoder[_Request[R]], record_type: type[R]
+) -> tuple[_Request[R], bytes]:
+    """The request, and the bytes that were decoded, as of ``surrogates.decode``."""
     if not is_utf8(body):
         raise InvalidRequestError("The body is not UTF-8: send JSON in UTF-8, and bytes that are not text as base64")
     # Each record and header is an object: few braces bound the allocations of decoding. With many it has to count.
@@ -189,7 +200,7 @@ def _decode_body(body: bytes, decoder: msgspec.json.Decoder[_Request[R]], record
     ):
         decoder = _counting_decoder(record_type)
     try:
-        request = decoder.decode(body)
+        request, decoded = surrogates.decode(decoder, body)
     except RecursionError as error:
         raise InvalidRequestError("The body is nested too deeply: nest keys and values less deeply") from error
     except msgspec.MsgspecError as error:
@@ -197,7 +208,7 @@ def _decode_body(body: bytes, decoder: msgspec.json.Decoder[_Request[R]], record
     for name in _SCHEMA_FIELDS:
         if bytes(getattr(request, name)) not in (b"", b"null"):
             raise InvalidRequestError(f"{name} is not supported with JSON and binary records: leave it out")
-    return request
+    return request, decoded
 
 
 def _explain(error: msgspec.MsgspecError) -> str:

@@ -4,15 +4,26 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from logstore.errors import InvalidRecordError
+
 # With fewer texts the steps over all of them cost more than an object for each.
 _VECTOR_ROWS_MIN = 64
 
 
 def string_text(text: bytes) -> bytes:
-    """The UTF-8 text that a JSON string stands for; any other JSON text as it is."""
+    """The UTF-8 text that a JSON string stands for; any other JSON text as it is. InvalidRecordError."""
     if not text.startswith(b'"'):
         return text
-    return text[1:-1] if b"\\" not in text else msgspec.json.decode(text, type=str).encode()
+    if b"\\" not in text:
+        return text[1:-1]
+    try:
+        return msgspec.json.decode(text, type=str).encode()
+    except msgspec.DecodeError:
+        shown = text[:60].decode(errors="replace")
+        raise InvalidRecordError(
+            f"The key {shown} has half of a surrogate pair, which is no UTF-8: store keys as JSON (key_format=json, or "
+            "the topic's key.format)"
+        ) from None
 
 
 def string_texts(column: pa.Array) -> pa.Array:

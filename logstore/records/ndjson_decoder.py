@@ -1,8 +1,8 @@
 """NDJSON and plain lines (``application/x-ndjson``): one record per line, its value the line's bytes.
 
 A line ends at LF, the last one also at the end of the body. One CR before the LF belongs to the line end, and lines
-without bytes are skipped (https://github.com/ndjson/ndjson-spec). The lines are not parsed but stored as they are:
-``null`` is four bytes and not a tombstone, and any text is accepted.
+without bytes, or with nothing but spaces, tabs and CRs, are skipped (https://github.com/ndjson/ndjson-spec). The lines
+are not parsed but stored as they are: ``null`` is four bytes and not a tombstone, and any text is accepted.
 """
 
 import numpy as np
@@ -14,6 +14,7 @@ from logstore.records.batch import DecodedRecords, check_records
 from logstore.records.schema import WIRE_SCHEMA, null_headers
 
 _CR, _LF = 0x0D, 0x0A
+_IS_BLANK = np.isin(np.arange(256), list(b" \t\r"))
 
 
 def decode_ndjson(body: bytes, *, max_message_bytes: int) -> DecodedRecords:
@@ -34,7 +35,13 @@ def decode_ndjson(body: bytes, *, max_message_bytes: int) -> DecodedRecords:
     # Before the LF of an empty line is another LF, or for the first one nothing: then it may end before it starts.
     ends[:-1] -= data[line_feeds - 1] == _CR
     filled = ends > starts
-    values = _slices(data, starts[filled], ends[filled])
+    starts, ends = starts[filled], ends[filled]
+    begins_blank = _IS_BLANK[data[starts]]
+    if begins_blank.any():
+        filled = ~begins_blank
+        filled[begins_blank] = _have_text(data, starts[begins_blank], ends[begins_blank])
+        starts, ends = starts[filled], ends[filled]
+    values = _slices(data, starts, ends)
     rows = len(values)
     batch = pa.RecordBatch.from_arrays(
         [
@@ -47,6 +54,13 @@ def decode_ndjson(body: bytes, *, max_message_bytes: int) -> DecodedRecords:
     )
     check_records(batch, max_message_bytes)
     return DecodedRecords(batch, None)
+
+
+def _have_text(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Whether there is a byte that is not blank in each slice, of one byte at least."""
+    # The byte behind the last one stands for the end of a slice there.
+    is_text = np.append(~_IS_BLANK[data], False)
+    return np.logical_or.reduceat(is_text, np.column_stack((starts, ends)).ravel())[::2]
 
 
 def _slices(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> pa.Array:

@@ -16,7 +16,9 @@ import pyarrow as pa
 
 from logstore.errors import InvalidRecordError, InvalidRequestError, LogStoreError, RequestTooLargeError
 from logstore.limits import HEADERS_PER_RECORD_MAX, TIMESTAMP_MS_MAX
+from logstore.records import surrogates
 from logstore.records.batch import DecodedRecords
+from logstore.records.byte_order_mark import BYTE_ORDER_MARK, without_byte_order_mark
 from logstore.records.json_decoder import is_utf8
 from logstore.records.json_strings import string_text
 from logstore.records.schema import HEADERS_TYPE, WIRE_SCHEMA, null_headers
@@ -50,6 +52,7 @@ class ObjectSplitter:
         self._held = bytearray()
         self._at = self._depth = 0
         self._in_string = False
+        self._has_begun = False
 
     @property
     def held_bytes(self) -> int:
@@ -62,6 +65,12 @@ class ObjectSplitter:
             return []
         held = self._held
         held += data
+        if not self._has_begun:
+            if len(held) < len(BYTE_ORDER_MARK) and BYTE_ORDER_MARK.startswith(held):
+                return []
+            self._has_begun = True
+            if held.startswith(BYTE_ORDER_MARK):
+                del held[: len(BYTE_ORDER_MARK)]
         found: list[bytes] = []
         begin, at = 0, self._at
         while at < len(held) and self.error is None:
@@ -91,7 +100,7 @@ class ObjectSplitter:
 
     def finish(self) -> None:
         """The stream is over. Sets ``error`` if it ends within an object."""
-        if self._depth and self.error is None:
+        if (self._depth or (self._held and not self._has_begun)) and self.error is None:
             self.error = InvalidRequestError("The body ends in the middle of a record: that record is not stored.")
 
     def _next_begin(self, at: int) -> int:
@@ -189,11 +198,13 @@ def read_entries(body: bytes) -> list[tuple[str, bytes]]:
     """The entries of a batch, each with its id. InvalidRequestError for a body that is no batch, and for ids that are
     missing, doubled, or not of 1 to 80 characters.
     """
+    body = without_byte_order_mark(body)
     if not is_utf8(body):
         raise InvalidRequestError('The body is not UTF-8: send {"entries": [{"id": "1", "value": ...}]} in UTF-8.')
     try:
-        entries = _BATCH.decode(body).entries
-        ids = [_TEXT.decode(_ENTRY_ID.decode(entry).id) for entry in entries]
+        batch, decoded = surrogates.decode(_BATCH, body)
+        entries = batch.entries if decoded is body else surrogates.as_sent(batch.entries, decoded, body)
+        ids = [_entry_id(bytes(entry)) for entry in entries]
     except (msgspec.MsgspecError, RecursionError) as error:
         raise InvalidRequestError(f'{str(error)[:300]}; send {{"entries": [{{"id": "1", "value": ...}}]}}') from None
     if any(not 1 <= len(entry_id) <= _ID_LENGTH_MAX for entry_id in ids):
@@ -208,6 +219,13 @@ class _EntryId(msgspec.Struct):
 
 
 _ENTRY_ID = msgspec.json.Decoder(_EntryId)
+
+
+def _entry_id(entry: bytes) -> str:
+    found, decoded = surrogates.decode(_ENTRY_ID, entry)
+    return _TEXT.decode(found.id if decoded is entry else surrogates.as_sent([found.id], decoded, entry)[0])
+
+
 _ID_LENGTH_MAX: Final = 80
 
 
@@ -235,11 +253,15 @@ def _record(found: _Record, *, string_keys: bool) -> TypedRecord:
 def _fields(text: bytes, decoder: msgspec.json.Decoder[S], what: str) -> S:
     """A JSON object whose fields are JSON texts, each there once."""
     try:
-        found = decoder.decode(text)
+        found, decoded = surrogates.decode(decoder, text)
     except RecursionError:
         raise InvalidRecordError(f"{what} is nested too deeply: nest keys and values less deeply.") from None
     except msgspec.MsgspecError as error:
         raise InvalidRecordError(f"{what} cannot be read: {str(error)[:300]}") from None
+    if decoded is not text:
+        names = found.__struct_fields__
+        for name, raw in zip(names, surrogates.as_sent(map(found.__getattribute__, names), decoded, text), strict=True):
+            setattr(found, name, raw)
     present = [raw for raw in map(found.__getattribute__, found.__struct_fields__) if raw != ABSENT]
     # A doubled field is dropped by the decoder, its strings are not.
     if count_strings(text) != sum(1 + count_strings(bytes(raw)) for raw in present):
@@ -274,7 +296,9 @@ def _text(raw: msgspec.Raw, what: str) -> str:
     try:
         return _TEXT.decode(raw)
     except msgspec.MsgspecError:
-        raise InvalidRecordError(f"{what} is no JSON string.") from None
+        raise InvalidRecordError(
+            f"{what} is no JSON string, or has half of a surrogate pair, which is no UTF-8."
+        ) from None
 
 
 def _base64(text: str, what: str) -> bytes:
@@ -288,9 +312,11 @@ def _headers(raw: msgspec.Raw) -> list[tuple[str, bytes | None]] | None:
     if _is_null(raw):
         return None
     try:
-        elements = _LIST.decode(raw)
+        elements, decoded = surrogates.decode(_LIST, text := bytes(raw))
     except msgspec.MsgspecError:
         raise InvalidRecordError('The headers are no list: send [{"name": ..., "value": base64}].') from None
+    if decoded is not text:
+        elements = surrogates.as_sent(elements, decoded, text)
     if len(elements) > HEADERS_PER_RECORD_MAX:
         raise InvalidRecordError(
             f"The record has {len(elements)} headers, at most {HEADERS_PER_RECORD_MAX} are allowed."

@@ -20,8 +20,7 @@ from logstore.errors import (
     OffsetOutOfRangeError,
     UnknownGroupError,
 )
-from logstore.limits import GROUP_NAME_LENGTH_MAX
-from logstore.names import is_legal_name
+from logstore.names import GROUP_NAME_BYTES_MAX, is_group_name
 from logstore.records.offset_record import OFFSETS_TOPIC
 from logstore.spark.delta_sink import DeltaSink
 from logstore.spark.group_batch import GroupBatch
@@ -140,10 +139,8 @@ def group_read(
 def _check_arguments(topics: Sequence[str], group: str, auto_offset_reset: str, offsets_max: int | None) -> None:
     if not topics or len(set(topics)) < len(topics):
         raise InvalidRequestError(f"topics={list(topics)}: name at least one topic, and each one once")
-    if not is_legal_name(group, GROUP_NAME_LENGTH_MAX):
-        raise InvalidGroupError(
-            f"{group!r} cannot be a group's name: 1 to {GROUP_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ -, not . or .."
-        )
+    if not is_group_name(group):
+        raise InvalidGroupError(f"{group!r} cannot be a group's name: 1 to {GROUP_NAME_BYTES_MAX} bytes of UTF-8")
     if auto_offset_reset not in get_args(AutoOffsetReset):
         raise InvalidRequestError(f'auto_offset_reset={auto_offset_reset!r}: give "earliest", "latest" or "none"')
     if offsets_max is not None and offsets_max < 1:

@@ -28,6 +28,7 @@ ROUTES: list[tuple[str, str, Any]] = [
     ("POST", "/producers", {"producer_id": 7, "producer_epoch": 0}),
     ("POST", "/topics/t/roll", {}),
     ("POST", "/topics/t/refresh", {}),
+    ("GET", "/topics/t/keyless-records", None),
     ("POST", "/topics/t/drop-foreign-files", {}),
     ("GET", "/groups", None),
     ("POST", "/groups/g/offsets", {"offsets": [{"topic": "t", "partition": 0, "offset": 2, "metadata": "é"}]}),

@@ -84,6 +84,23 @@ async def test_roll_answers_the_version_that_holds_the_sealed_offsets(api, body)
     assert table.to_pyarrow_table(columns=["offset"]).column("offset").to_pylist() == [0, 1, 2]
 
 
+async def test_keyless_records_are_counted_from_the_log_start_on(api):
+    await api.create_topic("t", partitions=2)
+    for records in ([{"value": 1}, {"key": "k", "value": 2}], [{"value": 3}, {"value": 4}, {"key": "k", "value": 5}]):
+        assert (await api.post("/topics/t/partitions/1", json={"records": records})).status_code == 200
+        await api.post("/topics/t/roll")
+
+    async def counted() -> list[tuple[int, int, int]]:
+        found = (await api.get("/topics/t/keyless-records")).json()["partitions"]
+        return [(one["partition"], one["records"], one["first_offset"]) for one in found]
+
+    assert await counted() == [(1, 3, 0)]
+    await api.post("/topics/t/partitions/1/delete-records", json={"before_offset": 3})
+    assert await counted() == [(1, 1, 3)]
+    await api.post("/topics/t/partitions/1/delete-records", json={"before_offset": -1})
+    assert await counted() == []
+
+
 async def test_refresh_shows_what_another_process_committed(api):
     """A compaction in which every second record stays."""
     await api.create_topic("t", cleanup_policy="compact")

@@ -148,12 +148,10 @@ def test_refusals_are_one_line_and_change_nothing(run, run_json, filled, group):
         (["reset", group, "--topic", filled, "--partition", 2, "--to-latest"], "Partition 2"),
         (["reset", group, "--topic", "absent", "--to-latest"], "absent"),
         (["reset", group, "--topic", "..", "--to-latest"], "'..'"),
-        (["reset", "a b", "--topic", filled, "--to-latest"], "a b"),
-        (["reset", "x" * 250, "--topic", filled, "--to-latest"], "249"),
-        (["reset", "..", "--topic", filled, "--to-latest"], "'..'"),
-        (["reset", "a/b", "--topic", filled, "--to-latest"], "a/b"),
+        (["reset", "x" * 32_768, "--topic", filled, "--to-latest"], "32767"),
         (["describe", "absent"], "group list"),
-        (["describe", ""], "group's name"),
+        (["describe", ""], "group list"),
+        (["describe", "a/b"], "group list"),
         (["delete", "absent", "--yes"], "group list"),
     ):
         result = run("group", *arguments, code=1)

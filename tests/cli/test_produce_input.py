@@ -63,6 +63,19 @@ def test_types_are_found_out_if_asked_for_but_for_those_that_are_given(dry):
     assert found == [{"zip": "00123", "code": 123, "n": None}, {"zip": "00124", "code": 124, "n": 7}]
 
 
+def test_times_that_nobody_gave_a_type_keep_their_digits(dry):
+    text = "at,zoned,typed\n2026-11-21 08:00:00.5,2026-11-21T08:00:00+01:00,2026-11-21 08:00:00\n"
+    text += "2026-11-21 08:00:00.120,2026-11-21T08:00:00.250Z,2026-11-21 08:00:00.5\n"
+    found = values(dry("--format", "csv", "--infer", "--types", "typed=timestamp[ms]", input=text))
+    assert found == [
+        {"at": "2026-11-21 08:00:00.5", "zoned": "2026-11-21T08:00:00+01:00", "typed": "2026-11-21T08:00:00.000"},
+        {"at": "2026-11-21 08:00:00.120", "zoned": "2026-11-21T08:00:00.250Z", "typed": "2026-11-21T08:00:00.500"},
+    ]
+    wrong = "typed\n2026-11-21\nsoon\n"
+    arguments = ("--format", "csv", "--infer", "--types", "typed=timestamp[ms]")
+    assert "row 2, column 'typed': 'soon' is not timestamp[ms]" in dry(*arguments, input=wrong, code=1)
+
+
 @pytest.mark.parametrize("delimiter", [";", "|", "\\t", "\t"])
 def test_columns_are_between_delimiters(dry, delimiter):
     text = '\ufeffa;"b;\nc"\n1,5;"x;y"\n'.replace(";", "\t" if "t" in delimiter or delimiter == "\t" else delimiter)

@@ -54,6 +54,8 @@ def test_mistakes_in_a_template_are_named(template):
         (b'{"a": 1.0}', b'{"a": 1.0}', None),
         (b'{\n "a": 12345678901234567890123\r\n}', b'{"a":12345678901234567890123}', None),
         (b'"ada"', b'"ada"', None),
+        (b'"\\ud800"', b'"\\ud800"', None),
+        (b'{\n"a": "\\ud800"}', b'{ "a": "\\ud800"}', None),
         (b" 1e400 ", b" 1e400 ", None),
         (b"null", b"null", None),
         (None, b"null", None),

@@ -85,6 +85,18 @@ def test_describe_shows_configuration_that_is_set(run, topic):
     assert ["max.message.bytes", "1048576", "1048576", "default"] in rows
 
 
+def test_switching_to_compaction_names_the_records_without_keys(run, run_json, server, topic):
+    import httpx
+
+    records = [{"value": 1}, {"key": "k", "value": 2}, {"value": 3}]
+    httpx.post(f"{server.url}/topics/{topic}/partitions/1", json={"records": records}).raise_for_status()
+    told = run("topic", "alter", topic, "--config", "cleanup.policy=compact").stderr
+    assert f"Compaction will remove records without a key: 2 records of {topic}-1 from offset 0 on." in told
+    altered = run_json("topic", "alter", topic, "--config", "cleanup.policy=compact")
+    assert altered["keyless_records"] == [{"partition": 1, "records": 2, "first_offset": 0}]
+    assert "Compaction" not in run("topic", "alter", topic, "--config", "cleanup.policy=delete").stderr
+
+
 def test_the_list_tells_records_bytes_and_age(run, run_json, server, topic):
     import httpx
 

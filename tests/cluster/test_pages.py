@@ -22,7 +22,7 @@ def test_the_cluster_of_the_readme(tmp_path: Path):
     assert program == "logstore"
     with ClusterProcess(tmp_path, *arguments, "--json") as cluster:
         brokers = cluster.entry["brokers"]
-        plan = Plan(printed=("Created topic orders with 4 partitions", "replicas"))
+        plan = Plan(printed=("Created topic shipments with 4 partitions", "replicas"))
         run(page, plan, tmp_path, {"4711": str(brokers[-1]["pid"])}, **_environment(brokers))
         assert cluster.stop() == 0
 

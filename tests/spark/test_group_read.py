@@ -189,7 +189,7 @@ def test_without_any_group_storage_begins_at_the_beginning(spark, topic):
         ({"topics": ["a", "a"]}, InvalidRequestError, "each one once"),
         ({"topics": "no such"}, Exception, "cannot be a topic's name"),
         ({"topics": "nowhere"}, UnknownTopicError, "nowhere"),
-        ({"group": "a/b"}, InvalidGroupError, "cannot be a group's name"),
+        ({"group": "\ud800"}, InvalidGroupError, "cannot be a group's name"),
         ({"auto_offset_reset": "first"}, InvalidRequestError, '"earliest", "latest" or "none"'),
         ({"max_offsets_per_trigger": 0}, InvalidRequestError, "a number from 1"),
         ({"storage": "data"}, InvalidRequestError, "not both"),

@@ -57,7 +57,6 @@ SETTINGS = {
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.pythonUDF.arrow.enabled": "true",
         "spark.sql.execution.pythonUDTF.arrow.enabled": "true",
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "0",
     },
     "files and Delta": {
         "spark.sql.parquet.enableVectorizedReader": "false",

@@ -8,8 +8,8 @@ from typing import Literal, TypeAlias, get_args
 from logstore.client.consumer.records import Deserializer
 from logstore.client.option_checks import check_callable, check_number, check_one_of
 from logstore.errors import InvalidConfigError, InvalidGroupError
-from logstore.limits import FETCH_BYTES_MAX, FETCH_WAIT_MS_MAX, GROUP_NAME_LENGTH_MAX, MIB
-from logstore.names import is_legal_name
+from logstore.limits import FETCH_BYTES_MAX, FETCH_WAIT_MS_MAX, INSTANCE_NAME_LENGTH_MAX, MIB
+from logstore.names import GROUP_NAME_BYTES_MAX, is_group_name, is_legal_name
 from logstore.protocol.assignors.registry import CLIENT_ASSIGNORS, SERVER_ASSIGNORS
 
 AutoOffsetReset: TypeAlias = Literal["earliest", "latest", "none"]
@@ -89,11 +89,8 @@ class ConsumerOptions:
             object.__setattr__(self, name, min(getattr(self, name), most))
         if self.consumer_timeout_ms not in (None, math.inf):
             check_number("consumer_timeout_ms", self.consumer_timeout_ms, 0, whole=True)
-        if self.group_id is not None and not is_legal_name(self.group_id, GROUP_NAME_LENGTH_MAX):
-            raise InvalidGroupError(
-                f"group_id = {self.group_id!r}: give 1 to {GROUP_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ - "
-                "(but not '.' or '..')"
-            )
+        if self.group_id is not None and not is_group_name(self.group_id):
+            raise InvalidGroupError(f"group_id = {self.group_id!r}: give 1 to {GROUP_NAME_BYTES_MAX} bytes of UTF-8")
         if self.enable_auto_commit and self.group_id is None:
             raise InvalidConfigError("enable_auto_commit needs a group: give group_id")
         if self.where is not None:
@@ -109,9 +106,9 @@ class ConsumerOptions:
         check_one_of("group_protocol", self.group_protocol, get_args(GroupProtocol))
         if self.group_instance_id is not None:
             is_name = isinstance(self.group_instance_id, str)
-            if not is_name or not is_legal_name(self.group_instance_id, GROUP_NAME_LENGTH_MAX):
+            if not is_name or not is_legal_name(self.group_instance_id, INSTANCE_NAME_LENGTH_MAX):
                 raise InvalidConfigError(
-                    f"group_instance_id = {self.group_instance_id!r}: give 1 to {GROUP_NAME_LENGTH_MAX} of "
+                    f"group_instance_id = {self.group_instance_id!r}: give 1 to {INSTANCE_NAME_LENGTH_MAX} of "
                     "A-Z a-z 0-9 . _ -, another one to each consumer of the group"
                 )
             if self.group_id is None:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from logstore.errors import InvalidGroupError, InvalidRequestError
-from logstore.limits import GROUP_NAME_LENGTH_MAX
-from logstore.names import is_legal_name
+from logstore.names import GROUP_NAME_BYTES_MAX, is_group_name
 from logstore.spark.option_checks import BOOTSTRAP, check_bootstrap, check_names
 from logstore.spark.option_values import OptionValues
 from logstore.spark.source.columns import ALL_COLUMNS, COLUMNS, HEADERS, read_columns
@@ -250,10 +249,9 @@ def _columns(values: OptionValues) -> tuple[str, ...]:
 
 def _group(values: OptionValues, storage: str) -> str:
     group = values.text("group")
-    if "group" in values and not is_legal_name(group, GROUP_NAME_LENGTH_MAX):
+    if "group" in values and not is_group_name(group):
         raise InvalidGroupError(
-            f"option group: {group!r} cannot be a group's name: 1 to {GROUP_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ -, "
-            "not . or .."
+            f"option group: {group!r} cannot be a group's name: 1 to {GROUP_NAME_BYTES_MAX} bytes of UTF-8"
         )
     if group and storage:
         raise InvalidRequestError("option group: offsets are committed through a running store: give bootstrap.servers")

@@ -74,6 +74,7 @@ BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
     "offset_of_max_timestamp": (lambda topic: (topic, 0), {(Operation.DESCRIBE, TOPIC)}),
     "roll": (lambda topic: (topic,), {(Operation.ALTER, TOPIC)}),
     "refresh": (lambda topic: (topic,), {(Operation.ALTER, TOPIC)}),
+    "keyless_records": (lambda topic: (topic,), {(Operation.DESCRIBE, TOPIC)}),
     "internal_topic": (lambda _: ("__audit",), {(Operation.CLUSTER_ACTION, CLUSTER)}),
 }
 OPTIONS: dict[str, dict[str, Any]] = {

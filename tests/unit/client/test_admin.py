@@ -159,15 +159,14 @@ def test_refusals_of_groups_are_told_apart(admin: Admin, topic: str):
         (group, {}, ""),
         (group, {(topic, 0): -1}, ""),
         (group, {(topic, 0): 0}, "x" * 4097),
-        ("a b", {(topic, 0): 0}, ""),
-        ("x" * 250, {(topic, 0): 0}, ""),
+        ("x" * 32_768, {(topic, 0): 0}, ""),
     ):
         with pytest.raises(InvalidRequestError):
             admin.commit_offsets(name, offsets, metadata=metadata)
-    for name in (".", "..", "a/b"):
-        with pytest.raises(InvalidGroupError, match="kafka-consumer-groups describes and deletes it"):
+    with pytest.raises(InvalidGroupError, match="half of a surrogate pair"):
+        admin.group_lag("\ud800")
+    for name in (".", "..", "a/b", ""):
+        with pytest.raises(UnknownGroupError):
             admin.group_lag(name)
-    with pytest.raises(InvalidGroupError, match="one character at least"):
-        admin.group_lag("")
     with pytest.raises(UnknownGroupError):
         admin.group_offsets(group)

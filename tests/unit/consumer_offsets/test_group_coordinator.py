@@ -113,10 +113,8 @@ def test_the_last_commit_counts_also_after_a_restart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("group", "offsets", "error"),
     [
-        ("", [OffsetToCommit("t", 0, 1)], InvalidGroupError),
-        (".", [OffsetToCommit("t", 0, 1)], InvalidGroupError),
-        ("g\n", [OffsetToCommit("t", 0, 1)], InvalidGroupError),
-        ("x" * 250, [OffsetToCommit("t", 0, 1)], InvalidGroupError),
+        ("\ud800", [OffsetToCommit("t", 0, 1)], InvalidGroupError),
+        ("é" * 16_384, [OffsetToCommit("t", 0, 1)], InvalidGroupError),
         ("g", [], InvalidRequestError),
         ("g", [OffsetToCommit("t", 0, 1), OffsetToCommit("t", 0, 1)], InvalidRequestError),
         ("g", [OffsetToCommit("t", 0, 1), OffsetToCommit("t", 1, 6)], OffsetOutOfRangeError),
@@ -145,8 +143,8 @@ def test_the_largest_that_is_allowed(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as (broker, groups):
             await new_topic(broker, "t" * 249)
-            await groups.commit(INTERNAL, "g" * 249, [OffsetToCommit("t" * 249, 1, 5, "é" * 2048)])
-            assert groups.committed(INTERNAL, "g" * 249)[0].metadata == "é" * 2048
+            await groups.commit(INTERNAL, "g" * 32_767, [OffsetToCommit("t" * 249, 1, 5, "é" * 2048)])
+            assert groups.committed(INTERNAL, "g" * 32_767)[0].metadata == "é" * 2048
 
     run(scenario())
 

@@ -102,7 +102,7 @@ def test_a_reset_that_one_partition_refuses_changes_nothing(tmp_path: Path) -> N
                 (UnknownTopicError, "g", ResetTarget(ResetTo.LATEST), {"t": (), "absent": ()}),
                 (UnknownPartitionError, "g", ResetTarget(ResetTo.LATEST), {"t": [2]}),
                 (UnknownGroupError, "absent", ResetTarget(ResetTo.LATEST), None),
-                (InvalidGroupError, "a b", ResetTarget(ResetTo.LATEST), {"t": ()}),
+                (InvalidGroupError, "x" * 32_768, ResetTarget(ResetTo.LATEST), {"t": ()}),
                 (InvalidRequestError, "g", ResetTarget(ResetTo.LATEST), {}),
                 (InvalidRequestError, "g", [], None),
                 (InvalidRequestError, "g", [OffsetToCommit("t", 0, 3), OffsetToCommit("t", 0, 4)], None),

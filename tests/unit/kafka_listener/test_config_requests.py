@@ -112,7 +112,7 @@ def test_resources_that_cannot_be_described_have_an_error_of_their_own(tmp_path:
         async with kafka_handlers(tmp_path, authorizer=denied) as handlers:
             for name in ("t", "hidden"):
                 await handlers.broker.create_topic(INTERNAL, name)
-            asked = [(TOPIC, "gone"), (TOPIC, "hidden"), (BROKER, "0"), (8, "0"), (32, "g"), (TOPIC, "t")]
+            asked = [(TOPIC, "gone"), (TOPIC, "hidden"), (BROKER, "0"), (8, "0"), (16, "metrics"), (TOPIC, "t")]
             found = await describe(handlers, *asked)
             wanted = [UNKNOWN, NOT_ALLOWED, NOT_ALLOWED_CLUSTER, INVALID_REQUEST, INVALID_REQUEST, 0]
             assert [one.error_code for one in found] == wanted

@@ -107,6 +107,8 @@ def test_base64_is_decoded(request_and_rows):
         b"1e400",
         b"-0",
         b'"\\u00e9\\n"',
+        b'"\\ud800"',
+        b'["\\udc00\\ud83d\\ude00",{"\\uD83D":1}]',
         '"é🎉"'.encode(),
         b'{"a": 1,  "a":2}',
         b'"nul"',
@@ -124,7 +126,7 @@ def test_a_value_is_its_text(text):
     "text",
     [
         *(b"NaN", b"Infinity", b"-Infinity", b"01", b"1.", b".5", b"+1", b"1e", b"-", b"'a'", b"tru", b"", b"nulll"),
-        *(b'"\\x"', b'"\x01"', b'"\\ud800"', b'"\\udc00"', b'{"\\ud83d":1}', b"[1,]", b'{"a":1,}', b"{1:2}", b"[1 2]"),
+        *(b'"\\x"', b'"\x01"', b'"\\ud8"', b"[1,]", b'{"a":1,}', b"{1:2}", b"[1 2]"),
         *(b"1//c", b"1 2", b'1,"offset":0', b"\xef\xbb\xbf1", b'"\xff"', b'"\xed\xa0\x80"', b'"\xc0\x80"'),
     ],
 )
@@ -173,7 +175,8 @@ def test_deep_nesting_is_refused(depth, closing):
         (b'{"records":[{"headers":[null]}]}', r"headers\[0\]"),
         (b'{"records":[{"headers":[{"value":"YQ=="}]}]}', "missing required field `key`"),
         (b'{"records":[{"headers":[{"key":null}]}]}', r"headers\[0\].key"),
-        (b'{"records":[{"headers":[{"key":"\\ud800"}]}]}', "not a valid request"),
+        (b'{"records":[{"headers":[{"key":"\\ud800"}]}]}', "name of a header has half of a surrogate pair"),
+        (b'{"records":[{"value":"\\ud800","headers":[{"key":"\\ud800"}]}]}', "name of a header has half"),
         (b'{"records":[{"headers":[{"key":"a","value":"YQ"}]}]}', "base64"),
         (b'{"records":[{"headers":[{"key":"a","name":1}]}]}', "unknown field `name`"),
     ],

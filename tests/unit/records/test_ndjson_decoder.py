@@ -11,10 +11,14 @@ from tests.support.records import Row, wire_rows
 
 def _lines(body: bytes) -> list[bytes]:
     *ended, last = body.split(b"\n")
-    return [line for line in [*(line.removesuffix(b"\r") for line in ended), last] if line]
+    return [line for line in [*(line.removesuffix(b"\r") for line in ended), last] if line.strip(b" \t\r")]
 
 
-@given(st.lists(st.sampled_from([b"\n", b"\r", b"\r\n", b"a", b'{"b":1}', b"\xff", b" "]), max_size=12).map(b"".join))
+@given(
+    st.lists(st.sampled_from([b"\n", b"\r", b"\r\n", b"a", b'{"b":1}', b"\xff", b" ", b"\t"]), max_size=12).map(
+        b"".join
+    )
+)
 @example(b"\r")
 @example(b"a\r\r\n")
 @example(b"\n\r\n\r")

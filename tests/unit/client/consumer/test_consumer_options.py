@@ -62,7 +62,7 @@ def test_more_than_a_store_takes_and_waits_without_end_are_fine():
     Consumer("127.0.0.1:1", fetch_max_bytes=2**40, fetch_max_wait_ms=10**9, consumer_timeout_ms=inf).close()
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a b", "g/1", "x" * 250])
+@pytest.mark.parametrize("name", ["", "x" * 32_768, "\ud800"])
 def test_a_group_that_cannot_be_is_refused_before_anything_is_read(name):
     with pytest.raises(InvalidGroupError, match="group_id"):
         Consumer("127.0.0.1:1", group_id=name)
