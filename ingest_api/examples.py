@@ -185,6 +185,7 @@ PATH_VALUES: Final[Mapping[str, Any]] = {
     "broker_id": 0,
     "cluster_id": _CLUSTER,
     "consumer_id": _MEMBER,
+    "erasure": "0d3f6c1e-5b8e-4f0c-9d53-0f2f1f6f7a11",
     "group": "billing",
     "instance": "c1",
     "name": "retention.ms",

@@ -449,9 +449,7 @@ async def test_a_misspelt_parameter_names_the_nearest(shared_api):
 @pytest.mark.parametrize(
     "path",
     [
-        "/",
         "/topics//partitions",
-        "//topics",
         "/topics/t/records",
         "/topics/t/partitions//records",
         "/v3",

@@ -226,7 +226,7 @@ async def test_a_reset(filled):
     ):
         assert_error(await filled.post(url, json=body), status, code)
     assert_error(await filled.post("/groups/absent/reset-offsets", json={"to": "latest"}), 404, 40405)
-    assert_error(await filled.post("/groups/%20/reset-offsets", json={"to": "latest"}), 422, 42206)
+    assert_error(await filled.post("/groups/%20/reset-offsets", json={"to": "latest"}), 404, 40405)
 
 
 async def test_several_groups_are_deleted_each_by_itself(filled):

@@ -67,7 +67,7 @@ async def test_a_page_of_elsewhere_does_not_get_the_page_by_another_name(shared_
     assert_error(await shared_api.get("/docs", headers={"Host": "elsewhere"}), 421, 42101)
     assert_error(await shared_api.get("/docs?url=http://elsewhere/openapi.json"), 422, 422)
     assert_error(await shared_api.post("/docs"), 405, 405)
-    for path in ("/docs/", "/docs/start.js/", "/docs/..%2f__init__.py", "/docs/redoc.js"):
+    for path in ("/docs/nothing", "/docs/..%2f__init__.py", "/docs/redoc.js"):
         assert_error(await shared_api.get(path), 404, 404)
 
 

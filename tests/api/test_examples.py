@@ -33,8 +33,8 @@ LAST = ("leaveGroup", "deleteGroup", "deleteGroups", "deleteConsumerInstance", "
 ANOTHER_GROUP = {"consumerGroupHeartbeat": "another"}
 INSTANCES = "/consumers/"
 ONCE = ("createTopic", "createConsumerInstance")
-#: No partition is being reassigned, on one node.
-NEVER_FOUND = ("getReassignment", "cancelReassignment")
+#: No partition is being reassigned, on one node, and the erasure of the example is unknown.
+NEVER_FOUND = ("getReassignment", "cancelReassignment", "getErasure", "eraseFromJournal")
 ENDLESS = ("streamEvents", "streamConsumerInstance")
 #: Their answers have another form for each media type of the request.
 OTHER_FORMS = ("produce", "produceToPartition", "fetch")

@@ -80,7 +80,12 @@ async def test_lag_is_what_is_left_to_read(filled):
     # Nothing is committed for u-0: all that is there is left to read.
     rows = [("t", 0, 5, 0, 5, 0), ("t", 1, 1, 2, 5, 4), ("u", 0, None, 2, 5, 3), ("u", 1, 3, 0, 5, 2)]
     partitions = [dict(zip(fields, row, strict=True)) for row in rows]
-    assert answer.json() == {"group": "g", "total_lag": 9, "max_lag": 4, "partitions": partitions}
+    told = answer.json()
+    # Every offset that is left has its record, and the oldest of them was appended just now.
+    assert [row.pop("records_behind") for row in told["partitions"]] == [0, 3, 3, 2]
+    assert [row.pop("lag_ms") is None for row in told["partitions"]] == [False, False, False, False]
+    assert told.pop("max_lag_ms") >= 0
+    assert told == {"group": "g", "total_lag": 9, "max_lag": 4, "records_behind": 8, "partitions": partitions}
     assert {row["partition"] for row in (await filled.get("/groups/g/offsets?topic=u")).json()["offsets"]} == {1}
 
 

@@ -53,8 +53,9 @@ async def test_an_instance_begins_and_seeks_at_the_ends_that_leaders_tell(tmp_pa
                 assert (await instance.values(end))[:3] == [0, 1, 2]
                 await instance.did("/positions/end", {"partitions": [at]})
                 assert await instance.poll(wait_ms=0) == []
-                refused = await instance.post("/positions", {"offsets": [{**at, "offset": end + 1}]})
-                assert refused.status_code == 416, refused.text
+                # As Kafka's protocol, beyond the end too.
                 beyond = await instance.post("/offsets", {"offsets": [{**at, "offset": end}]})
-                assert beyond.status_code == 416, beyond.text
+                assert beyond.status_code == 200, beyond.text
+                await instance.did("/positions", {"offsets": [{**at, "offset": end + 1}]})
+                await instance.did("/positions/end", {"partitions": [at]})
                 assert await instance.commit((partition, end - 1))

@@ -94,7 +94,7 @@ class Table:
         check_epoch(self.current, partition, leader_epoch, self)  # type: ignore[arg-type]
         return self._commit(leader_epoch)
 
-    def commit_roll(self, parts: Sequence[RollPart]) -> PartsCommit:
+    def commit_roll(self, parts: Sequence[RollPart], *, found: bool = False) -> PartsCommit:
         (part,) = parts
         try:
             present = is_rolled(part, self.current, self)  # type: ignore[arg-type]
