@@ -112,7 +112,7 @@ class Table:
     def maintain(self) -> None: ...
 
 
-def read_footer(files: Any, path: str) -> SegmentFooter:
+def read_footer(files: Any, path: str, partition: int | None = None) -> SegmentFooter:
     footer: SegmentFooter = files.written[path][0]
     return footer
 
