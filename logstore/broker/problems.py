@@ -81,8 +81,9 @@ def find_problems(
             unset = f"ALTER TABLE delta.`{topic.snapshot.location}` UNSET TBLPROPERTIES ('{APPEND_ONLY_PROPERTY}')"
             found.append(TopicProblem(topic.name, None, ProblemState.APPEND_ONLY, why, f"Run in Spark: {unset}"))
         for p in topic.partitions:
-            if (refusal := p.quarantined) is not None:
-                found.append(TopicProblem(topic.name, p.partition, quarantined, refusal.reason, refusal.remedy))
+            if (of_partition := p.quarantined) is not None:
+                reason, remedy = of_partition.reason, of_partition.remedy
+                found.append(TopicProblem(topic.name, p.partition, quarantined, reason, remedy))
             for path, why in p.segments.unreadable.items():
                 where = " and ".join(foreign_records(path).paths)
                 remedy = f"Restore {where} from a backup, or the table to the version before another writer's"

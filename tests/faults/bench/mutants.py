@@ -181,23 +181,39 @@ def no_segment_sync() -> None:
 
 def no_entry_sync() -> None:
     """A delete-records is answered when its entry is in the log of the table; the next commit makes that durable."""
-    from deltalake import DeltaTable
-
     from logstore.delta.committer import Committer
 
-    write, sync = Committer._write, Committer.sync
+    class Careless:
+        """The files of a table, which writes entries without an fsync."""
 
-    def note(self: Any, version: int, table: Any, plan: Any, commit_id: str) -> None:
-        self.careless = version if plan.operation == "advance-log-start" else None
-        if self.careless and table is None:
-            table = DeltaTable(self._files.uri, version=version - 1)  # writes without an fsync
-        write(self, version, table, plan, commit_id)
+        def __init__(self, files: Any) -> None:
+            self._files = files
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._files, name)
+
+        def put_if_absent(self, name: str, entry: bytes) -> bool:
+            with contextlib.suppress(FileExistsError), Path(self._files._place(name)).open("xb") as file:
+                return file.write(entry) > 0
+            return False
+
+    put, sync = Committer._put, Committer.sync
+
+    def note(self: Any, snapshot: Any, plan: Any, commit_id: str) -> None:
+        self.careless = snapshot.version + 1 if plan.operation == "advance-log-start" else None
+        files = self._files
+        if self.careless:
+            self._files = Careless(files)
+        try:
+            put(self, snapshot, plan, commit_id)
+        finally:
+            self._files = files
 
     def skip(self: Any, version: int) -> None:
         if version != getattr(self, "careless", None):
             sync(self, version)
 
-    Committer._write, Committer.sync = note, skip  # type: ignore[method-assign]
+    Committer._put, Committer.sync = note, skip  # type: ignore[method-assign]
 
 
 def free_journal_before_commit() -> None:

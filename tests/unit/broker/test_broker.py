@@ -694,7 +694,7 @@ def test_a_commit_that_fails_leaves_its_files_to_the_next_attempt(
             for partition in range(2):
                 await produce(broker, topic, [b"a", b"b"], partition=partition)
             with monkeypatch.context() as patch:
-                patch.setattr(Committer, "_write", _full_disk)
+                patch.setattr(Committer, "_put", _full_disk)
                 for _ in range(3):
                     with pytest.raises(StorageFullError, match="nothing was changed"):
                         await broker.roll(INTERNAL, topic)
@@ -825,7 +825,7 @@ def test_a_full_disk_refuses_administration_with_advice(tmp_path: Path, monkeypa
             topic = await new_topic(broker)
             await produce(broker, topic, [b"a"])
             await broker.roll(INTERNAL, topic)
-            monkeypatch.setattr(Committer, "_write", _full_disk)
+            monkeypatch.setattr(Committer, "_put", _full_disk)
             monkeypatch.setattr(FileSystem, "create", _no_space)
             for change in (
                 broker.create_topic(INTERNAL, "u"),

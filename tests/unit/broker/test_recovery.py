@@ -87,12 +87,12 @@ def test_a_footer_that_cannot_be_read_now_is_not_taken_for_a_lost_one(tmp_path: 
     disk = FaultyFileSystem()
     table = create_topic(tmp_path, filesystem=disk)
     segment = roll(table, 0, 0, 10).segments[0]
-    footer = _footer_of(table.files, segment.path)
+    footer = _footer_of(table.files, segment.path, 0)
     assert footer is not None
     for call in ("segment.stat", "segment.open_read", "segment.read_into"):
         disk.fail(call)
         with pytest.raises(StorageError, match="Input/output error"):
-            _footer_of(table.files, segment.path)
-    assert _footer_of(table.files, segment.path) == footer
+            _footer_of(table.files, segment.path, 0)
+    assert _footer_of(table.files, segment.path, 0) == footer
     disk.unlink(Path(table.files.where(segment.path)))
-    assert _footer_of(table.files, segment.path) is None
+    assert _footer_of(table.files, segment.path, 0) is None
