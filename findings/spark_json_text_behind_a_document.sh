@@ -4,7 +4,7 @@
 # Guessed: from_json raises in mode FAILFAST for `{"a": 1} garbage` and for `{"a": 1} {"a": 2}`, and fills the corrupt-record column in mode
 #          PERMISSIVE; parse_json raises, and try_parse_json gives null.
 # Happens: all of them give a = 1: no error, no null, no corrupt record. spark.read.json does the same with each line of a file, and takes the
-#          first document only of a whole file with multiLine. No JSON option of Spark changes it.
+#          first document only of a whole file with multiLine. None of the JSON options tried changes it.
 # Beside:  from_json with a column `a string` gives the text of a double, not the text that was there: {"a": 0.1234567890123456789012} loses
 #          digits. spark.read.json of a file keeps them, unless it is given an encoding; parse_json keeps them, too.
 #
