@@ -57,11 +57,11 @@ def find_problems(
     """
     quarantined = ProblemState.QUARANTINED
     found = []
-    for name, refusal in unopened.items():
-        reason = refusal.reason.rstrip(".")
-        if refusal.topic_id is not None and (count := unserved.unsealed_records.get(refusal.topic_id, 0)):
+    for name, unread in unopened.items():
+        reason = unread.reason.rstrip(".")
+        if unread.topic_id is not None and (count := unserved.unsealed_records.get(unread.topic_id, 0)):
             reason += f". The journal holds {count} records of it"
-        found.append(TopicProblem(name, None, quarantined, reason, refusal.remedy))
+        found.append(TopicProblem(name, None, quarantined, reason, unread.remedy))
     known = {topic.topic_id for topic in topics.values()} | {error.topic_id for error in unopened.values()}
     for topic_id in sorted({*unserved.unsealed_records, *(key[0] for key in unserved.partitions)} - known, key=str):
         count = unserved.unsealed_records.get(topic_id, 0)
