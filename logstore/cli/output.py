@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -83,6 +84,15 @@ def duration_text(milliseconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:,.0f} {unit}"
     return f"{max(seconds, 0):.0f} s"
+
+
+def time_text(timestamp_ms: int) -> str:
+    """ISO 8601, UTC. Not ``fromtimestamp``: that refuses years that a table may hold."""
+    try:
+        time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=timestamp_ms)
+    except OverflowError:
+        return f"{timestamp_ms} ms"
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def age_text(timestamp_ms: int | None, now_ms: int) -> str:

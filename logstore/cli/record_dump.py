@@ -5,11 +5,11 @@
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from logstore.cli.output import time_text
 from logstore.cli.record_lines import LineEncoder
 from logstore.cli.record_writers import Format, parse_format, record_writer
 
@@ -120,15 +120,6 @@ def table_lines(fetched: "FetchedBatch") -> bytes:
         for record in fetched.records()
     ]
     return "".join(lines).encode(errors="backslashreplace")
-
-
-def time_text(timestamp_ms: int) -> str:
-    """ISO 8601, UTC. Not ``fromtimestamp``: that refuses years that a table may hold."""
-    try:
-        time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=timestamp_ms)
-    except OverflowError:
-        return f"{timestamp_ms} ms"
-    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _short(content: bytes | None, characters: int) -> str:

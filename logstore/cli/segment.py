@@ -10,7 +10,7 @@ import typer
 from logstore.cli.command_group import FAILED, fail
 from logstore.cli.data_directory import given_data, require_topics
 from logstore.cli.options import JsonOption, given_path
-from logstore.cli.output import bytes_text, counted, print_json, print_table
+from logstore.cli.output import bytes_text, counted, print_json, print_table, time_text
 from logstore.cli.record_dump import (
     FromOption,
     RecordFormatOption,
@@ -19,7 +19,6 @@ from logstore.cli.record_dump import (
     Wanted,
     print_records,
     require_records,
-    time_text,
     wanted_records,
 )
 

@@ -9,8 +9,7 @@ import typer
 
 from logstore.cli.command_group import FAILED, confirm, fail
 from logstore.cli.options import JsonOption, TopicArgument, UrlOption, admin_of
-from logstore.cli.output import counted, print_json, print_table
-from logstore.cli.record_dump import time_text
+from logstore.cli.output import counted, print_json, print_table, time_text
 
 if TYPE_CHECKING:
     from logstore.client.admin import Admin
