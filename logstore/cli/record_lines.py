@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from logstore.records import surrogates
 
 if TYPE_CHECKING:
     from logstore.client.consumer.records import FetchedBatch, Record
@@ -181,6 +180,8 @@ def _readable(content: bytes | None, *, is_string: bool) -> tuple[Any, str | Non
         return _base64(content), "binary"
     # The first character shows that most other texts are no JSON.
     if not is_string and content.lstrip()[:1] in _JSON_BEGINS:
+        from logstore.records import surrogates  # it takes NumPy and Arrow along, and `--help` needs neither
+
         try:
             surrogates.decode(_JSON_TEXT, content)
             # Kept as it was written (1.0 stays 1.0), but on one line.
