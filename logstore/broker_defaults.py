@@ -54,7 +54,7 @@ WITHOUT_MEANING: Mapping[tuple[str, ...], str] = {
         "controller.quorum.*",
         "controller.socket.*",
     ): "brokers agree through ZooKeeper: broker.id, zookeeper.connect",
-    ("broker.id.generation.enable", "reserved.broker.max.id"): "each broker is told its own broker.id",
+    ("broker.id.generation.enable", "reserved.broker.max.id"): "each broker has its own broker.id in its settings",
     ("zookeeper.connection.timeout.ms",): "the time to connect is zookeeper.session.timeout.ms",
     ("transaction.state.log.*",): "there are no transactions yet",
 }

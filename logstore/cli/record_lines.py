@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-
 if TYPE_CHECKING:
     from logstore.client.consumer.records import FetchedBatch, Record
 

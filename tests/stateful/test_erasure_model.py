@@ -155,7 +155,12 @@ class Store:
             assert self.broker is not None
             return [one.state for one in self.broker.erasing.reports(self.topic)]
 
-        await eventually_async(lambda: set(states()) <= {"erased"}, "an erasure is not over")
+        try:
+            await eventually_async(lambda: set(states()) <= {"erased"}, seconds=60)
+        except AssertionError:
+            reports = self.broker.erasing.reports(self.topic)
+            waiting = [self.broker.erasing.report(self.topic, one.id) for one in reports if one.state != "erased"]
+            raise AssertionError(f"erasures are not over: {waiting}") from None
         found = {value for p in range(PARTITIONS) for _, value in await read_all(self.broker, self.topic, p) if value}
         assert not found & self.model.erased, "an erased record is served"
         left = self.model.last() if self.model.is_compacted else self.model.left()
@@ -184,6 +189,8 @@ async def history(directory: Path, seed: int) -> None:
         await store.stop()
 
 
+# On a busy machine an erasure has not ended within a minute, and nobody knows yet why: the changelog tells it.
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_histories(tmp_path: Path, seed: int) -> None:
     run(history(tmp_path, seed))

@@ -357,20 +357,23 @@ def test_joining_tells_everything():
         subscribed_regex="",
         server_assignor="uniform",
         owned=(),
+        since_poll_ms=0,
     )
 
 
 def test_what_is_revoked_is_acknowledged_at_once(modern: ConsumerMember):
     beat = answer(modern, ConsumerHeartbeat, told(5, 0), 5)
     assert beat == ConsumerHeartbeat(
-        member_id=ME, member_epoch=5, owned=(OwnedPartition("id", 0), OwnedPartition("id", 1))
+        member_id=ME, member_epoch=5, owned=(OwnedPartition("id", 0), OwnedPartition("id", 1)), since_poll_ms=0
     )
     assert modern.next(5) == 5, "before the revocation nothing is acknowledged"
     assert steps(modern) == [Revoked(at(1)), Assigned(at())]
     beat = answer(modern, ConsumerHeartbeat, AS_BEFORE, 5)
-    assert beat == ConsumerHeartbeat(member_id=ME, member_epoch=5, owned=(OwnedPartition("id", 0),))
+    assert beat == ConsumerHeartbeat(member_id=ME, member_epoch=5, owned=(OwnedPartition("id", 0),), since_poll_ms=0)
     assert modern.next(6) == 4
-    assert answer(modern, ConsumerHeartbeat, AS_BEFORE, 10) == ConsumerHeartbeat(member_id=ME, member_epoch=5)
+    assert answer(modern, ConsumerHeartbeat, AS_BEFORE, 10) == ConsumerHeartbeat(
+        member_id=ME, member_epoch=5, since_poll_ms=0
+    )
 
 
 def test_a_topic_that_was_made_again_is_another(modern: ConsumerMember):
@@ -419,7 +422,7 @@ def test_the_revocation_of_what_no_heartbeat_told_of_is_acknowledged(modern: Con
     assert steps(modern) == [Revoked(at(2)), Assigned(at())]
     beat = answer(modern, ConsumerHeartbeat, AS_BEFORE, 10)
     assert beat == ConsumerHeartbeat(
-        member_id=ME, member_epoch=6, owned=(OwnedPartition("id", 0), OwnedPartition("id", 1))
+        member_id=ME, member_epoch=6, owned=(OwnedPartition("id", 0), OwnedPartition("id", 1)), since_poll_ms=0
     )
 
 
