@@ -189,7 +189,7 @@ async def history(directory: Path, seed: int) -> None:
         await store.stop()
 
 
-# On a busy machine an erasure has not ended within a minute, and nobody knows yet why: the changelog tells it.
+# Some histories fail: a RESTORE or OPTIMIZE that is committed while an erasure deletes files. The changelog has it.
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_histories(tmp_path: Path, seed: int) -> None:
