@@ -16,6 +16,7 @@ from logstore.errors import (
     BrokerNotReadyError,
     CoordinatorNotAvailableError,
     InvalidGroupError,
+    LeaderNotAvailableError,
     LogStoreError,
     NotCoordinatorError,
     QuarantinedError,
@@ -72,6 +73,8 @@ class GroupShards:
             if self._broker.settings.zookeeper_connect is not None:
                 self._making = asyncio.create_task(self._make_topic())
             return
+        except LeaderNotAvailableError:
+            return  # another broker has just made it: its partitions come with their leadership
         except QuarantinedError as error:
             self._quarantined = error
             return
