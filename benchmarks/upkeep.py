@@ -58,7 +58,7 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class MaskedConsume:
-    """As ``ClientConsume`` of sealed history, rolled so many times. With ``masked`` each tenth file has a deletion
+    """As ``ClientConsume`` of sealed history, rolled many times. With ``masked`` each tenth file has a deletion
     vector for a hundredth of its rows.
     """
 
@@ -71,7 +71,7 @@ class MaskedConsume:
 
     def start(self, stage: Stage) -> Turn:
         store = stage.store(self.name)
-        # A merge would write the files with vectors anew.
+        # A merge would rewrite the files with vectors.
         store.create_topic(TOPIC, self.workload.partitions, NO_ROLL | {"merge.target.bytes": "0"})
         for _ in range(self.rolls):
             fill(stage, store, self.workload, self.records // self.rolls)

@@ -243,11 +243,11 @@ class GroupCoordinator(GroupQueries):
         member: CommittingMember,
     ) -> None:
         """As ``commit``, by the consumer instance of that id: where it began to read is forgotten in the same frame. An
-        offset may be beyond the end, as in REST Proxy and Kafka. Raises UnknownInstanceError, too.
+        offset may be beyond the end, as in REST Proxy and Kafka. It also raises UnknownInstanceError.
         """
         self._authorizer.require(context, Operation.READ, ResourceType.GROUP, key.group)
-        await self._check_commit(context, offsets, member.generation, bounded=False)
-        await self._commit(key.group, offsets, member, (key, id), None, _TIMEOUT_MS)
+        elsewhere = await self._check_commit(context, offsets, member.generation, bounded=False)
+        await self._commit(key.group, offsets, member, (key, id), elsewhere, _TIMEOUT_MS)
 
     async def _commit(
         self,
@@ -331,15 +331,17 @@ class GroupCoordinator(GroupQueries):
 
     async def _check_commit(
         self, context: RequestContext, offsets: Sequence[OffsetToCommit], generation: int, *, bounded: bool = True
-    ) -> OffsetsElsewhere:
-        """Check all that can be refused; the ends that other leaders have told for it. Not ``bounded``: by no ends."""
+    ) -> OffsetsElsewhere | None:
+        """Check all that can be refused, and return the ends that other leaders know. None if not ``bounded``: offsets
+        may then be beyond the end.
+        """
         _check_request(offsets)
         for name in dict.fromkeys(asked.topic for asked in offsets):
             self._authorizer.require(context, Operation.READ, ResourceType.TOPIC, name)
         await self._broker.until_known(asked.topic for asked in offsets)
         self._check_offsets(offsets, generation, NOTHING_ELSEWHERE if bounded else None)
         if not bounded:
-            return NOTHING_ELSEWHERE
+            return None
         logs = [self._broker.topic(INTERNAL, asked.topic).partition(asked.partition) for asked in offsets]
         elsewhere = await self._broker.ends_in_doubt(zip(logs, (asked.offset for asked in offsets), strict=True))
         if elsewhere:

@@ -1,4 +1,4 @@
-"""A consumer group that members of the classic protocol are in, too (KIP-848: a fleet moves one client at a time).
+"""A consumer group that also has members of the classic protocol (KIP-848: a fleet moves one client at a time).
 
 The coordinator assigns to all of them. A classic member joins, and is answered at once as a follower whose generation
 is its member epoch; SyncGroup has what it is assigned; its heartbeats tell it to join again when there is a step that
@@ -197,7 +197,7 @@ class MixedGroup(ConsumerGroup):
         return RebalanceInProgressError(f"Group {self.name} rebalances: join it again.")
 
     def leave(self, event: LeaveGroup, now_ms: int) -> None:
-        """As an administrator's, which may name members of the consumer protocol, too."""
+        """Remove members as an administrator does, who may also name members of the consumer protocol."""
         gone: dict[str, ConsumerMember] = {}
         left = []
         for leaving in event.members:

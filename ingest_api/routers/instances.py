@@ -90,7 +90,7 @@ async def create_instance(
     config = _config(asked, state.settings.consumer_request_timeout_ms)
     name = await state.groups.instances.create(context, group, asked.name or asked.id, config)
     host = ":".join(filter(None, address(request)))
-    # Dots, too: a path without them is another one for clients that go by RFC 3986 (section 5.2.4).
+    # Dots are escaped as well: a path without them is another one for clients that go by RFC 3986 (section 5.2.4).
     path = quote(group, safe="").replace(".", "%2E") if group in (".", "..") else quote(group, safe="")
     base_uri = f"{request.scope['scheme']}://{host}/consumers/{path}/instances/{quote(name)}"
     return CreatedInstance(instance_id=name, base_uri=base_uri)

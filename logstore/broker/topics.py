@@ -147,12 +147,11 @@ class Topics:
             self._coordinator.listen(self._partition_changed)
         filesystem.reached("recovery.half")
         await asyncio.to_thread(self._schedule.mark_all)
-        if (erasures := self._topics.get(ERASURES_TOPIC)) is not None:
-            # Before any table is followed that may have erased records again.
-            await self.look_at_start(erasures)
-            await self.load_erasures(erasures)
-        for topic in list(self._topics.values()):
+        # The topic of erasures comes first: a table that is followed may have erased records again.
+        for topic in sorted(self._topics.values(), key=lambda topic: topic.name != ERASURES_TOPIC):
             await self.look_at_start(topic)
+            if topic.name == ERASURES_TOPIC:
+                await self.load_erasures(topic)
         if self.discovery is not None:
             self.discovery.start()
 

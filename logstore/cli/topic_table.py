@@ -412,10 +412,10 @@ def take_feature_back(
     """Take Delta features back.
 
     Features that another writer has turned on for the topic's table: the table goes back to reader version 1 and writer
-    version 2, or to what its other features ask for. Readers see the same records before and after. Works on a data
-    directory, while the store runs, too.
+    version 2, or to what its other features ask for. Readers see the same records before and after. The
+    command works on a data directory, also while the store runs.
 
-    Files with deletion vectors are written anew without the deleted rows. What a feature has left in the table's
+    Files with deletion vectors are rewritten without the deleted rows. What a feature has left in the table's
     properties and columns goes: with column defaults, constraints, generated and identity columns, and row ids.
     """
     from logstore.clock import SystemClock
@@ -444,9 +444,9 @@ def take_feature_back(
         return
     print(f"Took {', '.join(taken.features)} back from topic {name}: Delta version {taken.version}")
     if taken.rewritten_files:
-        print(f"Wrote {counted(taken.rewritten_files, 'file')} with deletion vectors anew")
+        print(f"Rewrote {counted(taken.rewritten_files, 'file')} with deletion vectors")
     if not told:
-        print("No running store was told; one that runs will notice by itself")
+        print("No running store was notified; one that runs notices the change by itself")
 
 
 def _refreshed(data: Path, name: str) -> bool:

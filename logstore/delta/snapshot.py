@@ -13,7 +13,7 @@ writers do not say it; the range of such a file is that of its records, as its s
 """
 
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -89,6 +89,27 @@ class SegmentFile(NamedTuple):
     def paths(self) -> tuple[str, ...]:
         """The files in the table that hold the records."""
         return foreign_records(self.path).paths if self.foreign else (self.path,)
+
+    @property
+    def masked_paths(self) -> tuple[str, ...]:
+        """The files of which a deletion vector hides rows, whose bytes are still there."""
+        if not self.foreign:
+            return ()
+        records = foreign_records(self.path)
+        return tuple(path for path, vector in zip(records.paths, records.vectors, strict=True) if vector is not None)
+
+
+def sharing(files: Iterable[SegmentFile], paths: Collection[str]) -> list[SegmentFile]:
+    """Return the records of other writers in the files at ``paths``, and all that share a file with these: they can
+    only be replaced together.
+    """
+    foreign, reached = [file for file in files if file.foreign], set(paths)
+    while True:
+        chosen = [file for file in foreign if not reached.isdisjoint(file.paths)]
+        together = {path for file in chosen if file.shared for path in file.paths}
+        if together <= reached:
+            return chosen
+        reached |= together
 
 
 @dataclass(frozen=True, slots=True)

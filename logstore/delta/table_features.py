@@ -251,7 +251,7 @@ def features_of(protocol: Protocol) -> frozenset[str]:
 
 
 def of_readers(protocol: Protocol) -> set[str]:
-    """The features that readers, too, have to know."""
+    """Return the features that readers also have to know."""
     return set(protocol.reader_features or ()) | _OF_READER_VERSION.get(protocol.min_reader_version, set())
 
 

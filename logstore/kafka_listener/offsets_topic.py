@@ -19,7 +19,7 @@ from logstore.kafka_batches.records import COLUMN_BYTES_MAX
 from logstore.limits import MIB
 from logstore.records.schema import LOG_SCHEMA, null_headers
 
-#: An answer has this much of a partition at most, or one batch: the records are made anew, one by one.
+#: An answer has this much of a partition at most, or one batch: the records are encoded again, one by one.
 PARTITION_BYTES_MAX: Final = 1 * MIB
 
 

@@ -215,7 +215,7 @@ class ErasedUpTo:
 
 
 class ErasureLog:
-    """All erasures by id, with the newest record of each, and by topic. Its readers are threads, too: it is replaced as
+    """All erasures by id, with the newest record of each, and by topic. Threads also read it: it is replaced as
     a whole.
     """
 

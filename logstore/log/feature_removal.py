@@ -1,7 +1,7 @@
 """Takes features back that another writer has turned on for a topic's table: ``logstore topic take-feature-back``.
 
-It is done by commits of the store's own, beside a store that runs. First the files with deletion vectors are written
-anew, without the deleted rows; then one commit has the protocol without the features, and the metadata without what
+It is done by commits of the store's own, beside a store that runs. First the files with deletion vectors are
+rewritten without the deleted rows; then one commit has the protocol without the features, and the metadata without what
 they have left in it. Readers see the same records before and after. Spark's ``DROP FEATURE`` knows not all features,
 and leaves a newer protocol behind for a day.
 
@@ -18,7 +18,7 @@ import msgspec
 from logstore.delta.actions import DomainMetadata, MetaData, Protocol
 from logstore.delta.committer import Plan
 from logstore.delta.schema import PROTOCOL
-from logstore.delta.snapshot import SegmentFile, TopicSnapshot
+from logstore.delta.snapshot import TopicSnapshot, sharing
 from logstore.delta.table_features import (
     APPEND_ONLY,
     BASE,
@@ -34,13 +34,12 @@ from logstore.delta.table_features import (
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import CommitRefusedError
 from logstore.log.merging import MERGE, MergeGroup, merge_parts, merge_task
-from logstore.segments.foreign_names import foreign_records
 from logstore.segments.joining import write_here
 from logstore.segments.writer import Segment
 from logstore.topic_config import TopicConfig
 
 OPERATION = "take-feature-back"
-#: Other writers may delete rows while files are written anew.
+#: Other writers may delete rows while files are rewritten.
 _ATTEMPTS = 5
 #: Features that cannot be without another one.
 _NEED = {
@@ -99,7 +98,7 @@ def take_back(
         features = features_to_take_back(snapshot, feature)
         if DELETION_VECTORS in features and snapshot.vectors:
             snapshot = table.snapshot()  # which is refused where records cannot be read
-            rewritten += _write_anew(table, topic, snapshot, config_of(snapshot), now_ms)
+            rewritten += _rewrite(table, topic, snapshot, config_of(snapshot), now_ms)
         try:
             version = table.commit_taking_back(lambda now: _plan(now, feature))
         except VectorsLeftError:
@@ -109,7 +108,7 @@ def take_back(
             table.checkpoint()
         return TakenBack(features, rewritten, version)
     raise CommitRefusedError(
-        f"{table.files}: others deleted rows by deletion vectors while its files were written anew: try again"
+        f"{table.files}: others deleted rows by deletion vectors while its files were rewritten: try again"
     )
 
 
@@ -138,7 +137,7 @@ def _plan(snapshot: TopicSnapshot, feature: str | None) -> Plan | None:
 
 
 class VectorsLeftError(CommitRefusedError):
-    """Files got deletion vectors since they were written anew."""
+    """Files got deletion vectors after they were rewritten."""
 
 
 def _has_left(snapshot: TopicSnapshot, name: str) -> bool:
@@ -188,7 +187,7 @@ def _stripped(kind: Any, keys: Sequence[str]) -> Any:
 # ---- files with vectors ---------------------------------------------------------------------------------------------
 
 
-def _write_anew(table: TopicTable, topic: str, snapshot: TopicSnapshot, config: TopicConfig, now_ms: int) -> int:
+def _rewrite(table: TopicTable, topic: str, snapshot: TopicSnapshot, config: TopicConfig, now_ms: int) -> int:
     """Replace the files that have vectors by segments without the deleted rows; how many there were."""
     if any(snapshot.refused(partition) for partition in snapshot.partitions) or snapshot.homeless:
         raise CommitRefusedError(
@@ -197,7 +196,8 @@ def _write_anew(table: TopicTable, topic: str, snapshot: TopicSnapshot, config: 
         )
     joined: list[tuple[MergeGroup, Segment]] = []
     for partition, state in snapshot.partitions.items():
-        for file in _with_vectors(snapshot.segments(partition)):
+        files = snapshot.segments(partition)
+        for file in sharing(files, {path for one in files for path in one.masked_paths}):
             group = MergeGroup(partition, (file,), file.base_offset)
             task = merge_task(group, topic, table.files.uri, state, config, now_ms)
             joined.append((group, write_here(len(joined), task, files=table.files).segment))
@@ -206,21 +206,3 @@ def _write_anew(table: TopicTable, topic: str, snapshot: TopicSnapshot, config: 
         if not isinstance(error, CommitRefusedError):
             raise error
     return sum(len(group.files[0].paths) for group, _ in joined if group.partition in done.committed)
-
-
-def _with_vectors(files: Sequence[SegmentFile]) -> list[SegmentFile]:
-    """Those whose records, or a file of them, have vectors; with those that can only be replaced together with them."""
-    paths = {path for file in files for path in _masked(file)}
-    while True:
-        chosen = [file for file in files if file.foreign and not paths.isdisjoint(file.paths)]
-        together = {path for file in chosen if file.shared for path in file.paths}
-        if together <= paths:
-            return chosen
-        paths |= together
-
-
-def _masked(file: SegmentFile) -> list[str]:
-    if not file.foreign:
-        return []
-    records = foreign_records(file.path)
-    return [path for path, vector in zip(records.paths, records.vectors, strict=True) if vector is not None]

@@ -93,9 +93,15 @@ def count_small(files: Iterable[SegmentFile], config: TopicConfig) -> int:
 
 
 def merge_task(
-    group: MergeGroup, topic: str, table: str, state: PartitionState, config: TopicConfig, now_ms: int
+    group: MergeGroup,
+    topic: str,
+    table: str,
+    state: PartitionState,
+    config: TopicConfig,
+    now_ms: int,
+    operation: str = MERGE,
 ) -> WriteTask:
-    """The work of joining a group; ``table`` is the ``uri`` of its files."""
+    """The work of joining a group; ``table`` is the ``uri`` of its files. ``operation`` is that of the new segment."""
     return WriteTask(
         topic=topic,
         table=table,
@@ -105,7 +111,7 @@ def merge_task(
         end_offset=group.end_offset,
         log_start=state.log_start,
         codec=config.segment_codec,
-        operation=MERGE,
+        operation=operation,
         idempotency_window_ms=config.idempotency_window_ms,
         first_dirty=state.cleaned,
         now_ms=now_ms,

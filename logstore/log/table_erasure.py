@@ -28,7 +28,7 @@ from logstore.delta.erased_files import erased_facts, is_erased
 from logstore.delta.log_entries import list_log, read_actions
 from logstore.delta.preconditions import RewritePart
 from logstore.delta.removed_files import is_data_file
-from logstore.delta.snapshot import SegmentFile, TopicSnapshot
+from logstore.delta.snapshot import SegmentFile, TopicSnapshot, sharing
 from logstore.delta.topic_table import PartsCommit, TopicTable
 from logstore.errors import (
     CommitConflictError,
@@ -41,9 +41,9 @@ from logstore.errors import (
 from logstore.limits import MIB
 from logstore.log.erasures import ErasedUpTo, Selects, TableErasure
 from logstore.log.history import missing_records
+from logstore.log.merging import MergeGroup, merge_parts, merge_task
 from logstore.records.log_batches import int64_values
-from logstore.segments.foreign_names import foreign_records
-from logstore.segments.joining import Rows, Source, WriteTask, write_here
+from logstore.segments.joining import Rows, write_here
 from logstore.segments.names import SegmentName, known_segment_name
 from logstore.segments.reader import read_footer, read_row_group, row_groups
 from logstore.segments.writer import Segment
@@ -72,7 +72,7 @@ class ErasureWaitsError(CommitRefusedError):
 
 @dataclass(slots=True)
 class ErasureProgress:
-    """For whoever looks at it from another thread."""
+    """How far an erasure is. Other threads read it."""
 
     step: str = ""
     files: int = 0
@@ -159,7 +159,7 @@ def find_offsets(
     name any more. Raises as ``concerned_files`` and ``erased_rows``.
     """
     concerned = concerned_files(snapshot, [selected])
-    names = [(partition, path) for partition, file in concerned for path in (file.path, *_masked(file))]
+    names = [(partition, path) for partition, file in concerned for path in (file.path, *file.masked_paths)]
     others = _unnamed_files(files, snapshot)
     progress.step, progress.files, progress.files_done = "looking", len(names) + len(others), 0
 
@@ -208,20 +208,12 @@ def _scan(
 
     def look(one: tuple[int, SegmentFile]) -> Rows | None:
         rows = erased_rows(files, one[0], one[1].path, selected)
-        hidden = any(len(rows) for path in _masked(one[1]) for rows in _erased_rows(files, one[0], path, selected))
+        hidden = any(len(rows) for path in one[1].masked_paths for rows in _erased_rows(files, one[0], path, selected))
         progress.files_done += 1
         return rows if len(rows) or hidden else None
 
     looked = zip(found, pool.map(look, found), strict=True)
     return {one: rows for one, rows in looked if rows is not None}
-
-
-def _masked(file: SegmentFile) -> list[str]:
-    """The files of which a deletion vector hides rows: the bytes of a hidden record are there still."""
-    if not file.foreign:
-        return []
-    records = foreign_records(file.path)
-    return [path for path, vector in zip(records.paths, records.vectors, strict=True) if vector is not None]
 
 
 def erase_from_table(
@@ -255,7 +247,7 @@ def erase_from_table(
             clean.update(path for one in concerned if one not in found for path in one[1].paths)
             found |= _sharing(snapshot, found)
             _require_space(files, found)
-            written = _write(table, topic, snapshot, found, config, now_ms, pool, progress)
+            joined = _write(table, topic, snapshot, found, config, now_ms, pool, progress)
         except (FileNotFoundError, StorageError, CorruptionError) as error:
             paths = {path for _, file in concerned for path in file.paths}
             if not isinstance(error, StorageFullError) and not paths <= table.snapshot().paths:
@@ -263,14 +255,7 @@ def erase_from_table(
                 continue
             raise
         files.reached("erase.written")
-        parts = [
-            RewritePart(
-                partition,
-                tuple(file.path for p, file in found if p == partition),
-                tuple(segment for segment in written if segment.partition == partition),
-            )
-            for partition in sorted({partition for partition, _ in found})
-        ]
+        parts, written = merge_parts(joined), [segment for _, segment in joined]
         wanted = {segment.path for segment in written}
 
         def table_facts(
@@ -314,7 +299,7 @@ def erase_from_table(
 
 def erase_commits(files: TableFiles, number: int) -> TableErasure:
     """The commits of an erasure, by the entries of the log that are still there: those of a process that was killed
-    count, too. CorruptionError, OSError.
+    also count. CorruptionError, OSError.
     """
     found = TableErasure()
     for version in sorted(list_log(files).entries):
@@ -337,13 +322,9 @@ def _sharing(
     """Records of other writers that share a file with ``found`` ones: they can only be replaced together."""
     shared: dict[tuple[int, SegmentFile], Rows] = {}
     for partition in {partition for partition, file in found if file.shared}:
-        files = [file for file in snapshot.segments(partition) if file.shared]
-        taken = [file for p, file in found if p == partition and file.shared]
-        paths = {path for file in taken for path in file.paths}
-        while more := [f for f in files if f not in taken and not paths.isdisjoint(f.paths)]:
-            taken += more
-            paths.update(path for file in more for path in file.paths)
-        shared |= {(partition, f): np.empty(0, np.int64) for f in taken if (partition, f) not in found}
+        paths = {path for p, file in found if p == partition and file.shared for path in file.paths}
+        files = sharing((file for file in snapshot.segments(partition) if file.shared), paths)
+        shared |= {(partition, f): np.empty(0, np.int64) for f in files if (partition, f) not in found}
     return shared
 
 
@@ -362,46 +343,34 @@ def _write(
     now_ms: int,
     pool: Executor,
     progress: ErasureProgress,
-) -> list[Segment]:
-    """A segment for each file, without the rows. All of them or none."""
+) -> list[tuple[MergeGroup, Segment]]:
+    """Write a segment for each file, without the rows: all of them or none."""
     files = table.files
     progress.step, progress.files, progress.files_done = "rewriting", len(found), 0
+    groups = [MergeGroup(partition, (file,), file.base_offset) for partition, file in found]
 
-    def write(number: int, one: tuple[int, SegmentFile], rows: Rows) -> Segment:
-        partition, file = one
-        state = snapshot.partitions[partition]
-        task = WriteTask(
-            topic=topic,
-            table=files.uri,
-            partition=partition,
-            sources=(Source(partition, file.path, file.num_records, 0),),
-            base_offset=file.base_offset,
-            end_offset=file.end_offset,
-            log_start=state.log_start,
-            codec=config.segment_codec,
-            operation=ERASE,
-            idempotency_window_ms=config.idempotency_window_ms,
-            first_dirty=state.cleaned,
-            now_ms=now_ms,
-        )
+    def write(number: int, group: MergeGroup, rows: Rows) -> Segment:
+        state = snapshot.partitions[group.partition]
+        task = merge_task(group, topic, files.uri, state, config, now_ms, ERASE)
         segment = write_here(number, task, _Without(rows), files=files).segment
         progress.files_done += 1
         return segment
 
-    futures = [pool.submit(write, number, one, rows) for number, (one, rows) in enumerate(found.items())]
+    work = enumerate(zip(groups, found.values(), strict=True))
+    futures = [pool.submit(write, number, group, rows) for number, (group, rows) in work]
     written: list[Segment] = []
     failure: BaseException | None = None
     for future in futures:
         try:
             written.append(future.result())
-        except BaseException as error:  # noqa: BLE001  the files of the others go, too
+        except BaseException as error:  # noqa: BLE001  the files of the others are removed as well
             for other in futures:
                 other.cancel()
             failure = failure or error
     if failure is not None:
         _remove(files, [segment.path for segment in written])
         raise failure
-    return written
+    return list(zip(groups, written, strict=True))
 
 
 def _remove(files: TableFiles, paths: Iterable[str]) -> None:

@@ -2,7 +2,7 @@
 
 Spark's parsers end at the end of the first document, and say nothing of the text behind it. So a value is parsed as the
 first element of an array that a mark closes: ``[<value>, <mark>]``. Only a value that is one document, and no more, is
-followed by the mark. The mark is made anew for each call, so that no value can have it.
+followed by the mark. Each call makes a new mark, so that no value can have it.
 
 A number may have more digits than a double holds (17), and Spark's parser writes it as a double into a column of text.
 It may have more digits than VARIANT holds (38). Values with such numbers go a slower way, which keeps the digits, or
@@ -67,7 +67,7 @@ def parse_json(
     wanted = _struct(schema) if schema is not None else None
     raw, mark = F.col(f"`{column}`").cast("string"), uuid.uuid4().hex
     text, parsed = F.col(f"_text_{mark}"), F.col(f"_parsed_{mark}")
-    # Columns of their own, and not expressions in each other: Spark evaluates those anew wherever they are used.
+    # Columns of their own, and not expressions in each other: Spark evaluates those again wherever they are used.
     made = df.withColumn(f"_text_{mark}", F.try_validate_utf8(raw))
     made = _with_variant(made, text, mark) if wanted is None else _with_struct(made, text, wanted, mark)
     misfit = F.lit(NOT_OF_THE_SCHEMA)

@@ -39,7 +39,7 @@ _OPTIONS = (
     "kafka.retry.backoff.max.ms",
     "kafka.retry.backoff.ms",
 )
-#: Spark's own options, which it gives to the sink, too. Under ``spark.databricks.delta.schema.autoMerge.enabled`` Spark
+#: Spark's own options, which it also gives to the sink. Under ``spark.databricks.delta.schema.autoMerge.enabled`` Spark
 #: 4.2 fails by an assertion of its own, unless a write has ``mergeSchema``; a topic has one schema either way.
 _SPARKS = ("path", "checkpointLocation", "queryName", "mergeSchema")
 

@@ -69,8 +69,8 @@ _READS: Final = (
 )
 
 
-#: Steps of an erasure.
-_ERASING: Final = (
+#: Steps of an erasure between its first record and its last one.
+ERASING: Final = (
     "erase.rolled",
     "erase.written",
     "erase.committed",
@@ -188,7 +188,7 @@ def _meddling(chance: random.Random, kind: str) -> dict[str, Any]:
             return {**at, "how": how, "every": every, "undone": chance.random() < 0.25, "restart": restart}
         case "erase":
             at = {"which": chance.random(), "partition": chance.random()}
-            return {**at, "restart": restart, "point": chance.choice([None, *_ERASING])}
+            return {**at, "restart": restart, "point": chance.choice([None, *ERASING])}
         case _:
             # A row over ours, one that the next roll meets, one far beyond; or a number of partitions that is none.
             what = chance.choice([-1, 0, 1_000, "abc", "1000", ""])

@@ -13,6 +13,7 @@ from logstore.errors import InvalidRequestError, InvalidTopicError, UnknownErasu
 from logstore.log.topic import Topic
 from logstore.records.erasure_record import ERASURES_TOPIC, Erasure
 from logstore.records.where.parser import parse_where
+from tests.faults.bench.schedule import ERASING
 from tests.support.data_directory import copy_of_one_moment
 from tests.support.eventually import eventually_async
 from tests.support.faulty_filesystem import FaultyFileSystem
@@ -141,17 +142,7 @@ def test_what_an_expression_selects_is_remembered_by_offset(tmp_path: Path) -> N
     run(scenario())
 
 
-POINTS = [
-    "erase.recorded",
-    "erase.rolled",
-    "erase.written",
-    "erase.committed",
-    "erase.pending",
-    "erase.journal",
-    "erase.deleted",
-    "erase.swept",
-    "erase.reported",
-]
+POINTS = ("erase.recorded", *ERASING, "erase.reported")
 
 
 @pytest.mark.parametrize("point", POINTS)
