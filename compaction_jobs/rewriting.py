@@ -4,7 +4,7 @@ Invariant: only partitions that a commit left out are planned again, so that a j
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from compaction_jobs.context import JobContext
@@ -124,15 +124,9 @@ def _rewrite(context: JobContext, topic: JobTopic, attempt: Attempt, waits: Wait
 def commit(
     topic: JobTopic, snapshot: TopicSnapshot, parts: Sequence[RewritePart], *, data_change: bool, operation: str
 ) -> AttemptResult:
-    """Commit ``parts``, which were planned on ``snapshot``. Segments of parts that are refused are deleted: nobody else
-    would for days, and they may have records that were erased meanwhile. Raises as ``TopicTable.commit_rewrites``.
-    """
+    """Commit ``parts``, which were planned on ``snapshot``. Raises as ``TopicTable.commit_rewrites``."""
     topic.table.files.reached("job.written")
     done = topic.table.commit_rewrites(parts, data_change=data_change, operation=operation)
-    for part in parts:
-        if part.partition in done.refused:
-            with suppress(OSError):
-                topic.table.files.remove([segment.path for segment in part.adds], durable=False)
     committed = [part for part in parts if part.partition in done.committed]
     files = {file.path: file for part in committed for file in snapshot.segments(part.partition)}
     return AttemptResult(

@@ -18,6 +18,7 @@ Invariants:
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -40,11 +41,13 @@ from logstore.broker.upkeep import Upkeep
 from logstore.clock import Clock
 from logstore.cluster.coordinator import Coordinator
 from logstore.delta.erased_files import ERASED
+from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import PartsCommit
 from logstore.errors import (
     InvalidRequestError,
     LogStoreError,
     PeerUnavailableError,
+    StorageError,
     UnknownErasureError,
     UnknownTopicError,
     storage_error,
@@ -106,6 +109,8 @@ _LOOK_S: Final = 0.5
 _RETRY_S, _RETRY_MAX_S = 1.0, 60.0
 #: How long one look waits for a follower to learn what is sealed.
 _SEALED_S: Final = 5.0
+#: Snapshots that are looked into for one request.
+_LOOKS: Final = 5
 _SWEEP_S: Final = 3_600.0
 #: After a start, when the store has other things to do first.
 _FIRST_SWEEP_S: Final = 60.0
@@ -274,7 +279,7 @@ class Erasing:
         salt = new_salt()
         erasure = Erasure(
             id=str(uuid4()),
-            number=self._next_number(topic),
+            number=0,
             state="started",
             topic=topic.name,
             topic_id=str(topic.topic_id),
@@ -288,7 +293,7 @@ class Erasing:
         if dry_run or where is not None:
             self._begin_count(topic, erasure, where, dry_run=dry_run)
         else:
-            await self._write(erasure)
+            await self._write(erasure, topic)
             self._wake.set()
             log.info("erasure.started", topic=topic.name, id=erasure.id, keys=len(erasure.keys))
         return erasure.id
@@ -343,25 +348,32 @@ class Erasing:
         erasure = count.erasure
         try:
             await self._roll_to_end(topic, erasure)
-            snapshot, files = topic.snapshot, topic.table.files
+            files, pool, progress = topic.table.files, self._workers(), count.progress
             selected = KnownErasure(erasure) if where is None else SelectedNow(erasure.partitions, Where(where))
             if count.is_dry:
-                found = await self._in_thread(
-                    lambda: count_records(files, snapshot, [selected], self._workers(), count.progress)
-                )
+                found = await self._look_into(topic, lambda now: count_records(files, now, [selected], pool, progress))
                 count.files = len(found)
                 count.erasure = msgspec.structs.replace(erasure, records=sum(map(len, found.values())))
             else:
-                offsets = await self._in_thread(
-                    lambda: find_offsets(files, snapshot, selected, self._workers(), count.progress)
-                )
-                await self._write(_with_offsets(erasure, offsets))
+                offsets = await self._look_into(topic, lambda now: find_offsets(files, now, selected, pool, progress))
+                await self._write(_with_offsets(erasure, offsets), topic)
                 del self._counts[erasure.id]
                 self._wake.set()
                 log.info("erasure.started", topic=topic.name, id=erasure.id, where=erasure.where)
         except Exception as error:  # noqa: BLE001  the client is told
             count.failure = str(error)
         count.is_done = True
+
+    async def _look_into(self, topic: Topic, work: Callable[[TopicSnapshot], T]) -> T:
+        """Run blocking work on the newest snapshot; again if a commit has replaced files that it was to read."""
+        for _ in range(_LOOKS):
+            snapshot = topic.snapshot
+            try:
+                return await self._in_thread(functools.partial(work, snapshot))
+            except StorageError:
+                if topic.snapshot is snapshot:
+                    raise
+        raise ErasureWaitsError(f"Other commits to topic {topic.name!r} kept replacing the files: ask again")
 
     # ---- the way of an erasure --------------------------------------------------------------------------------------
 
@@ -384,11 +396,14 @@ class Erasing:
         now, busy = self._clock.monotonic(), set()
         for erasure in self._erasures.unfinished():
             run = self._runs.setdefault(erasure.record.id, _Run())
-            # Those of one topic come one after another.
-            if erasure.topic_id in busy or now < run.not_before or not self._is_owner(erasure, topic):
+            if erasure.topic_id in busy:
                 continue
-            busy.add(erasure.topic_id)
-            if run.task is None:
+            is_waiting = now < run.not_before or not self._is_owner(erasure, topic)
+            # The table has one number for all erasures that it shows, so they are committed in the order of their
+            # numbers. One that is committed, and waits for a broker, holds up no other.
+            if not is_waiting or erasure.record.state == "started":
+                busy.add(erasure.topic_id)
+            if not is_waiting and run.task is None:
                 run.task = asyncio.create_task(self._run(erasure, run))
         while self._erasures.came_back:
             topic_id, repeated = self._erasures.came_back[0]
@@ -492,9 +507,11 @@ class Erasing:
         config, now_ms = topic.config, self._clock.now_ms()
 
         def erase() -> TableErasure:
-            erase_from_table(
+            found = erase_from_table(
                 topic.table, topic.name, wanted, config, now_ms, self._workers(), commit=commit, progress=progress
             )
+            if found.unserved:
+                raise ErasureWaitsError(found.unserved)
             return erase_commits(topic.table.files, record.number)
 
         return await self._in_thread(erase)
@@ -621,10 +638,15 @@ class Erasing:
 
     # ---- the records ------------------------------------------------------------------------------------------------
 
-    async def _write(self, record: Erasure) -> Erasure:
-        """Put a record into the table of ``__erasures``. Raises as ``Producing.produce`` and ``Roller.roll``."""
+    async def _write(self, record: Erasure, erased_topic: Topic | None = None) -> Erasure:
+        """Put a record into the table of ``__erasures``; a new one of ``erased_topic`` gets its number, so that numbers
+        rise in the order of the records. Raises as ``Producing.produce`` and ``Roller.roll``.
+        """
         async with self._writing:
             topic = await self._erasures_topic()
+            if erased_topic is not None:
+                await self.load(topic)
+                record = msgspec.structs.replace(record, number=self._next_number(erased_topic))
             key, value = record.encoded()
             row = {"timestamp": [None], "key": [key], "value": [value], "headers": [None]}
             batch = pa.RecordBatch.from_pydict(row, schema=WIRE_SCHEMA)

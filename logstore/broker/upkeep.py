@@ -29,7 +29,6 @@ from logstore.delta.removed_files import DeletedFiles, delete_removed_files
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import PartsCommit, RewritePart
 from logstore.errors import (
-    CommitStateUnknownError,
     CorruptionError,
     LogStoreError,
     StorageError,
@@ -192,20 +191,11 @@ class Upkeep:
         written = await self._in_thread(lambda: self._write(topic, step))
         known.unreadable |= {f.path for group, segment in written if segment is None for f in group.files}
         joined = [(group, segment) for group, segment in written if segment is not None]
-        segments = [segment for _, segment in joined]
-        if not segments:
+        if not joined:
             return
-        try:
-            done = await self._commit(topic, merge_parts(joined))
-        except CommitStateUnknownError:
-            raise  # the table may name them
-        except BaseException:
-            await self._in_thread(lambda: _remove(topic, segments))
-            raise
-        refused = [segment for segment in segments if segment.partition in done.refused]
+        done = await self._commit(topic, merge_parts(joined))
         for partition, error in done.refused.items():
             log.info("merge.refused", topic=topic.name, partition=partition, error=str(error))
-        await self._in_thread(lambda: _remove(topic, refused))
         committed = [group for group, _ in joined if group.partition in done.committed]
         MERGES.count(topic, 1, "committed" if committed else "refused")
         MERGED_SEGMENTS.count(topic, sum(len(group.files) for group in committed))

@@ -100,11 +100,15 @@ def file_history(files: TableFiles, version: int) -> FileHistory:
             for action in removed
         }
         if operation == "RESTORE" and (back := _restored_version(info)) is not None:
-            # The RESTORE takes back all that others did since: files that they removed stay away because of it.
+            # The RESTORE takes back all that others did since: files that they removed stay away because of it. A file
+            # that the store removed since then stays away because of what had removed it before that version, if
+            # anything had: the file that the store put in its place is gone.
             for path, removal in found.items():
                 if removal.version > back and not removal.ours:
                     changes[path] = replace(removal, version=number, operation=operation, meant=False)
-            # But what was away in that version is away as it was then.
+                elif removal.version > back and (before := _at(told[path], back)) is not None:
+                    changes[path] = before
+            # What was away in that version is away as it was then.
             for path, change in changes.items():
                 assert change is not None
                 known = change.bounds

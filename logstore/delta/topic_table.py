@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import structlog
+
 from logstore.delta.actions import DROP_FOREIGN_FILES
 from logstore.delta.committer import Committer, Plan, commit_info
 from logstore.delta.first_entry import first_entry
@@ -32,6 +34,7 @@ from logstore.delta.schema import (
     LOG_RETENTION_PROPERTY,
     PARTITIONS_PROPERTY,
     PROPERTY_PREFIX,
+    REWRITE,
     SEALED,
     START,
     TOMBSTONE_RETENTION_PROPERTY,
@@ -43,6 +46,7 @@ from logstore.delta.schema import (
 from logstore.delta.snapshot import Removal, SegmentFile, TopicSnapshot
 from logstore.errors import (
     CommitRefusedError,
+    CommitStateUnknownError,
     CorruptionError,
     FencedLeaderEpochError,
     InvalidPartitionsError,
@@ -56,6 +60,8 @@ from logstore.segments.layout import PLAIN_LAYOUT, TableLayout
 from logstore.segments.writer import Segment
 from logstore.table_files import LOG_DIRECTORY, OutcomeUnknownError, TableFiles
 from logstore.table_root import TableRoot
+
+log = structlog.stdlib.get_logger(__name__)
 
 __all__ = ["PartsCommit", "RewritePart", "RollPart", "TopicTable"]
 
@@ -219,6 +225,33 @@ class TopicTable:
         with self._lock:
             return self._committer.commit(plan)
 
+    def put_back(self, removes: Collection[str], adds: Sequence[Segment]) -> int:
+        """Replace active files, also those that are not served, by segments that a commit has removed. Return the
+        version that shows it; nothing is committed if one of the files is not active any more.
+
+        Raises as ``Committer.commit``.
+        """
+
+        def plan(snapshot: TopicSnapshot) -> Plan | None:
+            if not snapshot.paths.issuperset(removes):
+                return None
+            changed = {segment.partition for segment in adds}
+            transactions = {app_id(one, REWRITE): snapshot.partitions[one].rewrite + 1 for one in changed}
+            restated = {app_id(one, SEALED): snapshot.partitions[one].sealed for one in changed}
+            return Plan(
+                "put-back",
+                transactions,
+                tuple(adds),
+                snapshot.removals_of(removes),
+                data_change=False,
+                restated=restated,
+                removed_before=True,
+                are_found=True,
+            )
+
+        with self._lock:
+            return self._committer.commit(plan)
+
     def advance_log_start(self, starts: Mapping[int, int], leader_epochs: Mapping[int, int]) -> int:
         """Move the log start of partitions forward; the version that shows it. It never moves back: a value that
         another commit (such as retention's) has overtaken changes nothing.
@@ -277,7 +310,9 @@ class TopicTable:
         ``more_details`` go into the history of the table.
 
         Planned on any older snapshot, checked and committed on a fresh one; partitions that fail their check are left
-        out (rule R6). ``taking_back`` as ``Committer.commit``. CommitRefusedError if a removed file is no longer active
+        out (rule R6), and their new segments are deleted unless they were ``found``: nobody else would for days, and
+        they may have records that were erased meanwhile. After CommitStateUnknownError they stay, as the table may name
+        them. ``taking_back`` as ``Committer.commit``. CommitRefusedError if a removed file is no longer active
         or an added file would hold records that the removed ones did not. Raises ValueError for removes with dataChange
         beside adds (plain streams would lose the adds), and as ``Committer.commit``.
         """
@@ -340,8 +375,24 @@ class TopicTable:
             )
 
         with self._lock:
-            version = self._committer.commit(plan, taking_back=taking_back)
+            try:
+                version = self._committer.commit(plan, taking_back=taking_back)
+            except LogStoreError as error:
+                if not found and not isinstance(error, CommitStateUnknownError):
+                    self._delete_unnamed(parts)
+                raise
+            if not found:
+                self._delete_unnamed([part for part in parts if part.partition in refused])
         return PartsCommit(version, committed, dict(refused))
+
+    def _delete_unnamed(self, parts: Sequence[RewritePart]) -> None:
+        """Delete the new segments of parts that were not committed, as far as the table does not name them."""
+        for path in [segment.path for part in parts for segment in part.adds]:
+            try:
+                if path not in self._committer.any_snapshot().paths:
+                    self.files.remove([path], durable=False)
+            except (OSError, LogStoreError) as error:
+                log.warning("rewrite.leftover", table=self.files.uri, file=path, why=str(error))
 
     def alter_config(self, changes: Mapping[str, str | None]) -> int:
         """Set topic configuration (names without ``logstore.``, values validated); None = back to the default."""

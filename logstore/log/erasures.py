@@ -193,11 +193,14 @@ def ranges_of(offsets: npt.NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
 
 @dataclass(slots=True)
 class TableErasure:
-    """``versions`` are the commits that took ``records`` out of the table, with the files that they replaced."""
+    """``versions`` are the commits that took ``records`` out of the table, with the files that they replaced.
+    ``unserved`` names a file that may still have some of the records, and that the store does not serve.
+    """
 
     records: int = 0
     rewritten: int = 0
     versions: list[int] = field(default_factory=list)
+    unserved: str = ""
 
 
 @dataclass(frozen=True, slots=True)

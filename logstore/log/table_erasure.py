@@ -24,7 +24,7 @@ import numpy as np
 import structlog
 
 from logstore.delta.actions import OWN_PREFIX
-from logstore.delta.erased_files import erased_facts, is_erased
+from logstore.delta.erased_files import ERASED, erased_facts, is_erased
 from logstore.delta.log_entries import list_log, read_actions
 from logstore.delta.preconditions import RewritePart
 from logstore.delta.removed_files import is_data_file
@@ -33,7 +33,6 @@ from logstore.delta.topic_table import PartsCommit, TopicTable
 from logstore.errors import (
     CommitConflictError,
     CommitRefusedError,
-    CommitStateUnknownError,
     CorruptionError,
     StorageError,
     StorageFullError,
@@ -127,28 +126,48 @@ class _Without:
 
 
 def concerned_files(snapshot: TopicSnapshot, selected: Sequence[Selects]) -> list[tuple[int, SegmentFile]]:
-    """The active files, with their partitions, that may have records that go. CorruptionError; ErasureWaitsError while
-    files of other writers are not served.
+    """Return the served files, with their partitions, that may have records that go. CorruptionError."""
+    return [
+        (partition, file)
+        for partition in sorted(snapshot.partitions)
+        for file in snapshot.segments(partition)
+        if any(one.touches(partition, file.base_offset, file.end_offset - 1) for one in selected)
+    ]
+
+
+def unserved_file(snapshot: TopicSnapshot) -> str:
+    """Return why a file of another writer that is in the table is not served, and what to do; empty if all are served.
+    Such a file may have records that go. CorruptionError.
     """
-    found = []
-    for partition in sorted(snapshot.partitions):
-        if refused := (*snapshot.refused(partition), *snapshot.homeless):
-            raise ErasureWaitsError(
-                f"{refused[0].path} is in the table and not served: {refused[0].reason}. Take it out with logstore "
-                "topic drop-foreign-files"
-            )
-        found += [
-            (partition, file)
-            for file in snapshot.segments(partition)
-            if any(one.touches(partition, file.base_offset, file.end_offset - 1) for one in selected)
-        ]
-    return found
+    refused = itertools.chain(snapshot.homeless, *(snapshot.refused(partition) for partition in snapshot.partitions))
+    for file in refused:
+        return (
+            f"{file.path} is in the table and not served: {file.reason}. Take it out with logstore topic "
+            "drop-foreign-files"
+        )
+    return ""
+
+
+def _may_show(snapshot: TopicSnapshot, number: int) -> bool:
+    """Return whether a commit may say that the table shows the erasures up to ``number``: all files are served, and no
+    later erasure has been committed, whose records may have come back.
+    """
+    return snapshot.transactions.get(ERASED, -1) <= number and not unserved_file(snapshot)
+
+
+def _require_served(snapshot: TopicSnapshot) -> None:
+    """ErasureWaitsError if a file is not served."""
+    if why := unserved_file(snapshot):
+        raise ErasureWaitsError(why)
 
 
 def count_records(
     files: TableFiles, snapshot: TopicSnapshot, selected: Sequence[Selects], pool: Executor, progress: ErasureProgress
 ) -> dict[tuple[int, SegmentFile], Rows]:
-    """The rows that go, of the active files that have any. Raises as ``concerned_files`` and ``erased_rows``."""
+    """The rows that go, of the active files that have any. ErasureWaitsError while a file is not served; also raises as
+    ``concerned_files`` and ``erased_rows``.
+    """
+    _require_served(snapshot)
     return _scan(files, concerned_files(snapshot, selected), selected, pool, progress)
 
 
@@ -156,8 +175,9 @@ def find_offsets(
     files: TableFiles, snapshot: TopicSnapshot, selected: Selects, pool: Executor, progress: ErasureProgress
 ) -> dict[int, Rows]:
     """By partition, the offsets of the records that go, rising: those of the table, and those in files that it does not
-    name any more. Raises as ``concerned_files`` and ``erased_rows``.
+    name any more. Raises as ``count_records``.
     """
+    _require_served(snapshot)
     concerned = concerned_files(snapshot, [selected])
     names = [(partition, path) for partition, file in concerned for path in (file.path, *file.masked_paths)]
     others = _unnamed_files(files, snapshot)
@@ -225,16 +245,18 @@ def erase_from_table(
     pool: Executor,
     *,
     commit: Callable[[Callable[[], PartsCommit]], PartsCommit] = lambda change: change(),
-    checked: Iterable[str] = (),
+    clean: set[str] | None = None,
     progress: ErasureProgress | None = None,
 ) -> TableErasure:
-    """Bring the table to show ``erasures``. ``checked`` are paths of files that are known to have none of the records.
+    """Bring the table to show ``erasures``. ``clean`` are paths of files that are known to have none of the records,
+    and gets those that are found or written.
 
-    ``commit`` runs each commit. Raises ErasureWaitsError, StorageFullError, StorageError,
-    CorruptionError, CommitConflictError, CommitStateUnknownError.
+    ``commit`` runs each commit. Files that are not served are left alone: then the table does not show the erasures,
+    and ``TableErasure.unserved`` says why. Raises StorageFullError, StorageError, CorruptionError, CommitConflictError,
+    CommitStateUnknownError.
     """
     progress = progress or ErasureProgress()
-    files, clean, done = table.files, set(checked), TableErasure()
+    files, clean, done = table.files, set[str]() if clean is None else clean, TableErasure()
     number, overtaken = erasures.number, ""
     for _ in range(_ATTEMPTS):
         snapshot = table.snapshot()
@@ -242,6 +264,9 @@ def erase_from_table(
             return done
         selected = [one for one in erasures.erasures if not is_erased(snapshot, one.number)]
         concerned = [one for one in concerned_files(snapshot, selected) if not clean.issuperset(one[1].paths)]
+        if not concerned and not _may_show(snapshot, number):
+            done.unserved = unserved_file(snapshot)
+            return done
         try:
             found = _scan(files, concerned, selected, pool, progress)
             clean.update(path for one in concerned if one not in found for path in one[1].paths)
@@ -265,7 +290,8 @@ def erase_from_table(
             wanted: Collection[str] = wanted,
         ) -> dict[str, int]:
             concerned = {path for _, file in concerned_files(now, selected) for path in file.paths}
-            return erased_facts(number, now, wanted, removed) if concerned <= clean.union(removed) else {}
+            is_shown = concerned <= clean.union(removed) and _may_show(now, number)
+            return erased_facts(number, now, wanted, removed) if is_shown else {}
 
         def change(parts: Sequence[RewritePart] = parts, table_facts: _TableFacts = table_facts) -> PartsCommit:
             return table.commit_rewrites(
@@ -276,17 +302,10 @@ def erase_from_table(
                 more_details={_NUMBER: number},
             )
 
-        try:
-            outcome = commit(change)
-        except CommitStateUnknownError:
-            raise  # the table may name them
-        except BaseException:
-            _remove(files, wanted)
-            raise
+        outcome = commit(change)
         for partition, why in outcome.refused.items():
             log.info("erase.overtaken", topic=topic, partition=partition, why=str(why))
             overtaken = str(why)
-        _remove(files, [segment.path for segment in written if segment.partition in outcome.refused])
         clean.update(segment.path for segment in written if segment.partition in outcome.committed)
         committed = [one for one in found if one[0] in outcome.committed]
         if committed:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 import structlog
 
@@ -25,6 +26,7 @@ from logstore.delta.topic_table import RewritePart, RollPart
 from logstore.errors import CommitRefusedError, CorruptionError, StorageError
 from logstore.log.dropped_segments import dropped_segments
 from logstore.log.erasures import ErasedUpTo, ErasureLog, TableErasure
+from logstore.log.gone_files import is_on_disk, put_back_gone_files
 from logstore.log.history import (
     MissingSegmentsError,
     RemovedRange,
@@ -51,6 +53,7 @@ T = TypeVar("T")
 
 #: Threads that look for erased records and rewrite files, each with two row groups.
 _ERASING_THREADS = 2
+_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,8 @@ class TableFollower:
         self._clock = clock
         self._executor = executor
         self._erasures = erasures
+        #: The number of the last erasure that a topic's table must show, and the files that are known to show it.
+        self._clean: WeakKeyDictionary[Topic, tuple[int, set[str]]] = WeakKeyDictionary()
 
     async def follow(self, topic: Topic, *, at_start: bool = False) -> None:
         """Bring the topic to the newest version of its table. ``at_start`` also looks for gaps in the history.
@@ -76,16 +81,20 @@ class TableFollower:
         ``TopicTable.commit_roll`` if files cannot be committed again, and as ``erase_from_table`` if erased records
         have come back; CommitRefusedError if another broker has to erase them.
         """
+        erased = self._erasures.committed(topic.topic_id)
+        before = topic.snapshot
 
         def look() -> tuple[TopicSnapshot, _Restored]:
             snapshot = topic.table.snapshot()
+            if erased is not None and topic.is_maintained_here and not is_erased(snapshot, erased.number):
+                came = snapshot.paths if at_start else snapshot.paths - before.paths
+                if put_back_gone_files(topic.table, snapshot, came):
+                    snapshot = topic.table.snapshot()
             return snapshot, self._restore(topic, snapshot, at_start=at_start)
 
-        before = topic.snapshot
         snapshot, restored = await self._look(topic, look)
         if restored.any:
             snapshot = await self._look(topic, topic.table.snapshot)
-        erased = self._erasures.committed(topic.topic_id)
         if erased is not None and not await self._look(topic, lambda: is_erased(snapshot, erased.number)):
             snapshot = await self._erase_again(topic, snapshot, erased)
         sound = [p for p in range(snapshot.num_partitions) if _is_sound(snapshot, p)]
@@ -100,32 +109,48 @@ class TableFollower:
             await self._look(topic, lambda: _tell_of_changes(topic.name, topic.table.files, before, snapshot.version))
 
     async def _erase_again(self, topic: Topic, snapshot: TopicSnapshot, erased: ErasedUpTo) -> TopicSnapshot:
-        """Another writer has changed the files: look into those that came, and take out what was erased before."""
+        """Take out what was erased before, where another writer has changed the files; return the snapshot after that.
+
+        Files that are not served keep their records, as no reader of the store sees them.
+        """
         if not topic.is_maintained_here:
             raise CommitRefusedError(
                 f"Version {snapshot.version} of topic {topic.name!r} may have records that were erased: the leader of "
                 "partition 0 erases them again"
             )
-        before, config = topic.snapshot, topic.config
+        table, before, config = topic.table, topic.snapshot, topic.config
+        number, clean = self._clean.get(topic, (erased.number, set()))
+        if number != erased.number:
+            clean = set()
+        if is_erased(before, erased.number):
+            clean.update(before.paths)
+
+        def try_to_erase(pool: Executor) -> TableErasure:
+            return erase_from_table(table, topic.name, erased, config, self._clock.now_ms(), pool, clean=clean)
 
         def erase() -> TableErasure:
             # A pool of its own: this runs in the one that the rest of the table's work has.
             with ThreadPoolExecutor(_ERASING_THREADS, thread_name_prefix="erase") as pool:
-                return erase_from_table(
-                    topic.table,
-                    topic.name,
-                    erased,
-                    config,
-                    self._clock.now_ms(),
-                    pool,
-                    checked=before.paths if is_erased(before, erased.number) else (),
-                )
+                for _ in range(_ATTEMPTS - 1):
+                    try:
+                        return try_to_erase(pool)
+                    except (FileNotFoundError, StorageError):
+                        # An erasure that runs beside this may have deleted a file that has come back.
+                        now = table.snapshot()
+                        if not put_back_gone_files(table, now, now.paths - before.paths):
+                            raise
+                return try_to_erase(pool)
 
         found = await self._look(topic, erase)
         if found.records:
             log.error("erasure.repeated", topic=topic.name, version=found.versions[-1], records=found.records)
             self._erasures.came_back.append((topic.topic_id, found))
-        return await self._look(topic, topic.table.snapshot)
+        after = await self._look(topic, table.snapshot)
+        clean.intersection_update(after.paths)
+        self._clean[topic] = erased.number, clean
+        if found.unserved:
+            log.error("erasure.not_repeated", topic=topic.name, version=after.version, why=found.unserved)
+        return after
 
     async def _removed(
         self, topic: Topic, gaps: Mapping[int, list[tuple[int, int]]], before: TopicSnapshot | None
@@ -324,7 +349,7 @@ def _lost_merges(
             again.append(segment)
             continue
         paths = tuple(path for file in joined for path in file.paths)
-        if any(not _is_on_disk(files, path) for path in paths):
+        if any(not is_on_disk(files, path) for path in paths):
             removes.setdefault(segment.partition, {}).update(dict.fromkeys(file.path for file in joined))
             adds.setdefault(segment.partition, []).append(segment)
     return [RewritePart(partition, tuple(removes[partition]), tuple(adds[partition])) for partition in adds], again
@@ -333,14 +358,6 @@ def _lost_merges(
 def _overlap(one: Segment | SegmentFile, other: Segment) -> bool:
     """Whether files of the same partition stand for a common offset."""
     return one.base_offset < other.end_offset and other.base_offset < one.end_offset
-
-
-def _is_on_disk(files: TableFiles, name: str) -> bool:
-    try:
-        files.head(name)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def _dropped(topic: Topic, snapshot: TopicSnapshot, partitions: Sequence[int], *, at_start: bool) -> list[Segment]:

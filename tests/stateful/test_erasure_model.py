@@ -115,8 +115,11 @@ class Store:
         self._jobs.append(asyncio.create_task(work()))
 
     async def optimize(self) -> None:
-        with contextlib.suppress(Exception):  # another commit was first
-            await asyncio.to_thread(DeltaTable(str(self.data / "topics" / "t")).optimize.compact)
+        # delta-rs takes no notice of a rewrite of the same files by another commit, and doubles the rows.
+        await asyncio.gather(*self._jobs)
+        async with self.topic.commit_lock:
+            with contextlib.suppress(Exception):  # an erasure or a merge was first
+                await asyncio.to_thread(DeltaTable(str(self.data / "topics" / "t")).optimize.compact)
         await self.refresh()
 
     async def restore(self) -> None:
@@ -147,20 +150,22 @@ class Store:
         killed.rename(self.data)
         await self.start()
 
+    def waiting(self) -> list[str | None]:
+        """Return what each erasure that is not over waits for."""
+        assert self.broker is not None
+        erasing = self.broker.erasing
+        reports = [one for one in erasing.reports(self.topic) if one.state != "erased"]
+        return [erasing.report(self.topic, one.id)[2] for one in reports]
+
     async def check(self) -> None:
         assert self.broker is not None
         await asyncio.gather(*self._jobs)
 
-        def states() -> list[str]:
-            assert self.broker is not None
-            return [one.state for one in self.broker.erasing.reports(self.topic)]
-
         try:
-            await eventually_async(lambda: set(states()) <= {"erased"}, seconds=60)
+            await eventually_async(lambda: not self.waiting(), seconds=60)
         except AssertionError:
-            reports = self.broker.erasing.reports(self.topic)
-            waiting = [self.broker.erasing.report(self.topic, one.id) for one in reports if one.state != "erased"]
-            raise AssertionError(f"erasures are not over: {waiting}") from None
+            raise AssertionError(f"erasures are not over: {self.waiting()}") from None
+        await self.refresh()
         found = {value for p in range(PARTITIONS) for _, value in await read_all(self.broker, self.topic, p) if value}
         assert not found & self.model.erased, "an erased record is served"
         left = self.model.last() if self.model.is_compacted else self.model.left()
@@ -189,8 +194,6 @@ async def history(directory: Path, seed: int) -> None:
         await store.stop()
 
 
-# Some histories fail: a RESTORE or OPTIMIZE that is committed while an erasure deletes files. The changelog has it.
-@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_histories(tmp_path: Path, seed: int) -> None:
     run(history(tmp_path, seed))

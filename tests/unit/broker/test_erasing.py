@@ -2,14 +2,18 @@
 
 import asyncio
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
+from logstore.broker import erasing
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.errors import InvalidRequestError, InvalidTopicError, UnknownErasureError
+from logstore.log.erasures import TableErasure
+from logstore.log.table_erasure import ErasureProgress, ErasureWaitsError, find_offsets
 from logstore.log.topic import Topic
 from logstore.records.erasure_record import ERASURES_TOPIC, Erasure
 from logstore.records.where.parser import parse_where
@@ -213,6 +217,177 @@ def test_a_restore_with_its_files_is_erased_again(tmp_path: Path, when: str) -> 
         assert known.state == "erased"
 
     version = 0
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_optimized", [False, True], ids=["own files", "files of an OPTIMIZE"])
+@pytest.mark.parametrize("when", ["running", "stopped"])
+def test_a_restore_to_files_that_an_erasure_deletes_meanwhile_is_undone_for_these(
+    tmp_path: Path, when: str, is_optimized: bool
+) -> None:
+    """The RESTORE looks for the files of its version before the erasure deletes them, and commits after it."""
+    data, kept = tmp_path / "data", tmp_path / "kept"
+    table = data / "topics" / "t"
+
+    def restore() -> None:
+        old = {file: kept / file.name for file in map(Path, files_before) if not file.exists()}
+        assert old, "the erasure has deleted none of the files"
+        for file, copy in old.items():
+            shutil.copy(copy, file)
+        DeltaTable(str(table)).restore(version)
+        for file in old:
+            file.unlink()
+
+    async def scenario() -> None:
+        nonlocal version, files_before
+        async with running_broker(data) as broker:
+            topic = await broker.create_topic(INTERNAL, "t", partitions=2)
+            for _ in range(2):
+                await put(broker, topic, ADA, BOB)
+                await put(broker, topic, BOB, partition=1)
+                await broker.roll(INTERNAL, topic)
+            if is_optimized:
+                DeltaTable(str(table)).optimize.compact()
+                await broker.refresh(INTERNAL, topic)
+            version = DeltaTable(str(table)).version()
+            files_before = [str(table / path) for path in topic.table.snapshot().paths]
+            kept.mkdir()
+            for file in files_before:
+                shutil.copy(file, kept)
+            await erase(broker, topic, ADA)
+            await put(broker, topic, BOB)
+            await broker.roll(INTERNAL, topic)
+            if when == "running":
+                restore()
+                await broker.refresh(INTERNAL, topic)
+                await check(broker, topic)
+        if when == "stopped":
+            restore()
+            async with running_broker(data) as broker:
+                await check(broker, broker.topic(INTERNAL, "t"))
+
+    async def check(broker: Broker, topic: Topic) -> None:
+        assert await values_of(broker, topic) == [b"key-of-bob: plain words of bob"] * 5
+        assert all(not p.missing for p in topic.partitions)
+        assert all((table / path).exists() for path in topic.table.snapshot().paths)
+        assert files_with(data, SECRET) == []
+        await put(broker, topic, ADA)
+        await broker.roll(INTERNAL, topic)
+        await erase(broker, topic, ADA)
+
+    version, files_before = 0, list[str]()
+    run(scenario())
+
+
+def test_a_restore_before_an_erasure_is_known_to_be_committed_is_erased_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table shows the erasure, and its record does not say so yet: an earlier one may not vouch for the files."""
+    path = str(tmp_path / "topics" / "t")
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic(INTERNAL, "t")
+            await put(broker, topic, ADA, BOB, b"cy")
+            await broker.roll(INTERNAL, topic)
+            await erase(broker, topic, b"cy")
+            erase_from_table = broker.erasing._erase_from_table
+
+            async def and_restore(topic: Topic, record: Erasure, progress: ErasureProgress) -> TableErasure:
+                done = await erase_from_table(topic, record, progress)
+                DeltaTable(path).restore(topic.version - 1)
+                await broker.refresh(INTERNAL, topic)
+                return done
+
+            monkeypatch.setattr(broker.erasing, "_erase_from_table", and_restore)
+            assert (await erase(broker, topic, ADA)).records == 1
+            assert await values_of(broker, topic) == [b"key-of-bob: plain words of bob"]
+            assert files_with(tmp_path, SECRET) == []
+
+    run(scenario())
+
+
+def test_an_erasure_that_waits_before_its_commit_holds_up_those_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table has one number for all erasures that it shows: the later one would vouch for the earlier."""
+    waits = {"first": True}
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic(INTERNAL, "t")
+            await put(broker, topic, ADA, BOB, b"cy")
+            roll_to_end = broker.erasing._roll_to_end
+
+            async def roll(topic: Topic, record: Erasure) -> None:
+                if record.id == first and waits["first"]:
+                    raise ErasureWaitsError("not yet")
+                await roll_to_end(topic, record)
+
+            monkeypatch.setattr(broker.erasing, "_roll_to_end", roll)
+            monkeypatch.setattr(erasing, "_RETRY_S", 0.05)
+            first = ""
+            first = await broker.erasing.begin(CLIENT, topic, [ADA])
+            second = await broker.erasing.begin(CLIENT, topic, [b"cy"])
+            await eventually_async(lambda: broker.erasing.report(topic, first)[2] == "not yet", "it does not wait")
+            third = await broker.erasing.begin(CLIENT, topic, [b"nobody"])
+            assert {one.state for one in broker.erasing.reports(topic)} == {"started"}
+            waits["first"] = False
+            reports = [await erased(broker, topic, one) for one in (first, second, third)]
+            assert [one.records for one in reports] == [1, 1, 0]
+            assert files_with(tmp_path, SECRET) == []
+
+    run(scenario())
+
+
+def test_numbers_rise_in_the_order_of_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an expression selects is looked up for longer than an erasure of keys takes that is asked for after it."""
+    looked, go_on = threading.Event(), threading.Event()
+
+    def slowly(*arguments: object, **named: object) -> object:
+        looked.set()
+        assert go_on.wait(30)
+        return find_offsets(*arguments, **named)  # type: ignore[arg-type]
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic(INTERNAL, "t")
+            await put(broker, topic, ADA, BOB, b"cy")
+            monkeypatch.setattr(erasing, "find_offsets", slowly)
+            by_expression = await broker.erasing.begin(CLIENT, topic, (), parse_where("key == 'key-of-ada'"))
+            await asyncio.to_thread(looked.wait)
+            by_key = await erase(broker, topic, b"cy")
+            go_on.set()
+            await eventually_async(lambda: broker.erasing.count(topic, by_expression) is None, "not begun")
+            report = await erased(broker, topic, by_expression)
+            assert (report.records, report.number > by_key.number) == (1, True)
+            assert await values_of(broker, topic) == [b"key-of-bob: plain words of bob"]
+            assert files_with(tmp_path, SECRET) == []
+
+    run(scenario())
+
+
+def test_a_file_that_is_not_served_holds_up_an_erasure_and_no_roll(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic(INTERNAL, "t")
+            await put(broker, topic, ADA, BOB)
+            await broker.roll(INTERNAL, topic)
+            await erase(broker, topic, ADA)
+            path = str(tmp_path / "topics" / "t")
+            write_deltalake(path, DeltaTable(path).to_pyarrow_table(), mode="append")  # offset 1 is taken
+            await put(broker, topic, b"cy")
+            await broker.roll(INTERNAL, topic)
+            erasure = await broker.erasing.begin(CLIENT, topic, [b"cy"])
+            await eventually_async(
+                lambda: "drop-foreign-files" in (broker.erasing.report(topic, erasure)[2] or ""), "it does not wait"
+            )
+            await put(broker, topic, BOB)
+            await broker.roll(INTERNAL, topic)
+            assert len(await values_of(broker, topic)) == 2
+            await broker.drop_foreign_files(INTERNAL, topic)
+            await erased(broker, topic, erasure)
+
     run(scenario())
 
 

@@ -509,6 +509,28 @@ def test_a_restore_to_after_a_delete_deletes_again(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_a_restore_to_a_restore_brings_back_what_was_merged_since(tmp_path: Path) -> None:
+    """The first RESTORE dropped the last roll, which was committed again and merged; the second one drops the merge."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await three_segments(broker)
+            table = path_of(topic.table)
+            others.restore(table, 2)
+            restored = others.version(table)
+            await broker.refresh(INTERNAL, topic)
+            assert await read_all(broker, topic) == ALL
+            snapshot = topic.table.snapshot()
+            files = list(snapshot.segments(0))
+            rewrite_files(topic.table, 0, [f.path for f in files], [joined(topic.table, files)], data_change=False)
+            others.restore(table, restored)
+            await broker.refresh(INTERNAL, topic)
+            assert await read_all(broker, topic) == ALL
+            assert broker.problems(INTERNAL) == []
+
+    run(scenario())
+
+
 @pytest.mark.parametrize(("back", "value"), [(2, "as sent"), (4, "new")])
 def test_a_restore_as_the_page_on_tables_has_it(tmp_path: Path, back: int, value: str) -> None:
     """Rolls in versions 1 to 3, an UPDATE of offset 25 in version 4, a DELETE of offsets 5 and 26 in version 5."""

@@ -340,6 +340,31 @@ def test_a_failed_commit_leaves_no_file_and_is_tried_again_later(tmp_path: Path)
     run(scenario())
 
 
+def test_a_merge_that_was_committed_keeps_its_file_whatever_fails_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table names the file, and nothing else has the records once the old ones are vacuumed."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await topic_of_many(broker)
+            before = await read_all(broker, topic)
+
+            async def fail(*_: object, **__: object) -> None:
+                raise StorageError("no")
+
+            with monkeypatch.context() as failing:
+                failing.setattr(broker._roller._follower, "follow", fail)
+                with pytest.raises(StorageError):
+                    await broker._upkeep.merge(topic)
+            assert topic.table.snapshot().paths <= on_disk(topic)
+            assert len(topic.table.snapshot().paths) < 10
+            await broker.refresh(INTERNAL, topic)
+            assert await read_all(broker, topic) == before
+
+    run(scenario())
+
+
 def test_a_stop_gives_up_what_is_being_written(tmp_path: Path) -> None:
     filesystem = HookedFileSystem()
 
