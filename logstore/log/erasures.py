@@ -223,7 +223,7 @@ class ErasureLog:
     def __init__(self) -> None:
         self.by_id: dict[str, KnownErasure] = {}
         self._committed: Mapping[UUID, ErasedUpTo] = {}
-        #: Erasures that were repeated because records had come back, by topic; the code that reports them removes them.
+        #: Erasures that were repeated because records had come back, by topic; the code that reports one removes it.
         self.came_back: deque[tuple[UUID, TableErasure]] = deque()
 
     def take(self, records: Iterable[Erasure]) -> None:
@@ -242,7 +242,7 @@ class ErasureLog:
         }
 
     def committed(self, topic_id: UUID) -> ErasedUpTo | None:
-        """Return the erasures that have a commit in the topic's table; None if there are none, as for nearly all topics."""
+        """Return the erasures that have a commit in the topic's table; None if it has none, like most topics."""
         return self._committed.get(topic_id)
 
     def of_topic(self, topic_id: UUID) -> list[KnownErasure]:
