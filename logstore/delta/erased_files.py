@@ -32,7 +32,7 @@ def digest(paths: Iterable[str]) -> int:
 
 
 def is_erased(snapshot: "TopicSnapshot", number: int) -> bool:
-    """Return whether the table includes the erasures up to ``number``, and only the store has changed its files since."""
+    """Return whether the table includes the erasures up to ``number``, and only the store changed its files since."""
     facts = snapshot.transactions
     return facts.get(ERASED, -1) >= number and facts.get(ERASED_FILES, 0) & _MASK == digest(snapshot.paths)
 
