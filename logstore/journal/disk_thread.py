@@ -35,7 +35,7 @@ class DiskThread:
                 result = work(*args, **kwargs)
             except BaseException as error:  # noqa: BLE001 - the waiter gets it
                 resolve, result = future.set_exception, error
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
                 loop.call_soon_threadsafe(_resolve, future, resolve, result)
 
         if self._thread is None:

@@ -46,11 +46,11 @@ class FrameType(IntEnum):
     MARK = 3
     """A frame without payload at the durable end: all bytes before it are durable. The next frame overwrites it."""
     TRUNCATE = 4
-    """The partition's log ends at ``base_offset`` again: frames before this one hold nothing from there on. No payload;
-    ``leader_epoch`` is that of the leader who ordered it.
+    """The partition's log ends at ``base_offset`` again: frames before this one do not count from there on. No payload;
+    ``leader_epoch`` is that of the leader that ordered it.
     """
     KAFKA_BATCH = 5
-    """A record batch of a Kafka client (magic 2), verbatim but for append times."""
+    """A record batch of a Kafka client (magic 2), verbatim except for append times."""
     CONTROL = 6
     """A transaction marker: it takes one offset and holds no record. The header has the producer's id and epoch, the
     payload is an ``EndTransactionMarker``.
@@ -160,9 +160,9 @@ class StoredHeader(NamedTuple):
 
 class FileHeader(NamedTuple):
     file_id: int
-    """Random, 64 bits; in each frame of the file, too."""
+    """Random, 64 bits; every frame of the file also has it."""
     start: int
-    """Journal position of the file's first byte; everything before was durable when the file was made."""
+    """Journal position of the file's first byte; everything before it was durable when the file was made."""
     created_ms: int
     identity: JournalIdentity | None
     """None in a file of a version before 4."""
@@ -248,7 +248,7 @@ def encode_frame_header(frame: Frame, *, position: int, durable_end: int, file_i
 
 
 Kinds = Mapping[int, tuple[FrameType, FrameFlags]]
-"""By version, type and flags, as the four bytes in a header are one number."""
+"""Types and flags by the four bytes of version, type and flags in a header, read as one number."""
 
 
 def _kind(version: int, kind: int, flags: int) -> int:

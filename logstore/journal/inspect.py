@@ -91,7 +91,7 @@ class DumpRow:
     snapshot: DumpedSnapshot | None
     control: DumpedControl | None
     honoured: bool
-    """Whether this release takes the frame; a start refuses a journal with another."""
+    """Whether this release accepts the frame; a start refuses a journal with other frames."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class VerifyReport:
     bytes: int
     end_position: int
     tail_bytes: int
-    """Bytes that the next start will cut: no durable frame stands behind them."""
+    """Bytes that the next start will cut: no durable frame comes after them."""
     damage: LogStoreError | None
     """Why the broker would refuse the journal; the counts are then those of the good part before the damage."""
 
@@ -126,7 +126,7 @@ class RepairReport:
     position: int
     """The journal's end after the repair."""
     copies: tuple[Path, ...]
-    """The files with the bytes that were taken out."""
+    """The files with the bytes that were removed."""
     lost: tuple[LostRange, ...]
 
 

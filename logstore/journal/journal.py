@@ -73,7 +73,7 @@ class AppendFuture(asyncio.Future[list[FrameLocation]]):
 
 
 Told = Callable[[Sequence[FrameLocation], LogStoreError | None], None]
-"""Called on the loop with the locations of an append's frames, or with none and why they are not stored."""
+"""Called on the loop with the locations of an append's frames, or with none and the reason why they are not stored."""
 
 
 class _Append:
@@ -128,9 +128,7 @@ class Journal:
         self._snapshots: Callable[[], Sequence[Frame]] = tuple
         self._queue: deque[_Append] = deque()
         self.queued_bytes = 0
-        """Bytes of the appends that are not durable yet. They are held in memory, also when nobody waits for them any
-        more.
-        """
+        """Bytes of the appends that are not durable yet. They are in memory even if no caller waits for them any more."""
         self._wake = asyncio.Event()
         self._committer: asyncio.Task[None] | None = None
         #: Callers of ``rotate``, each waiting for a file that is begun after its call.
@@ -262,7 +260,7 @@ class Journal:
     # ---- appends ------------------------------------------------------------------------------------------------
 
     def append(self, frames: Sequence[Frame]) -> AppendFuture:
-        """Do ``store``, and return a future of the locations or the error, done when the frames are durable or failed."""
+        """Store frames, and return a future of their locations, done when the frames are durable or have failed."""
         future = AppendFuture()
 
         def told(locations: Sequence[FrameLocation], error: LogStoreError | None) -> None:

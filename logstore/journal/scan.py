@@ -61,9 +61,9 @@ class Verdict:
     end: int
     """Journal position after the last good frame."""
     attested_end: int
-    """Everything before is known to be durable; from here to ``end`` the bytes are there, but nothing says so."""
+    """Everything before it is known to be durable; the bytes from here to ``end`` exist, but may not be durable."""
     unborn: Path | None
-    """The last file, if it is one that a crash left before its header was durable: not among ``files``."""
+    """The last file, if a crash left it before its header was durable; it is not among ``files``."""
     tail_bytes: int
     """Bytes other than zero after ``end``: the un-synced tail of a crash."""
 
