@@ -128,7 +128,7 @@ class Journal:
         self._snapshots: Callable[[], Sequence[Frame]] = tuple
         self._queue: deque[_Append] = deque()
         self.queued_bytes = 0
-        """Bytes of the appends that are not durable yet. They are in memory even if no caller waits for them any more."""
+        """Bytes of the appends that are not durable yet. They stay in memory even if no caller waits for them."""
         self._wake = asyncio.Event()
         self._committer: asyncio.Task[None] | None = None
         #: Callers of ``rotate``, each waiting for a file that is begun after its call.
