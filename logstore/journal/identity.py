@@ -12,7 +12,7 @@ from uuid import UUID
 
 
 class JournalIdentity(NamedTuple):
-    """The fields in the header of a journal file. ``incarnation`` is the start of the broker that began the file."""
+    """Two fields in the header of a journal file. ``incarnation`` is the start of the broker that began the file."""
 
     directory_id: UUID
     incarnation: int
