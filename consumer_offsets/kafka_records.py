@@ -1,12 +1,12 @@
-"""Records of ``__consumer_offsets`` as Kafka's coordinator writes them, for tools that decode the topic.
+"""Encodes records of ``__consumer_offsets`` as Kafka's coordinator writes them, for tools that decode the topic.
 
-A key and a value begin with a version (int16): of a key it is the kind of the record. The messages are Kafka's
+Keys and values begin with a version (int16), which in a key is the kind of the record. The messages are Kafka's
 ``OffsetCommitKey`` and ``OffsetCommitValue``, ``GroupMetadataKey`` and ``GroupMetadataValue``, and
 ``ConsumerGroupMetadataKey`` and ``ConsumerGroupMetadataValue``, in the versions of Kafka 4.
 
-A record stands at one offset. So a consumer group (KIP-848) is the record of its epoch; Kafka's records of its members,
-their targets and assignments, of which it has several for each member, have no place. The deletion of a group is that
-of a classic one, whatever it was. A consumer instance is nothing that Kafka knows.
+Each offset has one record. So a consumer group (KIP-848) becomes the record of its epoch. Kafka's records of its
+members, targets and assignments, several for each member, have no offsets here, and are left out. The deletion of a
+group is encoded as that of a classic group, whatever its kind was. Kafka has no consumer instances.
 """
 
 import struct
@@ -36,7 +36,7 @@ _NULL_STRING: Final = _INT16.pack(-1)
 
 
 def kafka_record(key: bytes | None, value: bytes | None) -> tuple[bytes, bytes | None] | None:
-    """Key and value; None for a record that has no form of Kafka's, or that cannot be read."""
+    """Return key and value in Kafka's form; None for a record that Kafka does not have, or that cannot be read."""
     try:
         found = decode_key(key)
         if isinstance(found, OffsetKey):
@@ -56,7 +56,7 @@ def kafka_record(key: bytes | None, value: bytes | None) -> tuple[bytes, bytes |
 
 
 class _TooLongError(Exception):
-    """A text has no length in 16 bits."""
+    """A text is too long for a length of 16 bits."""
 
 
 def _offset_value(key: bytes | None, value: bytes | None) -> bytes | None:

@@ -1,7 +1,7 @@
-"""Groups with members change their kind: what a classic group is as a consumer group, and the other way round.
+"""Converts groups with members: a classic group to a consumer group, and a consumer group to a classic group.
 
-Kafka's ``ConsumerGroup.fromClassicGroup`` and ``ClassicGroup.fromConsumerGroup``, from and to what a record holds: a
-conversion is one record, and a restart after it goes on with the group as it is then.
+This corresponds to Kafka's ``ConsumerGroup.fromClassicGroup`` and ``ClassicGroup.fromConsumerGroup``, from and to the
+values of records: a conversion is one record, and a restart after it continues with the converted group.
 """
 
 from collections import Counter
@@ -31,17 +31,19 @@ from logstore.protocol.consumer_protocol import (
     version_of,
 )
 
-# The generation of what a member was assigned in the present one: before all that members say of former ones.
+# The generation of claims to partitions that were assigned in the present one: higher than the generations that members
+# report for earlier assignments.
 _PRESENT: Final = 1 << 32
 
 
 def to_consumer_group(
     generation: int, members: Collection[ClassicMember], topics: TopicImage, *, is_stable: bool
 ) -> ConsumerGroupValue:
-    """The group of these members, each with the partitions that it holds, in the epoch of its generation.
+    """Return the consumer group of these members, each with the partitions that it holds, with the generation as epoch.
 
-    If nobody has some partition, or a rebalance was under way, the group's epoch is ahead: it assigns, and the members
-    find that they are to join again. InvalidRequestError if the metadata of a member is no subscription.
+    If some partition has no holder, or a rebalance was in progress, the group's epoch is one higher: the group assigns
+    partitions, and heartbeats ask the members to join again. Raises InvalidRequestError if the metadata of a member is
+    not a subscription.
     """
     subscriptions = [decode_subscription(member.protocols[0].metadata) for member in members]
     subscribed = sorted({topic for each in subscriptions for topic in each.topics if topic in topics})
@@ -84,7 +86,10 @@ def to_consumer_group(
 def _owned(
     members: Collection[ClassicMember], subscriptions: Iterable[Subscription], topics: TopicImage
 ) -> dict[str, Partitions]:
-    """By member id, the partitions that each member holds, and no other does by what it says of a later generation."""
+    """Return, by member id, the partitions that each member holds.
+
+    If several members claim a partition, the claim of the latest generation wins.
+    """
     claims = [
         (member.member_id, *_claim(member, subscription))
         for member, subscription in zip(members, subscriptions, strict=True)
@@ -101,8 +106,10 @@ def _owned(
 
 
 def _claim(member: ClassicMember, subscription: Subscription) -> tuple[int, tuple[TopicPartition, ...]]:
-    """What a member holds, and of which generation: what it was assigned, or else what it said when it joined. One that
-    waits for the next generation holds what it has said since.
+    """Return the generation of a member's claim, and the partitions that the member holds.
+
+    These are the partitions of its assignment, or those that it reported when it joined if it has no assignment or
+    waits for the next generation.
     """
     if member.assignment and member.parked_join is None:
         return _PRESENT, decode_assignment(member.assignment).partitions
@@ -112,10 +119,10 @@ def _claim(member: ClassicMember, subscription: Subscription) -> tuple[int, tupl
 def to_classic_group(
     group: ConsumerGroupValue, topics: Mapping[UUID, str], now_ms: int, *, is_settled: bool
 ) -> ClassicGroupValue:
-    """The group of these classic members, each with its target as its assignment, in the generation of the epoch.
+    """Return the classic group of these members, each with its target as its assignment, with the epoch as generation.
 
-    If ``is_settled`` all of them have what they are assigned, and the group is stable; otherwise they join again.
-    ``topics`` are the names of those that exist.
+    If ``is_settled``, all members have their assignments, and the group is stable; otherwise they join again.
+    ``topics`` are the names of the topics that exist.
     """
     leader = group.members[0].member_id
     protocol = ClassicMembers.of([_classic_member(each, b"") for each in group.members], leader).select_protocol()
@@ -145,7 +152,7 @@ def _classic_member(member: ConsumerMemberValue, assignment: bytes) -> ClassicMe
 
 
 def _assignment(member: ConsumerMemberValue, protocol: str, topics: Mapping[UUID, str]) -> bytes:
-    """In the version of the member's own subscription."""
+    """Encode the member's target in the version of its own subscription."""
     assert member.classic is not None
     partitions = tuple(
         (topics[topic_id], number)

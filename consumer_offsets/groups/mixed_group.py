@@ -1,12 +1,13 @@
 """A consumer group that also has members of the classic protocol (KIP-848: a fleet moves one client at a time).
 
-The coordinator assigns to all of them. A classic member joins, and is answered at once as a follower whose generation
-is its member epoch; SyncGroup has what it is assigned; its heartbeats tell it to join again when there is a step that
-it is to make. So one that is cooperative revokes by joining with what it still has, and one that is eager has nothing
-then. It joins and syncs within its rebalance timeout, or is fenced.
+The coordinator assigns partitions to all members. When a classic member joins, it is answered at once as a follower
+whose generation is its member epoch. The answer to SyncGroup has its assignment. Heartbeats ask it to join again when
+it has to take a step. A cooperative member revokes by joining with the partitions that it keeps; an eager member has
+none when it joins. A member must join and sync within its rebalance timeout, or it is fenced.
 
-Kafka's ``classicGroupJoinToConsumerGroup`` and its kin in ``GroupMetadataManager``. Invariant: all classic members have
-a protocol in common, so that the group can be a classic one as soon as no other members are left.
+This corresponds to Kafka's ``classicGroupJoinToConsumerGroup`` and related methods in ``GroupMetadataManager``.
+Invariant: all classic members have a protocol in common, so that the group can become a classic group as soon as it has
+no other members.
 """
 
 from collections import Counter
@@ -54,19 +55,21 @@ from logstore.protocol.consumer_protocol import (
 
 
 class MixedGroup(ConsumerGroup):
-    """``downgrade`` is set when the group is to be a classic one: Stable if its members have what is their target,
-    PreparingRebalance if they are to join again. Nothing else is asked of it then.
+    """``downgrade`` is set when the group has to become a classic group.
+
+    It is Stable if the members have their target assignments, and PreparingRebalance if they have to join again. Only
+    ``classic_value`` may be called then.
     """
 
     downgrade: ClassicState | None = None
 
     def classic_value(self, now_ms: int) -> ClassicGroupValue:
-        """The group as a classic one."""
+        """Return the group as a classic group."""
         names = {description.topic_id: topic for topic, description in self._image.items()}
         return to_classic_group(self.value(), names, now_ms, is_settled=self.downgrade == ClassicState.STABLE)
 
     def join_would_grow(self, event: JoinGroup) -> bool:
-        """Whether the members bring more once the request is taken."""
+        """Return whether the members' data would take more bytes after the request."""
         existing = self._existing(event.member_id, event.instance_id)
         try:
             member = _joined(existing or ConsumerMember(event.member_id), event, _subscription(self.name, event))
@@ -90,7 +93,7 @@ class MixedGroup(ConsumerGroup):
         self._require_common_protocol(event, before.member_id)
         subscription = _subscription(self.name, event)
         if subscription.owned and before.member_id not in self._members:
-            # It was fenced meanwhile. Kafka takes it for a new member, that goes on reading what others have now.
+            # It was fenced meanwhile. Kafka treats it as a new member, which continues to read partitions of others.
             raise UnknownMemberIdError(
                 f"Group {self.name} has no member {event.member_id!r}: give up all partitions, and join it again."
             )
@@ -110,10 +113,10 @@ class MixedGroup(ConsumerGroup):
         )
 
     def _joining(self, event: JoinGroup) -> ConsumerMember:
-        """The member as it is before it joins; changes nothing. A static one without an id takes the place of whoever
-        has its name, by either protocol.
+        """Return the member as it is before it joins; changes nothing.
 
-        Raises UnknownMemberIdError, FencedInstanceIdError, GroupMaxSizeReachedError.
+        A static member without an id replaces the member that has its name, of either protocol. Raises
+        UnknownMemberIdError, FencedInstanceIdError, GroupMaxSizeReachedError.
         """
         member_id = event.member_id or event.new_member_id
         if event.instance_id is not None:
@@ -125,7 +128,7 @@ class MixedGroup(ConsumerGroup):
         return self._members.get(member_id) or self._new_member(member_id)
 
     def _require_common_protocol(self, event: JoinGroup, member_id: str) -> None:
-        """InconsistentGroupProtocolError."""
+        """Raise InconsistentGroupProtocolError if the classic members would have no protocol in common."""
         others = [each.classic for each in self._members.values() if each.classic and each.member_id != member_id]
         counts = Counter(name for other in others for name in {name for name, _ in other.protocols})
         common = {name for name, count in counts.items() if count == len(others)}
@@ -138,7 +141,7 @@ class MixedGroup(ConsumerGroup):
             )
 
     def _owned(self, subscription: Subscription) -> Partitions:
-        """What a member has when it joins; of topics that are gone it has nothing."""
+        """Return the partitions that a member has when it joins, without those of deleted topics."""
         return frozenset(
             TopicIdPartition(self._image[topic].topic_id, partition)
             for topic, partition in subscription.owned
@@ -186,7 +189,11 @@ class MixedGroup(ConsumerGroup):
         self._out.answer(event.request, HeartbeatResponse(error))
 
     def _has_a_step_to_make(self, member: ConsumerMember) -> bool:
-        """Whether the group has moved on, or the member is to revoke, or all that it waits for is there."""
+        """Return whether the member has to join again.
+
+        It has to if the group has a newer epoch, if it has to revoke partitions, or if all partitions that it waits for
+        are free.
+        """
         if member.member_epoch < self.epoch or member.state == MemberState.UNREVOKED_PARTITIONS:
             return True
         missing = self._targets.get(member.member_id, NOTHING) - member.assigned
@@ -197,7 +204,7 @@ class MixedGroup(ConsumerGroup):
         return RebalanceInProgressError(f"Group {self.name} rebalances: join it again.")
 
     def leave(self, event: LeaveGroup, now_ms: int) -> None:
-        """Remove members as an administrator does, who may also name members of the consumer protocol."""
+        """Remove members as for an administrator, who may also name members of the consumer protocol."""
         gone: dict[str, ConsumerMember] = {}
         left = []
         for leaving in event.members:
@@ -224,7 +231,7 @@ class MixedGroup(ConsumerGroup):
     def _require_classic(
         self, member_id: str, instance_id: str | None, generation: int
     ) -> tuple[ConsumerMember, ClassicProtocol]:
-        """Raises UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError."""
+        """Return a classic member. Raises UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError."""
         member = self._require(member_id, instance_id)
         if member.classic is None:
             raise UnknownMemberIdError(f"Member {member_id!r} of group {self.name} uses the consumer protocol.")
@@ -236,7 +243,7 @@ class MixedGroup(ConsumerGroup):
     def _fence(self, members: Iterable[ConsumerMember], now_ms: int) -> None:
         gone = {member.member_id: member for member in members}
         if any(member.classic is None for member in gone.values()) and self._may_downgrade(gone):
-            # The epoch stays: by their heartbeats the others are told of a rebalance of the generation that they know.
+            # The epoch stays, so that heartbeats report a rebalance of the generation that the other members know.
             for member in gone.values():
                 self._drop(member)
             self.downgrade = ClassicState.PREPARING_REBALANCE
@@ -244,12 +251,12 @@ class MixedGroup(ConsumerGroup):
             super()._fence(gone.values(), now_ms)
 
     def _may_downgrade(self, gone: Iterable[str]) -> bool:
-        """Whether members are left without those that are gone, and all of them are classic ones."""
+        """Return whether members remain without those that are gone, and all of them are classic members."""
         left = [member for member_id, member in self._members.items() if member_id not in gone]
         return self._config.downgrades and bool(left) and all(member.classic is not None for member in left)
 
     def validate(self) -> None:
-        """AssertionError if an invariant is broken."""
+        """Raise AssertionError if an invariant is broken."""
         super().validate()
         assert self.downgrade is None, "the group is still no classic one"
         protocols = [{name for name, _ in m.classic.protocols} for m in self._members.values() if m.classic is not None]
@@ -257,7 +264,10 @@ class MixedGroup(ConsumerGroup):
 
 
 def _subscription(group: str, event: JoinGroup) -> Subscription:
-    """What a member joins with; clients send the same with each of their protocols. InconsistentGroupProtocolError."""
+    """Return the subscription in a join request; clients send the same one with each of their protocols.
+
+    Raises InconsistentGroupProtocolError.
+    """
     if not event.protocols:
         raise InconsistentGroupProtocolError("A member has a protocol type and at least one protocol: send both.")
     try:
@@ -267,7 +277,7 @@ def _subscription(group: str, event: JoinGroup) -> Subscription:
 
 
 def _joined(before: ConsumerMember, event: JoinGroup, subscription: Subscription) -> ConsumerMember:
-    """The member with what it joins with."""
+    """Return the member with the data of its join request."""
     return replace(
         before,
         instance_id=event.instance_id if event.instance_id is not None else before.instance_id,

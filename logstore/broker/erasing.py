@@ -1,19 +1,23 @@
-"""Erasures: records of a topic leave every file of the store, and a report of that stays in ``__erasures``.
+"""Removes erased records of a topic from every file of the store, and keeps a report of that in ``__erasures``.
 
-The steps, each on disk before the next: the request is in the table of ``__erasures``; the topic is rolled, so that no
-journal needs a frame with the records; one commit takes the records out of the table, and readers follow it; each
-broker sees that commit, waits for its merge under way, begins a new journal file and removes the older ones; runs of
-jobs that began before the commit have ended; files that the table does not name and that have the records are deleted;
-the report says ``erased``.
+Each step is on disk before the next one begins:
+
+1. The request is in the table of ``__erasures``.
+2. The topic is rolled, so that no journal needs a frame with the records.
+3. One commit removes the records from the table, and readers follow it.
+4. Each broker sees that commit, waits for a merge in progress, begins a new journal file and removes the older ones.
+5. Runs of jobs that began before the commit have ended.
+6. Files that have the records and that the table does not name are deleted.
+7. The report says ``erased``.
 
 Invariants:
 
-- Each step may be repeated, and is after a kill: the leader of the topic's partition 0 goes on with every erasure that
-  is not ``erased``. Nothing of a request is in memory alone once it was answered.
-- The report says ``erased`` only if each broker that may have the bytes has confirmed, and after the last file went.
+- Each step may be repeated, and is repeated after a kill: the leader of the topic's partition 0 continues every erasure
+  that is not ``erased``. Once a request was answered, no part of it is only in memory.
+- The report says ``erased`` only after each broker that may have the bytes has confirmed and the last file is gone.
 - A broker that starts does its own part before it serves.
-- What another writer or a backup brings back is erased again by ``TableFollower``, before a reader sees it, and the
-  files that came with it are deleted here.
+- If another writer or a backup brings erased records back, ``TableFollower`` erases them again before a reader sees
+  them, and this module deletes the files that came with them.
 """
 
 import asyncio
@@ -107,12 +111,12 @@ T = TypeVar("T")
 
 _LOOK_S: Final = 0.5
 _RETRY_S, _RETRY_MAX_S = 1.0, 60.0
-#: How long one look waits for a follower to learn what is sealed.
+#: How long one attempt waits for a follower to learn the sealed offset.
 _SEALED_S: Final = 5.0
-#: Snapshots that are looked into for one request.
+#: How many snapshots one request reads, when commits keep replacing the files of each.
 _LOOKS: Final = 5
 _SWEEP_S: Final = 3_600.0
-#: After a start, when the store has other things to do first.
+#: The delay of the first sweep after a start, when the store has other work to do first.
 _FIRST_SWEEP_S: Final = 60.0
 _THREADS_MAX: Final = 4
 _NICENESS: Final = 10
@@ -130,7 +134,7 @@ NOT_REACHED: Final = (
 
 @dataclass(slots=True)
 class _Run:
-    """What is under way for an erasure, or was until it failed."""
+    """The current attempt of an erasure, or the last one if it failed."""
 
     progress: ErasureProgress = field(default_factory=ErasureProgress)
     task: "asyncio.Task[None] | None" = None
@@ -141,7 +145,10 @@ class _Run:
 
 @dataclass(slots=True)
 class Count:
-    """An erasure that has not started yet, or never does (``is_dry``), until the records are known; or ``failure``."""
+    """The search for the records of an erasure that has not started yet, or of a dry run (``is_dry``).
+
+    ``failure`` is the reason if the search failed.
+    """
 
     erasure: Erasure
     is_dry: bool = True
@@ -186,10 +193,10 @@ class Erasing:
         self._table = ErasuresTable()
         self._runs: dict[str, _Run] = {}
         self._counts: dict[str, Count] = {}
-        #: By topic id: names of files that were looked at, and when the topic's directory is looked at next.
+        #: By topic id: names of files that were searched, and when the topic's directory is searched next.
         self._known: dict[UUID, set[str]] = {}
         self._next_sweep: dict[UUID, float] = {}
-        #: Records are taken over in their order.
+        #: Keeps the order of the records that are taken over.
         self._loading = asyncio.Lock()
         self._writing = asyncio.Lock()
         self._wake = asyncio.Event()
@@ -204,7 +211,7 @@ class Erasing:
     # ---- life -------------------------------------------------------------------------------------------------------
 
     async def load(self, topic: Topic) -> None:
-        """Take over the records that are new in the table of ``__erasures``. CorruptionError, StorageError."""
+        """Take over the new records in the table of ``__erasures``. Raises CorruptionError, StorageError."""
         async with self._loading:
             try:
                 self._erasures.take(await asyncio.to_thread(self._table.read, topic))
@@ -212,8 +219,10 @@ class Erasing:
                 raise storage_error(f"reading {ERASURES_TOPIC}", error) from error
 
     async def recover(self, bases: Mapping[PartitionKey, int | None]) -> None:
-        """Do the part of this broker in all erasures, before it serves. ``bases``: by partition, the lowest offset of
-        the frames that were found in the journal. Raises as ``Roller.roll`` and ``renew``.
+        """Do the part of this broker in all erasures, before it serves.
+
+        ``bases`` has, by partition, the lowest offset of the frames that were found in the journal. Raises as
+        ``Roller.roll`` and ``renew``.
         """
         is_old = False
         for erasure in self._erasures.by_id.values():
@@ -228,7 +237,7 @@ class Erasing:
             is_old = is_old or bool(found)
             if found and self._topics.knows_id(erasure.topic_id):
                 topic = self._topics.by_id(erasure.topic_id)
-                # A backup of the journal was put back: its frames were replayed.
+                # A backup of the journal was restored, and its frames were replayed.
                 if any(p.is_leader and p.has_unsealed and p.partition in found for p in topic.partitions):
                     await self._roller.roll(topic)
         if is_old:
@@ -238,7 +247,7 @@ class Erasing:
         self._task = asyncio.create_task(self._loop())
 
     async def stop(self) -> None:
-        """What is under way is given up; the next start goes on with it."""
+        """Cancel the work in progress; the next start continues it."""
         self._stopping = True
         tasks = [one for one in (self._task, *(run.task for run in self._runs.values()), *self._counting) if one]
         for task in tasks:
@@ -259,11 +268,10 @@ class Erasing:
         *,
         dry_run: bool = False,
     ) -> str:
-        """Begin to erase the records of ``keys``, or those that ``where`` selects, that are there now; or with
-        ``dry_run`` to count them. The id of the erasure.
+        """Begin to erase the present records of ``keys``, or those that ``where`` selects, and return the erasure's id.
 
-        What an expression selects is looked up first, and is remembered by offset: until that is done the erasure is
-        ``counting``, and ends with the broker.
+        With ``dry_run`` the records are only counted. The records that an expression selects are searched first, and
+        remembered by offset. Until the search is complete, the erasure is ``counting``, and is lost if the broker ends.
 
         Raises TopicAuthorizationError, BrokerNotReadyError, InvalidTopicError, InvalidRequestError, QuarantinedError,
         MissingRecordsError, LeaderNotAvailableError, and as ``Producing.produce`` and ``Roller.roll``.
@@ -299,7 +307,7 @@ class Erasing:
         return erasure.id
 
     async def _bounds(self, topic: Topic) -> tuple[ErasedPartition, ...]:
-        """All that is acknowledged now."""
+        """Return bounds that cover all records that are acknowledged now."""
         elsewhere: OffsetsElsewhere = {} if self.others is None else await self.others.offsets(topic.partitions)
         ends, epochs = {}, {}
         for partition_log in topic.partitions:
@@ -311,13 +319,17 @@ class Erasing:
         return bounds_of(ends, epochs)
 
     def _next_number(self, topic: Topic) -> int:
-        """The time in ms, so that numbers rise also where ``__erasures`` is lost, and whatever the clock says."""
+        """Return the time in ms, or more than any known number if the clock is behind.
+
+        So numbers rise even if ``__erasures`` was lost.
+        """
         known = [one.number for one in self._erasures.of_topic(topic.topic_id)]
         return max(self._clock.now_ms(), topic.snapshot.transactions.get(ERASED, 0) + 1, *(one + 1 for one in known))
 
     def report(self, topic: Topic, erasure_id: str) -> tuple[Erasure, ErasureProgress, str | None]:
-        """The newest record of an erasure, how far this broker is with it, and what it waits for.
-        UnknownErasureError.
+        """Return the newest record of an erasure, this broker's progress, and the reason why the erasure waits.
+
+        Raises UnknownErasureError.
         """
         known = self._erasures.by_id.get(erasure_id)
         if known is None or known.topic_id != topic.topic_id:
@@ -326,12 +338,12 @@ class Erasing:
         return known.record, run.progress, run.waiting or known.record.waiting
 
     def count(self, topic: Topic, erasure_id: str) -> Count | None:
-        """A dry run, or an erasure that is still looked up; None if there is none with that id."""
+        """Return a dry run, or an erasure whose records are still searched; None if that id has neither."""
         found = self._counts.get(erasure_id)
         return None if found is None or found.erasure.topic_id != str(topic.topic_id) else found
 
     def reports(self, topic: Topic) -> list[Erasure]:
-        """The newest records of a topic's erasures, in their order."""
+        """Return the newest records of a topic's erasures, in their order."""
         return [known.record for known in self._erasures.of_topic(topic.topic_id)]
 
     # ---- dry runs ---------------------------------------------------------------------------------------------------
@@ -360,12 +372,12 @@ class Erasing:
                 del self._counts[erasure.id]
                 self._wake.set()
                 log.info("erasure.started", topic=topic.name, id=erasure.id, where=erasure.where)
-        except Exception as error:  # noqa: BLE001  the client is told
+        except Exception as error:  # noqa: BLE001  the client gets the message
             count.failure = str(error)
         count.is_done = True
 
     async def _look_into(self, topic: Topic, work: Callable[[TopicSnapshot], T]) -> T:
-        """Run blocking work on the newest snapshot; again if a commit has replaced files that it was to read."""
+        """Run blocking work on the newest snapshot; repeat it if a commit has replaced files meanwhile."""
         for _ in range(_LOOKS):
             snapshot = topic.snapshot
             try:
@@ -375,7 +387,7 @@ class Erasing:
                     raise
         raise ErasureWaitsError(f"Other commits to topic {topic.name!r} kept replacing the files: ask again")
 
-    # ---- the way of an erasure --------------------------------------------------------------------------------------
+    # ---- the steps of an erasure ------------------------------------------------------------------------------------
 
     async def _loop(self) -> None:
         while not self._stopping:  # wait_for may swallow a cancellation that comes together with the event
@@ -437,7 +449,7 @@ class Erasing:
             run.task = None
 
     async def _erase(self, record: Erasure, run: _Run) -> None:
-        """Take an erasure as far as it goes now."""
+        """Do the steps of an erasure that are possible now."""
         topic = self._topic_of(record)
         if record.state == "started":
             if topic is not None:
@@ -469,7 +481,7 @@ class Erasing:
         log.info("erasure.done", topic=record.topic, id=record.id, records=record.records)
 
     def _topic_of(self, record: Erasure) -> Topic | None:
-        """None if it was deleted. ErasureWaitsError if it is not served now."""
+        """Return the erasure's topic; None if it was deleted. Raises ErasureWaitsError if it is not served now."""
         topic_id = UUID(record.topic_id)
         if self._topics.knows_id(topic_id):
             return self._topics.by_id(topic_id)
@@ -479,10 +491,13 @@ class Erasing:
             return None
         except LogStoreError as error:
             raise ErasureWaitsError(f"Topic {record.topic!r} is not served: {error.message}") from error
-        return None  # another one has the name
+        return None  # another topic has the name
 
     async def _roll_to_end(self, topic: Topic, record: Erasure) -> None:
-        """Seal all that the erasure may be of. ErasureWaitsError if that is not possible now; as ``Roller.roll``."""
+        """Seal all records that the erasure may cover.
+
+        Raises ErasureWaitsError if that is not possible now, and as ``Roller.roll``.
+        """
         await self._roller.roll(topic)
         if self.others is not None:
             await self.others.ask_leaders(INTERNAL, topic, "roll")
@@ -498,7 +513,7 @@ class Erasing:
         loop = asyncio.get_running_loop()
 
         def commit(change: Callable[[], PartsCommit]) -> PartsCommit:
-            """On the loop: readers follow the commit before it returns."""
+            """Commit on the event loop, so that readers follow the commit before this returns."""
             return asyncio.run_coroutine_threadsafe(self._roller.commit(topic, change), loop).result()
 
         earlier = self._erasures.committed(topic.topic_id)
@@ -519,8 +534,9 @@ class Erasing:
     # ---- brokers ----------------------------------------------------------------------------------------------------
 
     def _expected(self, record: Erasure) -> set[int]:
-        """The brokers whose journals may have the bytes: those that are there, the replicas, and all that have a
-        directory in the store.
+        """Return the brokers whose journals may have the bytes.
+
+        These are the live brokers, the replicas, and all brokers that have a directory in the store.
         """
         here = self._coordinator.broker_id
         if self.others is None:
@@ -535,7 +551,7 @@ class Erasing:
         return found
 
     async def _erase_from_journals(self, record: Erasure) -> Erasure:
-        """Have each broker that is there confirm; those that are left are ``pending``."""
+        """Ask each live broker to confirm; brokers that have not confirmed are ``pending`` afterwards."""
         confirmed = {one.broker: one for one in record.brokers}
         expected = self._expected(record) - confirmed.keys()
         here = self._coordinator.broker_id
@@ -559,7 +575,7 @@ class Erasing:
         return await self.others.erase_from_journal(broker, record.id)
 
     async def erase_known(self, erasure_id: str) -> ErasedBroker:
-        """As ``erase_here``, of an erasure whose record is in the table. UnknownErasureError."""
+        """Do ``erase_here`` for an erasure whose record is in the table. Raises UnknownErasureError."""
         topic = self._topics.get(ERASURES_TOPIC)
         await self._roller.refresh(topic)
         await self.load(topic)
@@ -569,8 +585,10 @@ class Erasing:
         return await self.erase_here(known.record)
 
     async def erase_here(self, record: Erasure) -> ErasedBroker:
-        """Do the part of this broker in an erasure that is committed: no file of its journal has the bytes afterwards,
-        and its readers see the commit. Raises ErasureWaitsError, and as ``Roller.refresh`` and ``renew``.
+        """Do the part of this broker in an erasure that is committed.
+
+        Afterwards no file of its journal has the bytes, and its readers see the commit. Raises ErasureWaitsError, and
+        as ``Roller.refresh`` and ``renew``.
         """
         topic_id = UUID(record.topic_id)
         if self._topics.knows_id(topic_id):
@@ -596,7 +614,10 @@ class Erasing:
     # ---- files that the table does not name -------------------------------------------------------------------------
 
     async def _sweep(self, topic: Topic, erased: ErasedUpTo, progress: ErasureProgress) -> SweptFiles:
-        """Once no run of a job is left that began before the commit. ErasureWaitsError; as ``delete_erased_files``."""
+        """Delete leftover files, once no run of a job is left that began before the commit.
+
+        Raises ErasureWaitsError, and as ``delete_erased_files``.
+        """
         files = topic.table.files
 
         def sweep() -> SweptFiles:
@@ -610,7 +631,7 @@ class Erasing:
         return await self._in_thread(sweep)
 
     async def _sweep_again(self, topic_id: UUID) -> None:
-        """Files that came later: of a backup, or of another writer that was rewriting files."""
+        """Delete files that came later: from a backup, or from another writer that was rewriting files."""
         erased = self._erasures.committed(topic_id)
         if erased is None or not self._topics.knows_id(topic_id):
             return
@@ -668,7 +689,7 @@ class Erasing:
         return await self.make_topic()
 
     async def make_topic(self) -> Topic:
-        """Make ``__erasures``, unless it is there. Raises as ``TopicChanges.internal``."""
+        """Make ``__erasures`` if it does not exist. Raises as ``TopicChanges.internal``."""
         return await self._changes.internal(
             INTERNAL,
             ERASURES_TOPIC,
@@ -688,7 +709,7 @@ class Erasing:
             raise storage_error("erasing records", error) from error
 
     def _workers(self) -> ThreadPoolExecutor:
-        """Those that read and rewrite files; each holds two row groups."""
+        """Return the threads that read and rewrite files; each holds two row groups."""
         if self._pool is None:
             count = min(int(pa.cpu_count()), _THREADS_MAX)
             self._pool = ThreadPoolExecutor(
@@ -698,7 +719,7 @@ class Erasing:
 
 
 def _unsealed(topic: Topic, record: Erasure) -> str | None:
-    """The partition whose frames here may have the records; None if there is none."""
+    """Describe a partition whose frames on this broker may have the records; None if no partition has such frames."""
     for one in record.partitions:
         partition_log = topic.partitions[one.partition]
         base = partition_log.index.base_offset
@@ -708,7 +729,7 @@ def _unsealed(topic: Topic, record: Erasure) -> str | None:
 
 
 def _with_offsets(record: Erasure, found: Mapping[int, Rows]) -> Erasure:
-    """InvalidRequestError for too many."""
+    """Return the record with the offsets that were found. Raises InvalidRequestError if there are too many ranges."""
     ranges = {partition: ranges_of(offsets) for partition, offsets in found.items()}
     if (count := sum(map(len, ranges.values()))) > ERASED_RANGES_MAX:
         raise InvalidRequestError(

@@ -1,9 +1,9 @@
-"""What ZooKeeper says of the cluster: brokers, controller and topics, watched, with an event for each change.
+"""Watches the state of the cluster in ZooKeeper (brokers, controller and topics), and reports each change as an event.
 
 ``WatchedView`` reads a node again when its watch fires, and everything after each new connection, because kazoo has
-dropped the watches by then. A read is for one node per topic, many at a time. Invariants: ``view`` is whole (every
-topic, or an error in ``damaged``); a node's content never goes back to an older one; listeners are told on the event
-loop, in the order of the changes, of the view before and after.
+dropped the watches by then. It reads one node for each topic, many at a time. Invariants: ``view`` is complete (every
+topic, or an error in ``damaged``); a node's content never goes back to an older one; listeners are called on the event
+loop, in the order of the changes, with the views before and after.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from logstore.errors import ClusterStateError, ZooKeeperUnavailableError
 
 log = structlog.stdlib.get_logger(__name__)
 
-#: Reads that are under way at once.
+#: The number of reads in progress at once.
 _READS_AT_ONCE: Final = 100
 _RETRY_S: Final = 0.1
 
@@ -29,18 +29,18 @@ _RETRY_S: Final = 0.1
 @dataclass(frozen=True, slots=True)
 class LiveBroker:
     registration: BrokerRegistration
-    #: The czxid of its node: rises with each registration.
+    #: The czxid of its node, which rises with each registration.
     epoch: int
 
     @property
     def is_running(self) -> bool:
-        """Whether it may be given something to lead."""
+        """Whether the broker may be given partitions to lead."""
         return self.registration.state == "running"
 
 
 @dataclass(frozen=True, slots=True)
 class TopicNode:
-    """A topic's document with the version that a compare-and-set names."""
+    """A topic's document, with the version for a compare-and-set."""
 
     document: TopicRegistration
     version: int
@@ -52,48 +52,51 @@ class ClusterView:
     controller: ControllerRegistration | None = None
     brokers: Mapping[int, LiveBroker] = dataclasses.field(default_factory=dict)
     topics: Mapping[str, TopicNode] = dataclasses.field(default_factory=dict)
-    #: By path, why a document was not believed. What it said before stays in force.
+    #: By path, why a document was rejected. Its last valid content stays in force.
     damaged: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    #: The version of ``/brokers/ids``. Each registration raises it: while ZooKeeper has this version, no broker has
-    #: come that ``brokers`` lacks.
+    #: The version of ``/brokers/ids``. Each registration raises it: while ZooKeeper has this version, ``brokers`` has
+    #: every registered broker.
     registrations: int = -1
 
     def is_replica_live(self, broker_id: int, topic: str, partition: int) -> bool:
-        """Whether the broker is registered, and its disk serves the partition."""
+        """Return whether the broker is registered, and its disk serves the partition."""
         broker = self.brokers.get(broker_id)
         return broker is not None and partition not in broker.registration.offline.get(topic, ())
 
     def may_join(self, broker_id: int, broker_epoch: int) -> bool:
-        """Whether the broker may join an ISR with the journal of that registration (C4, KIP-903)."""
+        """Return whether the broker may join an ISR with the journal of that registration (C4, KIP-903)."""
         broker = self.brokers.get(broker_id)
         return broker is not None and broker.is_running and broker.epoch == broker_epoch
 
 
-#: Told the view before and after, and the names of the topics whose nodes changed, came or went.
+#: Called with the views before and after, and the names of the topics whose nodes were changed, added or removed.
 ViewListener = Callable[[ClusterView, ClusterView, frozenset[str]], None]
 
 
 class WatchedView:
-    """Made for a started ZooKeeper; ``start`` reads everything once, ``stop`` ends it."""
+    """Watches a ZooKeeper that was started; ``start`` reads everything once, ``stop`` ends the watch."""
 
     def __init__(self, zookeeper: ZooKeeper) -> None:
         self._zookeeper = zookeeper
         self.view = ClusterView()
         self._listeners: list[ViewListener] = []
-        #: Paths that are to be read.
+        #: Paths that have to be read.
         self._unread: set[str] = set()
         self._all_unread = True
         self._wake = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
-        #: Why the last pass failed: it is logged once.
+        #: Why the last pass failed, so that the reason is logged once.
         self._failure: str | None = None
 
     def listen(self, listener: ViewListener) -> None:
         self._listeners.append(listener)
 
     async def start(self) -> None:
-        """ZooKeeperUnavailableError, ClusterStateError if ZooKeeper has no cluster."""
+        """Read everything and begin to watch.
+
+        Raises ZooKeeperUnavailableError, and ClusterStateError if ZooKeeper has no cluster.
+        """
         self._zookeeper.listen(self._session_changed)
         await self._read_unread()
         self._task = asyncio.create_task(self._keep())
@@ -106,9 +109,9 @@ class WatchedView:
             waiting.cancel()
 
     async def refresh(self, paths: Iterable[str]) -> None:
-        """Read the nodes now; returns when the view shows them, and the listeners were told.
+        """Read the nodes now, and return when the view shows them and the listeners were called.
 
-        ZooKeeperUnavailableError.
+        Raises ZooKeeperUnavailableError.
         """
         self._unread.update(paths)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -138,7 +141,7 @@ class WatchedView:
             except Exception as error:
                 _settle(waiting, error)
                 if not isinstance(error, ZooKeeperUnavailableError):
-                    # A view that stands still is worse than one that is read anew.
+                    # A view that is never updated is worse than one that is read again from the start.
                     if str(error) != self._failure:
                         log.exception("cluster.view_failed")
                     self._failure = str(error)
@@ -153,12 +156,12 @@ class WatchedView:
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     async def _read_unread(self) -> None:
-        """One pass. If it fails, its nodes are unread as before."""
+        """Read all unread nodes. If this fails, they stay unread."""
         unread, self._unread = self._unread, set()
         everything, self._all_unread = self._all_unread, False
         try:
             if everything:
-                await self._zookeeper.sync()  # a server that lags behind would show what was before
+                await self._zookeeper.sync()  # a server that lags behind would show an older state
                 unread = {znodes.CONTROLLER, znodes.BROKER_IDS, znodes.TOPICS}
                 unread.update(znodes.broker_path(broker_id) for broker_id in self.view.brokers)
                 unread.update(znodes.topic_path(topic) for topic in self.view.topics)
@@ -183,7 +186,7 @@ class WatchedView:
             listener(before, self.view, changed)
 
     async def _read_children(self, parent: str, read: "_Changes") -> set[str]:
-        """The paths of the new ones."""
+        """Read the names of a node's children, and return the paths of new ones."""
         try:
             names, version = await self._zookeeper.children_and_version(parent, self._changed)
         except NoNodeError:
@@ -194,7 +197,7 @@ class WatchedView:
         return {f"{parent}/{name}" for name in names if name not in known}
 
     async def _read_nodes(self, paths: Iterable[str], read: "_Changes") -> None:
-        """A read that fails is the error of all, once the others have ended."""
+        """Read nodes. If a read fails, its error is raised once the other reads have ended."""
         paths = sorted(paths)
         for at in range(0, len(paths), _READS_AT_ONCE):
             reads = [self._read_node(path, read) for path in paths[at : at + _READS_AT_ONCE]]
@@ -205,7 +208,7 @@ class WatchedView:
     async def _read_node(self, path: str, read: "_Changes") -> None:
         node = await self._zookeeper.get(path, self._changed)
         if node is None and path == znodes.CONTROLLER:
-            # Nobody's child here: only this tells when it comes.
+            # No watch on children covers this node, so only a watch of its own reports its creation.
             if await self._zookeeper.exists(path, self._changed) is not None:
                 return await self._read_node(path, read)
             read.controller = None
@@ -236,7 +239,7 @@ class WatchedView:
 
 
 class _Changes:
-    """The parts of a view that is being made from the one before."""
+    """The parts of a view that is being made from the previous one."""
 
     def __init__(self, before: ClusterView) -> None:
         self.controller = before.controller

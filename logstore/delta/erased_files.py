@@ -1,13 +1,14 @@
-"""Whether a table still shows its erasures: records that were erased for good may come back with a ``RESTORE`` of
-another writer, or with a backup of the table.
+"""Detects whether a table still includes its erasures: erased records may come back with a ``RESTORE`` of another
+writer, or with a backup of the table.
 
-Two facts of the table tell. ``logstore/erased`` is the number of the last erasure that a commit has brought into the
-table: a backup from before has a lower one. ``logstore/erased_files`` sums up the paths of the files that are known to
-have none of the erased records. A commit of the store adds its new files and takes away those that it removes, whatever
-else is in the table. So the sum is that of the active files only if nobody else has added or removed any.
+Two application transactions of the table show this. ``logstore/erased`` is the number of the last erasure that a commit
+has included in the table: an older backup has a lower number. ``logstore/erased_files`` is a sum over the paths of the
+files that are known to have none of the erased records. A commit of the store adds its new files to the sum and
+subtracts those that it removes, whatever else is in the table. So the sum equals that of the active files only if no
+other writer has added or removed any.
 
-Files that the store finds on a disk and commits again (rule R7) are not counted: they may be older than the erasure.
-The second fact is the version of its commit, so that it rises with each, and 32 bits of digest.
+Files that the store finds on a disk and commits again (rule R7) are not added: they may be older than the erasure. The
+second value consists of the version of its commit, so that it rises with each commit, and 32 bits of digest.
 """
 
 from collections.abc import Iterable
@@ -31,13 +32,13 @@ def digest(paths: Iterable[str]) -> int:
 
 
 def is_erased(snapshot: "TopicSnapshot", number: int) -> bool:
-    """Whether the table shows the erasures up to ``number``, and no other writer has changed its files since."""
+    """Return whether the table includes the erasures up to ``number``, and only the store changed its files since."""
     facts = snapshot.transactions
     return facts.get(ERASED, -1) >= number and facts.get(ERASED_FILES, 0) & _MASK == digest(snapshot.paths)
 
 
 def with_erased_files(plan: "Plan", snapshot: "TopicSnapshot") -> "Plan":
-    """The plan, with the digest of clean files brought forward where the table has one."""
+    """Return the plan, with an updated digest of clean files if the table has one."""
     before = snapshot.transactions.get(ERASED_FILES)
     if before is None or ERASED_FILES in plan.transactions or plan.are_found or not (plan.adds or plan.removes):
         return plan
@@ -49,7 +50,7 @@ def with_erased_files(plan: "Plan", snapshot: "TopicSnapshot") -> "Plan":
 def erased_facts(
     number: int, snapshot: "TopicSnapshot", added: Iterable[str], removed: Iterable[str]
 ) -> dict[str, int]:
-    """The facts of a commit after which no active file has a record of the erasures up to ``number``."""
+    """Return the transactions of a commit after which no active file has a record of the erasures up to ``number``."""
     paths = {*snapshot.paths.difference(removed), *added}
     facts = {ERASED_FILES: (snapshot.version + 1) << _BITS | digest(paths)}
     if snapshot.transactions.get(ERASED, -1) < number:

@@ -1,9 +1,9 @@
-"""Table features of Delta: which of them the store reads, which it honours when it commits, and which it refuses.
+"""Lists the table features of Delta that the store reads, that it honours when it commits, and that it refuses.
 
-A new topic stays at reader 1, writer 2, and the store turns no feature on. Another writer may. Where a feature asks
-nothing of the store, or what the store does anyway, the topic goes on. Else a feature of readers keeps the topic from
-being served, for wrong records would be, and a feature of writers keeps commits back. Each such error names the
-feature, the reason, and the command that takes it back.
+A new topic stays at reader 1, writer 2, and the store turns no feature on. Another writer may. If a feature requires
+nothing of the store, or only things that the store does anyway, the topic continues to work. Otherwise a feature of
+readers prevents the topic from being served, because wrong records would be served, and a feature of writers prevents
+commits. Each such error names the feature, the reason, and the command that takes the feature back.
 """
 
 import json
@@ -55,17 +55,17 @@ class _Table:
         return self.properties.get(name, "").lower() == "true"
 
     def with_metadata(self, *keys: str) -> str | None:
-        """The first column that has one of the keys, or keys with these prefixes, in its metadata."""
+        """Return the first column that has one of the keys, or a key with one of these prefixes, in its metadata."""
         return next((str(f["name"]) for f in self.columns if any(_has(m, keys) for m in _metadata(f))), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """``words`` name it in messages. ``reads`` and ``writes`` say why the store cannot, or None.
+    """``words`` name it in messages. ``reads`` and ``writes`` return why the store cannot read or write, or None.
 
-    What takes it back: ``properties`` are removed from the table, ``metadata`` from its columns (names, or prefixes
-    that end with a dot), and ``domain`` from its log. ``types`` are those of columns that cannot be without it.
-    ``irremovable`` says why the store cannot take it back.
+    To take the feature back, ``properties`` are removed from the table, ``metadata`` from its columns (names, or
+    prefixes that end with a dot), and ``domain`` from its log. Columns of ``types`` need the feature. ``irremovable``
+    says why the store cannot take it back.
     """
 
     words: str
@@ -78,11 +78,11 @@ class Feature:
     irremovable: str | None = None
 
 
-# ---- why not --------------------------------------------------------------------------------------------------------
+# ---- reasons to refuse ----------------------------------------------------------------------------------------------
 
 
 def _topic_columns(table: _Table) -> str | None:
-    """Why the topic's columns are not those that its segments have."""
+    """Return why the topic's columns differ from those of its segments; None if they do not."""
     mapped = table.properties.get(MAPPING_PROPERTY, "none").lower()
     if mapped == "id":
         return f"{MAPPING_PROPERTY} is id, and segments have no ids of columns"
@@ -116,7 +116,10 @@ def _column_with(*keys: str, why: str) -> Judge:
 
 
 def _defaults(table: _Table) -> str | None:
-    """A default of a topic's column never applies: records have a value or null in each."""
+    """Return why a default prevents commits; None if none does.
+
+    A default on a column of the topic never applies, because records have a value or null in each column.
+    """
     column = next(
         (f["name"] for f in table.columns if f["name"] not in table.ours and _has(f["metadata"], ("CURRENT_DEFAULT",))),
         None,
@@ -156,7 +159,7 @@ _TIMESTAMPS = tuple(
     )
 )
 
-#: All that Delta 4.4 has, by the names in ``protocol``.
+#: All features of Delta 4.4, by their names in ``protocol``.
 FEATURES: dict[str, Feature] = {
     DELETION_VECTORS: Feature("deletion vectors", ("delta.enableDeletionVectors",)),
     COLUMN_MAPPING: Feature(
@@ -235,11 +238,11 @@ FEATURES: dict[str, Feature] = {
 }
 
 
-# ---- what a table asks for ------------------------------------------------------------------------------------------
+# ---- requirements of a table ----------------------------------------------------------------------------------------
 
 
 def features_of(protocol: Protocol) -> frozenset[str]:
-    """The features of a protocol of any form (Delta protocol, "Table Features for New and Existing Tables")."""
+    """Return the features of a protocol of any form (Delta protocol, "Table Features for New and Existing Tables")."""
     reader, writer = protocol.min_reader_version, protocol.min_writer_version
     listed = {*(protocol.reader_features or ()), *(protocol.writer_features or ())}
     if writer < _LISTS_FEATURES:
@@ -256,7 +259,7 @@ def of_readers(protocol: Protocol) -> set[str]:
 
 
 def columns_in_the_way(name: str, state: TableState) -> str | None:
-    """Why the table's columns cannot be without a feature, and what helps."""
+    """Return why the table's columns need a feature, and the remedy; None if they do not need it."""
     fields = [(field, inner) for field in fields_of(state.meta_data.schema_string) for inner in _with_inner(field)]
     types = FEATURES[name].types
     for field, inner in fields:
@@ -277,14 +280,14 @@ def columns_in_the_way(name: str, state: TableState) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why the store does not read a table, or does not commit to it; None if it does."""
+    """The reasons why the store does not read a table, or does not commit to it; None if it does."""
 
     reading: UnsupportedTableError | None = None
     writing: UnsupportedTableError | None = None
 
 
 def judge(files: TableFiles, state: TableState) -> Verdict:
-    """What the store does with a table of these features."""
+    """Decide whether the store reads a table with these features, and whether it commits to it."""
     protocol = state.protocol
     features = features_of(protocol)
     if features <= BASE and '"delta.invariants"' not in (state.meta_data.schema_string or ""):
@@ -354,7 +357,7 @@ def _physical(field: Field) -> str:
 
 
 def _bare(kind: Any, *, mapped: bool) -> object:
-    """A type without metadata and nullability; a ``mapped`` one has the names that files have."""
+    """Return a type without metadata and nullability; if it is ``mapped``, with the names that files have."""
     if not isinstance(kind, dict):
         return kind
     if kind["type"] == "struct":
@@ -367,13 +370,13 @@ def _bare(kind: Any, *, mapped: bool) -> object:
 
 
 def _metadata(field: Field) -> Iterator[Field]:
-    """The metadata of a field and of those within it."""
+    """Yield the metadata of a field and of the fields within it."""
     for inner in _with_inner(field):
         yield inner.get("metadata") or {}
 
 
 def _with_inner(field: Field) -> Iterator[Field]:
-    """A field and those within it."""
+    """Yield a field and the fields within it."""
     yield field
     for inner in _fields_within(field.get("type")):
         yield from _with_inner(inner)
@@ -392,5 +395,5 @@ def _has(metadata: Field, keys: Iterable[str]) -> bool:
 
 
 def matches(name: str, key: str) -> bool:
-    """Whether a property or a key of metadata is ``key``, or has that prefix if it ends with a dot."""
+    """Return whether a property or a key of metadata is ``key``, or, if ``key`` ends with a dot, has that prefix."""
     return name.startswith(key) if key.endswith(".") else name == key

@@ -1,11 +1,12 @@
-"""The state of a table, as the entries and the checkpoint of its log make it (Delta protocol, "Action Reconciliation").
+"""Computes the state of a table from the entries and the checkpoint of its log (Delta protocol, "Action
+Reconciliation").
 
-The store replays every log itself, whoever wrote to it. delta-rs takes 2 ms of a processor to open the log of a table,
-however short, and opens none with a table feature that it does not know.
+The store replays every log itself, even if another writer has written to it. delta-rs takes 2 ms of CPU time to open
+the log of a table, however short, and does not open a log with a table feature that it does not know.
 
-The last protocol and metadata count, and a file is active from the commit that adds it to the one that removes it. What
-this release does not know in an entry has no meaning for it: a change that had one would have come with a table feature
-(``table_features``). Statistics that cannot be read are those of a file without any.
+The last protocol and metadata count. A file is active from the commit that adds it to the commit that removes it.
+Fields and actions that this release does not know are ignored: a change with a meaning would come with a table feature
+(``table_features``). A file whose statistics cannot be read is treated as a file without statistics.
 """
 
 import datetime as dt
@@ -22,7 +23,7 @@ from logstore.segments.names import parse_segment_name
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
 _LONG_MAX = 2**63 - 1
-#: Of the column "partition".
+#: The largest value of the column "partition".
 _INTEGER_MAX = 2**31 - 1
 
 
@@ -42,11 +43,12 @@ _NO_STATS = _Stats()
 
 
 class AddedFile(NamedTuple):
-    """An add action: the range of its name, and its statistics.
+    """An add action: the range in its name, and its statistics.
 
-    ``ours``: it has a segment's name; ``unknown``: of a form that only a later release knows. Both offsets are None if
-    the name tells no range. Whatever the action does not say is None, and the partition -1. ``num_records`` counts the
-    rows in the file, those of its ``vector`` included. ``row_ids`` are ``baseRowId`` and ``defaultRowCommitVersion``.
+    ``ours`` says that it has a segment's name, ``unknown`` that the name has a form that only a later release knows.
+    Both offsets are None if the name has no range. Fields that the action lacks are None, and the partition is then -1.
+    ``num_records`` counts the rows in the file, including those in its ``vector``. ``row_ids`` are ``baseRowId`` and
+    ``defaultRowCommitVersion``.
     """
 
     path: str
@@ -67,7 +69,7 @@ class AddedFile(NamedTuple):
 
 
 class StateChange(NamedTuple):
-    """What an entry, or a part of a checkpoint, says of the table, but transactions and removed paths."""
+    """The contents of an entry, or of a part of a checkpoint, except transactions and removed paths."""
 
     protocol: Protocol | None
     meta_data: MetaData | None
@@ -112,7 +114,10 @@ def change_of_rows(
     adds: Sequence[dict[str, Any]],
     domains: Sequence[dict[str, Any]],
 ) -> StateChange:
-    """As ``state_change``, of the rows of a checkpoint. msgspec.ValidationError if they are no actions."""
+    """Return the ``state_change`` of the rows of a checkpoint.
+
+    Raises msgspec.ValidationError if they are not actions.
+    """
     found = [msgspec.convert(_without_nulls(row), Protocol) for row in protocols]
     metadata = [msgspec.convert(_without_nulls(row), MetaData) for row in tables]
     files = [_added(msgspec.convert(_without_nulls(row), Add), row.get("stats_parsed")) for row in adds]
@@ -121,7 +126,7 @@ def change_of_rows(
 
 
 def joined_changes(changes: Sequence[StateChange]) -> StateChange:
-    """What the parts of a checkpoint say together."""
+    """Join the changes of all parts of a checkpoint."""
     return StateChange(
         next((change.protocol for change in changes if change.protocol is not None), None),
         next((change.meta_data for change in changes if change.meta_data is not None), None),
@@ -176,7 +181,7 @@ def _stats(text: str | None) -> _Stats:
 
 
 def _stats_of_row(row: Mapping[str, Any]) -> _Stats:
-    """Statistics of a checkpoint that has them as columns."""
+    """Return the statistics from a checkpoint that has them as columns."""
     try:
         return _sound(msgspec.convert(_without_nulls(dict(row)), _Stats))
     except msgspec.MsgspecError:
@@ -195,7 +200,10 @@ def _sound(stats: _Stats) -> _Stats:
 
 
 def table_state(entries: Sequence[tuple[StateChange, Collection[str]]]) -> TableState | None:
-    """The table that entries make, with the paths that each removed; None if they lack protocol or metadata."""
+    """Return the table that results from entries, each with the paths that it removed.
+
+    The result is None if the entries lack protocol or metadata.
+    """
     protocol: Protocol | None = None
     meta_data: MetaData | None = None
     files: dict[str, AddedFile] = {}

@@ -1,7 +1,7 @@
 """The one thread that does the journal's disk work, in order, and reports to the event loop.
 
-A ThreadPoolExecutor would do the same with two futures, three locks and five callbacks for each piece of work, which is
-most of what a small append costs.
+A ThreadPoolExecutor would do the same with two futures, three locks and five callbacks for each piece of work, which
+would be most of the cost of a small append.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 class DiskThread:
-    """Begins with the first work. For one event loop."""
+    """The thread starts with the first work. For one event loop."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -24,7 +24,7 @@ class DiskThread:
         self._thread: threading.Thread | None = None
 
     def run(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> "asyncio.Future[R]":
-        """Run ``work`` after all work handed over before, even if the returned future of its result is cancelled."""
+        """Run ``work`` after all earlier work, even if the returned future of its result is cancelled."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
 
@@ -35,7 +35,7 @@ class DiskThread:
                 result = work(*args, **kwargs)
             except BaseException as error:  # noqa: BLE001 - the waiter gets it
                 resolve, result = future.set_exception, error
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
                 loop.call_soon_threadsafe(_resolve, future, resolve, result)
 
         if self._thread is None:
@@ -51,7 +51,7 @@ class DiskThread:
             work = None  # a waiting thread keeps no reference to finished work
 
     def close(self) -> None:
-        """Finish all work handed over, then end the thread. Blocking."""
+        """Finish all work, then end the thread. Blocking."""
         if self._thread is not None:
             self._work.put(None)
             self._thread.join()

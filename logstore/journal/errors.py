@@ -6,7 +6,7 @@ from logstore.errors import CorruptionError, DataDirectoryError, LogStoreError
 
 
 class JournalRangeFreedError(LogStoreError):
-    """The journal file of a location is gone: its frames are sealed, relocated or deleted. Look them up again."""
+    """The journal file of a location was removed: its frames are sealed, relocated or deleted. Look them up again."""
 
     retriable = True
 
@@ -28,7 +28,7 @@ class JournalCorruptionError(CorruptionError):
 
 
 class JournalDiffersError(DataDirectoryError):
-    """The journal in a directory is not the one that stood there. ``difference`` is ``ExpectedJournal.difference``."""
+    """The journal in a directory is not the expected one. ``difference`` is ``ExpectedJournal.difference``."""
 
     def __init__(self, directory: Path, difference: str, remedy: str) -> None:
         super().__init__(f"The journal in {directory} is not the one that stood here: {difference}. {remedy}")

@@ -1,8 +1,9 @@
-"""Format 1 of the journal in the terms of later ones: who sent a frame, and the rows of a snapshot.
+"""Converts format 1 of the journal to later formats: the sender of a frame, and the rows of a snapshot.
 
-All else is laid out as in later formats. The numbers of an idempotency key were made without a secret, so no request of
-today has them. Such a key has the epoch -1, which no secret has; a header without an owner has no identity. So the key
-is remembered for its window, and new keys are refused until then: see ``IdempotencyKeys.require_one_secret``.
+All other fields have the layout of later formats. The numbers of an idempotency key were made without a secret, so no
+present request has the same numbers. Such a key has the epoch -1, which no secret has; a header without an owner has no
+identity. So the key is remembered for its window, and new keys are refused until its end: see
+``IdempotencyKeys.require_one_secret``.
 """
 
 import struct
@@ -20,12 +21,12 @@ VERSION: Final = 1
 # inflated bytes.
 _SENDER: Final = struct.Struct("<QQihQ")
 _SENDER_AT: Final = 96
-# As of ``RememberedBatch``, with a sequence of four bytes.
+# A row as of ``RememberedBatch``, with a sequence of four bytes.
 _ROW: Final = struct.Struct("<Qhiiqq")
 
 
 def sender(data: Buffer, at: int) -> tuple[BatchIdentity, int]:
-    """The identity and the inflated bytes in the frame header at ``data[at:]``."""
+    """Return the identity and the inflated bytes in the frame header at ``data[at:]``."""
     producer_id, key_hash, sequence, epoch, inflated_bytes = _SENDER.unpack_from(data, at + _SENDER_AT)
     if key_hash:
         return BatchIdentity(key_hash, -1, sequence), inflated_bytes
@@ -33,7 +34,7 @@ def sender(data: Buffer, at: int) -> tuple[BatchIdentity, int]:
 
 
 class _SnapshotState(msgspec.Struct):
-    """Unknown fields are skipped. Packed batches are in any number of strings."""
+    """Unknown fields are skipped. Packed batches may be split into any number of strings."""
 
     sealed_offset: int
     leader_epochs: list[tuple[int, int]]
@@ -47,7 +48,7 @@ _snapshot_decoder = msgspec.msgpack.Decoder(_SnapshotState)
 
 
 def snapshot_payload(payload: bytes) -> bytes:
-    """The payload of a snapshot frame as later formats have it. CorruptionError."""
+    """Return the payload of a snapshot frame in the form of later formats. Raises CorruptionError."""
     try:
         state = _snapshot_decoder.decode(payload)
         producers, keys = (_repacked(b"".join(rows)) for rows in (state.producers, state.idempotency_keys))

@@ -1,10 +1,10 @@
 """The bytes of the journal: file headers and frames.
 
-Layout (little-endian, final): ``docs/journal-format.md``. Invariants: a frame is believed only if its magic, its own
+Layout (little-endian, final): ``docs/journal-format.md``. Invariants: a frame is valid only if its magic, its own
 CRC-32C, its journal position and the random id of its file agree, so that a stale block, a misplaced write, or journal
 bytes that a producer sent as a value are never taken for a frame; the payload has a CRC-32C of its own, so that a
-header can be believed (its length, its ``durable_end``) where its payload never reached the disk. A frame whose
-version, type or flags this release does not honour is refused by name, never passed over.
+header (its length, its ``durable_end``) is valid even if its payload never reached the disk. A frame whose version,
+type or flags this release does not honour is refused by name, never skipped.
 """
 
 import functools
@@ -21,16 +21,16 @@ from logstore.journal import format_1
 from logstore.journal.identity import JournalIdentity
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity
 
-#: The version that is written; versions before it are still read.
+#: The version that is written; earlier versions are still read.
 FORMAT_VERSION: Final = 4
 HEADER_BYTES: Final = 128
-#: The byte of a file header, and of a frame's, that has the version.
+#: The position of the version byte in the headers of files and frames.
 VERSION_AT: Final = 8
 FRAME_MAGIC: Final = b"LSJF"
 FILE_MAGIC: Final = b"LSJH"
 PAYLOAD_BYTES_MAX: Final = (1 << 32) - 1
 
-# Magic and the CRC-32C of the other 120 bytes of the header; then those.
+# Magic, and the CRC-32C of the other 120 bytes of the header, which follow.
 _PREFIX: Final = struct.Struct("<4sI")
 _FRAME: Final = struct.Struct("<BBHIIiQQQ16sqiiqqQqQh6x")
 # The same fields with the prefix; version, type and flags as one number.
@@ -46,11 +46,11 @@ class FrameType(IntEnum):
     MARK = 3
     """A frame without payload at the durable end: all bytes before it are durable. The next frame overwrites it."""
     TRUNCATE = 4
-    """The partition's log ends at ``base_offset`` again: frames before this one hold nothing from there on. No payload;
-    ``leader_epoch`` is that of the leader who ordered it.
+    """The partition's log ends at ``base_offset`` again: frames before this one do not count from there on. No payload;
+    ``leader_epoch`` is that of the leader that ordered it.
     """
     KAFKA_BATCH = 5
-    """A record batch of a Kafka client (magic 2), verbatim but for append times."""
+    """A record batch of a Kafka client (magic 2), verbatim except for append times."""
     CONTROL = 6
     """A transaction marker: it takes one offset and holds no record. The header has the producer's id and epoch, the
     payload is an ``EndTransactionMarker``.
@@ -97,12 +97,12 @@ class FrameHeader(NamedTuple):
 
     @property
     def is_honoured(self) -> bool:
-        """Whether this release takes such a frame; it refuses others at a start and in reads."""
+        """Whether this release accepts such a frame; it refuses others at a start and in reads."""
         return not _unhonoured(self.flags)
 
     @property
     def takes_offsets(self) -> bool:
-        """Whether the frame is part of the log; if not, it tells something about the log."""
+        """Whether the frame is part of the log; other frames describe the log."""
         return self.has_records or self.type is _CONTROL
 
     @property
@@ -127,7 +127,7 @@ class Frame(NamedTuple):
 
 
 class CheckedFrame(Frame):
-    """A frame whose payload came with its CRC, and was checked: the copy keeps the CRC of the original (C15)."""
+    """A frame whose payload arrived with its CRC and was checked: the copy keeps the CRC of the original (C15)."""
 
     _payload_crc: int
 
@@ -150,7 +150,7 @@ class FrameLocation(NamedTuple):
 
 
 class StoredHeader(NamedTuple):
-    """A header as read, with the fields that encoding added."""
+    """A header that was read, with the fields that encoding added."""
 
     header: FrameHeader
     payload_length: int
@@ -160,9 +160,9 @@ class StoredHeader(NamedTuple):
 
 class FileHeader(NamedTuple):
     file_id: int
-    """Random, 64 bits; in each frame of the file, too."""
+    """Random, 64 bits; every frame of the file also has it."""
     start: int
-    """Journal position of the file's first byte; everything before was durable when the file was made."""
+    """Journal position of the file's first byte; everything before it was durable when the file was made."""
     created_ms: int
     identity: JournalIdentity | None
     """None in a file of a version before 4."""
@@ -173,7 +173,7 @@ def _with_prefix(magic: bytes, body: bytes) -> bytes:
 
 
 def encode_file_header(header: FileHeader) -> bytes:
-    """The first bytes of a file; ``header.identity`` is not None."""
+    """Return the first bytes of a file; ``header.identity`` is not None."""
     assert header.identity is not None
     directory_id, incarnation = header.identity
     return _with_prefix(
@@ -183,8 +183,9 @@ def encode_file_header(header: FileHeader) -> bytes:
 
 
 def decode_file_header(data: bytes, start: int) -> FileHeader | None:
-    """The header of the file whose name says ``start``; None if these bytes are no such header. Raises
-    DataDirectoryError if a newer release wrote it.
+    """Return the header of the file whose name says ``start``; None if these bytes are not such a header.
+
+    Raises DataDirectoryError if a newer release wrote it.
     """
     if len(data) < HEADER_BYTES:
         return None
@@ -202,7 +203,7 @@ def decode_file_header(data: bytes, start: int) -> FileHeader | None:
 
 
 def encode_frame_header(frame: Frame, *, position: int, durable_end: int, file_id: int) -> bytes:
-    """The bytes before the payload. Raises ValueError if the payload is over ``PAYLOAD_BYTES_MAX``."""
+    """Return the bytes before the payload. Raises ValueError if the payload exceeds ``PAYLOAD_BYTES_MAX``."""
     (
         (
             frame_type,
@@ -247,7 +248,7 @@ def encode_frame_header(frame: Frame, *, position: int, durable_end: int, file_i
 
 
 Kinds = Mapping[int, tuple[FrameType, FrameFlags]]
-"""By version, type and flags, as the four bytes in a header are one number."""
+"""Types and flags by the four bytes of version, type and flags in a header, read as one number."""
 
 
 def _kind(version: int, kind: int, flags: int) -> int:
@@ -275,7 +276,7 @@ KNOWN: Final[Kinds] = {
 
 
 def _unhonoured(flags: int) -> str:
-    """The flags that this release does not honour, in words. It honours all types."""
+    """Return the flags that this release does not honour, in words. It honours all types."""
     return f"has the flag TRANSACTIONAL ({int(FrameFlags.TRANSACTIONAL)})" if flags & FrameFlags.TRANSACTIONAL else ""
 
 
@@ -287,11 +288,11 @@ _topic_id = functools.lru_cache(maxsize=4096)(lambda raw: UUID(bytes=raw))
 def decode_frame_header(
     data: Buffer, at: int, position: int | None, file_id: int | None, kinds: Kinds = HONOURED
 ) -> StoredHeader | None:
-    """The header at ``data[at:]``, which is at journal position ``position``; None if no frame of this file is there.
+    """Return the header at ``data[at:]``, at journal position ``position``; None if it is not a frame of this file.
 
-    ``file_id`` None accepts frames of any file (for a file whose header is lost), ``position`` None those of any
-    position (for another broker's journal). Raises DataDirectoryError on a frame that is not of one of ``kinds``: a
-    newer release wrote it.
+    If ``file_id`` is None, frames of any file are accepted (for a file whose header is lost); if ``position`` is None,
+    frames of any position (for another broker's journal). Raises DataDirectoryError on a frame whose kind is not among
+    ``kinds``: a newer release wrote it.
     """
     if len(data) < at + HEADER_BYTES:
         return None
@@ -346,7 +347,7 @@ def decode_frame_header(
 
 
 def _refusal(version: int, kind: int, flags: int, position: int) -> DataDirectoryError:
-    """Why a frame with a good header is not taken."""
+    """Return the error that says why a frame with a good header is refused."""
     where = f"the journal frame at position {position}"
     if version not in _FORMATS:
         return _unknown_version(where, version)

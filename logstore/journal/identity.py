@@ -1,8 +1,8 @@
-"""The identity of a journal: what the heads of its files say, against what the file beside the journal says.
+"""Compares the identity of a journal, from the headers of its files, with the file beside the journal.
 
-The file beside it (``meta.json``, ``broker.json`` on one node) may lie on another disk, and a disk may be missing, be
-replaced, or come back as an older image. A journal is the one that stood here if its newest file has the directory id
-that stands beside it, and if it reaches at least to the position that was durable when that was last written down.
+The file beside it (``meta.json``, ``broker.json`` on one node) may be on another disk, and a disk may be missing, be
+replaced, or come back as an older image. A journal is the expected one if its newest file has the directory id of the
+file beside it, and if it reaches at least to the durable position that was last written there.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from uuid import UUID
 
 
 class JournalIdentity(NamedTuple):
-    """The head of a journal file has both. ``incarnation`` is the start of the broker that began the file."""
+    """Two fields in the header of a journal file. ``incarnation`` is the start of the broker that began the file."""
 
     directory_id: UUID
     incarnation: int
@@ -22,7 +22,7 @@ class JournalIdentity(NamedTuple):
 class FoundJournal:
     """The journal in a directory, as a start reads it.
 
-    ``end`` is the journal position behind its last good frame. ``identity`` is that of the newest file; None if there
+    ``end`` is the journal position after its last good frame. ``identity`` is that of the newest file; None if there
     is no file (``is_empty``), or if an earlier release wrote it.
     """
 
@@ -33,21 +33,23 @@ class FoundJournal:
 
     @property
     def incarnation(self) -> int:
-        """The start that began the newest file; 0 without an identity."""
+        """The number of the start that began the newest file; 0 without an identity."""
         return 0 if self.identity is None else self.identity.incarnation
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedJournal:
-    """The journal that stood here. ``durable_end`` is a position up to which it was durable; None if no file of this
-    identity was ever begun: any journal is then the one that is expected.
+    """The journal that belongs in the directory.
+
+    ``durable_end`` is a position up to which it was durable. It is None if no file of this identity was ever begun; any
+    journal is then the expected one.
     """
 
     directory_id: UUID
     durable_end: int | None
 
     def difference(self, found: FoundJournal) -> str | None:
-        """Say how ``found`` differs from the journal that stood here; None if it is that one."""
+        """Return how ``found`` differs from the expected journal; None if it does not."""
         if self.durable_end is None:
             return None
         if found.is_empty:
@@ -69,7 +71,7 @@ class JournalRecord(Protocol):
 
     @property
     def identity(self) -> JournalIdentity:
-        """The identity for the heads of new files."""
+        """The identity for the headers of new files."""
 
     def record(self, durable_end: int) -> None:
-        """Write down, durably, that the journal is durable up to this position. Blocking; raises OSError."""
+        """Record durably that the journal is durable up to this position. Blocking; raises OSError."""

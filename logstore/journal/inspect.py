@@ -1,7 +1,7 @@
-"""Inspection of a journal from outside, and repair of a damaged end: ``logstore journal dump|verify|repair``.
+"""Inspects a journal from outside, and repairs a damaged end: ``logstore journal dump|verify|repair``.
 
-``dump`` and ``verify`` change nothing. ``repair`` is for a stopped broker only, and keeps a copy of every byte that it
-takes out of the journal.
+``dump`` and ``verify`` change nothing. ``repair`` is only for a stopped broker, and keeps a copy of every byte that it
+removes from the journal.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ CORRUPT_SUFFIX: Final = ".corrupt"
 
 @dataclass(frozen=True, slots=True)
 class DumpedSnapshot:
-    """``PartitionSnapshot`` with its batches taken apart."""
+    """``PartitionSnapshot`` with its batches unpacked."""
 
     sealed_offset: int
     leader_epochs: tuple[tuple[int, int], ...]
@@ -40,7 +40,7 @@ class DumpedSnapshot:
 
     @classmethod
     def decode(cls, payload: bytes) -> Self:
-        """Raises CorruptionError."""
+        """Decode a payload. Raises CorruptionError."""
         found = PartitionSnapshot.decode(payload)
         return cls(
             found.sealed_offset,
@@ -62,7 +62,7 @@ class DumpedControl:
 
     @classmethod
     def decode(cls, payload: bytes, position: int) -> Self:
-        """Raises CorruptionError, DataDirectoryError."""
+        """Decode a payload. Raises CorruptionError, DataDirectoryError."""
         found = EndTransactionMarker.decode(payload, f"the journal frame at position {position}")
         return cls(found.type.name, found.coordinator_epoch)
 
@@ -91,7 +91,7 @@ class DumpRow:
     snapshot: DumpedSnapshot | None
     control: DumpedControl | None
     honoured: bool
-    """Whether this release takes the frame; a start refuses a journal with another."""
+    """Whether this release accepts the frame; a start refuses a journal with other frames."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +101,17 @@ class VerifyReport:
     bytes: int
     end_position: int
     tail_bytes: int
-    """Bytes that the next start will cut: no durable frame stands behind them."""
+    """Bytes that the next start will cut: no durable frame comes after them."""
     damage: LogStoreError | None
     """Why the broker would refuse the journal; the counts are then those of the good part before the damage."""
 
 
 @dataclass(frozen=True, slots=True)
 class LostRange:
-    """Frames of a partition from the damage on: a repair takes them out. Whether their records are lost, their table
-    says (``logstore.log.journal_loss``). A frame whose header is unreadable is not among them.
+    """Frames of a partition from the damage on, which a repair removes.
+
+    Their table shows whether their records are lost (``logstore.log.journal_loss``). A frame whose header is unreadable
+    is not among them.
     """
 
     topic_id: UUID
@@ -124,13 +126,15 @@ class RepairReport:
     position: int
     """The journal's end after the repair."""
     copies: tuple[Path, ...]
-    """The files with the bytes that were taken out."""
+    """The files with the bytes that were removed."""
     lost: tuple[LostRange, ...]
 
 
 def dump(directory: Path, filesystem: FileSystem | None = None) -> Iterator[DumpRow]:
-    """Every good frame in journal order, also those that a start refuses. Raises CorruptionError behind the last good
-    one, StorageError, DataDirectoryError on a frame that has no name here.
+    """Yield every good frame in journal order, including those that a start refuses.
+
+    Raises CorruptionError after the last good frame, StorageError, and DataDirectoryError on a frame that this release
+    cannot name.
     """
     journal = ObservedJournal(directory, filesystem, KNOWN)
     current = 0
@@ -165,8 +169,9 @@ def dump(directory: Path, filesystem: FileSystem | None = None) -> Iterator[Dump
 def verify(
     directory: Path, filesystem: FileSystem | None = None, check: Callable[[FoundJournal], None] = lambda _: None
 ) -> VerifyReport:
-    """Read every byte and report the findings of a start. On a running broker's journal the last group may show as a
-    tail. ``check``: see ``ObservedJournal``.
+    """Read every byte and report what a start would find.
+
+    On a running broker's journal the last group may appear as a tail. ``check`` is that of ``ObservedJournal``.
     """
     journal = ObservedJournal(directory, filesystem, check=check)
     frames = 0
@@ -180,11 +185,11 @@ def verify(
 
 
 def repair(directory: Path, filesystem: FileSystem | None = None) -> RepairReport | None:
-    """End the journal before its damage; None if it has none. For a stopped broker.
+    """End the journal before its damage; return None if it has none. For a stopped broker.
 
     The damaged file is copied to ``<name>.corrupt`` and cut, and all later files are renamed in the same way; nothing
-    is deleted. The report counts the readable frames in the part taken out. Raises StorageError; run it again then.
-    Raises DataDirectoryError, and changes nothing, where a newer release wrote: that one repairs it.
+    is deleted. The report counts the readable frames in the part that was removed. Raises StorageError; run it again
+    then. Raises DataDirectoryError, and changes nothing, if a newer release wrote the journal: repair it with that one.
     """
     _check_directory(directory)
     filesystem = filesystem or local_filesystem()
@@ -205,7 +210,7 @@ def repair(directory: Path, filesystem: FileSystem | None = None) -> RepairRepor
 
 
 def _cut(directory: Path, damage: JournalCorruptionError, filesystem: FileSystem) -> tuple[Path, ...]:
-    """The copy first, then the later files from the newest on: cut short anywhere, nothing is lost."""
+    """Copy the damaged file, rename the later files, newest first, then cut: an interruption loses nothing."""
     copies: list[Path] = []
     files = list_files(directory)
     keep = {path: damage.position - start for start, path in files if start < damage.position < start + _size(path)}
@@ -229,7 +234,7 @@ def _cut(directory: Path, damage: JournalCorruptionError, filesystem: FileSystem
 
 
 def _copy(path: Path, copy: Path, filesystem: FileSystem) -> None:
-    """The bytes are durable; the name is not yet."""
+    """Copy a file. Afterwards the bytes are durable, but the name is not yet."""
     source = filesystem.open_read(path)
     try:
         target = filesystem.create(copy)
@@ -249,7 +254,7 @@ def _size(path: Path) -> int:
 
 
 def _copy_path(path: Path) -> Path:
-    """A name for a copy that overwrites no earlier one."""
+    """Return a name for a copy that overwrites no earlier copy."""
     copy = path.with_name(path.name + CORRUPT_SUFFIX)
     number = 1
     while copy.exists():
@@ -259,8 +264,10 @@ def _copy_path(path: Path) -> Path:
 
 
 def lost_ranges(directory: Path, position: int, filesystem: FileSystem | None = None) -> tuple[LostRange, ...]:
-    """The frames with offsets from the damage at ``position`` on. The damaged one counts if its header is good, for it
-    was durable; behind it only whole ones count. OSError, StorageError.
+    """Return the ranges of the frames with offsets from the damage at ``position`` on.
+
+    The damaged frame counts if its header is good, because it was durable; after it only intact frames count. Raises
+    OSError, StorageError.
     """
     filesystem = filesystem or local_filesystem()
     lost: dict[PartitionKey, LostRange] = {}
@@ -287,8 +294,9 @@ def lost_ranges(directory: Path, position: int, filesystem: FileSystem | None = 
 
 
 def damaged_journal(directory: Path, filesystem: FileSystem | None = None) -> FoundJournal | None:
-    """A damaged journal, as far as it is known whose it is: by its newest file with a good header; None without one.
-    ``end`` is that of the last file with its reserved bytes, at or behind that of the journal. OSError,
+    """Return a damaged journal with the identity in its newest file with a good header; None if no header is good.
+
+    ``end`` is that of the last file with its reserved bytes, at or after that of the journal. Raises OSError,
     DataDirectoryError.
     """
     end = 0

@@ -2,11 +2,12 @@
 sealed.
 
 Owns the order of appends and the list of files; the disk work is ``JournalWriter``'s on one thread. Invariants:
-- One group is in flight; appends that come meanwhile form the next group. They are told after the fdatasync, in their
-  order, and fail all together in one step of the loop: no append is stored after one that failed, and none can build on
-  the offset of a failed one.
-- The files are always a gapless end of the journal: the oldest goes first, and only when no partition needs it and a
-  later file holds everybody's snapshot durably. A gap found at recovery is therefore a lost file.
+- One group is in flight; appends that come meanwhile form the next group. Their callbacks are called after the
+  fdatasync, in their order. If the group fails, all fail together in one step of the loop: no append is stored after
+  one that failed, and none can build on the offset of a failed one.
+- The files are always the last part of the journal, without a gap: the oldest is removed first, and only when no
+  partition needs it and a later file durably holds the snapshots of all partitions. So a gap that recovery finds is a
+  lost file.
 - All state is changed on the event loop; ``read`` may be called from any thread.
 """
 
@@ -45,18 +46,20 @@ from logstore.journal.writer import FileSwitchPostponedError, FrameBuffers, Jour
 from logstore.limits import JOURNAL_FILE_BYTES, JOURNAL_GROUP_BYTES_MAX, KIB, MIB
 from logstore.observability import JOURNAL_RETAINED_BYTES
 
-# Locations this near to each other are read with one call, with the bytes between them.
+# Locations at most this far apart are read with one call, together with the bytes between them.
 _READ_GAP_BYTES: Final = 64 * KIB
 _READ_RUN_BYTES: Final = 8 * MIB
-#: The position in the file beside the journal is at most this much older than the last append.
+#: The position in the file beside the journal is at most this many seconds older than the last append.
 RECORDING_S: Final = 1.0
 
 _log = structlog.get_logger(__name__)
 
 
 class AppendFuture(asyncio.Future[list[FrameLocation]]):
-    """The locations of an append's frames. It cannot be cancelled: the frames are on their way to the disk. A waiter
-    that may give up uses ``asyncio.wait`` or ``asyncio.shield``.
+    """The locations of an append's frames.
+
+    It cannot be cancelled, because the frames are on their way to the disk. Code that may stop waiting uses
+    ``asyncio.wait`` or ``asyncio.shield``.
     """
 
     def cancel(self, msg: object = None) -> bool:  # noqa: ARG002
@@ -64,13 +67,13 @@ class AppendFuture(asyncio.Future[list[FrameLocation]]):
 
     def set_exception(self, exception: type | BaseException, /) -> None:
         super().set_exception(exception)
-        # The failure is logged. A client that does not wait (acks=0), or no longer, needs no warning about a lost
-        # exception.
+        # The failure is logged. If no client waits (acks=0, or it has given up), no warning about a lost exception is
+        # needed.
         self.exception()
 
 
 Told = Callable[[Sequence[FrameLocation], LogStoreError | None], None]
-"""Called on the loop with the locations of an append's frames, or with none and why they are not stored."""
+"""Called on the loop with the locations of an append's frames, or with none and the reason why they are not stored."""
 
 
 class _Append:
@@ -91,7 +94,7 @@ class NeededFile(NamedTuple):
 
 
 class Journal:
-    """Exhaust ``recover()``, ``await start()``, then ``append``, ``read``, ``release``; at last ``await close()``."""
+    """Exhaust ``recover()``, ``await start()``, then ``append``, ``read``, ``release``; finally ``await close()``."""
 
     def __init__(
         self,
@@ -103,15 +106,15 @@ class Journal:
         require_lock: Callable[[], None] = lambda: None,
         recent_bytes: int = 0,
     ) -> None:
-        """``require_lock`` raises LockLostError once the directory may be another process's; called in a thread.
+        """``require_lock`` raises LockLostError once another process may own the directory; it is called in a thread.
 
-        ``recent_bytes``: so much of the newest frames is kept in memory for ``stored_frames``.
+        ``recent_bytes`` is the size of the newest frames that are kept in memory for ``stored_frames``.
         """
         self._directory = directory
         self._filesystem = filesystem
         self._file_bytes = file_bytes
         self._clock = clock
-        #: When the first append came into the file being written to, in seconds of the monotonic clock.
+        #: The time of the first append to the file being written to, in seconds of the monotonic clock.
         self._data_since: float | None = None
         self._writer = JournalWriter(directory, filesystem, clock, file_bytes, require_lock)
         self._thread = DiskThread("journal")
@@ -125,12 +128,10 @@ class Journal:
         self._snapshots: Callable[[], Sequence[Frame]] = tuple
         self._queue: deque[_Append] = deque()
         self.queued_bytes = 0
-        """Bytes of the appends that are not durable yet. They are held in memory, also when nobody waits for them any
-        more.
-        """
+        """Bytes of the appends that are not durable yet. They stay in memory even if no caller waits for them."""
         self._wake = asyncio.Event()
         self._committer: asyncio.Task[None] | None = None
-        #: Those who wait for a file that is begun after they have asked.
+        #: Callers of ``rotate``, each waiting for a file that is begun after its call.
         self._rotating: list[asyncio.Future[int]] = []
         self._closing = False
         self._failed: LogStoreError | None = None
@@ -153,7 +154,7 @@ class Journal:
 
     @property
     def refusal(self) -> LogStoreError | None:
-        """The error that an append gets at once; None if the append is taken."""
+        """The error that an append gets at once; None if the append is accepted."""
         refused = self._failed
         if refused is None and (self._committer is None or self._closing):
             return BrokerNotReadyError("the journal takes no appends: the broker is starting or stopping; try again")
@@ -177,9 +178,9 @@ class Journal:
 
     @property
     def needed_bytes(self) -> int:
-        """Bytes of the files that cannot be freed yet: from the oldest that holds something un-sealed to the end.
+        """Bytes of the files that cannot be freed yet: from the oldest with un-sealed records to the end.
 
-        The file being written to does not count when all in it is sealed: the next append beyond its bound ends it.
+        The file being written to does not count if all in it is sealed: the next append beyond its bound ends it.
         """
         for at, file in enumerate(self._files):
             if file.needed_by:
@@ -188,7 +189,7 @@ class Journal:
 
     @property
     def data_age_s(self) -> float:
-        """How long the file being written to has had an append; 0 without one."""
+        """Seconds since the first append to the file being written to; 0 without an append."""
         return 0.0 if self._data_since is None else self._clock.monotonic() - self._data_since
 
     @property
@@ -199,11 +200,11 @@ class Journal:
     # ---- recovery -----------------------------------------------------------------------------------------------
 
     def recover(self) -> Iterator[RecoveredFrame]:
-        """Every good frame of the files kept, in journal order; blocking. Exhaust it before ``start``.
+        """Yield every good frame of the files kept, in journal order; blocking. Exhaust it before ``start``.
 
-        Frames come in the order they were written: a relocated one after its successors, and perhaps twice. The journal
-        ends before what a crash left behind the durable end (rule R1); ``start`` cuts that. Until then no journal file
-        is changed. Raises CorruptionError, StorageError, DataDirectoryError.
+        Frames come in the order in which they were written: a relocated one after its successors, and perhaps twice.
+        The journal ends before the bytes that a crash left after the durable end (rule R1); ``start`` cuts these. Until
+        then no journal file is changed. Raises CorruptionError, StorageError, DataDirectoryError.
         """
         try:
             self._filesystem.make_directory(self._directory)
@@ -225,11 +226,11 @@ class Journal:
         return self._verdict.found(self._directory)
 
     async def start(self, snapshots: Callable[[], Sequence[Frame]], record: JournalRecord) -> None:
-        """Cut what a crash left behind the durable end, begin a new file, and take appends.
+        """Cut the bytes that a crash left after the durable end, begin a new file, and accept appends.
 
-        ``snapshots`` gives one snapshot frame per partition, of its durable state at that moment. It is called on the
-        loop, now and whenever a file is begun. ``record`` is the file beside the journal. On a full disk appends are
-        refused until there is space. Raises StorageError.
+        ``snapshots`` returns one snapshot frame per partition, with its durable state at that moment. It is called on
+        the loop, now and whenever a file is begun. ``record`` is the file beside the journal. On a full disk appends
+        are refused until there is space. Raises StorageError.
         """
         await self._thread.run(self.establish_end)
         self._snapshots = snapshots
@@ -242,7 +243,7 @@ class Journal:
         return PositionRecorder(self._directory, record, self._require_lock)
 
     def establish_end(self) -> None:
-        """Make the end that ``recover`` found the durable end; blocking. StorageError."""
+        """Make the end that ``recover`` found the durable end; blocking. Raises StorageError."""
         verdict = self._verdict
         if verdict is None:
             raise RuntimeError("recover() has not been read to its end")
@@ -259,7 +260,7 @@ class Journal:
     # ---- appends ------------------------------------------------------------------------------------------------
 
     def append(self, frames: Sequence[Frame]) -> AppendFuture:
-        """As ``store``, with a future: the locations when the frames are durable, or the error."""
+        """Store frames, and return a future of their locations, done when the frames are durable or have failed."""
         future = AppendFuture()
 
         def told(locations: Sequence[FrameLocation], error: LogStoreError | None) -> None:
@@ -274,10 +275,10 @@ class Journal:
     def store(self, frames: Sequence[Frame], told: Told) -> None:
         """Store frames, in this order and with one fdatasync; ``told`` is called when they are durable or have failed.
 
-        Appends are told in their order, and after a failure all that are queued in one step of the loop. The error is
-        StorageFullError (nothing was stored; try again later), StorageError (final; whether they are stored shows after
-        a restart) or BrokerNotReadyError (not started, or closed). ``told`` raises nothing and appends nothing; it is
-        called before this returns only if there is a ``refusal``.
+        Callbacks are called in the order of the appends, and after a failure those of all queued appends in one step of
+        the loop. The error is StorageFullError (nothing was stored; try again later), StorageError (final; a restart
+        shows whether they are stored) or BrokerNotReadyError (not started, or closed). ``told`` must not raise or
+        append; it is called before this returns only if there is a ``refusal``.
         """
         if (refused := self.refusal) is not None:
             told((), refused)
@@ -292,8 +293,9 @@ class Journal:
         self._wake.set()
 
     def group_told(self) -> "asyncio.Future[None] | None":
-        """Done when the appends that are on their way to the disk as one group have been told; None if there are none.
-        Shared: not to be cancelled.
+        """Return a future that is done when the group in flight has been reported to its callbacks.
+
+        None if no group is in flight. The future is shared: do not cancel it.
         """
         if self._told is None and self.queued_bytes:
             self._told = asyncio.get_running_loop().create_future()
@@ -305,7 +307,7 @@ class Journal:
             self._told = None
 
     async def _commit_appends(self) -> None:
-        """The group commit: one group at a time, until the journal closes."""
+        """Commit one group at a time, until the journal closes."""
         group: list[_Append] = []
         while not (self._closing and not self._queue):
             if not self._queue and not self._rotating:
@@ -331,8 +333,9 @@ class Journal:
             group = []
 
     async def rotate(self) -> int:
-        """Begin a new file, behind all appends that are durable or on their way to the disk; its first position. If the
-        file being written to has no append, it is that one.
+        """Begin a new file, after all appends that are durable or on their way to the disk; return its first position.
+
+        If the file being written to has no append, its position is returned instead.
 
         Raises StorageFullError if there is no space for a file, StorageError, BrokerNotReadyError.
         """
@@ -350,7 +353,7 @@ class Journal:
         file = self._current
         for begun in waiting:
             if begun.done():
-                continue  # nobody waits any more
+                continue  # no caller waits any more
             if file is None or file.data_bytes:
                 begun.set_exception(StorageFullError(f"no space for a new journal file in {self._directory}"))
             else:
@@ -359,7 +362,7 @@ class Journal:
     def _is_full(self, file: JournalFile) -> bool:
         if file.size + self._queue[0].length <= self._file_bytes:
             return False
-        # No new file after one that has only snapshots: a large append exceeds the bound instead.
+        # A file that has only snapshots is not replaced: a large append exceeds the bound instead.
         return bool(file.data_bytes)
 
     def _take_group(self) -> list[_Append]:
@@ -410,11 +413,11 @@ class Journal:
             self._recording = asyncio.get_running_loop().call_later(RECORDING_S, self._record_end)
 
     def _record_end(self) -> None:
-        """Write down how far the journal is durable: within a second of an append, and not for each."""
+        """Record how far the journal is durable: within a second of an append, and not for each append."""
         self._recording = None
         if self._closing or self._failed is not None or self._positions is None:
             return
-        # On the thread that frees files, so that one that is freed meanwhile is not taken for a lost one.
+        # This runs on the thread that frees files, so that a file that is freed meanwhile is not treated as lost.
         self._thread.run(self._writer.check_names, tuple(self._files)).add_done_callback(self._background_done)
         self._positions.write(self._end_position).add_done_callback(self._background_done)
 
@@ -437,12 +440,12 @@ class Journal:
         self._free_files()
         written = self._positions.write(file.end)
         if old is None:
-            await written  # nothing is acknowledged before the first position stands there
+            await written  # nothing is acknowledged before the first position is recorded
         else:
             written.add_done_callback(self._background_done)
 
     def _fail(self, error: LogStoreError, group: list[_Append]) -> None:
-        """Fail the group and everything queued behind it, in order, in this step of the loop."""
+        """Fail the group and everything queued after it, in order, in this step of the loop."""
         full = isinstance(error, StorageFullError)
         if not full and self._failed is None:
             self._failed = error
@@ -466,14 +469,14 @@ class Journal:
     # ---- reads --------------------------------------------------------------------------------------------------
 
     def read(self, location: FrameLocation) -> Frame:
-        """The frame at a location that ``append``, ``recover`` or ``relocate`` gave; blocking, any thread.
+        """Read the frame at a location that ``append``, ``recover`` or ``relocate`` returned; blocking, any thread.
 
         Raises JournalRangeFreedError, CorruptionError, StorageError.
         """
         return self.read_many([location])[0]
 
     def read_many(self, locations: Sequence[FrameLocation]) -> list[Frame]:
-        """The frames at ``locations``, in that order; neighbours are read together. Raises as ``read``."""
+        """Read the frames at ``locations``, in that order; neighbours are read together. Raises as ``read``."""
         return [
             _decode(file, data, begin, location)
             for file, begin, data, found in self._runs(locations)
@@ -481,11 +484,11 @@ class Journal:
         ]
 
     def recent_frame(self, location: FrameLocation) -> list[memoryview] | None:
-        """The bytes of a frame as they are stored, header and payload, if they are in memory; on the loop."""
+        """Return the stored bytes of a frame, header and payload, if they are in memory; on the loop."""
         return None if self._recent is None else self._recent.find(location)
 
     def read_stored(self, locations: Sequence[FrameLocation]) -> list[memoryview]:
-        """The bytes of frames as they are stored, unchecked; blocking, any thread.
+        """Read the stored bytes of frames, unchecked; blocking, any thread.
 
         Raises JournalRangeFreedError, StorageError.
         """
@@ -498,7 +501,7 @@ class Journal:
     def _runs(
         self, locations: Sequence[FrameLocation]
     ) -> Iterator[tuple[JournalFile, int, bytes, Sequence[FrameLocation]]]:
-        """Neighbours among ``locations``, read together: the file, the position and bytes read, and their locations."""
+        """Read neighbours among ``locations`` together; yield the file, position and bytes read, and the locations."""
         at = 0
         while at < len(locations):
             file = self._file_at(locations[at].position)
@@ -529,7 +532,7 @@ class Journal:
     # ---- freeing ------------------------------------------------------------------------------------------------
 
     def release(self, topic_id: UUID, partition: int, sealed_offset: int) -> None:
-        """Everything of a partition below ``sealed_offset`` is sealed and safe (rule R7): the journal may free it."""
+        """Note that a partition is safely sealed up to ``sealed_offset`` (rule R7): the journal may free its frames."""
         key = (topic_id, partition)
         if sealed_offset <= self._sealed.get(key, 0):
             return
@@ -540,7 +543,7 @@ class Journal:
         self._free_files()
 
     def forget(self, topic_id: UUID) -> None:
-        """A topic is deleted: none of its frames is needed any more, nor are those still on their way."""
+        """Note that a topic is deleted: none of its frames is needed any more, even those on their way to the disk."""
         self._forgotten.add(topic_id)
         for file in self._files:
             for key in [key for key in file.needed_by if key[0] == topic_id]:
@@ -550,7 +553,7 @@ class Journal:
         self._free_files()
 
     def truncate(self, topic_id: UUID, partition: int, log_end_offset: int) -> None:
-        """A durable TRUNCATE frame has dropped the frames of a partition from ``log_end_offset`` on."""
+        """Note that a durable TRUNCATE frame has dropped the frames of a partition from ``log_end_offset`` on."""
         key = (topic_id, partition)
         for file in self._files:
             if file.needed_by.get(key, 0) > log_end_offset:
@@ -561,14 +564,14 @@ class Journal:
 
     @property
     def oldest_needed(self) -> NeededFile | None:
-        """The oldest file, and the partitions that need it; None if it is the one being written to."""
+        """Return the oldest file, and the partitions that need it; None if it is the file being written to."""
         if not self._files or self._files[0] is self._current:
             return None
         oldest = self._files[0]
         return NeededFile(oldest.start, oldest.end, tuple(oldest.needed_by))
 
     async def relocate(self, frames: Sequence[Frame]) -> list[FrameLocation]:
-        """Append copies of frames of an older file, marked as such; their locations. Raises as ``append`` does."""
+        """Append copies of frames of an older file, marked as such; return their locations. Raises as ``append``."""
         copies = [
             Frame(header._replace(flags=header.flags | FrameFlags.RELOCATED), payload) for header, payload in frames
         ]
@@ -577,13 +580,13 @@ class Journal:
         return locations
 
     def relocated(self, file: NeededFile) -> None:
-        """Free the oldest file, from which all needed frames were copied, unless it is the current one."""
+        """Free the oldest file, from which all needed frames were copied, unless it is the current file."""
         if self._files and self._files[0].start == file.start and self._files[0] is not self._current:
             self._files[0].needed_by.clear()
             self._free_files()
 
     async def freed(self) -> None:
-        """Wait until the files that were let go so far are removed, durably. Raises StorageError if that failed."""
+        """Wait until the files that were freed so far are durably removed. Raises StorageError if that failed."""
         await self._thread.run(self._writer.check)
 
     def _free_files(self) -> None:
@@ -595,7 +598,7 @@ class Journal:
         with self._files_lock:
             del self._files[: len(freed)]
         for file in freed:
-            # Nobody waits for this write; its failure is final.
+            # No caller waits for this write; its failure is final.
             self._thread.run(self._writer.free, file).add_done_callback(self._background_done)
         JOURNAL_RETAINED_BYTES.set(self.retained_bytes)
 
@@ -604,7 +607,7 @@ class Journal:
     def _background_done(self, done: asyncio.Future[None]) -> None:
         if (error := done.exception()) is None:
             return
-        # The group in flight is told first; then the committer fails what is queued behind it.
+        # The group in flight gets its result first; then the committer fails the appends that are queued after it.
         failure = error if isinstance(error, StorageError) else StorageError(f"the journal stopped: {error!r}")
         if self._failed is None:
             self._failed = failure
@@ -637,8 +640,9 @@ class Journal:
             self._close_files()
 
     def abandon(self) -> None:
-        """Close what ``recover`` and a ``start`` that failed have opened. Does nothing if the journal has started: then
-        ``close`` does it. Blocking.
+        """Close the files that ``recover`` and a failed ``start`` have opened. Blocking.
+
+        Does nothing if the journal has started: ``close`` closes them then.
         """
         if self._committer is None:
             if self._positions is not None:
@@ -655,7 +659,7 @@ class Journal:
 
 
 def _decode(file: JournalFile, data: bytes, begin: int, location: FrameLocation) -> Frame:
-    """The frame at ``location`` in ``data``, which was read at journal position ``begin``."""
+    """Decode the frame at ``location`` in ``data``, which was read at journal position ``begin``."""
     position, length = location
     at = position - begin
     stored = decode_frame_header(data, at, position, file.file_id)

@@ -24,12 +24,12 @@ _NAME: Final = re.compile(r"(\d{20})\.log")
 
 
 def file_path(directory: Path, start: int) -> Path:
-    """The path of the file whose first byte is at journal position ``start``."""
+    """Return the path of the file whose first byte is at journal position ``start``."""
     return directory / f"{start:020d}.log"
 
 
 def list_files(directory: Path) -> list[tuple[int, Path]]:
-    """(start position, path) of a directory's journal files, in order; anything else there is not the journal's."""
+    """Return (start position, path) of a directory's journal files, in order; other files there are ignored."""
     matches = ((_NAME.fullmatch(path.name), path) for path in directory.iterdir())
     return sorted((int(match[1]), path) for match, path in matches if match)
 
@@ -57,13 +57,13 @@ class JournalFile:
     def __init__(self, path: Path, start: int, file_id: int | None, fd: int, filesystem: FileSystem) -> None:
         self.path = path
         self.start = start
-        # None if the file's header is damaged: then no frame in the file counts.
+        # None if the file's header is damaged: no frame in the file counts then.
         self.file_id = file_id
         self.identity: JournalIdentity | None = None
         self.size = 0
-        # Bytes of the file on the disk, with the reserved ones.
+        # Bytes of the file on the disk, including the reserved ones.
         self.allocated = 0
-        # Bytes appended since the file was begun by this process.
+        # Bytes appended since this process began the file.
         self.data_bytes = 0
         # For each partition that still needs the file, the end offset (exclusive) of its frames in it.
         self.needed_by: dict[PartitionKey, int] = {}
@@ -77,7 +77,7 @@ class JournalFile:
 
     @classmethod
     def open(cls, path: Path, start: int, filesystem: FileSystem) -> "JournalFile":
-        """A file that is there, for reading. Raises OSError, DataDirectoryError."""
+        """Open an existing file for reading. Raises OSError, DataDirectoryError."""
         fd = filesystem.open_read(path)
         try:
             header = decode_file_header(filesystem.read_at(fd, HEADER_BYTES, 0), start)
@@ -91,13 +91,13 @@ class JournalFile:
         return file
 
     def remember_name(self) -> None:
-        """Take the file that the name leads to now for this one. Raises OSError."""
+        """Remember the inode to which the name leads now as that of this file. Raises OSError."""
         status = self._filesystem.stat(self.path)
         self._inode = status.st_dev, status.st_ino
 
     @property
     def has_lost_name(self) -> bool:
-        """Whether the name leads to another file by now, or to none; one system call."""
+        """Return whether the name leads to another file by now, or to none; one system call."""
         if self._inode is None:
             return False
         try:
@@ -117,7 +117,7 @@ class JournalFile:
 
     @property
     def fd(self) -> int:
-        """For the writer; a reader goes through ``read``."""
+        """The descriptor, for the writer; readers use ``read``."""
         return self._fd
 
     @property
@@ -126,7 +126,7 @@ class JournalFile:
         return self.start + self.size
 
     def add(self, header: FrameHeader, sealed: Mapping[PartitionKey, int]) -> None:
-        """Take note of a durable frame; a frame below ``sealed`` is not needed."""
+        """Note that a frame is durable; a frame below ``sealed`` is not needed."""
         if not header.takes_offsets:
             return
         key = (header.topic_id, header.partition)
@@ -135,7 +135,7 @@ class JournalFile:
             self.needed_by[key] = end
 
     def read(self, position: int, length: int) -> bytes:
-        """Up to ``length`` bytes at a journal position, from any thread.
+        """Read up to ``length`` bytes at a journal position, from any thread.
 
         Raises JournalRangeFreedError once the file is closed, StorageError.
         """

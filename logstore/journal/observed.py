@@ -1,8 +1,8 @@
-"""A look at a journal from outside, also while its broker writes it. Changes nothing, and takes no lock.
+"""Reads a journal from outside, also while its broker writes it. Changes nothing, and takes no lock.
 
-A scan reads the end of the last file while it grows: a frame that was not there yet, and later ones that say that it
-was durable, look like corruption. ``ObservedJournal`` therefore looks again at the one frame that a scan calls bad. If
-it is good now, the scan was overtaken, and everything before that frame is good.
+A scan may read the end of the last file while it grows. A frame that was not written yet, followed by later frames that
+say that it was durable, looks like corruption. So ``ObservedJournal`` reads a frame that a scan reports as bad a second
+time. If it is good now, the broker wrote during the scan, and everything before that frame is good.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ _LISTINGS = 20
 
 
 class ObservedJournal:
-    """Exhaust ``frames``, then take ``end`` and ``tail_bytes``; or take ``records``."""
+    """Exhaust ``frames``, then read ``end`` and ``tail_bytes``; or use ``records``."""
 
     def __init__(
         self,
@@ -29,8 +29,9 @@ class ObservedJournal:
         kinds: Kinds = HONOURED,
         check: Callable[[FoundJournal], None] = lambda _: None,
     ) -> None:
-        """``check`` raises for a journal that is not the one that stood here; what it knows was read before this.
-        StorageError if there is no such directory.
+        """``check`` raises if the journal is not the expected one; the expectation must be read before this call.
+
+        Raises StorageError if there is no such directory.
         """
         if not directory.is_dir():
             raise StorageError(f"there is no journal directory {directory}; name one as <data>/brokers/<id>/journal/0")
@@ -38,7 +39,7 @@ class ObservedJournal:
         self._filesystem = filesystem or local_filesystem()
         self._kinds = kinds
         self._check = check
-        #: The journal position behind the last good frame.
+        #: The journal position after the last good frame.
         self.end = 0
         #: Bytes of a crash's tail, which a start will cut; 0 while the journal is written.
         self.tail_bytes = 0
@@ -48,9 +49,9 @@ class ObservedJournal:
         self.files: list[tuple[int, Path]] = []
 
     def frames(self) -> Iterator[RecoveredFrame]:
-        """Give all good frames in journal order, without marks.
+        """Yield all good frames in journal order, without marks.
 
-        Raises JournalCorruptionError, StorageError, DataDirectoryError, and behind the last frame as ``check`` does.
+        Raises JournalCorruptionError, StorageError, DataDirectoryError, and after the last frame as ``check`` does.
         """
         self.end = self.tail_bytes = self.frame_bytes = 0
         for attempt in range(_LISTINGS):
@@ -60,7 +61,7 @@ class ObservedJournal:
             try:
                 first = next(found, None)
             except StorageError as error:
-                # A file that was freed between the listing and the opening of it.
+                # The file was freed after the directory was listed, before the file was opened.
                 if isinstance(error.__cause__, FileNotFoundError) and attempt < _LISTINGS - 1:
                     continue
                 raise
@@ -92,7 +93,7 @@ class ObservedJournal:
         self._check(verdict.found(self.directory))
 
     def _is_good_now(self, damage: JournalCorruptionError) -> bool:
-        """Whether the frame, or the file's header, that was bad has been written since. Only a last file grows."""
+        """Return whether the bad frame or file header has been written since. Only a last file grows."""
         start, last = self.files[-1]
         if damage.path != last:
             return not damage.path.exists()  # freed: everything in it was sealed
@@ -111,8 +112,9 @@ class ObservedJournal:
             file.close()
 
     def records(self, wanted: Callable[[FrameHeader], bool]) -> Iterator[Frame]:
-        """The frames with records whose headers are ``wanted``, in journal order, with their payloads: one at a time is
-        held. Raises as ``frames``.
+        """Yield the frames with records whose headers are ``wanted``, with payloads, in journal order.
+
+        One frame at a time is in memory. Raises as ``frames``.
         """
         file: JournalFile | None = None
         try:

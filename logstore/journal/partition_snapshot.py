@@ -1,7 +1,7 @@
-"""The state of a partition in a snapshot frame: a msgpack map, see ``docs/journal-format.md``.
+"""Encodes the state of a partition in a snapshot frame: a msgpack map, see ``docs/journal-format.md``.
 
-Invariant: a field that a release must not pass over comes with a new format version of the journal. Other fields come
-without one.
+Invariant: a field that a release must not ignore comes with a new format version of the journal. Other fields may be
+added without one.
 """
 
 from dataclasses import dataclass
@@ -36,10 +36,10 @@ _snapshot_decoder = msgspec.msgpack.Decoder(_SnapshotState)
 class PartitionSnapshot:
     """A partition's state at the beginning of a journal file.
 
-    ``producers`` and ``idempotency_keys`` are the batches remembered of the records below ``log_end_offset``, packed
-    (``unpack_batches``); of producers up to ``producers_forgotten_up_to`` a part may be missing. After a truncation to
-    ``producers_whole_from`` (None: ``log_end_offset``) or above, they tell the state there, too. ``open_transactions``
-    and ``markers``, one of a producer at most, are those below ``log_end_offset``, too.
+    ``producers`` and ``idempotency_keys`` are the remembered batches below ``log_end_offset``, packed
+    (``unpack_batches``); batches of producers up to ``producers_forgotten_up_to`` may be missing. After a truncation to
+    ``producers_whole_from`` (None: ``log_end_offset``) or above, they also give the state at the new end.
+    ``open_transactions`` and ``markers``, at most one for each producer, are also those below ``log_end_offset``.
     """
 
     sealed_offset: int
@@ -70,7 +70,7 @@ class PartitionSnapshot:
 
     @classmethod
     def decode(cls, payload: Buffer) -> "PartitionSnapshot":
-        """Raises CorruptionError."""
+        """Decode a payload. Raises CorruptionError."""
         try:
             state = _snapshot_decoder.decode(payload)
             packed = b"".join(state.producers), b"".join(state.idempotency_keys)

@@ -1,8 +1,8 @@
-"""Writes down, beside a journal, how far it is durable: on a thread of its own, so that no append waits for that disk.
+"""Records, beside a journal, how far it is durable: on a thread of its own, so that no append waits for that disk.
 
-Invariants: a position is written only after the sync that it stands for, and positions never fall. Until the first one
-of a start is written, nothing is acknowledged: otherwise a journal that is lost then could not be told from a new one.
-Nothing is written once a lock is lost.
+Invariants: a position is written only after the sync that it describes, and positions never fall. Nothing is
+acknowledged until a start has written its first position: otherwise a journal that is lost then could not be
+distinguished from a new one. Nothing is written once a lock is lost.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ class PositionRecorder:
         self._require_lock = require_lock
         self._thread = DiskThread("journal-position")
         self._has_begun = False
-        # Whether the last try went well.
+        # Whether the last attempt succeeded.
         self._is_written = False
 
     def write(self, durable_end: int) -> "asyncio.Future[None]":
-        """Write the position down, after all that were given before.
+        """Write the position, after all earlier ones.
 
-        Raises LockLostError, and StorageError if the first position cannot be written. A later one that cannot be
-        written is logged: the one before it stands.
+        Raises LockLostError, and StorageError if the first position cannot be written. If a later one cannot be
+        written, this is logged, and the previous position stays.
         """
         return self._thread.run(self._write, durable_end)
 
@@ -46,12 +46,12 @@ class PositionRecorder:
                     f"cannot write down how far the journal at {self._directory} is durable: {e}. Nothing is "
                     "acknowledged before that: check the disk of the file beside the journal, and restart"
                 ) from e
-            if self._is_written:  # log it once, and not each second
+            if self._is_written:  # log it once, not every second
                 _log.warning("journal_position_not_recorded", directory=str(self._directory), reason=str(e))
             self._is_written = False
             return
         self._has_begun = self._is_written = True
 
     def close(self) -> None:
-        """Finish what was given. Blocking."""
+        """Write all positions that were given. Blocking."""
         self._thread.close()

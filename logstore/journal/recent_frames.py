@@ -1,6 +1,6 @@
-"""The newest bytes of the journal, kept in memory for followers, which mostly want what was just written.
+"""Keeps the newest bytes of the journal in memory for followers, which mostly fetch the frames that were just written.
 
-Owns the last ``max_bytes`` of durable frames as they were written, by journal position. Invariant: positions rise;
+Owns the last ``max_bytes`` of durable frames as they were written, by journal position. Invariants: positions rise;
 bytes that are not here are in the files.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from logstore.filesystem import Buffer
 from logstore.journal.frame import FrameLocation
 
-# Dropped buffers stay in the lists until there are so many of them.
+# The number of dropped buffers that stay in the lists before these are trimmed.
 _TRIM_AT = 1024
 
 
@@ -18,13 +18,13 @@ class RecentFrames:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        #: Where each buffer begins, and the buffer; those before ``_first`` are dropped.
+        #: The position of each buffer, and the buffer; those before ``_first`` are dropped.
         self._positions: list[int] = []
         self._buffers: list[Buffer] = []
         self._first = 0
 
     def add(self, position: int, buffers: Sequence[Buffer]) -> None:
-        """A group that is durable at ``position``."""
+        """Add a group that is durable at ``position``."""
         for buffer in buffers:
             self._positions.append(position)
             self._buffers.append(buffer)
@@ -42,7 +42,7 @@ class RecentFrames:
         self._first = first
 
     def find(self, location: FrameLocation) -> list[memoryview] | None:
-        """The bytes of a frame, header and payload, in one or two pieces; None if they are not here."""
+        """Return the bytes of a frame, header and payload, in one or two pieces; None if they are not here."""
         position, length = location
         at = bisect_right(self._positions, position, lo=self._first) - 1
         if at < self._first:

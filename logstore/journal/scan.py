@@ -1,14 +1,14 @@
-"""Reading a journal from its first byte to its end, and the verdict on where that end is (rule R1). Changes nothing.
+"""Reads a journal from its first byte to its end, and decides where that end is (rule R1). Changes nothing.
 
-Rule R1: a bad frame is corruption only if later bytes say that its place was durable: a later frame whose
-``durable_end`` is beyond its position, or a later file (one is only begun after the old one is synced to its end).
-Otherwise the bad frame and all bytes behind it are the tail that a crash left (the kernel may have written a later page
-and not an earlier one), and the journal ends before it. A file may have such a tail behind the start of the file that
-follows it: a process that had lost its lock wrote it. That tail is passed over.
+Rule R1: a bad frame is corruption only if later bytes show that its place was durable: a later frame whose
+``durable_end`` is beyond its position, or a later file (a file is only begun after the previous one is synced to its
+end). Otherwise the bad frame and all bytes after it are the tail that a crash left (the kernel may have written a later
+page but not an earlier one), and the journal ends before it. A file may have such a tail after the start of the next
+file, written by a process that had lost its lock. That tail is ignored.
 
 Memory is bounded by ``WINDOW_BYTES``, whatever the size of a file or frame; the payloads of data frames are checked,
 not kept. A frame of a kind that is not among ``kinds`` is refused, as is a control record that this release does not
-know: frames of a newer release are neither cut nor passed over.
+know: frames of a newer release are neither cut nor skipped.
 """
 
 import itertools
@@ -40,7 +40,7 @@ from logstore.limits import MIB
 from logstore.records.transactions import OFFSET_MAX, PRODUCER_ID_MAX, EndTransactionMarker
 
 WINDOW_BYTES: Final = 4 * MIB
-# Small payloads that a recovery looks into.
+# The types of frames whose payloads, which are small, a recovery decodes.
 _KEPT: Final = (FrameType.SNAPSHOT, FrameType.CONTROL)
 _VERSION_1: Final = bytes((format_1.VERSION,))
 
@@ -54,27 +54,27 @@ class RecoveredFrame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a journal ends."""
+    """The end of a journal."""
 
     files: tuple[JournalFile, ...]
     """Open files; the caller closes them."""
     end: int
     """Journal position after the last good frame."""
     attested_end: int
-    """Everything before is known to be durable; from here to ``end`` the bytes are there, but nothing says so."""
+    """Everything before it is known to be durable; the bytes from here to ``end`` exist, but may not be durable."""
     unborn: Path | None
-    """The last file, if it is one that a crash left before its header was durable: not among ``files``."""
+    """The last file, if a crash left it before its header was durable; it is not among ``files``."""
     tail_bytes: int
     """Bytes other than zero after ``end``: the un-synced tail of a crash."""
 
     def found(self, directory: Path) -> FoundJournal:
-        """The journal as it is compared with the one that stood in ``directory``."""
+        """Return the journal in the form that is compared with the expected one of ``directory``."""
         identity = self.files[-1].identity if self.files else None
         return FoundJournal(directory, self.end, identity, is_empty=not self.files)
 
 
 def payload_is_good(file: JournalFile, position: int, stored: StoredHeader) -> bool:
-    """Whether the payload at ``position`` is the one that its header tells of; read in pieces."""
+    """Return whether the payload at ``position`` matches its header; it is read in pieces."""
     end = position + stored.payload_length
     crc = 0
     while position < end:
@@ -87,7 +87,7 @@ def payload_is_good(file: JournalFile, position: int, stored: StoredHeader) -> b
 
 
 def good_frames(file: JournalFile, limit: int, kinds: Kinds = HONOURED) -> Iterator[tuple[StoredHeader, int]]:
-    """The headers and positions of a file's good frames from its beginning to the first bad one, before ``limit``.
+    """Yield the headers and positions of a file's good frames, up to the first bad one, before ``limit``.
 
     Raises StorageError, JournalRangeFreedError, DataDirectoryError.
     """
@@ -115,7 +115,7 @@ def good_frames(file: JournalFile, limit: int, kinds: Kinds = HONOURED) -> Itera
 def find_headers(
     file: JournalFile, position: int, limit: int, kinds: Kinds = HONOURED
 ) -> Iterator[tuple[StoredHeader, int]]:
-    """Frame headers anywhere from ``position`` on, good payload or not, and their positions.
+    """Yield frame headers anywhere from ``position`` on, even with bad payloads, and their positions.
 
     Raises StorageError, JournalRangeFreedError, DataDirectoryError.
     """
@@ -134,15 +134,16 @@ def find_headers(
 
 
 def _attested_end(file: JournalFile, position: int, kinds: Kinds) -> tuple[int, int]:
-    """The highest ``durable_end`` in the frames from ``position`` on, and that frame's position; -1 without one. A
-    header counts without its payload: its ``durable_end`` was true when it was written.
+    """Return the highest ``durable_end`` in the frames from ``position`` on, and that frame's position; -1 without one.
+
+    A header counts without its payload: its ``durable_end`` was true when it was written.
     """
     headers = find_headers(file, position, file.start + file.allocated, kinds)
     return max(((stored.durable_end, at) for stored, at in headers), default=(-1, -1))
 
 
 def _used_bytes(file: JournalFile, position: int) -> int:
-    """Bytes from ``position`` to the last one that is not zero."""
+    """Return the number of bytes from ``position`` to the last one that is not zero."""
     begin = used_end = position
     while chunk := file.read(position, WINDOW_BYTES):
         if used := len(chunk.rstrip(b"\0")):
@@ -152,7 +153,7 @@ def _used_bytes(file: JournalFile, position: int) -> int:
 
 
 class JournalScan:
-    """One pass over a journal directory: exhaust ``frames()``, then take ``verdict``."""
+    """One pass over a journal directory: exhaust ``frames()``, then read ``verdict``."""
 
     def __init__(self, directory: Path, filesystem: FileSystem, kinds: Kinds = HONOURED) -> None:
         self._kinds = kinds
@@ -167,7 +168,7 @@ class JournalScan:
         return self._verdict
 
     def frames(self) -> Iterator[RecoveredFrame]:
-        """All good frames in journal order. Raises JournalCorruptionError, StorageError, DataDirectoryError."""
+        """Yield all good frames in journal order. Raises JournalCorruptionError, StorageError, DataDirectoryError."""
         files: list[JournalFile] = []
         try:
             for start, path in list_files(self._directory):
@@ -223,7 +224,7 @@ class JournalScan:
 
 
 def _payload(file: JournalFile, position: int, length: int) -> bytes:
-    """The payload of a snapshot or control frame, in the form of today's version. Raises CorruptionError."""
+    """Return the payload of a snapshot or control frame, in the form of the current version. Raises CorruptionError."""
     frame = file.read(position, HEADER_BYTES + length)
     payload = frame[HEADER_BYTES:]
     # Format 1 has no control frames.
@@ -231,7 +232,7 @@ def _payload(file: JournalFile, position: int, length: int) -> bytes:
 
 
 def _check_offsets(header: FrameHeader, position: int) -> None:
-    """Offsets that cannot be are refused before a log is built on them. CorruptionError."""
+    """Raise CorruptionError for impossible offsets, before a log is built on them."""
     count = header.record_count
     if not 0 <= count <= OFFSET_MAX - header.base_offset <= OFFSET_MAX or (count and header.type is FrameType.TRUNCATE):
         raise CorruptionError(
@@ -241,7 +242,7 @@ def _check_offsets(header: FrameHeader, position: int) -> None:
 
 
 def _check_control(header: FrameHeader, payload: bytes, where: str) -> None:
-    """Refuse a marker that takes other than one offset, or that does not fit into the next file's snapshot.
+    """Refuse a marker that does not take exactly one offset, or that does not fit into the next file's snapshot.
 
     Raises CorruptionError, DataDirectoryError.
     """
@@ -256,7 +257,7 @@ def _check_control(header: FrameHeader, payload: bytes, where: str) -> None:
 
 
 def _check_unborn(file: JournalFile, kinds: Kinds, *, alone: bool) -> None:
-    """A last file without a good header was never begun, unless other bytes attest it."""
+    """Check that a last file without a good header was never begun: no other bytes show that it was durable."""
     if _attested_end(file, file.start, kinds)[0] > file.start:
         raise JournalCorruptionError(file.path, file.start, "its header is damaged, and frames in it were durable")
     if alone and file.start > 0:
@@ -266,9 +267,10 @@ def _check_unborn(file: JournalFile, kinds: Kinds, *, alone: bool) -> None:
 
 
 def _check_finished(file: JournalFile, following: JournalFile, kinds: Kinds) -> None:
-    """A file that another one follows was cut and synced exactly to the other's start. Bytes behind that place were
-    written by a process that had lost its lock. It acknowledged none of them, and its frames claim to be durable only
-    if they were.
+    """Check the bytes of a file after the start of the next file.
+
+    The file was cut and synced exactly to that start. Later bytes were written by a process that had lost its lock. It
+    acknowledged none of them, and its frames say that they are durable only if they were.
     """
     durable_end, witness = _attested_end(file, following.start, kinds)
     if file.end == following.start and durable_end <= following.start:
@@ -288,7 +290,10 @@ def _check_finished(file: JournalFile, following: JournalFile, kinds: Kinds) -> 
 
 
 def _check_tail(file: JournalFile, tail: int, kinds: Kinds) -> int:
-    """Rule R1 in the last file, whose good frames end at its ``end``, a mark included at ``tail``; the bytes to cut."""
+    """Apply rule R1 to the last file, and return the number of bytes to cut.
+
+    Its good frames end at its ``end``, and with a mark at ``tail``.
+    """
     durable_end, witness = _attested_end(file, tail, kinds)
     if durable_end > file.end:
         raise JournalCorruptionError(

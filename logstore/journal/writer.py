@@ -1,15 +1,17 @@
-"""The disk side of the journal: the work of its one thread. Every method blocks.
+"""Does the disk work of the journal, on its one thread. Every method blocks.
 
 Invariants (rules R1 and R3):
-- A frame's place is used again only if the bytes there were never durable and have been cut off, and the cut is synced.
-- A file is begun only when the one before is cut to its durable end and synced, and counts only when it is itself
+- The place of a frame is used again only if the bytes there were never durable and have been cut off, and the cut is
+  synced.
+- A file is begun only when the previous file is cut to its durable end and synced, and counts only when it is itself
   synced with its snapshot frames and its name. If that fails for lack of space or descriptors, its name is durably
-  removed before the old file grows on.
+  removed before the old file continues to grow.
 - After the lock on the journal is lost, nothing is acknowledged, begun or removed: the files may belong to another
   process.
-- After the open file has lost its name, nothing is acknowledged: its bytes go when this process ends.
-- A failed write or sync is final (StorageError): the kernel may have dropped the pages, and a second fsync would lie.
-  Lack of space is not: the file is cut back to its durable end, and the next append tries afresh.
+- After the open file has lost its name, nothing is acknowledged: its bytes are lost when this process ends.
+- A failed write or sync is final (StorageError): the kernel may have dropped the pages, and a second fsync might
+  succeed without them. Lack of space is not final: the file is cut back to its durable end, and the next append tries
+  again.
 """
 
 import contextlib
@@ -29,9 +31,9 @@ from logstore.journal.scan import Verdict
 from logstore.limits import MIB
 from logstore.observability import JOURNAL_FSYNC_SECONDS, JOURNAL_GROUP_BYTES
 
-# Bytes reserved ahead of the durable end: a full disk is found before a write, and most writes change no file size.
+# Bytes reserved after the durable end: a full disk is found before a write, and most writes change no file size.
 ALLOCATE_BYTES: Final = 4 * MIB
-# Payloads up to this size are copied together: fewer buffers to write.
+# Payloads up to this size are copied into one buffer, so that there are fewer buffers to write.
 _COPY_BYTES_MAX: Final = 64 * 1024
 _REWRITE_BYTES: Final = 4 * MIB
 
@@ -40,7 +42,7 @@ _NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 class FileSwitchPostponedError(Exception):
-    """No new file could be begun for lack of space or descriptors; the old one is whole and can grow on."""
+    """No new file could be begun for lack of space or descriptors; the old file is intact and can continue to grow."""
 
 
 class FrameBuffers:
@@ -56,7 +58,7 @@ class FrameBuffers:
         self._small: list[Buffer] = []
 
     def add(self, frame: Frame) -> int:
-        """Encode a frame at ``end``; its length."""
+        """Encode a frame at ``end``; return its length."""
         payload = frame.payload
         self._small.append(
             encode_frame_header(frame, position=self.end, durable_end=self._durable_end, file_id=self._file_id)
@@ -95,14 +97,15 @@ class JournalWriter:
         self._clock = clock
         self._allocate_bytes = min(ALLOCATE_BYTES, file_bytes)
         self._failed: StorageError | None = None
-        # Held open, so that the journal works on in a process without free descriptors.
+        # Held open, so that the journal continues to work in a process without free descriptors.
         self._directory_fd: int | None = None
 
     # ---- a group -----------------------------------------------------------------------------------------------
 
     def commit(self, file: JournalFile, buffers: Sequence[Buffer], length: int) -> None:
-        """Make ``length`` bytes durable at the file's durable end, and write a mark behind them. The caller moves the
-        durable end. Raises StorageFullError (none of the bytes is in the file) or StorageError.
+        """Make ``length`` bytes durable at the file's durable end, and write a mark after them.
+
+        The caller moves the durable end. Raises StorageFullError (none of the bytes is in the file) or StorageError.
         """
         self.check()
         filesystem = self._filesystem
@@ -126,15 +129,16 @@ class JournalWriter:
         JOURNAL_FSYNC_SECONDS.observe(self._clock.monotonic() - begun)
         JOURNAL_GROUP_BYTES.observe(length)
         filesystem.reached("journal.synced")
-        # After the sync: a process that got the lock since then finds these frames when it recovers.
+        # Checked after the sync: a process that gets the lock later finds these frames when it recovers.
         self._check_lock()
         self._check_name(file)
-        # The next group would say the same, but a call of its own costs more than this write.
+        # The next group would have the same effect, but a separate call would cost more than this write.
         self._mark(file, file.size + length)
 
     def _mark(self, file: JournalFile, size: int) -> None:
-        """Write a mark behind the durable end, so that damage before it can be told from a crash's tail. The mark is
-        not synced: a power cut soon after may lose it, the end of the process does not.
+        """Write a mark after the durable end, so that damage before it can be distinguished from a crash's tail.
+
+        The mark is not synced: a power cut soon after may lose it, but the end of the process does not.
         """
         mark = encode_mark(durable_end=file.start + size, file_id=file.file_id or 0)
         try:
@@ -153,13 +157,13 @@ class JournalWriter:
         except OSError as e:
             if e.errno not in _FULL:
                 raise
-            # The space that is left may suffice for this group.
+            # The remaining space may suffice for this group.
             self._filesystem.allocate(file.fd, file.size, length)
             ahead = needed
         file.allocated = ahead
 
     def _cut_back(self, file: JournalFile) -> None:
-        """Leave nothing behind the durable end, durably."""
+        """Cut everything after the durable end, durably."""
         try:
             self._filesystem.truncate(file.fd, file.size)
             self._filesystem.fsync(file.fd)
@@ -187,7 +191,7 @@ class JournalWriter:
             raise
 
     def check_names(self, files: Sequence[JournalFile]) -> None:
-        """Raise JournalFileLostError, finally, if one of the files kept has lost its name."""
+        """Fail for good, with JournalFileLostError, if one of the files kept has lost its name."""
         self.check()
         for file in files:
             self._check_name(file)
@@ -250,7 +254,7 @@ class JournalWriter:
         return file
 
     def remove(self, path: Path) -> None:
-        """Unlink a file durably, before any later one: else a gap could show. Raises StorageError."""
+        """Unlink a file durably, before any later file: otherwise a gap could appear. Raises StorageError."""
         self.check()
         self._check_lock()
         try:
@@ -266,7 +270,7 @@ class JournalWriter:
         self._filesystem.reached("journal.file_freed")
 
     def finish(self, file: JournalFile) -> bool:
-        """Leave nothing but a synced mark behind the durable end, at a clean shutdown.
+        """Leave only a synced mark after the durable end, at a clean shutdown.
 
         Return False, and change nothing, if the lock or the file's name is lost: another process may have moved the
         end.
@@ -292,7 +296,7 @@ class JournalWriter:
     # ---- recovery ----------------------------------------------------------------------------------------------
 
     def establish_end(self, verdict: Verdict) -> None:
-        """Make the end that a scan found the durable end. May be cut short and done again. Raises StorageError."""
+        """Make the end that a scan found the durable end. May be interrupted and repeated. Raises StorageError."""
         if verdict.unborn is not None:
             self.remove(verdict.unborn)
         if not verdict.files:
@@ -314,7 +318,7 @@ class JournalWriter:
         last.allocated = last.size
 
     def _rewrite(self, fd: int, begin: int, end: int) -> None:
-        """Write the same bytes again: after a failed sync the kernel holds pages as clean that are not on the disk."""
+        """Write the same bytes again: after a failed sync the kernel treats pages as clean that are not on the disk."""
         while begin < end:
             chunk = self._filesystem.read_at(fd, min(_REWRITE_BYTES, end - begin), begin)
             self._filesystem.write_at(fd, [chunk], begin)

@@ -1,11 +1,11 @@
-"""Which records of a topic were erased for good, as the records of ``__erasures`` tell.
+"""Decides from the records of ``__erasures`` which records of a topic were erased.
 
-An erasure is of records that were there when it was asked for: below an end offset of each partition, appended by
-leaders up to an epoch. Records that come later have a higher offset, or after a backup was put back the same offset and
-a higher epoch, and are new records, whatever their keys.
+An erasure covers records that existed when it was requested: below an end offset in each partition, and appended by
+leaders up to an epoch. Records that come later have a higher offset, or, after a backup was restored, the same offset
+and a higher epoch. They are new records, whatever their keys.
 
-Invariant: whether a record was erased depends on its partition, offset, leader epoch and key alone, so that a start, a
-repetition and a backup that is put back all decide alike.
+Invariant: whether a record was erased depends only on its partition, offset, leader epoch and key, so that a start, a
+repetition and a restored backup give the same result.
 """
 
 from collections import deque
@@ -31,23 +31,23 @@ LeaderEpochs = Sequence[tuple[int, int]]
 
 
 class Selects(Protocol):
-    """Says which records of a topic go."""
+    """Selects the records of a topic that are to be erased."""
 
     @property
     def columns(self) -> Sequence[str]:
-        """The columns of LOG_SCHEMA that ``mask`` needs, ``offset`` among them."""
+        """The columns of LOG_SCHEMA that ``mask`` needs, including ``offset``."""
         ...
 
     def limit(self, partition: int, epochs: LeaderEpochs) -> int:
-        """The offset from which on no record goes, where the records have these leader epochs."""
+        """Return the offset from which on no record is selected, for records with these leader epochs."""
         ...
 
     def touches(self, partition: int, first: int, last: int) -> bool:
-        """Whether a record may go in the offsets ``first`` to ``last``."""
+        """Return whether a record with an offset from ``first`` to ``last`` may be selected."""
         ...
 
     def mask(self, partition: int, batch: pa.RecordBatch, limit: int) -> Mask:
-        """Which rows of a batch with ``columns``, and offsets that rise, go; none from the offset ``limit`` on."""
+        """Mark the selected rows of a batch with ``columns`` and rising offsets; none from the offset ``limit`` on."""
         ...
 
 
@@ -59,7 +59,7 @@ class HashedKeys:
         self._quick, self._exact = parse_hashes(hashes)
 
     def mask(self, keys: pa.BinaryArray) -> Mask:
-        """Which keys are among them; never a null one."""
+        """Mark the keys that belong to the erasure; a null key never does."""
         quick = murmur2_column(keys, self._seed)
         at = np.searchsorted(self._quick, quick)
         found: Mask = self._quick[np.minimum(at, len(self._quick) - 1)] == quick
@@ -75,18 +75,18 @@ class HashedKeys:
 
 
 class KnownBounds:
-    """The part of each partition that an erasure may be of."""
+    """The part of each partition that an erasure may cover."""
 
     def __init__(self, partitions: Iterable[ErasedPartition]) -> None:
         self._partitions = {one.partition: one for one in partitions}
 
     def end_offset(self, partition: int) -> int:
-        """No record from this offset on is of the erasure."""
+        """Return the offset from which on the erasure covers no record."""
         found = self._partitions.get(partition)
         return 0 if found is None else found.end_offset
 
     def limit(self, partition: int, epochs: LeaderEpochs) -> int:
-        """As ``end_offset``, for records with these leader epochs."""
+        """Return what ``end_offset`` is for records with these leader epochs."""
         found = self._partitions.get(partition)
         if found is None:
             return 0
@@ -148,7 +148,7 @@ class KnownErasure:
 
 
 class SelectedNow:
-    """The records that an expression selects, up to where the partitions ended when it was asked for."""
+    """The records that an expression selects, up to the ends of the partitions at the time of the request."""
 
     def __init__(self, partitions: Sequence[ErasedPartition], where: Where) -> None:
         self._bounds = KnownBounds(partitions)
@@ -176,13 +176,13 @@ class SelectedNow:
 
 
 def hidden_literals(node: Node, salt: str) -> str:
-    """An expression as text, with a salted hash in the place of each of its values."""
+    """Return an expression as text, with a salted hash in place of each of its values."""
     secret = bytes.fromhex(salt)
     return text_of(node, lambda value: f"#{exact_hash(repr(value).encode(), secret).hex()}")
 
 
 def ranges_of(offsets: npt.NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
-    """Ranges [start, end) of ``offsets``, which rise, each once."""
+    """Return ``offsets``, which rise and are unique, as ranges [start, end)."""
     if not len(offsets):
         return ()
     breaks = np.flatnonzero(np.diff(offsets) > 1)
@@ -193,8 +193,9 @@ def ranges_of(offsets: npt.NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
 
 @dataclass(slots=True)
 class TableErasure:
-    """``versions`` are the commits that took ``records`` out of the table, with the files that they replaced.
-    ``unserved`` names a file that may still have some of the records, and that the store does not serve.
+    """``versions`` are the commits that removed ``records`` from the table and replaced ``rewritten`` files.
+
+    ``unserved`` says why a file is not served that may still have some of the records.
     """
 
     records: int = 0
@@ -205,7 +206,7 @@ class TableErasure:
 
 @dataclass(frozen=True, slots=True)
 class ErasedUpTo:
-    """The erasures of one topic that its table must show, by rising number."""
+    """The erasures of one topic that its table must include, by rising number."""
 
     erasures: tuple[KnownErasure, ...]
 
@@ -218,14 +219,15 @@ class ErasedUpTo:
 
 
 class ErasureLog:
-    """All erasures by id, with the newest record of each, and by topic. Threads also read it: it is replaced as
-    a whole.
+    """All erasures by id, with the newest record of each, and by topic.
+
+    Threads also read it, so its contents are replaced as a whole.
     """
 
     def __init__(self) -> None:
         self.by_id: dict[str, KnownErasure] = {}
         self._committed: Mapping[UUID, ErasedUpTo] = {}
-        #: Erasures of topics that were repeated, because records had come back; whoever reports them takes them out.
+        #: Erasures that were repeated because records had come back, by topic; the code that reports one removes it.
         self.came_back: deque[tuple[UUID, TableErasure]] = deque()
 
     def take(self, records: Iterable[Erasure]) -> None:
@@ -244,20 +246,20 @@ class ErasureLog:
         }
 
     def committed(self, topic_id: UUID) -> ErasedUpTo | None:
-        """The erasures that have a commit in the topic's table; None without one, as of nearly all topics."""
+        """Return the erasures that have a commit in the topic's table; None if it has none, like most topics."""
         return self._committed.get(topic_id)
 
     def of_topic(self, topic_id: UUID) -> list[KnownErasure]:
-        """All erasures of a topic, by rising number."""
+        """Return all erasures of a topic, by rising number."""
         found = [one for one in self.by_id.values() if one.topic_id == topic_id]
         return sorted(found, key=lambda one: one.number)
 
     def unfinished(self) -> list[KnownErasure]:
-        """Erasures that are not ``erased``, by rising number."""
+        """Return the erasures that are not ``erased``, by rising number."""
         found = [one for one in self.by_id.values() if one.record.state != "erased"]
         return sorted(found, key=lambda one: one.number)
 
 
 def bounds_of(ends: Mapping[int, int], epochs: Mapping[int, int]) -> tuple[ErasedPartition, ...]:
-    """The bounds of an erasure that is asked for now."""
+    """Return the bounds of an erasure that is requested now."""
     return tuple(ErasedPartition(partition, end, epochs[partition]) for partition, end in sorted(ends.items()))

@@ -1,7 +1,7 @@
-"""Reads the records of ``__erasures`` from its table, those that came since the last look. Blocking.
+"""Reads the records of ``__erasures`` that were added to its table since the last call. Blocking.
 
-A broker that starts knows by the table alone what was erased: whoever asks for an erasure goes on only when its record
-is in the table.
+A broker that starts learns only from the table what was erased, so an erasure continues only when its record is in the
+table.
 """
 
 from logstore.delta.snapshot import TopicSnapshot
@@ -17,13 +17,13 @@ class ErasuresTable:
         self._version = -1
 
     def read(self, topic: Topic) -> list[Erasure]:
-        """The records since the last call, in their order. CorruptionError, OSError."""
+        """Return the records since the last call, in their order. Raises CorruptionError, OSError."""
         snapshot, files = topic.snapshot, topic.table.files
         if snapshot.version == self._version:
             return []
         sealed = snapshot.partitions[0].sealed
         if sealed < self._next_offset:
-            self._next_offset = 0  # an older table was put back
+            self._next_offset = 0  # an older table was restored
         found = _records(files, snapshot, self._next_offset)
         self._next_offset, self._version = sealed, snapshot.version
         return found

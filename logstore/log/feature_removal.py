@@ -1,9 +1,9 @@
-"""Takes features back that another writer has turned on for a topic's table: ``logstore topic take-feature-back``.
+"""Takes back features that another writer has turned on for a topic's table: ``logstore topic take-feature-back``.
 
-It is done by commits of the store's own, beside a store that runs. First the files with deletion vectors are
-rewritten without the deleted rows; then one commit has the protocol without the features, and the metadata without what
-they have left in it. Readers see the same records before and after. Spark's ``DROP FEATURE`` knows not all features,
-and leaves a newer protocol behind for a day.
+The store's own commits do this, also beside a running store. First the files with deletion vectors are rewritten
+without the deleted rows. Then one commit writes the protocol without the features, and the metadata without their
+entries. Readers see the same records before and after. Spark's ``DROP FEATURE`` does not know all features, and leaves
+a newer protocol behind for a day.
 
 Invariant: the commit that takes a feature back is made on a version in which nothing needs the feature any more.
 """
@@ -41,7 +41,7 @@ from logstore.topic_config import TopicConfig
 OPERATION = "take-feature-back"
 #: Other writers may delete rows while files are rewritten.
 _ATTEMPTS = 5
-#: Features that cannot be without another one.
+#: Features, by name, and the features that cannot be on without them.
 _NEED = {
     DOMAIN_METADATA: frozenset({"rowTracking", "clustering", "adaptiveMetadata-preview"}),
     COLUMN_MAPPING: frozenset({"icebergCompatV1", "icebergCompatV2", "icebergCompatV3", "adaptiveMetadata-preview"}),
@@ -50,7 +50,9 @@ _NEED = {
 
 @dataclass(frozen=True, slots=True)
 class TakenBack:
-    """``features`` by their names in the protocol; ``rewritten_files`` had vectors; ``version`` of the table."""
+    """``features`` are names in the protocol; ``rewritten_files`` counts files that had vectors; ``version`` is the
+    table's version afterwards.
+    """
 
     features: tuple[str, ...]
     rewritten_files: int
@@ -58,9 +60,9 @@ class TakenBack:
 
 
 def features_to_take_back(snapshot: TopicSnapshot, feature: str | None) -> tuple[str, ...]:
-    """``feature``, with those that cannot be without it, as far as the table has them; None for all but append-only.
+    """Return ``feature`` and the features of the table that need it; with None, all features except append-only.
 
-    CommitRefusedError for one that the store cannot take back.
+    Raises CommitRefusedError for a feature that the store cannot take back.
     """
     here = snapshot.features
     if feature is None:
@@ -87,24 +89,24 @@ def take_back(
     config_of: Callable[[TopicSnapshot], TopicConfig],
     now_ms: int,
 ) -> TakenBack:
-    """Take ``features_to_take_back`` back. Blocking.
+    """Take back the features that ``features_to_take_back`` returns. Blocking.
 
-    Raises CommitRefusedError, CorruptionError, StorageError, and as ``Committer.commit``; what was done till then is
-    whole, and the command may be given again.
+    Raises CommitRefusedError, CorruptionError, StorageError, and as ``Committer.commit``. After an error the steps
+    that were done are complete, and the command may be run again.
     """
     rewritten = 0
     for _ in range(_ATTEMPTS):
         snapshot = table.any_snapshot()
         features = features_to_take_back(snapshot, feature)
         if DELETION_VECTORS in features and snapshot.vectors:
-            snapshot = table.snapshot()  # which is refused where records cannot be read
+            snapshot = table.snapshot()  # refused if records cannot be read
             rewritten += _rewrite(table, topic, snapshot, config_of(snapshot), now_ms)
         try:
             version = table.commit_taking_back(lambda now: _plan(now, feature))
         except VectorsLeftError:
             continue
         if V2_CHECKPOINT in features:
-            # Readers of the old protocol know no other checkpoint than one of the old form.
+            # Readers of the old protocol know only checkpoints of the old form.
             table.checkpoint()
         return TakenBack(features, rewritten, version)
     raise CommitRefusedError(
@@ -113,7 +115,10 @@ def take_back(
 
 
 def _plan(snapshot: TopicSnapshot, feature: str | None) -> Plan | None:
-    """The commit; None if there is nothing to take back. CommitRefusedError if files still need a feature."""
+    """Return the commit, or None if there is nothing to take back.
+
+    Raises CommitRefusedError if files still need a feature.
+    """
     features = features_to_take_back(snapshot, feature)
     if not features:
         return None
@@ -141,13 +146,13 @@ class VectorsLeftError(CommitRefusedError):
 
 
 def _has_left(snapshot: TopicSnapshot, name: str) -> bool:
-    """Whether a feature that every table has is in use."""
+    """Return whether a feature that every table has is in use."""
     keys = FEATURES[name].metadata
     return bool(keys) and any(f'"{key}' in (snapshot.table.meta_data.schema_string or "") for key in keys)
 
 
 def _protocol(old: Protocol, features: Collection[str]) -> Protocol:
-    """The least protocol with these features."""
+    """Return the lowest protocol with these features."""
     more = set(features) - BASE
     if not more:
         return Protocol(*PROTOCOL)
@@ -171,7 +176,7 @@ def _without(table: MetaData, properties: Sequence[str], keys: Sequence[str]) ->
 
 
 def _stripped(kind: Any, keys: Sequence[str]) -> Any:
-    """A type of Delta without these keys in the metadata of its fields."""
+    """Return a type of Delta without these keys in the metadata of its fields."""
     if isinstance(kind, list):
         return [_stripped(part, keys) for part in kind]
     if not isinstance(kind, Mapping):
@@ -188,7 +193,7 @@ def _stripped(kind: Any, keys: Sequence[str]) -> Any:
 
 
 def _rewrite(table: TopicTable, topic: str, snapshot: TopicSnapshot, config: TopicConfig, now_ms: int) -> int:
-    """Replace the files that have vectors by segments without the deleted rows; how many there were."""
+    """Replace the files that have vectors by segments without the deleted rows; return the number of files."""
     if any(snapshot.refused(partition) for partition in snapshot.partitions) or snapshot.homeless:
         raise CommitRefusedError(
             f"{snapshot.location} has files of other writers that are not served: run logstore topic "

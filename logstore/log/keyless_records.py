@@ -1,6 +1,6 @@
-"""Records of a table that have no key: what a compaction removes, as in Kafka.
+"""Finds the records of a table that have no key, which a compaction removes, as in Kafka.
 
-Footers say where they are; keys are read only of row groups that have some. Blocking.
+Footers show which row groups have null keys; keys are read only from those. Blocking.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from logstore.table_files import TableFiles
 
 @dataclass(frozen=True, slots=True)
 class KeylessRecords:
-    """``count`` records of a partition without a key, at ``first_offset`` and behind it."""
+    """``count`` records of a partition without a key, the first one at ``first_offset``."""
 
     partition: int
     count: int
@@ -23,7 +23,7 @@ class KeylessRecords:
 
 
 def keyless_records(files: TableFiles, snapshot: TopicSnapshot) -> list[KeylessRecords]:
-    """The partitions that have some, from their log starts on. OSError, CorruptionError."""
+    """Return the partitions that have such records, from their log starts on. Raises OSError, CorruptionError."""
     found = []
     for partition in range(snapshot.num_partitions):
         log_start = snapshot.partitions[partition].log_start if partition in snapshot.partitions else 0
@@ -32,7 +32,7 @@ def keyless_records(files: TableFiles, snapshot: TopicSnapshot) -> list[KeylessR
             if segment.end_offset <= log_start or not segment.num_records:
                 continue
             for index, nulls in enumerate(null_values(files, segment.path, "key")):
-                # Only the first of them, and those around the log start, need the offsets.
+                # Only the first row group with null keys, and those around the log start, need the offsets.
                 if nulls and first >= 0 and segment.base_offset >= log_start:
                     count += nulls
                 elif nulls != 0:

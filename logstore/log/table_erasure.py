@@ -1,14 +1,14 @@
-"""Takes erased records out of a table, and deletes the files that still have them. Blocking; for threads.
+"""Removes erased records from a table, and deletes the files that still have them. Blocking; for threads.
 
 Invariants:
 
-- A commit replaces files by others without the records, and adds none: the rules of every rewrite hold, and a commit
-  that loses against another is planned again (R4, R6). Only a commit after which each active file is known to have none
-  of the records says that the table shows the erasure (``erased_files``).
-- A file on disk that the table does not name is deleted if it has one of the records, or is a part of a segment that
-  may have one: whoever is writing it has lost its sources, and its commit is refused. Not if it has records that the
-  table misses.
-- What is deleted is gone durably before anybody is told.
+- A commit replaces files by files without the records, and adds no records: the rules of every rewrite hold, and a
+  commit that loses against another one is planned again (R4, R6). Only a commit after which each active file is known
+  to have none of the records marks the erasure as included in the table (``erased_files``).
+- A file on disk that the table does not name is deleted if it has one of the records, or if it is an unreadable segment
+  that may have one: its writer has lost the source files, and the writer's commit is refused. The file is not deleted
+  if it has records that the table misses.
+- Deletions are durable before they are reported.
 """
 
 import itertools
@@ -53,10 +53,10 @@ log = structlog.stdlib.get_logger(__name__)
 
 #: ``operation`` of the segments that an erasure writes, and of its commits.
 ERASE: Final = "erase"
-#: In the history of the table, the number of the erasure.
+#: The field with the number of the erasure in the history of the table.
 _NUMBER: Final = "erasure"
 _ATTEMPTS: Final = 20
-#: Left for rolls and commits that come meanwhile.
+#: Space that is left for rolls and commits that come meanwhile.
 _RESERVE_BYTES: Final = 16 * MIB
 _PARTITION: Final = re.compile(r"partition=(\d{1,10})/")
 _OFFSET_MAX: Final = 2**63 - 1
@@ -66,12 +66,12 @@ _TableFacts = Callable[[TopicSnapshot, Collection[str]], dict[str, int]]
 
 
 class ErasureWaitsError(CommitRefusedError):
-    """The erasure cannot go on now; it goes on by itself when the reason is gone."""
+    """The erasure cannot continue now; it continues by itself when the reason is gone."""
 
 
 @dataclass(slots=True)
 class ErasureProgress:
-    """How far an erasure is. Other threads read it."""
+    """The progress of an erasure. Other threads read it."""
 
     step: str = ""
     files: int = 0
@@ -79,8 +79,9 @@ class ErasureProgress:
 
 
 def erased_rows(files: TableFiles, partition: int, path: str, selected: Sequence[Selects]) -> Rows:
-    """The rows of a file, numbered from 0, that one of ``selected`` is of. FileNotFoundError, OSError,
-    CorruptionError.
+    """Return the rows of a file, numbered from 0, that ``selected`` selects.
+
+    Raises FileNotFoundError, OSError, CorruptionError.
     """
     return _joined(rows for rows, _ in _erased_rows(files, partition, path, selected))
 
@@ -92,7 +93,7 @@ def _joined(parts: Iterable[Rows]) -> Rows:
 def _erased_rows(
     files: TableFiles, partition: int, path: str, selected: Sequence[Selects]
 ) -> Iterator[tuple[Rows, Rows]]:
-    """As ``erased_rows``, with their offsets, for one row group after the other."""
+    """Yield the rows that ``erased_rows`` returns, with their offsets, for one row group after the other."""
     epochs = read_footer(files, path, partition).leader_epochs
     limits = [(one, one.limit(partition, epochs)) for one in selected]
     row = 0
@@ -111,7 +112,7 @@ def _erased_rows(
 
 
 class _Without:
-    """The rows of a source but for some (``KeptRows``)."""
+    """All rows of a source except some (``KeptRows``)."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -126,7 +127,7 @@ class _Without:
 
 
 def concerned_files(snapshot: TopicSnapshot, selected: Sequence[Selects]) -> list[tuple[int, SegmentFile]]:
-    """Return the served files, with their partitions, that may have records that go. CorruptionError."""
+    """Return the served files, with their partitions, that may have selected records. CorruptionError."""
     return [
         (partition, file)
         for partition in sorted(snapshot.partitions)
@@ -137,7 +138,7 @@ def concerned_files(snapshot: TopicSnapshot, selected: Sequence[Selects]) -> lis
 
 def unserved_file(snapshot: TopicSnapshot) -> str:
     """Return why a file of another writer that is in the table is not served, and what to do; empty if all are served.
-    Such a file may have records that go. CorruptionError.
+    Such a file may have selected records. CorruptionError.
     """
     refused = itertools.chain(snapshot.homeless, *(snapshot.refused(partition) for partition in snapshot.partitions))
     for file in refused:
@@ -164,8 +165,9 @@ def _require_served(snapshot: TopicSnapshot) -> None:
 def count_records(
     files: TableFiles, snapshot: TopicSnapshot, selected: Sequence[Selects], pool: Executor, progress: ErasureProgress
 ) -> dict[tuple[int, SegmentFile], Rows]:
-    """The rows that go, of the active files that have any. ErasureWaitsError while a file is not served; also raises as
-    ``concerned_files`` and ``erased_rows``.
+    """Return the selected rows of each served file that has any.
+
+    Raises ErasureWaitsError while a file is not served, and as ``concerned_files`` and ``erased_rows``.
     """
     _require_served(snapshot)
     return _scan(files, concerned_files(snapshot, selected), selected, pool, progress)
@@ -174,8 +176,9 @@ def count_records(
 def find_offsets(
     files: TableFiles, snapshot: TopicSnapshot, selected: Selects, pool: Executor, progress: ErasureProgress
 ) -> dict[int, Rows]:
-    """By partition, the offsets of the records that go, rising: those of the table, and those in files that it does not
-    name any more. Raises as ``count_records``.
+    """Return, by partition, the offsets of the selected records, rising.
+
+    They include records in files that the table does not name any more. Raises as ``count_records``.
     """
     _require_served(snapshot)
     concerned = concerned_files(snapshot, [selected])
@@ -208,8 +211,9 @@ def find_offsets(
 
 
 def _unnamed_files(files: TableFiles, snapshot: TopicSnapshot) -> list[tuple[tuple[int, ...], str]]:
-    """Return the files on disk that the table does not name, each with the partitions that it may be of: Spark gives
-    files of a table with column mapping directories that do not tell the partition.
+    """Return the files on disk that the table does not name, each with the partitions that it may belong to.
+
+    In a table with column mapping, the names of Spark's directories do not contain the partition.
     """
     active = {unquote(path) for path in snapshot.paths}
     names = (entry.name for entry in files.list("") if is_data_file(entry.name) and entry.name not in active)
@@ -248,12 +252,12 @@ def erase_from_table(
     clean: set[str] | None = None,
     progress: ErasureProgress | None = None,
 ) -> TableErasure:
-    """Bring the table to show ``erasures``. ``clean`` are paths of files that are known to have none of the records,
-    and gets those that are found or written.
+    """Remove the records of ``erasures`` from the table.
 
-    ``commit`` runs each commit. Files that are not served are left alone: then the table does not show the erasures,
-    and ``TableErasure.unserved`` says why. Raises StorageFullError, StorageError, CorruptionError, CommitConflictError,
-    CommitStateUnknownError.
+    ``clean`` are paths of files that are known to have none of the records; files that are found to have none, and
+    those that are written, are added. ``commit`` runs each commit. Files that are not served stay as they are: then the
+    table does not show the erasures, and ``TableErasure.unserved`` says why. Raises StorageFullError, StorageError,
+    CorruptionError, CommitConflictError, CommitStateUnknownError.
     """
     progress = progress or ErasureProgress()
     files, clean, done = table.files, set[str]() if clean is None else clean, TableErasure()
@@ -317,8 +321,9 @@ def erase_from_table(
 
 
 def erase_commits(files: TableFiles, number: int) -> TableErasure:
-    """The commits of an erasure, by the entries of the log that are still there: those of a process that was killed
-    also count. CorruptionError, OSError.
+    """Return the commits of an erasure that the entries in the log show, including those of a process that was killed.
+
+    Raises CorruptionError, OSError.
     """
     found = TableErasure()
     for version in sorted(list_log(files).entries):
@@ -338,7 +343,7 @@ def erase_commits(files: TableFiles, number: int) -> TableErasure:
 def _sharing(
     snapshot: TopicSnapshot, found: dict[tuple[int, SegmentFile], Rows]
 ) -> dict[tuple[int, SegmentFile], Rows]:
-    """Records of other writers that share a file with ``found`` ones: they can only be replaced together."""
+    """Return the records of other writers that share a file with ``found`` records: a file is replaced as a whole."""
     shared: dict[tuple[int, SegmentFile], Rows] = {}
     for partition in {partition for partition, file in found if file.shared}:
         paths = {path for p, file in found if p == partition and file.shared for path in file.paths}
@@ -363,7 +368,7 @@ def _write(
     pool: Executor,
     progress: ErasureProgress,
 ) -> list[tuple[MergeGroup, Segment]]:
-    """Write a segment for each file, without the rows: all of them or none."""
+    """Write a segment for each file, without the selected rows. If one fails, none is left."""
     files = table.files
     progress.step, progress.files, progress.files_done = "rewriting", len(found), 0
     groups = [MergeGroup(partition, (file,), file.base_offset) for partition, file in found]
@@ -382,7 +387,7 @@ def _write(
     for future in futures:
         try:
             written.append(future.result())
-        except BaseException as error:  # noqa: BLE001  the files of the others are removed as well
+        except BaseException as error:  # noqa: BLE001  the other files are also removed
             for other in futures:
                 other.cancel()
             failure = failure or error
@@ -405,15 +410,13 @@ def _remove(files: TableFiles, paths: Iterable[str]) -> None:
 
 
 def _end_of(segment: SegmentName) -> int:
-    """A name of an earlier release does not tell it."""
+    """Return the segment's end offset, or the largest offset, because names of earlier releases do not have it."""
     return segment.end_offset or _OFFSET_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class SweptFiles:
-    """``deleted`` names, and why others could not be told: ``unreadable`` ones are perhaps being written by another
-    writer.
-    """
+    """Names of ``deleted`` files, and of ``unreadable`` ones, which another writer may be writing."""
 
     deleted: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
@@ -427,8 +430,10 @@ def delete_erased_files(
     known: set[str],
     progress: ErasureProgress | None = None,
 ) -> SweptFiles:
-    """Delete the files that the table does not name and that have records that go. ``snapshot`` is of this moment, and
-    shows the erasures; ``known`` are names of files that were looked at before, and gets more.
+    """Delete the files that have selected records and that the table does not name.
+
+    ``snapshot`` is current and includes the erasures. ``known`` has the names of files that were searched before; the
+    files without selected records are added to it.
 
     Raises ErasureWaitsError if such a file has records that the table misses; OSError, CorruptionError.
     """
@@ -470,7 +475,7 @@ def delete_erased_files(
 
 
 def _require_not_missing(files: TableFiles, snapshot: TopicSnapshot, names: Iterable[str]) -> None:
-    """ErasureWaitsError if one of the files has records that the table misses, and that may be committed again."""
+    """Raise ErasureWaitsError if one of the files has records that the table misses and that may be committed again."""
     ranges = {partition: (state.log_start, state.sealed) for partition, state in snapshot.partitions.items()}
     missing = missing_records(files, snapshot, ranges)
     for name in names:

@@ -1,10 +1,9 @@
-"""A topic follows its table: commits of others are taken over, and files of ours that the table has lost are committed
-again (rule R7). Records that were erased for good and that another writer brings back are erased again, before any
-reader sees them.
+"""Makes a topic follow its table: takes over commits of other writers, and commits files again that the table has lost
+(rule R7). If another writer brings erased records back, they are erased again before any reader sees them.
 
-If a later snapshot shows less than was sealed, a foreign commit has overwritten ours. If it lacks segments that a
-``RESTORE`` or an overwrite dropped, these are committed again, too (``dropped_segments``). If gaps are left that nobody
-meant, another writer took records out: readers are told so.
+If a later snapshot shows less than was sealed, a foreign commit has overwritten ours. Segments that a ``RESTORE`` or an
+overwrite dropped are also committed again (``dropped_segments``). If gaps remain that no statement intended, another
+writer has removed records, and readers get an error that says so.
 """
 
 import asyncio
@@ -51,14 +50,14 @@ log = structlog.stdlib.get_logger(__name__)
 
 T = TypeVar("T")
 
-#: Threads that look for erased records and rewrite files, each with two row groups.
+#: Threads that search for erased records and rewrite files, each with two row groups.
 _ERASING_THREADS = 2
 _ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class _Restored:
-    """``any``: whether files were committed again; ``failed``: by partition, the reason why that failed."""
+    """``any`` says whether files were committed again; ``failed`` has, by partition, the reason why that failed."""
 
     any: bool
     failed: dict[int, str]
@@ -100,7 +99,7 @@ class TableFollower:
         sound = [p for p in range(snapshot.num_partitions) if _is_sound(snapshot, p)]
         gaps = {partition: history_gaps(snapshot, partition) for partition in sound}
         removed = await self._removed(topic, gaps, None if at_start else topic.snapshot)
-        # From here on without an await: no reader may follow the table before the missing records are known.
+        # No await from here on: no reader may follow the table before the missing records are known.
         topic.follow(snapshot, restored.failed)
         for partition_log in topic.partitions:
             self._adopt(partition_log, snapshot)
@@ -109,9 +108,10 @@ class TableFollower:
             await self._look(topic, lambda: _tell_of_changes(topic.name, topic.table.files, before, snapshot.version))
 
     async def _erase_again(self, topic: Topic, snapshot: TopicSnapshot, erased: ErasedUpTo) -> TopicSnapshot:
-        """Take out what was erased before, where another writer has changed the files; return the snapshot after that.
+        """Search the files that another writer has added, remove records that were erased before, and return the new
+        snapshot.
 
-        Files that are not served keep their records, as no reader of the store sees them.
+        Files that are not served are not searched, as no reader of the store sees their records.
         """
         if not topic.is_maintained_here:
             raise CommitRefusedError(
@@ -129,7 +129,7 @@ class TableFollower:
             return erase_from_table(table, topic.name, erased, config, self._clock.now_ms(), pool, clean=clean)
 
         def erase() -> TableErasure:
-            # A pool of its own: this runs in the one that the rest of the table's work has.
+            # It needs a pool of its own, because it runs in the pool of the table's other work.
             with ThreadPoolExecutor(_ERASING_THREADS, thread_name_prefix="erase") as pool:
                 for _ in range(_ATTEMPTS - 1):
                     try:
@@ -155,8 +155,9 @@ class TableFollower:
     async def _removed(
         self, topic: Topic, gaps: Mapping[int, list[tuple[int, int]]], before: TopicSnapshot | None
     ) -> dict[int, list[RemovedRange]]:
-        """The commits that removed files from the table. All of them: a gap that a RESTORE brings back is as old as its
-        ``DELETE``.
+        """Return the commits that removed files from the table, if the gaps have changed.
+
+        All of them count, because a gap that a ``RESTORE`` brings back is as old as its ``DELETE``.
         """
         looked_at = topic.gaps
         if all(found == looked_at.get(partition, []) for partition, found in gaps.items()):
@@ -167,15 +168,16 @@ class TableFollower:
     def _note_missing(
         self, topic: Topic, gaps: Mapping[int, list[tuple[int, int]]], removed: Mapping[int, list[RemovedRange]]
     ) -> None:
-        """Find records that another writer took out of the history of served partitions, or put back. A partition that
-        was not served is examined from the first entry on: its loss may be older than the last look.
+        """Find records that another writer removed from the history of served partitions, or restored.
+
+        A partition that was not served is examined from the first entry on: its loss may be older than the last check.
         """
         served = [p for p in topic.partitions if p.quarantined is None and p.partition in gaps]
         for partition_log in served:
             partition, found = partition_log.partition, gaps[partition_log.partition]
             looked_at = topic.gaps.get(partition)
             missing = missing_ranges(
-                # A gap that was there before keeps its cause.
+                # A gap that existed before keeps its cause.
                 new_gaps(found, looked_at or []),
                 removed.get(partition, []),
                 # An old DELETE may have removed it; the log no longer has that entry.
@@ -200,14 +202,14 @@ class TableFollower:
         topic.gaps = {p.partition: gaps[p.partition] for p in served}
 
     def _adopt(self, partition_log: PartitionLog, snapshot: TopicSnapshot) -> None:
-        """Take over a commit of ours whose unknown outcome proves to be success, or that of the leader before."""
+        """Take over a commit of ours whose unknown outcome was success, or a commit of the previous leader."""
         state = snapshot.partitions[partition_log.partition]
         ours = partition_log.is_leader and state.leader_epoch <= partition_log.leader_epoch
         if ours and partition_log.sealed_offset < state.sealed <= partition_log.log_end_offset:
             partition_log.adopt_sealed(state.sealed)
 
     def _restore(self, topic: Topic, snapshot: TopicSnapshot, *, at_start: bool) -> _Restored:
-        """Rule R7: commit files again that the table has lost, of partitions that are led here."""
+        """Commit files of partitions that are led here again, if the table has lost them (rule R7)."""
         files = topic.table.files
         count = max(len(topic.partitions), snapshot.num_partitions)
         grown = topic.is_maintained_here and count > snapshot.stated_partitions
@@ -228,7 +230,7 @@ class TableFollower:
         if at_start:
             lost += self._to_fill_gaps(files, snapshot, sorted(sound))
         again = [*lost, *(segment for part in merges for segment in part.adds)]
-        # A foreign commit may have overwritten a merge of ours, and dropped what the merge had joined.
+        # A foreign commit may have overwritten a merge of ours, and dropped the files that the merge had joined.
         dropped = [
             segment
             for segment in _dropped(topic, snapshot, sorted(sound), at_start=at_start)
@@ -273,11 +275,11 @@ class TableFollower:
         return _Restored(any=True, failed=failed)
 
     def _to_fill_gaps(self, files: TableFiles, snapshot: TopicSnapshot, partitions: Sequence[int]) -> list[Segment]:
-        """Files of rolls whose commits were overwritten before the last stop.
+        """Return the files of rolls whose commits were overwritten before the last stop.
 
-        A file that is neither active nor removed was never committed or was overwritten, if it is so young that the log
-        would still tell of its removal; an older one may have been deleted with SQL, and stays away. Offsets that a
-        commit removed stay away, too, whatever files hold them.
+        If a file is neither active nor removed, and young enough that the log would still show its removal, it was
+        never committed or its commit was overwritten. An older file may have been deleted with SQL, and is not
+        committed again. Offsets that a commit removed are not committed again either, whatever files hold them.
         """
         oldest_ms = self._clock.now_ms() - TOMBSTONES_KEPT_MS
         kept = (removals_kept_ms(snapshot.properties) or 0) >= TOMBSTONES_KEPT_MS
@@ -288,7 +290,7 @@ class TableFollower:
         gaps = {partition: found for partition in partitions if (found := _lost_gaps(snapshot, partition))}
         if not gaps:
             return []
-        # Another file of the range may be on disk, of a roll that was killed before its commit: the removal counts.
+        # The removal counts even if another file of the range is on disk, of a roll that was killed before its commit.
         removed = removed_ranges(removals_since(files, -1), None, files)
         segments: list[Segment] = []
         for partition, found in gaps.items():
@@ -297,12 +299,12 @@ class TableFollower:
                 try:
                     segments += sealed_segments_on_disk(files, partition, start, end, wanted=was_lost)
                 except MissingSegmentsError as error:
-                    # A user deleted rows with SQL, as users may. Readers pass over the gap.
+                    # A user deleted rows with SQL, as users may. Readers skip the gap.
                     log.warning("history.gap", partition=partition, start=start, end=end, error=str(error))
         return segments
 
     async def _look(self, topic: Topic, work: Callable[[], T]) -> T:
-        """Run blocking work that reads the table in a thread; StorageError for a disk that cannot be read."""
+        """Run blocking work that reads the table in a thread. Raises StorageError if the disk cannot be read."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._executor, work)
         except OSError as error:
@@ -310,7 +312,7 @@ class TableFollower:
 
 
 def _tell_of_changes(topic: str, files: TableFiles, before: TopicSnapshot, version: int) -> None:
-    """Log the commits since ``before`` by which others changed or removed records, as their owner may."""
+    """Log the commits since ``before`` in which other writers changed or removed records, as they may."""
     if all(is_ours(files, number) for number in range(before.version + 1, version + 1)):
         return
     for partition, removed in removed_ranges(removals_since(files, before.version), before, files).items():
@@ -332,11 +334,12 @@ def _tell_of_changes(topic: str, files: TableFiles, before: TopicSnapshot, versi
 def _lost_merges(
     files: TableFiles, snapshot: TopicSnapshot, lost: Sequence[Segment]
 ) -> tuple[list[RewritePart], list[Segment]]:
-    """Merges to commit again, and files to commit again as they are.
+    """Return the merges to commit again, and the files to commit again as they are.
 
-    The files of a job come and go with its commit, as a whole: after a merge's commit was overwritten the files that it
-    had joined count again. If one of these was deleted meanwhile, the merge is made again with its own file. If the
-    commits of these were overwritten, too, its file takes their place. An erasure counts as a merge of one file.
+    The files of a job count only together with its commit: after a merge's commit was overwritten, the files that it
+    had joined count again. If one of these files was deleted meanwhile, the merge is committed again with its own file.
+    If the commits of these files were also overwritten, the merge's file takes their place. An erasure counts as a
+    merge of one file.
     """
     removes: dict[int, dict[str, None]] = {}
     adds: dict[int, list[Segment]] = {}
@@ -356,12 +359,12 @@ def _lost_merges(
 
 
 def _overlap(one: Segment | SegmentFile, other: Segment) -> bool:
-    """Whether files of the same partition stand for a common offset."""
+    """Return whether files of the same partition cover a common offset."""
     return one.base_offset < other.end_offset and other.base_offset < one.end_offset
 
 
 def _dropped(topic: Topic, snapshot: TopicSnapshot, partitions: Sequence[int], *, at_start: bool) -> list[Segment]:
-    """Segments that another writer dropped; the log is read only if the history looks different."""
+    """Return the segments that another writer dropped; the log is read only if the history looks different."""
     if not at_start:
         came = snapshot.paths - topic.snapshot.paths
         foreign = snapshot.has_foreign_files and any(known_segment_name(path) is None for path in came)
@@ -374,7 +377,7 @@ def _dropped(topic: Topic, snapshot: TopicSnapshot, partitions: Sequence[int], *
 
 
 def _lost_gaps(snapshot: TopicSnapshot, partition: int) -> list[tuple[int, int]]:
-    """The gaps of a partition without those below the clean point that compaction of an earlier release left."""
+    """Return the gaps of a partition, except those below the clean point that compaction of an earlier release left."""
     cleaned = snapshot.partitions[partition].cleaned
     gaps = [
         (max(start, cleaned) if snapshot.touches_unnamed(partition, start, end) else start, end)
@@ -392,7 +395,10 @@ def _is_sound(snapshot: TopicSnapshot, partition: int) -> bool:
 
 
 def _on_disk(files: TableFiles, name: str) -> Segment | None:
-    """The segment of a file; CorruptionError if it is damaged. Remove the file to give its records up."""
+    """Return the segment of a file; None if the file is gone.
+
+    Raises CorruptionError if the file is damaged. An operator may remove the file to give its records up.
+    """
     try:
         verify_segment(files, name)
         return segment_from_file(files, name)

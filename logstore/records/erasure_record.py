@@ -1,12 +1,12 @@
-"""The records of ``__erasures``: an erasure of records for good, and how far it is.
+"""Defines the records of ``__erasures``: each describes an erasure and its progress.
 
-Key: the erasure's id. Value: JSON of an ``Erasure``; of several with one id the last one counts. A record must not keep
-what was erased: a key stands in it as a hash with the erasure's own random salt, a record that an expression has found
-as its offset, and of an expression only the form. All are part of the format, see ``docs/table-format.md``: fields may
-be added, none removed.
+The key is the erasure's id, the value JSON of an ``Erasure``; if several records have one id, the last one counts. A
+record must not contain erased data: keys are stored as hashes with the erasure's own random salt, records that an
+expression has found as their offsets, and an expression without its values. All of this is part of the format, see
+``docs/table-format.md``: fields may be added, none removed.
 
 The hash of a key has two parts. The first, murmur2 with a seed from the salt, is computed for a whole column at once.
-The second, BLAKE2b keyed with the salt, decides; it is computed for the few keys that the first part lets through.
+The second, BLAKE2b keyed with the salt, decides; it is computed only for the few keys that match the first part.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from logstore.errors import CorruptionError
 from logstore.records.murmur2 import murmur2_column_of
 
 ERASURES_TOPIC: Final = "__erasures"
-#: Never compacted, never deleted: a backup that is put back years later is erased again by them.
+#: Never compacted, never deleted: the records are needed to erase again from a backup that is restored years later.
 ERASURES_CONFIGS: Final[Mapping[str, str]] = {
     "cleanup.policy": "delete",
     "retention.ms": "-1",
@@ -40,8 +40,9 @@ State = Literal["started", "pending", "erased"]
 
 
 class ErasedPartition(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The erasure is of records below ``end_offset`` that leaders up to ``leader_epoch`` have appended. With
-    ``offsets``, ranges [start, end) that rise, it is of these.
+    """The erasure covers records below ``end_offset`` that leaders up to ``leader_epoch`` have appended.
+
+    If ``offsets`` (rising ranges [start, end)) is set, it covers only these.
     """
 
     partition: int
@@ -51,7 +52,7 @@ class ErasedPartition(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ErasedBroker(msgspec.Struct, frozen=True):
-    """A broker whose journal has none of the bytes since ``erased_ms``; ``journal_files`` were removed for that."""
+    """A broker whose journal has none of the bytes since ``erased_ms``; ``journal_files`` counts the removed files."""
 
     broker: int
     erased_ms: int
@@ -68,9 +69,10 @@ class ErasureRepeat(msgspec.Struct, frozen=True):
 
 class Erasure(msgspec.Struct, frozen=True, kw_only=True):
     """``number`` rises with each erasure of a topic. ``keys`` are hashed, ``where`` has no literals. ``records`` is the
-    number of records that left the table, with ``versions`` as its commits. ``deleted_files`` names the first of the
-    files that were deleted, ``deleted_count`` counts them all. Brokers that are ``pending`` erase before they serve
-    again. ``not_reached`` says what the store cannot reach. Times in ms since 1970.
+    number of records that were removed from the table, and ``versions`` are the commits that removed them.
+    ``deleted_files`` names the first of the deleted files, ``deleted_count`` counts all of them. Brokers that are
+    ``pending`` erase before they serve again. ``not_reached`` lists the places that the store cannot reach. Times are
+    in ms since 1970.
     """
 
     id: str
@@ -96,7 +98,7 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
     not_reached: tuple[str, ...] = ()
 
     def encoded(self) -> tuple[bytes, bytes]:
-        """Key and value of the record."""
+        """Return the key and the value of the record."""
         return self.id.encode(), _encoder.encode(self)
 
 
@@ -105,7 +107,7 @@ _decoder = msgspec.json.Decoder(Erasure)
 
 
 def decode_erasure(value: bytes) -> Erasure:
-    """CorruptionError."""
+    """Decode the value of a record. Raises CorruptionError."""
     try:
         return _decoder.decode(value)
     except msgspec.MsgspecError as error:
@@ -120,17 +122,17 @@ def new_salt() -> str:
 
 
 def seed_of(salt: str) -> np.uint32:
-    """The seed of the first part of the hash."""
+    """Return the seed of the first part of the hash."""
     return np.uint32(int(salt[:8], 16))
 
 
 def exact_hash(key: bytes, salt: bytes) -> bytes:
-    """The second part of the hash."""
+    """Return the second part of the hash."""
     return hashlib.blake2b(key, digest_size=_NAME_BYTES, key=salt).digest()
 
 
 def hash_keys(keys: Sequence[bytes], salt: str) -> tuple[str, ...]:
-    """The keys as a record names them: hexadecimal, rising, each once."""
+    """Return the hashes of keys as a record has them: hexadecimal, rising, each once."""
     secret = bytes.fromhex(salt)
     quick = murmur2_column_of(keys, seed_of(salt)).tolist()
     found = {f"{first:08x}{exact_hash(key, secret).hex()}" for first, key in zip(quick, keys, strict=True)}
@@ -138,7 +140,7 @@ def hash_keys(keys: Sequence[bytes], salt: str) -> tuple[str, ...]:
 
 
 def parse_hashes(hashes: Iterable[str]) -> tuple[np.ndarray, frozenset[bytes]]:
-    """The first parts, rising (uint32), and the second parts. CorruptionError."""
+    """Return the first parts, rising (uint32), and the second parts. Raises CorruptionError."""
     try:
         parts = [(int(text[:8], 16), bytes.fromhex(text[8:])) for text in hashes]
     except ValueError as error:

@@ -1,9 +1,9 @@
-"""Deletion vectors: the rows of a data file that another writer's ``DELETE``, ``UPDATE`` or ``MERGE`` took out of the
-table without writing the file again (Delta protocol, "Deletion Vectors" and "Deletion Vector Format").
+"""Reads deletion vectors: the rows of a data file that another writer's ``DELETE``, ``UPDATE`` or ``MERGE`` removed
+from the table without rewriting the file (Delta protocol, "Deletion Vectors" and "Deletion Vector Format").
 
-The store writes none. An add action names the vector of its file; whoever reads the file leaves out the rows of the
-vector. Invariant: a vector that is handed out has the size, the checksum and the number of rows that its description
-says; anything else is a CorruptionError that names the vector and the file.
+The store writes no vectors. An add action names the vector of its file, and readers of the file leave out the rows of
+the vector. Invariant: a vector that is returned has the size, the checksum and the number of rows in its description;
+otherwise a CorruptionError names the vector and the file.
 """
 
 import base64
@@ -23,7 +23,7 @@ _FILE_VERSION = 1
 _MAGIC = 1681511377
 #: A UUID in Base85.
 _UUID_LETTERS = 20
-#: The length before a vector in its file, and the CRC-32 behind it.
+#: The length before a vector in its file, and the CRC-32 after it.
 _LENGTH_BYTES = _CHECKSUM_BYTES = 4
 
 # Z85 is Base85 with other letters (rfc.zeromq.org/spec/32).
@@ -43,8 +43,9 @@ class DeletionVector(msgspec.Struct, rename="camel", frozen=True, omit_defaults=
 
 
 def file_of(vector: DeletionVector, files: TableFiles) -> str | None:
-    """The name of the vector's file within the table; None if the vector is in the log. CorruptionError for a file
-    elsewhere, and for a description that Delta does not know.
+    """Return the name of the vector's file within the table; None if the vector is in the log.
+
+    Raises CorruptionError for a file outside the table, and for a description that Delta does not know.
     """
     text = vector.path_or_inline_dv
     if vector.storage_type == INLINE:
@@ -65,7 +66,7 @@ def file_of(vector: DeletionVector, files: TableFiles) -> str | None:
 
 
 def deleted_rows(vector: DeletionVector, files: TableFiles) -> BitMap64:
-    """The positions, from 0, of the rows that the vector takes out of its file.
+    """Return the positions, from 0, of the rows that the vector removes from its file.
 
     Raises CorruptionError, FileNotFoundError, OSError.
     """
@@ -107,7 +108,7 @@ def _stored(vector: DeletionVector, files: TableFiles, name: str) -> bytes:
 
 
 def _from_z85(text: str) -> bytes:
-    """ValueError if it is not Z85."""
+    """Decode Z85. Raises ValueError if the text is not Z85."""
     if not set(text) <= set(_Z85):
         raise ValueError(f"{text!r} has letters that Z85 does not know")
     try:

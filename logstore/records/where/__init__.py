@@ -1,5 +1,5 @@
-"""The expressions of ``--where`` and ``?where=``: which records of a topic are meant.
+"""The expressions of ``--where`` and ``?where=``, which select records of a topic.
 
-``parser`` reads them, ``expression`` is what was read, ``evaluation`` applies it to columns, and ``json_paths`` finds
-fields in JSON values.
+``parser`` reads them, ``expression`` represents a parsed one, ``evaluation`` applies it to columns, and ``json_paths``
+finds fields in JSON values.
 """

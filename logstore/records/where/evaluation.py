@@ -1,8 +1,8 @@
-"""Which records of a batch an expression selects.
+"""Applies an expression to a batch of records, to find those that it selects.
 
 A batch has the columns of LOG_SCHEMA that the expression reads. Keys and timestamps are compared a column at a time.
-JSON is parsed only of values that can be selected: of the others the bytes already show that the field or the text that
-is looked for is not there. Invariant: that look leaves out no record that the expression selects.
+JSON is parsed only for values that may be selected: the bytes of the other values already show that the field or the
+text is missing in them. Invariant: this search of the bytes leaves out no record that the expression selects.
 """
 
 import operator
@@ -50,7 +50,7 @@ _ORDER: Final[Mapping[Operator, Callable[[Any, Any], bool]]] = {
     Operator.greater: operator.gt,
     Operator.greater_equal: operator.ge,
 }
-#: Stands for keys that are no text, number or truth value in JSON.
+#: Stands for keys that are not a string, number or boolean in JSON.
 _NO_SCALAR: Final = object()
 _QUOTE, _BACKSLASH = b'"', ord("\\")
 #: Values that are parsed at a time.
@@ -60,8 +60,10 @@ _Columns = Mapping[Path, Sequence[Any]]
 
 
 class Where:
-    """An expression that is ready to be applied. ``columns``: those of LOG_SCHEMA that it reads. ``keys_named`` and
-    ``timestamps`` as the functions of those names.
+    """An expression that is ready to be applied.
+
+    ``columns`` are the columns of LOG_SCHEMA that it reads. ``keys_named`` and ``timestamps`` are the results of the
+    functions with these names.
     """
 
     def __init__(self, node: Node) -> None:
@@ -74,13 +76,14 @@ class Where:
         self._reader = FieldReader(self.paths)
 
     def possible(self, batch: pa.RecordBatch) -> pa.Array:
-        """Booleans without nulls: False where keys and timestamps show, without values, that a record is not selected.
+        """Return booleans without nulls: False if the key and timestamp alone show that a record is not selected.
+
         ``batch`` needs no column of values.
         """
         return _possible(self.node, batch, wanted=True, with_values=False)
 
     def mask(self, batch: pa.RecordBatch) -> pa.Array:
-        """Booleans without nulls: whether each record is selected."""
+        """Return booleans without nulls: whether each record is selected."""
         if not self.paths:
             return pc.fill_null(_exact(self.node, batch, {}), fill_value=False)
         possible = _possible(self.node, batch, wanted=True, with_values=True)
@@ -106,11 +109,11 @@ def _column_of(comparison: Comparison) -> str:
             return str(named)
 
 
-# ---- without a look into values -------------------------------------------------------------------------------------
+# ---- without parsing values -----------------------------------------------------------------------------------------
 
 
 def _possible(node: Node, batch: pa.RecordBatch, *, wanted: bool, with_values: bool) -> pa.Array:
-    """False only where ``node`` cannot be ``wanted``."""
+    """Return booleans that are False only if ``node`` cannot be ``wanted``."""
     match node:
         case Not(part):
             return _possible(part, batch, wanted=not wanted, with_values=with_values)
@@ -135,13 +138,13 @@ def _possible_field(node: Comparison, values: pa.Array, *, wanted: bool) -> pa.A
             return _every(len(values))
     elif is_equal and isinstance(literal, str) and (text := _plain_string(literal)) is not None:
         return _contains(values, text)
-    # Of any other comparison that is true or false, not unknown, the field is there.
+    # Any other comparison is true or false, and not unknown, only if the value has the field.
     names = [text for step in path.steps if isinstance(step, str) and (text := _plain_string(step)) is not None]
     return _contains(values, max(names, key=len)) if names else values.is_valid()
 
 
 def _plain_string(text: str) -> bytes | None:
-    """The JSON string of ``text``, if nothing in it has to be escaped."""
+    """Return the JSON string of ``text``, or None if a character in it has to be escaped."""
     try:
         encoded = msgspec.json.encode(text)
     except UnicodeEncodeError:
@@ -150,7 +153,7 @@ def _plain_string(text: str) -> bytes | None:
 
 
 def _contains(values: pa.Array, text: bytes) -> pa.Array:
-    """Whether ``text`` is in each value, or an escape is, with which it may be written in another way."""
+    """Return whether each value contains ``text``, or an escape, which may be another way to write it."""
     found = pc.match_substring(values, pattern=text)
     data = values.buffers()[2]
     if data is not None:
@@ -169,7 +172,7 @@ def _every(rows: int) -> pa.Array:
 
 
 def _exact(node: Node, batch: pa.RecordBatch, fields: _Columns) -> pa.Array:
-    """True, False or null, which is unknown. ``fields`` has those of values."""
+    """Return true, false or null (unknown) for each record. ``fields`` has the fields of the values."""
     match node:
         case Not(part):
             return pc.invert(_exact(part, batch, fields))
@@ -200,7 +203,7 @@ def _compare_keys(keys: pa.Array, operator: Operator, literal: Literal) -> pa.Ar
             known = pc.if_else(keys.is_valid(), named, None)
             return known if operator is Operator.equal else pc.invert(known)
         case _:
-            # A key that is no such JSON is known to be another.
+            # A key that is not such a JSON value is known to be different.
             texts = keys.to_pylist()
             return _compare([None if text is None else _json_key(text) for text in texts], operator, literal)
 
@@ -222,7 +225,7 @@ def _json_key(key: bytes) -> Any:
 
 
 def _compare(found: Sequence[Any], operator: Operator, literal: Literal) -> pa.Array:
-    """Each of ``found``, as ``FieldReader`` gives them, with the literal."""
+    """Compare each of ``found``, as ``FieldReader`` returns them, with the literal."""
     if literal is None:
         missing = pa.array([value is None for value in found], pa.bool_())
         return missing if operator is Operator.equal else pc.invert(missing)

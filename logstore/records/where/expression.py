@@ -1,12 +1,13 @@
-"""An expression over records, and what follows from it without a look at a record.
+"""Represents an expression over records, and derives facts from it without reading a record.
 
-The logic is SQL's with three values. A comparison with what is not there is unknown, ``not`` of unknown is unknown, and
-a record is selected only if the whole is true. What is not there: a key that is null; a field of a value that is null,
-is not JSON, or has no such field; a field that is null. ``== null`` and ``!= null`` ask for that and are never unknown.
-Values of different types are different, and have no order (unknown). Strings are ordered by code points, keys by bytes.
+The logic is SQL's with three values. A comparison with a missing operand is unknown, ``not`` of unknown is unknown, and
+a record is selected only if the whole expression is true. An operand is missing if the key is null, if the value is
+null, is not JSON or has no such field, or if the field is null. ``== null`` and ``!= null`` test for this and are never
+unknown. Values of different types are different, and have no order (unknown). Strings are ordered by code points, keys
+by bytes.
 
-The text of a key is what a string is compared with: of a key that is a JSON string, as JSON requests store it
-(``"ada"`` with its quotes), it is the string; of any other key its bytes.
+A string is compared with the text of a key. If the key is a JSON string, as JSON requests store it (``"ada"`` with its
+quotes), its text is that string; the text of any other key is its bytes.
 """
 
 import json
@@ -21,7 +22,7 @@ import msgspec
 
 from logstore.limits import TIMESTAMP_MS_MAX, TIMESTAMP_MS_MIN
 
-#: A literal. Bytes are of keys alone; of ``timestamp`` it is ms since 1970.
+#: A literal. Only keys are compared with bytes; a ``timestamp`` is compared with ms since 1970.
 Literal = str | bytes | int | Decimal | bool | None
 
 
@@ -100,23 +101,25 @@ EVERY_TIMESTAMP: Final = TimestampRange()
 
 
 def key_forms(text: str) -> frozenset[bytes]:
-    """The keys whose text is ``text``: its UTF-8 bytes, and the JSON string of it as encoders write it, with letters
-    beyond ASCII as they are and escaped.
+    """Return the keys whose text is ``text``.
+
+    These are its UTF-8 bytes, and its JSON string as encoders write it, with non-ASCII letters either unchanged or
+    escaped.
     """
     forms = {json.dumps(text).encode()}
     if not _has_surrogates(text):
-        # Half a surrogate pair exists in JSON alone, as an escape.
+        # Half a surrogate pair exists only in JSON, as an escape.
         forms |= {text.encode(), msgspec.json.encode(text)}
     return frozenset(forms)
 
 
 def key_equals(text: str) -> Comparison:
-    """The expression of ``--key`` and ``?key=``."""
+    """Return the expression of ``--key`` and ``?key=``."""
     return Comparison(Key(), Operator.equal, text)
 
 
 def both(first: Node | None, second: Node | None) -> Node | None:
-    """``first and second``, of which each may be missing."""
+    """Return ``first and second``, of which each may be missing."""
     if first is None or second is None:
         return second if first is None else first
     return And((first, second))
@@ -134,13 +137,13 @@ def comparisons(node: Node) -> Iterator[Comparison]:
 
 
 def paths(node: Node) -> tuple[Path, ...]:
-    """The fields of values that ``node`` reads; without any it can be decided by keys and timestamps alone."""
+    """Return the fields of values that ``node`` reads; if there are none, keys and timestamps alone decide it."""
     found = (comparison.operand for comparison in comparisons(node))
     return tuple(dict.fromkeys(operand for operand in found if isinstance(operand, Path)))
 
 
 def keys_named(node: Node) -> frozenset[bytes] | None:
-    """The keys, one of which each selected record has; None if ``node`` does not say so."""
+    """Return a set of keys that has the key of every selected record; None if ``node`` does not restrict the keys."""
     match node:
         case Comparison(Key(), Operator.equal, str(text)):
             return key_forms(text)
@@ -157,7 +160,7 @@ def keys_named(node: Node) -> frozenset[bytes] | None:
 
 
 def timestamps(node: Node) -> TimestampRange:
-    """A range that the timestamp of each selected record lies in."""
+    """Return a range that contains the timestamp of each selected record."""
     match node:
         case Comparison(Timestamp(), operator, int(at)):
             match operator:
@@ -175,7 +178,7 @@ def timestamps(node: Node) -> TimestampRange:
 
 
 def text_of(node: Node, literal: Callable[[Literal], str] | None = None) -> str:
-    """The expression as text that parses to the same. ``literal`` gives the text of each literal."""
+    """Return the expression as text that parses to the same expression. ``literal`` returns the text of a literal."""
     show = _literal_text if literal is None else literal
     match node:
         case Comparison(operand, operator, value):

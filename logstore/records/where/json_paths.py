@@ -1,8 +1,8 @@
-"""Fields of JSON values, found without making objects of the rest of a value.
+"""Finds fields of JSON values without making objects of the rest of a value.
 
-A decoder makes structures of the wanted fields alone and passes over all others. What it does not take is read a second
-time in full: values in which a field is of another type than the paths say, and the little that is JSON for
-Python's own parser alone, as half a surrogate pair.
+A decoder makes structures of the wanted fields and skips all others. Values that it refuses are parsed a second time in
+full: values in which a field has another type than the paths expect, and the few that only Python's own parser accepts
+as JSON, such as those with half a surrogate pair.
 """
 
 import json
@@ -22,17 +22,17 @@ _Steps = tuple[str | int, ...]
 
 
 class FieldReader:
-    """``read`` gives the fields at ``paths`` of a value, in their order. Of a doubled field the last one counts."""
+    """``read`` returns the fields at ``paths`` of a value, in their order. Of repeated fields the last one counts."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = [path.steps for path in paths]
-        #: Of each path the way to an attribute of the structure, and the steps from there on.
+        #: For each path, the way to an attribute of the structure, and the steps from there on.
         self._ways: list[tuple[Any, _Steps]] = []
         kind = self._structure(dict(enumerate(self._paths)), ())
         self._decode = msgspec.json.Decoder(kind, float_hook=_number).decode
 
     def _structure(self, wanted: dict[int, _Steps], way: tuple[str, ...]) -> Any:
-        """The type to decode where ``wanted`` are: a structure if all of them go on with a name."""
+        """Return the type to decode for the paths in ``wanted``: a structure if all of their next steps are names."""
         if not all(steps and isinstance(steps[0], str) for steps in wanted.values()):
             for number, steps in wanted.items():
                 self._reach(number, way, steps)
@@ -52,8 +52,9 @@ class FieldReader:
         self._ways[number] = (attrgetter(".".join(way)) if way else None, steps)
 
     def read(self, value: bytes | None) -> list[Any]:
-        """None for what is missing or null, and everywhere if the value is null or is not JSON; else str, int, Decimal,
-        bool, or an object or an array.
+        """Return a str, int, Decimal, bool, object or array for each path.
+
+        The result has None for a field that is missing or null, and only None if the value is null or is not JSON.
         """
         if value is None or not is_utf8(value):
             return [None] * len(self._paths)
@@ -66,7 +67,7 @@ class FieldReader:
 
 
 def json_scalar(text: bytes) -> Any:
-    """As ``FieldReader.read`` of ``$``."""
+    """Return the result of ``FieldReader.read`` for the path ``$``."""
     return _WHOLE.read(text)[0]
 
 
@@ -81,7 +82,7 @@ def _field(document: Any, steps: _Steps) -> Any:
 
 
 def _read_in_full(text: bytes) -> Any:
-    """The document in ``text``; None for what is no JSON."""
+    """Return the document in ``text``; None if it is not JSON."""
     try:
         return json.loads(text, parse_float=_number, parse_int=_number, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -89,7 +90,7 @@ def _read_in_full(text: bytes) -> Any:
 
 
 def _number(text: str) -> int | Decimal | None:
-    """None for a number that is beyond all that can be compared."""
+    """Convert a number; None if it is beyond the range of numbers that can be compared."""
     if _SMALL_INTEGER.fullmatch(text):
         return int(text)
     try:

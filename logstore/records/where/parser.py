@@ -7,7 +7,8 @@
     path = "$" {"." name | "[" index "]" | "[" string "]"}
     literal = string | number | "true" | "false" | "null" | bytes
 
-A string is JSON's, in double quotes or in single ones; bytes are those of a key, in hexadecimal digits: ``x'00ff'``.
+A string is a JSON string, in double or single quotes. Bytes are compared with a key, and are written in hexadecimal
+digits: ``x'00ff'``.
 """
 
 import json
@@ -22,7 +23,7 @@ from logstore.limits import TIMESTAMP_MS_MAX, TIMESTAMP_MS_MIN
 from logstore.quantities import datetime_ms
 from logstore.records.where.expression import And, Comparison, Key, Literal, Node, Not, Operator, Or, Path, Timestamp
 
-#: The longest expression, in characters, and how deep its parentheses and ``not`` may nest.
+#: The longest expression, in characters, and the largest depth of its parentheses and ``not``.
 LENGTH_MAX: Final = 65_536
 DEPTH_MAX: Final = 50
 
@@ -57,8 +58,9 @@ class _Token(NamedTuple):
 
 
 def parse_where(text: str) -> Node:
-    """The expression in ``text``. InvalidWhereError, which names the position of the first character that is wrong,
-    from 1.
+    """Return the expression in ``text``.
+
+    Raises InvalidWhereError, which names the position of the first wrong character, counted from 1.
     """
     if len(text) > LENGTH_MAX:
         raise InvalidWhereError(f"The expression has {len(text)} characters: at most {LENGTH_MAX} are allowed")
