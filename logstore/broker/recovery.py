@@ -90,6 +90,33 @@ def recover_topic(topic: Topic, unserved: Unserved, *, producer_ids_begin: int) 
     return max(kept, default=-1) + 1
 
 
+def end_at_holes(tails: Mapping[PartitionKey, JournalTail], topics: Mapping[UUID, Topic]) -> list[PartitionLog]:
+    """End the partitions of a journal that has lost frames at their first hole; the partitions that end earlier now.
+
+    Only for a broker that has left every ISR. In a whole journal the frames that are missing were freed, and so are
+    sealed (``sealed_beyond``). In this one they may be lost: the records behind a hole are of no use, and a log that
+    counted as sealed up to them would be in sync with a leader without having what the leader has.
+    """
+    ended = []
+    for topic in topics.values():
+        for partition_log in topic.partitions:
+            tail = tails.get((topic.topic_id, partition_log.partition))
+            if tail is None or partition_log.quarantined is not None:
+                continue
+            sealed, before = topic.snapshot.partitions[partition_log.partition].sealed, tail.end_offset
+            if (end := tail.whole_to(sealed)) < before:
+                log.warning(
+                    "journal.lost_records",
+                    partition=f"{topic.name}-{partition_log.partition}",
+                    end=end,
+                    before=before,
+                    reason="the journal is not the one that stood here: the leader has them",
+                )
+                tail.end_at(end)
+                ended.append(partition_log)
+    return ended
+
+
 def recover_partitions(
     journal: Journal,
     tails: Mapping[PartitionKey, JournalTail],

@@ -17,7 +17,7 @@ from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import RequestContext
 from logstore.broker.problems import TopicProblem, find_problems
-from logstore.broker.recovery import Unserved, recover_partitions, recover_topic
+from logstore.broker.recovery import Unserved, end_at_holes, recover_partitions, recover_topic
 from logstore.broker.removals import Removals
 from logstore.broker.replicas import Replicas
 from logstore.broker.roll_schedule import RollSchedule
@@ -124,6 +124,7 @@ class Topics:
             self._add(self._topic(name, table, table.latest))
         by_id = self._by_id
         self._deleted = frozenset(self._catalog.deleted())
+        ended = end_at_holes(tails, by_id) if self._coordinator.may_lack_frames else []
         self._unserved = await asyncio.to_thread(
             recover_partitions,
             self._journal,
@@ -141,7 +142,8 @@ class Topics:
         for topic_id, count in self._unserved.lost_partitions.items():
             await self._add_lost_partitions(by_id[topic_id], count)
         await asyncio.to_thread(self._catalog.forget_deleted, self._unserved.deleted)
-        await self._journal.start(self._snapshot_frames, self._coordinator.journal_record)
+        truncations = [p.truncation(p.log_end_offset, 0) for p in ended if p.recovered]
+        await self._journal.start(self._snapshot_frames, self._coordinator.journal_record, truncations)
         if self.discovery is not None:
             # Followers append to the journal as soon as they are told to follow.
             self._coordinator.listen(self._partition_changed)

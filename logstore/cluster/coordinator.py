@@ -197,6 +197,11 @@ class Coordinator(Protocol):
         """The file beside the journal, of this start; from ``find_leaders`` on."""
         ...
 
+    @property
+    def may_lack_frames(self) -> bool:
+        """Whether the journal is not the one that stood here, so that this broker has left every ISR (C12)."""
+        ...
+
     def listen(self, listener: PartitionListener) -> None:
         """Tell ``listener`` of each partition that has a leader now, and of each change from now on."""
         ...

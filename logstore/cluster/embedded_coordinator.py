@@ -252,6 +252,11 @@ class EmbeddedCoordinator:
         assert self._directory is not None
         return self._directory.record(self._home, self._filesystem)
 
+    @property
+    def may_lack_frames(self) -> bool:
+        """There is no copy: a partition of which offsets are missing is quarantined, and keeps its records."""
+        return False
+
     def partition_state(self, topic_id: UUID, partition: int) -> PartitionState:
         return self._led if partition < self._partitions.get(topic_id, 0) else NO_PARTITION
 

@@ -107,6 +107,8 @@ class Registration:
         #: What stood beside the journal of the store of one node that this broker was; None if it was none.
         self._one_node: OneNodeDirectory | None = None
         self._directory: LogDirectory | None = None
+        #: Whether the journal is not the one that stood here, also if an earlier start has found that, and ended soon.
+        self.may_lack_frames = False
 
     @property
     def is_migration(self) -> bool:
@@ -139,6 +141,7 @@ class Registration:
                 await self._zookeeper.create(path, b"")
         self.cluster_id = await self._agree()
         directory = await asyncio.to_thread(self._open_directory, found)
+        self.may_lack_frames = not self.is_migration and not directory.expected.is_begun_in(found)
         await self._await_former_registration()
         path = znodes.record_path(self._broker_id)
         node = await self._zookeeper.get(path)

@@ -295,6 +295,10 @@ class ZooKeeperCoordinator:
         return self.registration.journal_record
 
     @property
+    def may_lack_frames(self) -> bool:
+        return self.registration.may_lack_frames
+
+    @property
     def controller_id(self) -> int:
         return -1 if self.view.controller is None else self.view.controller.broker_id
 

@@ -65,6 +65,16 @@ class ExpectedJournal:
             )
         return None
 
+    def is_begun_in(self, found: FoundJournal) -> bool:
+        """Return whether a start with this directory id has begun a file of ``found``, and has recorded that it did.
+
+        If not, other starts wrote the whole journal, and it may lack any of their frames. A file of an earlier release
+        tells no directory id, and counts as one of this directory.
+        """
+        if found.identity is None:
+            return True
+        return self.durable_end is not None and found.identity.directory_id == self.directory_id
+
 
 class JournalRecord(Protocol):
     """The file beside a journal, as the journal writes it."""

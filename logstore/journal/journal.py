@@ -126,6 +126,8 @@ class Journal:
         self._sealed: dict[PartitionKey, int] = {}
         self._forgotten: set[UUID] = set()
         self._snapshots: Callable[[], Sequence[Frame]] = tuple
+        #: TRUNCATE frames for the first file that this start begins.
+        self._truncations: Sequence[Frame] = ()
         self._queue: deque[_Append] = deque()
         self.queued_bytes = 0
         """Bytes of the appends that are not durable yet. They stay in memory even if no caller waits for them."""
@@ -225,14 +227,18 @@ class Journal:
             raise RuntimeError("recover() has not been read to its end")
         return self._verdict.found(self._directory)
 
-    async def start(self, snapshots: Callable[[], Sequence[Frame]], record: JournalRecord) -> None:
+    async def start(
+        self, snapshots: Callable[[], Sequence[Frame]], record: JournalRecord, truncations: Sequence[Frame] = ()
+    ) -> None:
         """Cut the bytes that a crash left after the durable end, begin a new file, and accept appends.
 
         ``snapshots`` returns one snapshot frame per partition, with its durable state at that moment. It is called on
-        the loop, now and whenever a file is begun. ``record`` is the file beside the journal. On a full disk appends
-        are refused until there is space. Raises StorageError.
+        the loop, now and whenever a file is begun. ``record`` is the file beside the journal. ``truncations`` are
+        TRUNCATE frames that this start orders. They are in the new file before its snapshots, so that no later start
+        finds the file without them. On a full disk appends are refused until there is space. Raises StorageError.
         """
         await self._thread.run(self.establish_end)
+        self._truncations = truncations
         self._snapshots = snapshots
         self._identity = record.identity
         self._positions = self._position_recorder(record)
@@ -425,13 +431,13 @@ class Journal:
         old = self._current
         assert self._identity is not None
         assert self._positions is not None
+        frames = [*self._truncations, *self._snapshots()]
         try:
-            file = await self._thread.run(
-                self._writer.begin_file, old, self._end_position, self._snapshots(), self._identity
-            )
+            file = await self._thread.run(self._writer.begin_file, old, self._end_position, frames, self._identity)
         except FileSwitchPostponedError as e:
             _log.warning("journal_file_postponed", directory=str(self._directory), reason=str(e.__cause__))
             return
+        self._truncations = ()
         with self._files_lock:
             self._files.append(file)
         self._current = file

@@ -11,7 +11,7 @@ import dataclasses
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from logstore.log.producer_state import ProducerStates
 from logstore.log.recent_batches import RecentBatches
 from logstore.records.batch_identity import NO_IDENTITY, RememberedBatch, unpack_batches
 from logstore.records.transactions import EndTransactionMarker, Marker, OpenTransaction
+
+#: A position behind all frames.
+_END: Final = (1 << 63) - 1
 
 
 class _Snapshot(NamedTuple):
@@ -95,6 +98,17 @@ class JournalTail:
         """All frames are added: ``index`` keeps the frames that count, in the order of offsets."""
         self._kept = self.index.settle(self.truncations)
 
+    def whole_to(self, offset: int) -> int:
+        """The end of the offsets from ``offset`` on that the frames have without a hole."""
+        return self.index.whole_to(offset)
+
+    def end_at(self, offset: int) -> None:
+        """Drop the frames from ``offset`` on, as a TRUNCATE frame at the end of the journal does. After ``settle``."""
+        assert self._kept is not None, "not settled"
+        self.truncations.append((_END, offset))
+        self.index.truncate(offset)
+        self._kept = self._kept[: len(self.index)]
+
     # ---- replay -----------------------------------------------------------------------------------------------------
 
     @property
@@ -116,7 +130,7 @@ class JournalTail:
 
     @property
     def sealed_offset(self) -> int:
-        return 0 if self._snapshot is None else self._snapshot.state.sealed_offset
+        return 0 if self._snapshot is None else min(self._snapshot.state.sealed_offset, self.snapshot_end)
 
     @property
     def end_offset(self) -> int:

@@ -19,6 +19,7 @@ from logstore.errors import LogStoreError
 from logstore.journal import journal as journal_module
 from logstore.journal.observed import ObservedJournal
 from logstore.log.frame_records import frame_records
+from logstore.log.relocation import relocate_oldest
 from logstore.log.topic import Topic
 from tests.support import lost_journals
 from tests.support.cluster_stores import ClusterStores
@@ -134,6 +135,34 @@ async def test_all_replicas_have_all_records_whichever_broker_starts_first(
         assert await read_all(leader, leader.topic(INTERNAL, name)) == list(enumerate(values_of(name))), order
     await stores.kill()
     require_stored_everywhere(stores, made)
+
+
+async def test_frames_that_were_copied_forward_and_are_lost_come_from_the_leader(stores: ClusterStores) -> None:
+    """The journal has what was appended between the two, and lacks what is before: that was never sealed."""
+    home = stores.settings(VICTIM).log_directory
+    await stores.start(*BROKERS)
+    made = await (await stores.making()).create_topic(
+        INTERNAL, "t", partitions=1, replication_factor=3, configs=CONFIGS
+    )
+    await stores.everywhere("t", 1)
+    await in_sync(stores, "t")
+    await produce_half(stores, "t", 0)
+    victim = stores.stores[VICTIM].broker
+    await victim.journal.rotate()
+    await produce_half(stores, "t", 1)
+    copies = await relocate_oldest(victim.journal, victim._schedule.keepers(), 1 << 20)
+    await eventually_async(lambda: durable_end(home) >= victim.journal.end_position, "the position is not written down")
+    await stores.kill()
+    newest = max(journal_of(home).glob("*.log"))
+    with newest.open("r+b") as file:
+        file.truncate(copies[0].position - int(newest.stem))
+    assert stored_on(home, made.topic_id) == values_of("t")[RECORDS // 2 :]
+    assert difference(home) is not None
+    await stores.start(*BROKERS)
+    await stores.everywhere("t", 1)
+    await in_sync(stores, "t")
+    await stores.kill()
+    require_stored_everywhere(stores, [made])
 
 
 def require_stored_everywhere(stores: ClusterStores, topics: Sequence[Topic]) -> None:

@@ -31,6 +31,7 @@ from logstore.replication.fetch_session import _Row
 from logstore.replication.replica_fetcher import ReplicaFetcher
 from tests.support.examples import examples
 from tests.support.replication_model import cluster as model
+from tests.support.replication_model import process
 from tests.support.replication_model.cluster import modelled, run
 from tests.support.replication_model.memory_journal import DiskWork
 from tests.support.replication_model.table import Table
@@ -51,6 +52,18 @@ def check_seeds(first: int, count: int, *, unclean: bool) -> None:
 @pytest.mark.parametrize("unclean", [False, True])
 def test_no_schedule_breaks_a_rule(unclean: bool) -> None:
     check_seeds(0, examples(300), unclean=unclean)
+
+
+@pytest.mark.parametrize(
+    ("seed", "unclean"),
+    [
+        pytest.param(1_511, False, id="a cut journal lacks frames that were copied forward"),
+        pytest.param(9_716, False, id="the same, and the leader has what is behind the hole"),
+        pytest.param(1_447, True, id="the same, and the broker leads after an unclean election"),
+    ],
+)
+def test_schedules_that_have_broken_a_rule(seed: int, unclean: bool) -> None:
+    check_seeds(seed, 1, unclean=unclean)
 
 
 @pytest.mark.long
@@ -194,6 +207,7 @@ PLANTED: dict[str, tuple[Any, str, Any] | str] = {
     "C12: a broker that has lost its disk stays in the ISR": "a lost disk stays in the ISR",
     "C12: a broker that has lost its journal alone stays in the ISR": "the file beside a journal is believed",
     "C12: a broker that was started again joins for what it was": (_Change, "joining", property(lambda _: [])),
+    "C12: records that a journal has lost count as sealed": (process, "end_at_holes", lambda *_: []),
     "C13: appends are taken with too few replicas": (Leadership, "refusal", lambda *_: None),
     "C15: a follower has append times of its own": (replica_fetcher, "split_frames", own_append_time),
     "C16: a log that begins at the table knows no producers": (
@@ -221,6 +235,10 @@ WEIGHTS = {
     "C11: an unclean leader keeps what disagrees": {"act_session_end": 8, "act_decide": 12, "act_roll": 10},
     "C12: a broker that was started again joins for what it was": {"act_kill": 8, "act_start": 14},
 }
+
+
+#: The seed to begin with, for a bug that one schedule in a thousand notices.
+FIRST_SEEDS = {"C12: records that a journal has lost count as sealed": 1_500}
 
 
 def seed_that_notices(
@@ -261,6 +279,7 @@ def of_its_lane(name: str) -> Any:
 
 @pytest.mark.parametrize("name", [of_its_lane(name) for name in PLANTED])
 def test_a_planted_bug_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = seed_that_notices(name, monkeypatch, range(3_000))
+    first = FIRST_SEEDS.get(name, 0)
+    found = seed_that_notices(name, monkeypatch, range(first, first + 3_000))
     assert found is not None, f"no schedule notices: {name}"
     print(found)

@@ -110,6 +110,7 @@ class MemoryCoordinator:
         self.has_lease = True
         self.locks = ()
         self.journal_record = MemoryRecord()
+        self.may_lack_frames = False
         self.producer_ids_begin = 1 << 32
         self.is_migration = False
         self.not_ready_reason = None

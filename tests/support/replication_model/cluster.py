@@ -460,6 +460,8 @@ class Cluster:
             ends = log.sealed_offset, log.high_watermark, log.log_end_offset, log.next_offset
             if ends != process.checked and not log.active_segment.is_truncating:
                 log.check()
+                if log.sealed_offset > self.table.sealed:
+                    raise BrokenError(f"C10: {process.broker_id} has {log}, the table ends at {self.table.sealed}")
                 process.checked = ends
             if log.is_leader and process.shown != (log.leader_epoch, log.high_watermark):
                 self.look(process)

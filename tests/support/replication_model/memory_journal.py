@@ -74,6 +74,8 @@ class Disk:
         self.ever: set[bytes] = set()
         self.directory = ExpectedJournal(uuid4(), None)
         self.starts = 0
+        #: Whether the start found that the journal is not the one that stood here (``ExpectedJournal.is_begun_in``).
+        self.may_lack_frames = False
         #: A copy of the journal of some earlier moment.
         self.image: list[StoredFile] = []
 
@@ -99,6 +101,7 @@ class Disk:
         is_known = trusted or self.directory.difference(found) is None
         if not is_known:
             self.directory = ExpectedJournal(uuid4(), None)
+        self.may_lack_frames = not trusted and not self.directory.is_begun_in(found)
         return is_known
 
     # ---- faults ----

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from logstore.broker.recovery import recover_partitions
+from logstore.broker.recovery import end_at_holes, recover_partitions
 from logstore.broker.replicas import Replicas
 from logstore.cluster.coordinator import PartitionState
 from logstore.log.journal_tail import collect_tails
@@ -65,10 +65,12 @@ class Process(Owner):
     async def boot(self) -> None:
         """As ``Topics.recover``."""
         topics: dict[UUID, Any] = {self.topic.topic_id: self.topic}
+        tails = collect_tails(self.journal.recover())
+        ended = end_at_holes(tails, topics) if self.disk.may_lack_frames else []
         await asyncio.to_thread(
             recover_partitions,
             self.journal,
-            collect_tails(self.journal.recover()),
+            tails,
             topics,
             (),
             producer_ids_begin=lambda: self.coordinator.producer_ids_begin,
@@ -76,7 +78,8 @@ class Process(Owner):
         assert self.log.quarantined is None, self.log.quarantined
         self.is_recovered = True
         self.coordinator.listen(self._partition_changed)
-        await self.journal.start(lambda: [self.log.snapshot_frame()], self.disk)
+        truncations = [log.truncation(log.log_end_offset, 0) for log in ended]
+        await self.journal.start(lambda: [self.log.snapshot_frame()], self.disk, truncations)
         await self.roller.refresh(self.topic, at_start=True)
         self.journal.release(self.topic.topic_id, 0, self.log.sealed_offset)
         self.is_ready = True

@@ -1,14 +1,21 @@
 """What a start makes of segments: where the journal tells nothing of a partition, the newest one does."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from logstore.broker.context import INTERNAL
+from logstore.broker.recovery import end_at_holes, recover_partitions
 from logstore.errors import CorruptionError, StorageError
+from logstore.log.journal_tail import collect_tails
 from logstore.log.newest_footers import _footer_of
+from logstore.log.partition_log import PartitionLog
+from logstore.log.relocation import relocate_oldest
 from tests.support.data_directory import lose_journal
 from tests.support.faulty_filesystem import FaultyFileSystem
+from tests.support.journals import TOPIC, MemoryRecord, data_frame, new_journal
 from tests.support.manual_clock import ManualClock
 from tests.support.running_broker import produce, read_all, records, run, running_broker
 from tests.support.topics import create_topic, roll
@@ -96,3 +103,84 @@ def test_a_footer_that_cannot_be_read_now_is_not_taken_for_a_lost_one(tmp_path: 
     assert _footer_of(table.files, segment.path, 0) == footer
     disk.unlink(Path(table.files.where(segment.path)))
     assert _footer_of(table.files, segment.path, 0) is None
+
+
+class Replica:
+    """A follower's log over a real journal with small files. Nothing is in its table."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    async def start(self, *, may_lack_frames: bool = False) -> None:
+        self.log = PartitionLog("t", TOPIC, 0, clock=ManualClock(), producer_id_expiration_ms=10**12)
+        snapshot = SimpleNamespace(partitions=[SimpleNamespace(sealed=0)])
+        topic: Any = SimpleNamespace(
+            name="t", topic_id=TOPIC, partitions=[self.log], snapshot=snapshot, table=SimpleNamespace(files=None)
+        )
+        self.journal = new_journal(self.directory, file_bytes=1_200)
+        tails = collect_tails(self.journal.recover())
+        ended = end_at_holes(tails, {TOPIC: topic}) if may_lack_frames else []
+        recover_partitions(self.journal, tails, {TOPIC: topic}, lambda _: False, producer_ids_begin=lambda: 1)
+        truncations = [log.truncation(log.log_end_offset, 0) for log in ended]
+        await self.journal.start(lambda: [self.log.snapshot_frame()], MemoryRecord(), truncations)
+
+    async def fetch_to(self, end: int) -> None:
+        for offset in range(self.log.log_end_offset, end):
+            frame = data_frame(offset)
+            self.log.track_replicated([frame])
+            (location,) = await self.journal.append([frame])
+            self.log.stored(frame, location)
+
+    async def lose_copies(self, kept: int) -> None:
+        """Copy the frames of the oldest file forward, and stop; the copies but for the first ``kept`` are lost."""
+        copies = await relocate_oldest(self.journal, lambda _: self.log.active_segment, 1 << 20)
+        await self.journal.close()
+        newest = max(self.directory.glob("*.log"))
+        with newest.open("r+b") as file:
+            file.truncate(copies[kept].position - int(newest.stem))
+
+    @property
+    def offsets(self) -> list[int]:
+        return [frame.base_offset for frame in self.log.index]
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+def test_c12_a_journal_that_has_lost_frames_ends_at_its_first_hole(tmp_path: Path, kept: int) -> None:
+    """The frames before it are kept, as an unclean election may have nothing else. Those behind it come from the leader
+    again, and a later start may not find the old ones beside them.
+    """
+
+    async def scenario() -> None:
+        replica = Replica(tmp_path)
+        await replica.start()
+        await replica.fetch_to(12)
+        await replica.lose_copies(kept)
+        for _ in range(2):  # the first one does not come to its end
+            await replica.start(may_lack_frames=True)
+            assert (replica.log.sealed_offset, replica.log.log_end_offset) == (0, kept)
+            assert replica.offsets == [*range(kept)]
+            await replica.journal.close()
+        for end in (5, 20):
+            await replica.start()
+            await replica.fetch_to(end)
+            await replica.journal.close()
+            await replica.start()
+            assert (replica.log.sealed_offset, replica.log.log_end_offset) == (0, end)
+            assert replica.offsets == [*range(end)]
+            await replica.journal.close()
+
+    run(scenario())
+
+
+def test_a_journal_without_a_hole_keeps_all_of_its_frames(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        replica = Replica(tmp_path)
+        await replica.start()
+        await replica.fetch_to(12)
+        await relocate_oldest(replica.journal, lambda _: replica.log.active_segment, 1 << 20)
+        await replica.journal.close()
+        await replica.start(may_lack_frames=True)
+        assert replica.offsets == [*range(12)]
+        await replica.journal.close()
+
+    run(scenario())

@@ -79,6 +79,12 @@ def test_c12_a_journal_that_is_not_the_one_that_stood_here_gets_a_directory_id_t
     other = looking._open_directory(found)
     assert other.directory_id != directory.directory_id
     assert other.durable_end is None
+    assert directory.expected.is_begun_in(whole)
+    # This start, and each that follows until one has begun a file of its own and recorded that, may find a hole in it.
+    assert other.expected.is_begun_in(found) == (lost == "gone")
+    begun = replace(found, identity=JournalIdentity(other.directory_id, 2))
+    assert not other.expected.is_begun_in(begun)
+    assert replace(other, durable_end=900).expected.is_begun_in(begun)
     assert LogDirectory.read(tmp_path) == directory, "a start that ends here finds the same"
 
 
