@@ -60,6 +60,7 @@ def test_no_schedule_breaks_a_rule(unclean: bool) -> None:
         pytest.param(1_511, False, id="a cut journal lacks frames that were copied forward"),
         pytest.param(9_716, False, id="the same, and the leader has what is behind the hole"),
         pytest.param(1_447, True, id="the same, and the broker leads after an unclean election"),
+        pytest.param(10_876, False, id="a leader takes a later batch for the first one of a producer"),
     ],
 )
 def test_schedules_that_have_broken_a_rule(seed: int, unclean: bool) -> None:

@@ -45,6 +45,9 @@ class _Producer:
         self.pending: list[_Batch] = []
         self.sent = 0
         self.at: Process | None = None
+        #: Whether a leader that knew nothing of the producer took a later batch of the epoch for its first, as in Kafka
+        #: (KIP-360): the batch before had failed there, or was truncated, and the producer had not heard of it.
+        self.is_overtaken = False
 
     def send(self, process: "Process", *, new: bool) -> None:
         chance = self.client.cluster.random
@@ -71,7 +74,7 @@ class _Producer:
         if batch not in self.pending:
             return
         if error is None:
-            # Batches before it are stored, too; their answers were lost.
+            # Batches before it are stored, too; their answers were lost. Those that it overtook never will be.
             del self.pending[: self.pending.index(batch) + 1]
             self.sent = max(0, self.sent - 1)
             self.client.cluster.acknowledge(epoch, base, batch.count, batch.payload)
@@ -85,11 +88,13 @@ class _Producer:
             and leads
             and isinstance(error, (OutOfOrderSequenceError, InvalidProducerEpochError, DuplicateSequenceError))
         ):
-            if not self.client.cluster.is_lossy:
+            # What is acknowledged is never overtaken.
+            if not self.client.cluster.is_lossy and not (self.is_overtaken and batch.sequence == 0):
                 raise AssertionError(f"C16: {error}")
             # Records before it are lost: the producer begins a new epoch, and gives up what it cannot tell of.
             self.epoch += 1
             self.next_sequence = 0
+            self.is_overtaken = False
             self.pending.clear()
 
 
@@ -148,6 +153,8 @@ class Client:
         request = AppendedRequest(prepared, claims, [0] if claimed.is_new else [])
         wait = Acknowledgement(1)
         if claimed.is_new:
+            if identity is not None and identity.sequence:
+                self._look_for_overtaken(process, identity)
             self.cluster.require_enough(process, acks)
             group = AppendGroup(wait)
             group.add(prepared, request, acks)
@@ -164,6 +171,16 @@ class Client:
             answered(epoch, request.base_offsets[0] if error is None else -1, error)
 
         wait.future.add_done_callback(done)
+
+    def _look_for_overtaken(self, process: "Process", identity: BatchIdentity) -> None:
+        """A leader takes a batch that is not the producer's first. If it knows of none before, its log has none."""
+        if process.log.state.producers.known(identity.owner):
+            return
+        (producer,) = (one for one in self._producers if one.producer_id == identity.owner)
+        producer.is_overtaken = True
+        headers = [frame.header for frame in (*self.cluster.table.frames, *self.cluster.frames_of(process))]
+        if not self.cluster.is_lossy and any(header.identity.owner == identity.owner for header in headers):
+            raise AssertionError(f"C16: {process.log} has batches of producer {identity.owner}, and knows of none")
 
     def flush(self) -> None:
         """All producers come to the end of their records."""
