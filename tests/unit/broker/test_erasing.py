@@ -146,6 +146,41 @@ def test_what_an_expression_selects_is_remembered_by_offset(tmp_path: Path) -> N
     run(scenario())
 
 
+@pytest.mark.parametrize("is_by_key", [True, False], ids=["key", "expression"])
+def test_the_change_data_feed_of_another_writer_is_erased(tmp_path: Path, is_by_key: bool) -> None:
+    """It has each changed row before and after, so an offset twice; and rows that the table does not have any more."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic(INTERNAL, "t")
+            await put(broker, topic, ADA, BOB, ADA, BOB, ADA)
+            await broker.roll(INTERNAL, topic)
+            table = DeltaTable(str(tmp_path / "topics" / "t"))
+            table.alter.set_table_properties({"delta.enableChangeDataFeed": "true"})
+            table.update(updates={"value": "key"}, predicate='"offset" IN (0, 1)')
+            table.delete('"offset" = 2')
+            table.delete('"offset" = 3')
+            before = [file for file in files_with(tmp_path, b"PAR1") if "_change_data" in file]
+            assert len(before) == 3
+            await broker.refresh(INTERNAL, topic)
+            if is_by_key:
+                report = await erase(broker, topic, ADA)
+            else:
+                where = parse_where('key == "key-of-ada"')
+                erasure = await broker.erasing.begin(CLIENT, topic, (), where)
+                await eventually_async(lambda: broker.erasing.count(topic, erasure) is None, "not begun")
+                report = await erased(broker, topic, erasure)
+                assert report.partitions[0].offsets == ((0, 1), (2, 3), (4, 5))
+            assert files_with(tmp_path, ADA) == []
+            # That of the row of another key stays.
+            after = [file for file in files_with(tmp_path, b"PAR1") if "_change_data" in file]
+            assert len(after) == 1
+            assert {f"topics/t/{name}" for name in report.deleted_files} >= {*before} - {*after}
+            assert await values_of(broker, topic) == [BOB]
+
+    run(scenario())
+
+
 POINTS = ("erase.recorded", *ERASING, "erase.reported")
 
 
