@@ -246,8 +246,8 @@ echo '{"page": "/"}' | logstore produce clicks --partition 2 --key alice
         spark=True,
         before="""
 logstore topic create named
-for group in dc-1%2Fpending -; do
-    curl -s -H 'Content-Type: application/json' "$LOGSTORE_URL/groups/$group/offsets?group=.." \
+for path in "dc-1%2Fpending/offsets" "-/offsets?group=.."; do
+    curl -s -H 'Content-Type: application/json' "$LOGSTORE_URL/groups/$path" \
         -d '{"offsets": [{"topic": "named", "partition": 0, "offset": 0}]}'
 done
 """,
