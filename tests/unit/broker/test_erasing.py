@@ -12,10 +12,10 @@ from logstore.broker import erasing
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.errors import InvalidRequestError, InvalidTopicError, UnknownErasureError
-from logstore.log.erasures import TableErasure
+from logstore.log.erasures import TableErasure, hidden_literals
 from logstore.log.table_erasure import ErasureProgress, ErasureWaitsError, find_offsets
 from logstore.log.topic import Topic
-from logstore.records.erasure_record import ERASURES_TOPIC, Erasure
+from logstore.records.erasure_record import ERASURES_TOPIC, Erasure, new_salt
 from logstore.records.where.parser import parse_where
 from tests.faults.bench.schedule import ERASING
 from tests.support.data_directory import copy_of_one_moment
@@ -373,6 +373,14 @@ def test_an_erasure_that_waits_before_its_commit_holds_up_those_behind_it(
             assert files_with(tmp_path, SECRET) == []
 
     run(scenario())
+
+
+def test_a_report_hides_values_and_names_that_may_be_data() -> None:
+    where = parse_where('$.users["ada@example.org"] != null and not ($.user == "ada" or key < "bob")')
+    text = hidden_literals(where, new_salt())
+    assert text.startswith('$.users["#')
+    assert "$.user == #" in text
+    assert not any(name in text for name in ("ada", "example", "bob"))
 
 
 def test_numbers_rise_in_the_order_of_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from logstore.records.where.expression import (
     text_of,
     timestamps,
 )
-from logstore.records.where.parser import LENGTH_MAX, parse_where
+from logstore.records.where.parser import COMPARISONS_MAX, LENGTH_MAX, parse_where
 
 
 def batch_of(records):
@@ -252,6 +252,9 @@ def test_json_is_utf_8_alone(encoding):
 def test_a_long_expression_is_refused_as_a_whole():
     with pytest.raises(InvalidWhereError, match="at most"):
         parse_where('key == "' + "x" * LENGTH_MAX + '"')
+    parse_where(" or ".join(["key == 1"] * COMPARISONS_MAX))
+    with pytest.raises(InvalidWhereError, match="at most 100 comparisons"):
+        parse_where(" or ".join(["key == 1"] * (COMPARISONS_MAX + 1)))
 
 
 @pytest.mark.parametrize(
