@@ -47,7 +47,7 @@ from logstore.log.journal_tail import JournalTail
 from logstore.log.partition_log import PartitionLog
 from logstore.log.roller import Roller
 from logstore.log.topic import Topic
-from logstore.names import is_legal_name
+from logstore.names import INTERNAL_TOPICS, is_legal_name
 from logstore.observability import forget_topic
 from logstore.records.erasure_record import ERASURES_TOPIC
 from logstore.settings import Settings
@@ -551,6 +551,8 @@ def _known(topic: Topic, replication_factor: int | None = None) -> KnownTopic:
 def _unknown(name: str) -> UnknownTopicError:
     if not is_legal_name(name, TOPIC_NAME_LENGTH_MAX):
         return UnknownTopicError(f"Topic {name[:TOPIC_NAME_LENGTH_MAX]!r} not found: no topic can have that name.")
+    if name in INTERNAL_TOPICS:
+        return UnknownTopicError(f"Topic {name!r} not found: the store creates it when it needs it.")
     return UnknownTopicError(
         f"Topic {name!r} not found: logstore topic list has the names, logstore topic create {name} makes it."
     )

@@ -1,14 +1,15 @@
 """Lines of a stream as columns: blocks of bounded size, whole lines only.
 
 As in NDJSON bodies of the HTTP interface, a line's bytes are the value, one CR at its end belongs to the line end, and
-empty lines are skipped unless they are asked for. A byte order mark at the start is dropped. Memory is bounded by a
-block and one line.
+lines of blanks are skipped, if the lines are JSON. Of other lines only empty ones are. A byte order mark at the start
+is dropped. Memory is bounded by a block and one line.
 """
 
 import io
 import select
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import BinaryIO
 
 import numpy as np
@@ -20,6 +21,7 @@ from logstore.limits import MIB
 from logstore.records.byte_order_mark import without_byte_order_mark
 
 LINE_BYTES_MAX = 32 * MIB
+_BLANKS = (b" ", b"\t", b"\r")
 # How long a block that is not full waits for more of a pipe.
 _LINGER_SECONDS = 0.02
 
@@ -35,7 +37,15 @@ class Lines:
     size: int
 
 
-def read_lines(stream: BinaryIO, block_bytes: int, *, skip_empty: bool = True) -> Iterator[Lines]:
+class Skipped(Enum):
+    """Lines that are no records; ``blank``: nothing but what JSON takes for blanks."""
+
+    none = auto()
+    empty = auto()
+    blank = auto()
+
+
+def read_lines(stream: BinaryIO, block_bytes: int, skipped: Skipped = Skipped.empty) -> Iterator[Lines]:
     """Blocks of about ``block_bytes`` (at least one line). Lines of a slow pipe or a terminal are not held back.
 
     InvalidRecordError for a line over LINE_BYTES_MAX.
@@ -53,13 +63,13 @@ def read_lines(stream: BinaryIO, block_bytes: int, *, skip_empty: bool = True) -
         whole, newline, rest = b"".join(waiting).rpartition(b"\n")
         if newline:
             text = without_byte_order_mark(whole) if next_number == 1 else whole
-            yield _lines(text, next_number, len(whole) + 1, skip_empty=skip_empty)
+            yield _lines(text, next_number, len(whole) + 1, skipped)
             next_number += whole.count(b"\n") + 1
         waiting, size = [rest], len(rest)
     if size:
         rest = b"".join(waiting).removesuffix(b"\n")
         text = without_byte_order_mark(rest) if next_number == 1 else rest
-        yield _lines(text, next_number, size, skip_empty=skip_empty)
+        yield _lines(text, next_number, size, skipped)
 
 
 def first_lines(rows: int, lines: Lines) -> Lines:
@@ -68,14 +78,16 @@ def first_lines(rows: int, lines: Lines) -> Lines:
     return Lines(values, lines.numbers[:rows], (pc.sum(pc.binary_length(values)).as_py() or 0) + rows)
 
 
-def _lines(text: bytes, first_number: int, size: int, *, skip_empty: bool) -> Lines:
+def _lines(text: bytes, first_number: int, size: int, skipped: Skipped) -> Lines:
     split = pc.split_pattern(pa.scalar(text, pa.large_binary()), pattern=b"\n").values.cast(pa.binary())
     if b"\r" in text:
         with_cr = pc.ends_with(split, pattern=b"\r")
         split = pc.if_else(with_cr, pc.binary_slice(split, 0, -1), split)
-    if not skip_empty:
+    if skipped is Skipped.none:
         return Lines(split, np.arange(first_number, first_number + len(split)), size)
     filled = pc.greater(pc.binary_length(split), 0)
+    if skipped is Skipped.blank and any(text.startswith(blank) or b"\n" + blank in text for blank in _BLANKS):
+        filled = pc.match_substring_regex(split, r"[^ \t\r]")
     numbers = first_number + np.flatnonzero(filled.to_numpy(zero_copy_only=False))
     return Lines(split.filter(filled), numbers, size)
 

@@ -144,11 +144,12 @@ class InputOptions:
             raise typer.BadParameter(f"is for CSV: the format is {self.format}", param_hint=given[0])
 
     def _lines(self, stream: BinaryIO, batch_bytes: int) -> Iterator[Block]:
+        from logstore.cli.line_reader import Skipped
         from logstore.cli.line_records import LineRecords
         from logstore.cli.record_objects import RecordObjects
 
         if self.format is Format.record:
-            return line_blocks(stream, batch_bytes, RecordObjects())
+            return line_blocks(stream, batch_bytes, RecordObjects(), Skipped.blank)
         records = LineRecords(
             is_json=self.format is Format.ndjson,
             key_field=self.key_field,
@@ -156,9 +157,11 @@ class InputOptions:
             key_json=self.key_json,
             tombstones=self.tombstone,
         )
-        # With a key an empty line can be a tombstone.
-        skip_empty = not (self.tombstone and self.key is not None)
-        return line_blocks(stream, batch_bytes, records, skip_empty=skip_empty)
+        is_json = self.key_field is not None or (self.format is Format.ndjson and self.key_separator is None)
+        skipped = Skipped.blank if is_json else Skipped.empty
+        if self.tombstone and self.key is not None:
+            skipped = Skipped.none  # with a key an empty line can be a tombstone
+        return line_blocks(stream, batch_bytes, records, skipped)
 
     def _fields(self) -> "Fields":
         from logstore.cli.table_reader import Fields

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from logstore.cli.csv_reader import CsvFormat
+    from logstore.cli.line_reader import Skipped
     from logstore.cli.line_records import LineRecords
     from logstore.cli.record_objects import RecordObjects
     from logstore.cli.table_reader import Fields, Rows
@@ -36,12 +37,12 @@ class Block:
 
 
 def line_blocks(
-    stream: BinaryIO, batch_bytes: int, records: "LineRecords | RecordObjects", *, skip_empty: bool = True
+    stream: BinaryIO, batch_bytes: int, records: "LineRecords | RecordObjects", skipped: "Skipped"
 ) -> Iterator[Block]:
     """InvalidRecordError at the first line that is no record, after those before it."""
     from logstore.cli.line_reader import first_lines, read_lines
 
-    for block in read_lines(stream, batch_bytes, skip_empty=skip_empty):
+    for block in read_lines(stream, batch_bytes, skipped):
         columns, problem = records.columns(block)
         rows = len(columns["value"])
         if rows:

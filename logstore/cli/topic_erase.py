@@ -91,6 +91,8 @@ def erase(
                     return
                 confirm(f"Erase {_found_text(found)} of topic {name} for good?", otherwise="Nothing was erased.")
             report = _followed(admin, admin.erase(name, keys, where=where, wait=False))
+            if report.state == "failed":
+                fail(f"nothing was erased: {report.waiting}")
     except StoreUnreachableError as error:
         fail(f"{error.message} Records are erased by the running store: start it with logstore serve, then try again")
     if json:
@@ -130,10 +132,11 @@ def _lines(file: str | None) -> list[str]:
     if file is None:
         return []
     try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text("utf-8-sig")
+        text = (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"cannot read {file}: {error}", param_hint="--keys-file") from None
-    return [line for line in text.splitlines() if line]
+    # Other characters that end lines, such as U+2028, may be part of a key.
+    return [line for line in (line.removesuffix("\r") for line in text.split("\n")) if line]
 
 
 def _followed(admin: "Admin", report: "ErasureReport") -> "ErasureReport":

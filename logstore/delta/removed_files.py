@@ -7,6 +7,7 @@ Invariants:
   and not committed yet has no removal.
 - ``delete_unnamed_files`` deletes only files that no commit names, and of these only old ones: no roll, merge or job
   takes days from its file to its commit.
+- A file of the change data feed, which is in no version's list of files, goes by its age, as with Delta's VACUUM.
 - The file of a deletion vector goes when none of its vectors is an active file's, as a data file that was removed with
   the last of them; a file of vectors that no commit names as one of data.
 - A segment of offsets that the table lacks is deleted only if a commit meant its records to go (a ``DELETE``, a job).
@@ -32,16 +33,22 @@ from logstore.table_files import Entry, TableFiles
 
 #: In a directory of its partition, or of any name where Spark has column mapping; Delta's own begin with _ or a dot.
 _DATA_FILE = re.compile(r"((?![_.])[^/]+)/[^/]*\.parquet")
+_CHANGE_FILE = re.compile(r"_change_data/(?:[^/]+/)?[^/]*\.parquet")
 _VECTOR_FILE = re.compile(r"(?:(?![_.])[^/]+/)?deletion_vector_[0-9a-f-]{36}\.bin")
 
 
 def may_be_deleted(name: str) -> bool:
-    """Whether a file of this name may be data of the table, or a vector's: a vacuum looks at no other."""
-    return is_data_file(name) or is_vector_file(name)
+    """Whether a file of this name may be data of the table, a vector's or of changes: a vacuum looks at no other."""
+    return is_data_file(name) or is_vector_file(name) or is_change_file(name)
 
 
 def is_data_file(name: str) -> bool:
     return _DATA_FILE.fullmatch(name) is not None
+
+
+def is_change_file(name: str) -> bool:
+    """Whether a file of this name has changes for the change data feed of another writer."""
+    return _CHANGE_FILE.fullmatch(name) is not None
 
 
 def is_vector_file(name: str) -> bool:
@@ -113,9 +120,10 @@ def _vector_file(files: TableFiles, vector: DeletionVector) -> str | None:
 class UnnamedFiles:
     """Files in storage that are neither active nor known as removed, by name.
 
-    ``superseded``: files of deletion vectors, and segments whose offsets the table has in other files, or had to give
-    up. Their removal was forgotten by the log, or a job was killed before its commit. ``needed``: segments of offsets
-    that the table lacks, perhaps because a commit was lost. ``others`` have names that are not ours.
+    ``superseded``: files of deletion vectors and of changes, and segments whose offsets the table has in other files,
+    or had to give up. Their removal was forgotten by the log, or a job was killed before its commit. ``needed``:
+    segments of offsets that the table lacks, perhaps because a commit was lost. ``others`` have names that are not
+    ours.
     """
 
     superseded: dict[str, Entry]
@@ -131,7 +139,7 @@ def unnamed_files(files: TableFiles, snapshot: TopicSnapshot, entries: Iterable[
     for entry in entries:
         if not may_be_deleted(entry.name) or entry.name in named:
             continue
-        if is_vector_file(entry.name):
+        if is_vector_file(entry.name) or is_change_file(entry.name):
             found.superseded[entry.name] = entry
             continue
         name = known_segment_name(entry.name)

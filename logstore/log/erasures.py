@@ -23,7 +23,7 @@ from logstore.records.erasure_record import ErasedPartition, Erasure, exact_hash
 from logstore.records.log_batches import int64_values
 from logstore.records.murmur2 import murmur2_column
 from logstore.records.where.evaluation import Where
-from logstore.records.where.expression import Node, text_of
+from logstore.records.where.expression import And, Comparison, Node, Not, Or, Path, is_plain, text_of
 
 Mask = npt.NDArray[np.bool_]
 #: (epoch, start offset), rising: ``SegmentFooter.leader_epochs``.
@@ -176,9 +176,28 @@ class SelectedNow:
 
 
 def hidden_literals(node: Node, salt: str) -> str:
-    """Return an expression as text, with a salted hash in place of each of its values."""
+    """Return an expression as text, with a salted hash in the place of each value, and of each field name in brackets:
+    objects may have data for names, ``$.users["ada@example.org"]``.
+    """
     secret = bytes.fromhex(salt)
-    return text_of(node, lambda value: f"#{exact_hash(repr(value).encode(), secret).hex()}")
+
+    def hidden(value: object) -> str:
+        return f"#{exact_hash(repr(value).encode(), secret).hex()}"
+
+    def without_names(part: Node) -> Node:
+        match part:
+            case Comparison(Path(steps), operator, value):
+                shown = (step if is_plain(step) else hidden(step) for step in steps)
+                return Comparison(Path(tuple(shown)), operator, value)
+            case Not(inner):
+                return Not(without_names(inner))
+            case And(parts):
+                return And(tuple(map(without_names, parts)))
+            case Or(parts):
+                return Or(tuple(map(without_names, parts)))
+        return part
+
+    return text_of(without_names(node), hidden)
 
 
 def ranges_of(offsets: npt.NDArray[np.int64]) -> tuple[tuple[int, int], ...]:

@@ -8,6 +8,7 @@ ranges of offsets that the lost files stood for. The rest of the ``RESTORE`` sta
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 import structlog
 
@@ -42,7 +43,7 @@ def put_back_gone_files(table: TopicTable, snapshot: TopicSnapshot, new_paths: C
     logged: their readers fail. Raises OSError, CorruptionError, and as ``TopicTable.put_back``.
     """
     changed = False
-    while gone := {path for path in snapshot.paths.intersection(new_paths) if not is_on_disk(table.files, path)}:
+    while gone := {path for path in snapshot.paths.intersection(new_paths) if not _is_there(table.files, path)}:
         commit = _last_commit_that_added(table.files, gone)
         replacement = None if commit is None else _replacement(table.files, snapshot, commit, gone)
         if commit is None or replacement is None:
@@ -63,6 +64,13 @@ def is_on_disk(files: TableFiles, path: str) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def _is_there(files: TableFiles, path: str) -> bool:
+    """Return whether a file that the table names is on disk: paths of other writers are percent-encoded, and may lead
+    out of the table.
+    """
+    return "://" in path or path.startswith("/") or is_on_disk(files, unquote(path))
 
 
 def _last_commit_that_added(files: TableFiles, paths: Collection[str]) -> _Commit | None:

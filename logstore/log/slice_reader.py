@@ -8,7 +8,7 @@ All state is behind one lock; no disk is read while it is held.
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from logstore.errors import CorruptionError
 from logstore.filesystem import Buffer
 from logstore.journal.frame import FrameLocation
 from logstore.journal.journal import Journal
-from logstore.limits import MIB, READINGS_BYTES_MAX, RECORD_OVERHEAD_BYTES
+from logstore.limits import MIB, READINGS_BYTES_MAX, RECORD_OVERHEAD_BYTES, ROW_GROUP_BYTES_MAX
 from logstore.log.frame_index import IndexedFrame
 from logstore.log.frame_records import frame_records, stored_batches
 from logstore.log.kafka_records import Epochs, encode_history, filter_frames, frame_batches, wire_bytes
@@ -46,6 +46,8 @@ _FOOTERS_CACHED = 1024
 _ROW_GROUP_FILES_CACHED = 128
 # A page of each column, and a batch of their rows.
 _DECODER_BYTES = 4 * MIB
+# How much of a row group with deleted rows is written as a file at once: all of it.
+_WRITTEN_BYTES = ROW_GROUP_BYTES_MAX
 # Each of several readers in step has one; a reader that repeats a read adds none.
 _READINGS_OF_A_PLACE = 4
 # So many of the remaining rows are measured first, to find those that fit into a slice.
@@ -245,7 +247,10 @@ class SliceReader:
                 batch = RecordBatch(group.first_offset, 0, group.num_rows, PARQUET, payload)
                 count = min(group.num_rows, group.last_offset + 1 - wanted.start)
                 return Slice([batch], count, file.decoded_bytes, min(place.scanned_to, wanted.end))
-        rows = self._rows(place, wanted)
+        # The first batch of an answer may be larger than what is asked for, as a stored row group may: a reader that
+        # gets a row group in many small parts asks many times.
+        max_bytes = wanted.max_bytes if wanted.may_be_empty else max(wanted.max_bytes, _WRITTEN_BYTES)
+        rows = self._rows(place, replace(wanted, max_bytes=max_bytes))
         if not rows.batches:
             return Slice([], 0, 0, rows.next_offset)
         first_offset = int(int64_values(rows.batches[0].column("offset"))[0])

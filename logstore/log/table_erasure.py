@@ -27,7 +27,7 @@ from logstore.delta.actions import OWN_PREFIX
 from logstore.delta.erased_files import ERASED, erased_facts, is_erased
 from logstore.delta.log_entries import list_log, read_actions
 from logstore.delta.preconditions import RewritePart
-from logstore.delta.removed_files import is_data_file
+from logstore.delta.removed_files import is_change_file, is_data_file
 from logstore.delta.snapshot import SegmentFile, TopicSnapshot, sharing
 from logstore.delta.topic_table import PartsCommit, TopicTable
 from logstore.errors import (
@@ -42,6 +42,7 @@ from logstore.log.erasures import ErasedUpTo, Selects, TableErasure
 from logstore.log.history import missing_records
 from logstore.log.merging import MergeGroup, merge_parts, merge_task
 from logstore.records.log_batches import int64_values
+from logstore.segments.foreign_file import stored_batches
 from logstore.segments.joining import Rows, write_here
 from logstore.segments.names import SegmentName, known_segment_name
 from logstore.segments.reader import read_footer, read_row_group, row_groups
@@ -58,7 +59,7 @@ _NUMBER: Final = "erasure"
 _ATTEMPTS: Final = 20
 #: Space that is left for rolls and commits that come meanwhile.
 _RESERVE_BYTES: Final = 16 * MIB
-_PARTITION: Final = re.compile(r"partition=(\d{1,10})/")
+_PARTITION: Final = re.compile(r"(?:_change_data/)?partition=(\d{1,10})/")
 _OFFSET_MAX: Final = 2**63 - 1
 
 
@@ -94,6 +95,9 @@ def _erased_rows(
     files: TableFiles, partition: int, path: str, selected: Sequence[Selects]
 ) -> Iterator[tuple[Rows, Rows]]:
     """Yield the rows that ``erased_rows`` returns, with their offsets, for one row group after the other."""
+    if is_change_file(path):
+        yield from _erased_changes(files, partition, path, selected)
+        return
     epochs = read_footer(files, path, partition).leader_epochs
     limits = [(one, one.limit(partition, epochs)) for one in selected]
     row = 0
@@ -109,6 +113,23 @@ def _erased_rows(
             found = np.flatnonzero(mask)
             yield found + row, int64_values(batch.column("offset"))[found]
         row += group.num_rows
+
+
+def _erased_changes(
+    files: TableFiles, partition: int, path: str, selected: Sequence[Selects]
+) -> Iterator[tuple[Rows, Rows]]:
+    """As ``_erased_rows``, with numbers of no meaning, of a file of changes: it has a changed row before and after.
+
+    It has no leader epochs, so a newer record at an erased offset may also be selected.
+    """
+    columns = sorted({name for one in selected for name in one.columns})
+    for stored in stored_batches(files, path, columns):
+        batch = stored.sort_by("offset")
+        mask = np.zeros(batch.num_rows, dtype=bool)
+        for one in selected:
+            mask |= one.mask(partition, batch, one.limit(partition, ()))
+        found = np.flatnonzero(mask)
+        yield found, int64_values(batch.column("offset"))[found]
 
 
 class _Without:
@@ -213,10 +234,12 @@ def find_offsets(
 def _unnamed_files(files: TableFiles, snapshot: TopicSnapshot) -> list[tuple[tuple[int, ...], str]]:
     """Return the files on disk that the table does not name, each with the partitions that it may belong to.
 
-    In a table with column mapping, the names of Spark's directories do not contain the partition.
+    Files of the change data feed of another writer are among them. In a table with column mapping, the names of
+    Spark's directories do not contain the partition.
     """
     active = {unquote(path) for path in snapshot.paths}
-    names = (entry.name for entry in files.list("") if is_data_file(entry.name) and entry.name not in active)
+    stored = (entry.name for entry in files.list(""))
+    names = (name for name in stored if is_change_file(name) or (is_data_file(name) and name not in active))
     all_partitions = tuple(sorted(snapshot.partitions))
     return [((int(one[1]),) if (one := _PARTITION.match(name)) else all_partitions, name) for name in names]
 

@@ -205,6 +205,16 @@ def open_foreign(files: TableFiles, name: str) -> ForeignFile:
     return found
 
 
+def stored_batches(files: TableFiles, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of a file in its own order; an offset may be there twice, as in a file of changes.
+
+    Raises CorruptionError, FileNotFoundError, OSError.
+    """
+    source = _Source(files, path, None)
+    for group in range(source.parquet.metadata.num_row_groups):
+        yield from source.batches(group, columns, ROW_GROUP_ROWS_MAX)
+
+
 class _Source:
     """A file without the rows of its vector: of these neither a number nor a record is handed out.
 

@@ -168,6 +168,14 @@ def test_keys_before_a_separator(dry):
     assert "line 1 is not JSON" in dry("-K", ":", "--format", "ndjson", input="a:b\n", code=1)
 
 
+@pytest.mark.parametrize("arguments", [["--format", "ndjson"], ["--key-field", "x"], ["--format", "record"]])
+def test_a_line_of_blanks_is_no_json_record(dry, arguments):
+    text = ' \n{"value":1,"x":"a"}\n\t \n\r\r\n{"value":2,"x":"b"}\r\n  '
+    assert len(pairs(dry(*arguments, input=text))) == 2
+    assert "line 3 is not" in dry(*arguments, input='{"value":1}\n \nx\n', code=1)
+    assert len(pairs(dry(input=text))) == 6, "any text is a value"
+
+
 def test_an_empty_line_with_a_key_is_a_tombstone(dry):
     found = dry("-k", "ada", "-Z", input="x\n\n\ny")
     assert pairs(found) == [("ada", "x"), ("ada", None), ("ada", None), ("ada", "y")]

@@ -2,6 +2,8 @@ import json
 
 import pytest
 
+from logstore.limits import ERASED_RANGES_MAX
+
 pytestmark = pytest.mark.system
 
 
@@ -36,6 +38,25 @@ def test_records_of_a_key_leave_every_file_of_a_running_store(run, run_json, top
     assert [one["erasure"] for one in listed] == [report["erasure"]]
     assert report["erasure"] in run("topic", "erasures", topic).stdout
     assert "Not reached" in run("topic", "erase", topic, "--key", "bob", "--yes").stdout
+
+
+def test_a_file_of_keys_has_one_on_each_line(run, run_json, topic, tmp_path):
+    """A key may have other characters that end lines for Python."""
+    keys = ["a\u2028b", "a\x1cb", "a\x85b", "a\rb"]
+    for key in (*keys, "a", "b"):
+        run("produce", topic, "--key", key, input="spoken\n")
+    file = tmp_path / "keys.txt"
+    file.write_bytes("\ufeff{}\n{}\r\n\n{}\n{}".format(*keys).encode())
+    assert run_json("topic", "erase", topic, "--keys-file", "-", "--dry-run", input=file.read_bytes())["records"] == 4
+    assert run_json("topic", "erase", topic, "--keys-file", file, "--yes")["records"] == 4
+    left = map(json.loads, run("consume", topic, "--from-beginning", "-f", "json").stdout.split("\n")[:-1])
+    assert {record["key"] for record in left} == {"a", "b"}
+
+
+def test_an_erasure_that_cannot_be_remembered_says_why(run, topic):
+    run("produce", topic, "--partition", 0, input="1\n0\n" * (ERASED_RANGES_MAX + 1))
+    shown = run("topic", "erase", topic, "--where", "$ == 1", "--yes", code=1)
+    assert "nothing was erased: the expression selects records in 100001 places" in shown.output
 
 
 def test_a_store_that_does_not_run_says_what_to_do(run):

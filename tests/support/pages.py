@@ -244,6 +244,13 @@ echo '{"page": "/"}' | logstore produce clicks --partition 2 --key alice
     ),
     "groups.md": Plan(
         spark=True,
+        before="""
+logstore topic create named
+for path in "dc-1%2Fpending/offsets" "-/offsets?group=.."; do
+    curl -s -H 'Content-Type: application/json' "$LOGSTORE_URL/groups/$path" \
+        -d '{"offsets": [{"topic": "named", "partition": 0, "offset": 0}]}'
+done
+""",
         printed=("54 records behind", "packed 0 0\n", "records done", '"instance_id":"c1"', "billing.*payments"),
     ),
     "how-do-i.md": Plan(
@@ -272,6 +279,7 @@ logstore topic roll orders
             "$ logstore serve": "needs an environment without the server; tests/cli/test_extras.py shows the message",
             "sudo": _ROOT,
             "docker": _DOCKER,
+            "pip wheel": "builds this checkout; tests/install/test_wheel.py does it",
         }
     ),
     "jobs.md": Plan(

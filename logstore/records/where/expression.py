@@ -208,10 +208,15 @@ def _literal_text(value: Literal) -> str:
             return msgspec.json.encode(value).decode()
 
 
+def is_plain(step: str | int) -> bool:
+    """Return whether a step of a path is an index, or a name that needs no brackets."""
+    return isinstance(step, int) or (bool(step) and step.replace("_", "").replace("-", "").isalnum())
+
+
 def _step_text(step: str | int) -> str:
     if isinstance(step, int):
         return f"[{step}]"
-    if step and step.replace("_", "").replace("-", "").isalnum():
+    if is_plain(step):
         return f".{step}"
     return f"[{_literal_text(step)}]"
 

@@ -18,6 +18,10 @@ from logstore.records.json_decoder import is_utf8
 from logstore.records.where.expression import Path
 
 _SMALL_INTEGER = re.compile(r"-?[0-9]{1,18}")
+#: Names that msgspec accepts for a field of a structure.
+_FIELD_NAME = re.compile(r"[^\x00-\x1f\"\\\ud800-\udfff]*")
+#: Structures that are nested in each other; deeper fields are found in the objects of Python.
+_STRUCTURES_MAX: Final = 32
 _Steps = tuple[str | int, ...]
 
 
@@ -32,8 +36,8 @@ class FieldReader:
         self._decode = msgspec.json.Decoder(kind, float_hook=_number).decode
 
     def _structure(self, wanted: dict[int, _Steps], way: tuple[str, ...]) -> Any:
-        """Return the type to decode for the paths in ``wanted``: a structure if all of their next steps are names."""
-        if not all(steps and isinstance(steps[0], str) for steps in wanted.values()):
+        """Return the type to decode for the paths in ``wanted``: a structure if it can have all of their next steps."""
+        if len(way) == _STRUCTURES_MAX or not all(steps and _is_field(steps[0]) for steps in wanted.values()):
             for number, steps in wanted.items():
                 self._reach(number, way, steps)
             return Any
@@ -66,6 +70,10 @@ class FieldReader:
         return [_field(way(found) if way else found, steps) for way, steps in self._ways]
 
 
+def _is_field(step: str | int) -> bool:
+    return isinstance(step, str) and _FIELD_NAME.fullmatch(step) is not None
+
+
 def json_scalar(text: bytes) -> Any:
     """Return the result of ``FieldReader.read`` for the path ``$``."""
     return _WHOLE.read(text)[0]
@@ -84,7 +92,8 @@ def _field(document: Any, steps: _Steps) -> Any:
 def _read_in_full(text: bytes) -> Any:
     """Return the document in ``text``; None if it is not JSON."""
     try:
-        return json.loads(text, parse_float=_number, parse_int=_number, parse_constant=_refuse)
+        # Of bytes, the parser would also accept UTF-16 and UTF-32.
+        return json.loads(text.decode("utf-8-sig"), parse_float=_number, parse_int=_number, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return None
 

@@ -26,6 +26,8 @@ from logstore.records.where.expression import And, Comparison, Key, Literal, Nod
 #: The longest expression, in characters, and the largest depth of its parentheses and ``not``.
 LENGTH_MAX: Final = 65_536
 DEPTH_MAX: Final = 50
+#: Each comparison looks at every record that is searched, and the bytes that one answer searches are bounded.
+COMPARISONS_MAX: Final = 100
 
 _TOKEN = re.compile(
     r"""
@@ -75,6 +77,7 @@ class _Parser:
         self._text = text
         self._tokens = _tokens(text)
         self._next = next(self._tokens)
+        self._comparisons = 0
 
     def expression(self, depth: int) -> Node:
         parts = [self._conjunction(depth)]
@@ -107,7 +110,11 @@ class _Parser:
         return self._comparison()
 
     def _comparison(self) -> Node:
+        begin = self._next.at
         operand = self._operand()
+        self._comparisons += 1
+        if self._comparisons > COMPARISONS_MAX:
+            raise _wrong(begin, f"an expression has at most {COMPARISONS_MAX} comparisons: ask several times")
         if self._next.kind != "operator":
             raise self._unexpected("one of == != < <= > >=")
         operator = Operator(self._take().text)

@@ -24,7 +24,7 @@ def test_every_chapter_agrees_on_some_of_the_flights(spark, tmp_path, monkeypatc
     monkeypatch.setattr(story, "PLANES_COUNT", planes)
     monkeypatch.setattr(story, "BATCH_RECORDS", 100)
     monkeypatch.setattr(story, "GROUP_BATCH_RECORDS", FLIGHTS_COUNT // 2 + 10)
-    monkeypatch.setattr(posting, "CONFIGS", {"segment.bytes": "65536"})
+    monkeypatch.setattr(posting, "CONFIGS", posting.CONFIGS | {"segment.bytes": "65536"})
     output = io.StringIO()
     with ServerProcess(tmp_path / "data") as server:
         demo = story.Demo(Steps(Console(file=output)), server.url, server.data, tmp_path)

@@ -12,10 +12,10 @@ from logstore.broker import erasing
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.errors import InvalidRequestError, InvalidTopicError, UnknownErasureError
-from logstore.log.erasures import TableErasure
+from logstore.log.erasures import TableErasure, hidden_literals
 from logstore.log.table_erasure import ErasureProgress, ErasureWaitsError, find_offsets
 from logstore.log.topic import Topic
-from logstore.records.erasure_record import ERASURES_TOPIC, Erasure
+from logstore.records.erasure_record import ERASURES_TOPIC, Erasure, new_salt
 from logstore.records.where.parser import parse_where
 from tests.faults.bench.schedule import ERASING
 from tests.support.data_directory import copy_of_one_moment
@@ -142,6 +142,41 @@ def test_what_an_expression_selects_is_remembered_by_offset(tmp_path: Path) -> N
             with pytest.raises(InvalidRequestError):
                 await broker.erasing.begin(CLIENT, topic, [ADA], where)
         assert files_with(tmp_path, b'"ada","n":0') == []
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_by_key", [True, False], ids=["key", "expression"])
+def test_the_change_data_feed_of_another_writer_is_erased(tmp_path: Path, is_by_key: bool) -> None:
+    """It has each changed row before and after, so an offset twice; and rows that the table does not have any more."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic(INTERNAL, "t")
+            await put(broker, topic, ADA, BOB, ADA, BOB, ADA)
+            await broker.roll(INTERNAL, topic)
+            table = DeltaTable(str(tmp_path / "topics" / "t"))
+            table.alter.set_table_properties({"delta.enableChangeDataFeed": "true"})
+            table.update(updates={"value": "key"}, predicate='"offset" IN (0, 1)')
+            table.delete('"offset" = 2')
+            table.delete('"offset" = 3')
+            before = [file for file in files_with(tmp_path, b"PAR1") if "_change_data" in file]
+            assert len(before) == 3
+            await broker.refresh(INTERNAL, topic)
+            if is_by_key:
+                report = await erase(broker, topic, ADA)
+            else:
+                where = parse_where('key == "key-of-ada"')
+                erasure = await broker.erasing.begin(CLIENT, topic, (), where)
+                await eventually_async(lambda: broker.erasing.count(topic, erasure) is None, "not begun")
+                report = await erased(broker, topic, erasure)
+                assert report.partitions[0].offsets == ((0, 1), (2, 3), (4, 5))
+            assert files_with(tmp_path, ADA) == []
+            # That of the row of another key stays.
+            after = [file for file in files_with(tmp_path, b"PAR1") if "_change_data" in file]
+            assert len(after) == 1
+            assert {f"topics/t/{name}" for name in report.deleted_files} >= {*before} - {*after}
+            assert await values_of(broker, topic) == [BOB]
 
     run(scenario())
 
@@ -338,6 +373,14 @@ def test_an_erasure_that_waits_before_its_commit_holds_up_those_behind_it(
             assert files_with(tmp_path, SECRET) == []
 
     run(scenario())
+
+
+def test_a_report_hides_values_and_names_that_may_be_data() -> None:
+    where = parse_where('$.users["ada@example.org"] != null and not ($.user == "ada" or key < "bob")')
+    text = hidden_literals(where, new_salt())
+    assert text.startswith('$.users["#')
+    assert "$.user == #" in text
+    assert not any(name in text for name in ("ada", "example", "bob"))
 
 
 def test_numbers_rise_in_the_order_of_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,6 +148,22 @@ def test_old_orphans_go_unless_the_table_lacks_their_offsets(tmp_path):
     assert [w.segment for w in report.waiting] == [young, beyond]
 
 
+def test_files_of_the_change_data_feed_go_by_their_age(tmp_path):
+    """Another writer has made them, and no list of a version's files has them."""
+    topic = KeyedTopic.create(tmp_path, "events", file_delete_delay_ms=0)
+    topic.roll({0: [Record(b"k", b"v", 0)] * 3})
+    table = DeltaTable(str(path_of(topic.table)))
+    table.alter.set_table_properties({"delta.enableChangeDataFeed": "true"})
+    for offset in (0, 1):
+        table.delete(f'"offset" = {offset}')
+    young, old = sorted(path_of(topic.table).glob("_change_data/*/*.parquet"))
+    aged(topic, old.relative_to(path_of(topic.table)).as_posix(), 8 * DAY_S)
+    aged(topic, young.relative_to(path_of(topic.table)).as_posix(), 6 * DAY_S)
+    (waiting,) = [one for one in vacuumed(topic).waiting if one.reason == "unnamed"]
+    assert waiting.segment == young.relative_to(path_of(topic.table)).as_posix()
+    assert (young.exists(), old.exists()) == (True, False)
+
+
 def test_the_file_of_a_lost_commit_stays_for_the_store_to_commit_it_again(tmp_path):
     """Another writer took it out of the log without a trace; sealed goes on behind it."""
     topic = KeyedTopic.create(tmp_path, "events", file_delete_delay_ms=0)

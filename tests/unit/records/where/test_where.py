@@ -29,7 +29,7 @@ from logstore.records.where.expression import (
     text_of,
     timestamps,
 )
-from logstore.records.where.parser import LENGTH_MAX, parse_where
+from logstore.records.where.parser import COMPARISONS_MAX, LENGTH_MAX, parse_where
 
 
 def batch_of(records):
@@ -226,9 +226,35 @@ def test_an_error_names_the_position(text, position, message):
     assert message in refused.value.message
 
 
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "\x00", "\ud800"])
+def test_a_field_may_have_any_name(name):
+    value = json.dumps({name: 1, "other": {name: "x"}})
+    assert of_values(f"$[{json.dumps(name)}] == 1", value, "{}") == [True, False]
+    assert of_values(f'$.other[{json.dumps(name)}] == "x" and $[{json.dumps(name)}] == 1', value, "{}") == [True, False]
+
+
+@pytest.mark.parametrize("depth", [31, 32, 33, 500])
+def test_a_field_may_lie_deep(depth):
+    value = '{"a":' * depth + "1" + "}" * depth
+    assert of_values("$" + ".a" * depth + " == 1", value, '{"a":1}') == [True, False]
+
+
+def test_a_path_may_be_as_long_as_the_expression():
+    assert of_values("$" + ".a" * (LENGTH_MAX // 2 - 5) + " == 1", '{"a":{"a":1}}') == [False]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_json_is_utf_8_alone(encoding):
+    assert of_keys("key == 1", "1".encode(encoding), b"1") == [False, True]
+    assert of_values("$ == 1", "1".encode(encoding), b"1") == [False, True]
+
+
 def test_a_long_expression_is_refused_as_a_whole():
     with pytest.raises(InvalidWhereError, match="at most"):
         parse_where('key == "' + "x" * LENGTH_MAX + '"')
+    parse_where(" or ".join(["key == 1"] * COMPARISONS_MAX))
+    with pytest.raises(InvalidWhereError, match="at most 100 comparisons"):
+        parse_where(" or ".join(["key == 1"] * (COMPARISONS_MAX + 1)))
 
 
 @pytest.mark.parametrize(
