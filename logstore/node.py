@@ -178,7 +178,9 @@ def serve(settings: Settings, shared_port: int | None = None, *, new_journal: bo
     except LogStoreError as error:
         return _fail(f"cannot start: {error.message}")
     except OSError as error:
-        return _fail(f"cannot use {settings.data}: {error.strerror or error}")
+        is_file = settings.data.exists() and not settings.data.is_dir()
+        reason = "it is a file, and data has to be a directory" if is_file else error.strerror or error
+        return _fail(f"cannot use {settings.data}: {reason}")
     return 0
 
 

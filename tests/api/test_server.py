@@ -204,6 +204,9 @@ def test_a_data_directory_that_cannot_be_used_is_one_clear_line(tmp_path, capsys
     assert serve(Settings(data=tmp_path / "file" / "data", port=0)) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"cannot use {tmp_path / 'file' / 'data'}")
+    assert serve(Settings(data=tmp_path / "file", port=0)) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"cannot use {tmp_path / 'file'}: it is a file, and data has to be a directory"
 
 
 def test_a_host_that_is_not_here_is_one_clear_line(tmp_path, capsys):
