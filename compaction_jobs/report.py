@@ -138,13 +138,14 @@ def _reasons(topic: TopicReport) -> Iterator[tuple[str, str]]:
         # A partition without segments says the least.
         first = min(topic.waiting, key=lambda w: (w.due_ms is None, w.due_ms or 0, w.reason == "empty"))
         unrolled = sum(waiting.unrolled_records or 0 for waiting in topic.waiting)
-        rolled = f"; {unrolled:,} records of the topic are not rolled yet" if unrolled else ""
+        what = "record of the topic is" if unrolled == 1 else "records of the topic are"
+        rolled = f"; {unrolled:,} {what} not rolled yet" if unrolled else ""
         if all(waiting.message == first.message for waiting in topic.waiting):
             yield topic.topic, first.message + rolled
         else:
             rest = len(topic.waiting) - 1
             others = f"; {rest:,} other {'partitions wait' if rest > 1 else 'partition waits'}, see --json"
-            yield f"{topic.topic}-{first.partition}", first.message + others + rolled
+            yield f"partition {first.partition} of {topic.topic}", first.message + others + rolled
 
 
 def _changes(before: Totals, after: Totals | None) -> list[str]:

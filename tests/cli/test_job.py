@@ -157,4 +157,4 @@ def test_the_store_on_the_directory_shows_what_was_done_at_once(job, data):
         job("retention")
         assert status_of_first_record() == 416
         assert [admin.offsets(name, 0).beginning_offset for name in ("web-a", "web-b")] == [5, 5]
-        assert "; 1 records of the topic are not rolled yet" in job("compact", "-t", "users").stdout
+        assert "; 1 record of the topic is not rolled yet" in job("compact", "-t", "users").stdout

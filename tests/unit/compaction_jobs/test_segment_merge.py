@@ -99,7 +99,7 @@ def test_partitions_that_wait_for_the_same_reason_share_a_line(tmp_path):
             topic.roll({partition: [Record(b"k", b"v", NOW_MS)]})
     report = merged(topic)
     (line,) = _why_nothing([report])
-    assert line.startswith("events-1: segments of less than ")
+    assert line.startswith("partition 1 of events: segments of less than ")
     whole = dataclasses.replace(report, waiting=report.waiting[1:])
     (line,) = _why_nothing([whole])
     assert re.match("events: segments of less than .* too few in one partition", line)
