@@ -91,7 +91,7 @@ def _say_what_next(console: Console, data: Path, running: Endpoint | None) -> No
         commands.append(f"kcat -b {kafka} -t {LAST_FLIGHT} -C -c 3")
     table = f"{data}/topics/{LAST_FLIGHT}"
     commands.append(f"""{python} -c 'import deltalake; print(deltalake.DeltaTable("{table}").to_pandas().head())'""")
-    while_it_runs = "" if running else " (the second and third, which any Kafka client does, while the first one runs)"
+    while_it_runs = "" if running else " (leave the first one running for the second and third)"
     console.print(f"The data is in {data}. Try next{while_it_runs}:")
     for line in commands:
         console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
