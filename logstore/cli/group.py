@@ -91,10 +91,10 @@ def describe(ctx: typer.Context, group: GroupArgument, json: JsonOption = False,
 
     Per partition of its topics: committed (the next offset to read;
     '-' for none), start (log start offset; earlier records are gone), high watermark (readers see the records below
-    it), lag (offsets from committed, or from start, to the high watermark), records (those of them that are there:
-    compaction and deletions leave gaps), behind (the time since the oldest of these records, by its timestamp), and
-    the member that reads it. Per member the time since its last heartbeat and its last poll; '-' for a poll of Kafka's
-    clients, which do not tell.
+    it), lag (offsets from committed, or from start, to the high watermark), records (only the offsets that still have
+    one: compaction and deletions leave gaps), behind (the time since the oldest of these records, by its timestamp),
+    and the member that reads it. Per member the time since its last heartbeat and its last poll; '-' for a poll of
+    Kafka's clients, which do not tell.
     """
     with admin_of(ctx, url) as admin:
         commits = {(found.topic, found.partition): found for found in admin.group_offsets(group)}
