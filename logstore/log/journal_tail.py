@@ -130,7 +130,7 @@ class JournalTail:
 
     @property
     def sealed_offset(self) -> int:
-        return 0 if self._snapshot is None else min(self._snapshot.state.sealed_offset, self.snapshot_end)
+        return 0 if self._snapshot is None else min((self._snapshot.state.sealed_offset, *self._truncated_to()))
 
     @property
     def end_offset(self) -> int:

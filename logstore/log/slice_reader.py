@@ -46,8 +46,6 @@ _FOOTERS_CACHED = 1024
 _ROW_GROUP_FILES_CACHED = 128
 # A page of each column, and a batch of their rows.
 _DECODER_BYTES = 4 * MIB
-# How much of a row group with deleted rows is written as a file at once: all of it.
-_WRITTEN_BYTES = ROW_GROUP_BYTES_MAX
 # Each of several readers in step has one; a reader that repeats a read adds none.
 _READINGS_OF_A_PLACE = 4
 # So many of the remaining rows are measured first, to find those that fit into a slice.
@@ -247,10 +245,11 @@ class SliceReader:
                 batch = RecordBatch(group.first_offset, 0, group.num_rows, PARQUET, payload)
                 count = min(group.num_rows, group.last_offset + 1 - wanted.start)
                 return Slice([batch], count, file.decoded_bytes, min(place.scanned_to, wanted.end))
-        # The first batch of an answer may be larger than what is asked for, as a stored row group may: a reader that
-        # gets a row group in many small parts asks many times.
-        max_bytes = wanted.max_bytes if wanted.may_be_empty else max(wanted.max_bytes, _WRITTEN_BYTES)
-        rows = self._rows(place, replace(wanted, max_bytes=max_bytes))
+            if in_file and not wanted.may_be_empty:
+                # Rows of it are deleted. The others come at once, as a whole row group does: a reader that gets them in
+                # many small parts asks many times.
+                wanted = replace(wanted, max_bytes=max(wanted.max_bytes, ROW_GROUP_BYTES_MAX))
+        rows = self._rows(place, wanted)
         if not rows.batches:
             return Slice([], 0, 0, rows.next_offset)
         first_offset = int(int64_values(rows.batches[0].column("offset"))[0])
