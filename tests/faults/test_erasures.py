@@ -16,6 +16,7 @@ def erase(which: float, **settings: object) -> Fault:
     return Fault("erase", 0.1, 0.1, {"which": which, "partition": 0.5, "restart": None, "point": None, **settings})
 
 
+@pytest.mark.long
 def test_erasures_and_a_kill_under_a_little_load(tmp_path: Path) -> None:
     report = Bench(tmp_path, 7, LITTLE).run([erase(0.0), erase(0.5, point="erase.committed")])
     print(report)

@@ -166,6 +166,7 @@ def test_one_statement_after_another(spark, store, topic):
     assert problems(store, topic) == set()
 
 
+@pytest.mark.long
 def test_statements_with_deletion_vectors(spark, store, topic):
     """The log and Spark's readers serve the same; then the feature is taken back."""
     table = f"delta.`{path_of(store, topic)}`"
