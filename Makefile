@@ -20,13 +20,13 @@ demo: setup-run ## From nothing to the result: 336,776 real flights over HTTP in
 demo-cluster: setup-run ## Three brokers, a leader killed while flights are sent: nothing missing, nothing doubled
 	@$(RUN) docs.demo.cluster
 
-test: lint ## What continuous integration runs: lint, types, quick tests, each capability once on real processes and Spark; ten minutes
+test: lint ## What continuous integration runs: lint, types, quick tests, each capability once on real processes and Spark; a quarter of an hour
 	@$(RUN) pytest --numprocesses 4
 
 test-quick: setup ## The tests that start no process and no JVM; four minutes
 	@$(RUN) pytest --numprocesses 4 -m "not system and not spark and not long and not airflow and not wheel"
 
-test-all: lint setup-airflow ## All tests, with documentation, notebook, demo, wheel and Airflow, before an issue is called done; an hour
+test-all: lint setup-airflow ## All tests, with documentation, notebook, demo, wheel and Airflow, before an issue is called done; an hour and a half
 	@$(RUN) pytest --numprocesses 4 --hypothesis-profile many -m "not airflow and not wheel"
 	@$(RUN) pytest -m wheel tests/install
 	@$(RUN) pytest -m airflow tests/airflow

@@ -179,7 +179,7 @@ def serve(settings: Settings, shared_port: int | None = None, *, new_journal: bo
         return _fail(f"cannot start: {error.message}")
     except OSError as error:
         is_file = settings.data.exists() and not settings.data.is_dir()
-        reason = "it is a file, and data has to be a directory" if is_file else error.strerror or error
+        reason = "it is a file, and data has to be a directory" if is_file else error.strerror or str(error)
         return _fail(f"cannot use {settings.data}: {reason}")
     return 0
 
