@@ -8,6 +8,7 @@ everything heals. Broken on purpose, each rule (C1 to C16) makes a schedule fail
 
 import inspect
 import textwrap
+import types
 from typing import Any
 
 import pytest
@@ -86,7 +87,11 @@ def rewritten(function: Any, *changes: tuple[str, str]) -> Any:
         source = source.replace(before, after)
     namespace: dict[str, Any] = {}
     exec(source, {**function.__globals__}, namespace)
-    return namespace[function.__name__]
+    made = namespace[function.__name__]
+    # The module's own names, with what ``modelled`` puts in their place: an error that is logged breaks a schedule.
+    broken = types.FunctionType(made.__code__, function.__globals__, made.__name__, made.__defaults__, made.__closure__)
+    broken.__kwdefaults__ = made.__kwdefaults__
+    return broken
 
 
 def same_epoch(row: Any, leader: int, isr: Any) -> Any:
