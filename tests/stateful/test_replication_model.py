@@ -238,7 +238,16 @@ PLANTED: dict[str, tuple[Any, str, Any] | str] = {
 #: What a bug needs to show.
 WEIGHTS = {
     "C8: files are freed for a truncation that may fail": {"act_relocate": 30, "act_link": 8, "act_learn": 20},
-    "C11: an unclean leader keeps what disagrees": {"act_session_end": 8, "act_decide": 12, "act_roll": 10},
+    "C11: an unclean leader keeps what disagrees": {
+        "act_session_end": 12,
+        "act_session_begin": 12,
+        "act_decide": 16,
+        "act_roll": 12,
+        "act_link": 20,
+        "act_learn": 24,
+        "act_reassign": 0,
+        "act_kill": 0,
+    },
     "C12: a broker that was started again joins for what it was": {"act_kill": 8, "act_start": 14},
 }
 
