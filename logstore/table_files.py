@@ -40,9 +40,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
+import structlog
+
 from logstore.errors import CorruptionError
 from logstore.filesystem import Buffer, FileSystem, local_filesystem
 from logstore.local_path import absolute_path
+
+log = structlog.stdlib.get_logger(__name__)
 
 #: The directory that makes a directory a Delta table.
 LOG_DIRECTORY: Final = "_delta_log"
@@ -306,6 +310,16 @@ class TableFiles:
             self._filesystem.unlink(path)
         if durable:
             self._sync_directories(removed)
+
+    def discard(self, names: Iterable[str]) -> None:
+        """Remove files that no commit names, as far as possible. A crash or an error may leave some behind, which are
+        logged and which a vacuum deletes.
+        """
+        for name in names:
+            try:
+                self.remove([name], durable=False)
+            except OSError as error:
+                log.warning("table.leftover", file=self.where(name), why=str(error))
 
     def set_aside(self, name: str) -> str:
         """Give a file a name that no Delta reader, writer or clean-up takes for its own, durably; the name."""

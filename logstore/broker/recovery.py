@@ -91,11 +91,11 @@ def recover_topic(topic: Topic, unserved: Unserved, *, producer_ids_begin: int) 
 
 
 def end_at_holes(tails: Mapping[PartitionKey, JournalTail], topics: Mapping[UUID, Topic]) -> list[PartitionLog]:
-    """End the partitions of a journal that has lost frames at their first hole; the partitions that end earlier now.
+    """End each partition of a journal that has lost frames at its first hole; return the partitions that were cut.
 
-    Only for a broker that has left every ISR. In a whole journal the frames that are missing were freed, and so are
-    sealed (``sealed_beyond``). In this one they may be lost: the records behind a hole are of no use, and a log that
-    counted as sealed up to them would be in sync with a leader without having what the leader has.
+    This is only for a broker that has left every ISR. In a whole journal the missing frames were freed after they were
+    sealed (``sealed_beyond``). In this one they may be lost. A replica that took them for sealed could join the ISR
+    without records that the leader has, so the records behind a hole are also copied from the leader.
     """
     ended = []
     for topic in topics.values():
@@ -110,7 +110,7 @@ def end_at_holes(tails: Mapping[PartitionKey, JournalTail], topics: Mapping[UUID
                     partition=f"{topic.name}-{partition_log.partition}",
                     end=end,
                     before=before,
-                    reason="the journal is not the one that stood here: the leader has them",
+                    reason="the journal is not the expected one: they are copied from the leader",
                 )
                 tail.end_at(end)
                 ended.append(partition_log)

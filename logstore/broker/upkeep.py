@@ -244,7 +244,7 @@ class Upkeep:
                     log.error("merge.unreadable", topic=topic.name, partition=group.partition, error=str(error))
                     written.append((group, None))
         except BaseException:
-            _remove(topic, [segment for _, segment in written if segment is not None])
+            topic.table.files.discard(segment.path for _, segment in written if segment is not None)
             raise
         return written
 
@@ -292,9 +292,3 @@ def _plan(
             groups.append(group)
             size += group.size
     return _Step(snapshot, config, tuple(groups)) if groups else None
-
-
-def _remove(topic: Topic, segments: Sequence[Segment]) -> None:
-    """Delete segments that no commit names. A crash may leave one behind, too."""
-    with contextlib.suppress(OSError):
-        topic.table.files.remove([segment.path for segment in segments], durable=False)

@@ -1,8 +1,8 @@
 """Lines of a stream as columns: blocks of bounded size, whole lines only.
 
-As in NDJSON bodies of the HTTP interface, a line's bytes are the value, one CR at its end belongs to the line end, and
-lines of blanks are skipped, if the lines are JSON. Of other lines only empty ones are. A byte order mark at the start
-is dropped. Memory is bounded by a block and one line.
+As in NDJSON bodies of the HTTP interface, a line's bytes are the value, and one CR at its end belongs to the line end.
+``Skipped`` says which lines are skipped. A byte order mark at the start is dropped. Memory is bounded by a block and
+one line.
 """
 
 import io
@@ -38,7 +38,7 @@ class Lines:
 
 
 class Skipped(Enum):
-    """Lines that are no records; ``blank``: nothing but what JSON takes for blanks."""
+    """The lines that are not records: no line, empty lines, or lines with nothing but JSON's white space."""
 
     none = auto()
     empty = auto()

@@ -199,7 +199,7 @@ class Coordinator(Protocol):
 
     @property
     def may_lack_frames(self) -> bool:
-        """Whether the journal is not the one that stood here, so that this broker has left every ISR (C12)."""
+        """Whether the journal is not the expected one, so that this broker has left every ISR (C12)."""
         ...
 
     def listen(self, listener: PartitionListener) -> None:

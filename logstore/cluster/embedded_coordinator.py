@@ -254,7 +254,7 @@ class EmbeddedCoordinator:
 
     @property
     def may_lack_frames(self) -> bool:
-        """There is no copy: a partition of which offsets are missing is quarantined, and keeps its records."""
+        """Return False: a store of one node quarantines a partition that lacks offsets, because it has no copy."""
         return False
 
     def partition_state(self, topic_id: UUID, partition: int) -> PartitionState:

@@ -107,7 +107,8 @@ class Registration:
         #: What stood beside the journal of the store of one node that this broker was; None if it was none.
         self._one_node: OneNodeDirectory | None = None
         self._directory: LogDirectory | None = None
-        #: Whether the journal is not the one that stood here, also if an earlier start has found that, and ended soon.
+        #: Whether the journal is not the expected one. It stays true if a start that found this ended before it began
+        #: a journal file.
         self.may_lack_frames = False
 
     @property

@@ -100,9 +100,9 @@ def file_history(files: TableFiles, version: int) -> FileHistory:
             for action in removed
         }
         if operation == "RESTORE" and (back := _restored_version(info)) is not None:
-            # The RESTORE takes back all that others did since: files that they removed stay away because of it. A file
-            # that the store removed since then stays away because of what had removed it before that version, if
-            # anything had: the file that the store put in its place is gone.
+            # The RESTORE takes back all that others did since: files that they removed stay away because of it. The
+            # store may have committed a file again after that version, and then replaced it. The RESTORE drops the
+            # replacement, so that the file is missing for the reason for which it was missing in that version.
             for path, removal in found.items():
                 if removal.version > back and not removal.ours:
                     changes[path] = replace(removal, version=number, operation=operation, meant=False)

@@ -38,7 +38,7 @@ _VECTOR_FILE = re.compile(r"(?:(?![_.])[^/]+/)?deletion_vector_[0-9a-f-]{36}\.bi
 
 
 def may_be_deleted(name: str) -> bool:
-    """Whether a file of this name may be data of the table, a vector's or of changes: a vacuum looks at no other."""
+    """Return whether a vacuum considers a file of this name: one with data, deletion vectors or changed rows."""
     return is_data_file(name) or is_vector_file(name) or is_change_file(name)
 
 
@@ -47,7 +47,7 @@ def is_data_file(name: str) -> bool:
 
 
 def is_change_file(name: str) -> bool:
-    """Whether a file of this name has changes for the change data feed of another writer."""
+    """Return whether a file of this name belongs to the change data feed."""
     return _CHANGE_FILE.fullmatch(name) is not None
 
 

@@ -227,6 +227,11 @@ class TopicSnapshot:
         )
 
     @property
+    def unserved(self) -> tuple[RefusedFile, ...]:
+        """All files of other writers that are in the table and are not served. CorruptionError as ``segments``."""
+        return (*self.homeless, *(file for partition in self.partitions for file in self.refused(partition)))
+
+    @property
     def has_foreign_files(self) -> bool:
         return bool(self._columns.foreign.any())
 

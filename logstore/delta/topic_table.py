@@ -387,12 +387,14 @@ class TopicTable:
 
     def _delete_unnamed(self, parts: Sequence[RewritePart]) -> None:
         """Delete the new segments of parts that were not committed, as far as the table does not name them."""
-        for path in [segment.path for part in parts for segment in part.adds]:
-            try:
-                if path not in self._committer.any_snapshot().paths:
-                    self.files.remove([path], durable=False)
-            except (OSError, LogStoreError) as error:
-                log.warning("rewrite.leftover", table=self.files.uri, file=path, why=str(error))
+        if not (paths := {segment.path for part in parts for segment in part.adds}):
+            return
+        try:
+            unnamed = paths - self._committer.any_snapshot().paths
+        except (OSError, LogStoreError) as error:
+            log.warning("rewrite.leftover", table=self.files.uri, files=sorted(paths), why=str(error))
+            return
+        self.files.discard(sorted(unnamed))
 
     def alter_config(self, changes: Mapping[str, str | None]) -> int:
         """Set topic configuration (names without ``logstore.``, values validated); None = back to the default."""

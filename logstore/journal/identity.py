@@ -69,7 +69,7 @@ class ExpectedJournal:
         """Return whether a start with this directory id has begun a file of ``found``, and has recorded that it did.
 
         If not, other starts wrote the whole journal, and it may lack any of their frames. A file of an earlier release
-        tells no directory id, and counts as one of this directory.
+        has no directory id, and counts as one of this directory.
         """
         if found.identity is None:
             return True

@@ -194,7 +194,7 @@ def _stripped(kind: Any, keys: Sequence[str]) -> Any:
 
 def _rewrite(table: TopicTable, topic: str, snapshot: TopicSnapshot, config: TopicConfig, now_ms: int) -> int:
     """Replace the files that have vectors by segments without the deleted rows; return the number of files."""
-    if any(snapshot.refused(partition) for partition in snapshot.partitions) or snapshot.homeless:
+    if snapshot.unserved:
         raise CommitRefusedError(
             f"{snapshot.location} has files of other writers that are not served: run logstore topic "
             f"drop-foreign-files {topic} first"

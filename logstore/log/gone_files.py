@@ -3,10 +3,10 @@
 A ``RESTORE`` looks for the files of its version and then commits. If an erasure deletes one of them in between, the
 table names a file that nobody can read. What the table had in its place before that commit is on disk, without the
 erased records. So the store takes the files that the commit added out again, and commits those that it removed, for the
-ranges of offsets that the lost files stood for. The rest of the ``RESTORE`` stays as it is.
+ranges of offsets that the missing files cover. The rest of the ``RESTORE`` stays as it is.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -67,8 +67,8 @@ def is_on_disk(files: TableFiles, path: str) -> bool:
 
 
 def _is_there(files: TableFiles, path: str) -> bool:
-    """Return whether a file that the table names is on disk: paths of other writers are percent-encoded, and may lead
-    out of the table.
+    """Return whether a file that the table names is on disk. Paths of other writers are percent-encoded. One that leads
+    out of the table counts as present, as the store deletes nothing there.
     """
     return "://" in path or path.startswith("/") or is_on_disk(files, unquote(path))
 
@@ -117,9 +117,8 @@ def _named_range(path: str) -> _Range | None:
     return name.partition, name.base_offset, name.end_offset
 
 
-def _widened(lost: _Range, others: Iterable[_Range]) -> _Range:
+def _widened(lost: _Range, others: Sequence[_Range]) -> _Range:
     """Widen a range until it holds each of ``others`` that it touches as a whole."""
-    others = list(others)
     partition, low, high = lost
     while True:
         inside = [one for one in others if _overlap(one, (partition, low, high))]

@@ -99,7 +99,7 @@ class JournalTail:
         self._kept = self.index.settle(self.truncations)
 
     def whole_to(self, offset: int) -> int:
-        """The end of the offsets from ``offset`` on that the frames have without a hole."""
+        """Return the end of the offsets from ``offset`` on that the frames contain without a hole."""
         return self.index.whole_to(offset)
 
     def end_at(self, offset: int) -> None:

@@ -297,7 +297,7 @@ class Roller:
                 segments = tuple(written[first:])
                 parts.append(RollPart(span.partition, span.base_offset, span.end_offset, span.leader_epoch, segments))
         except BaseException as error:
-            topic.table.files.remove((segment.path for segment in written), durable=False)
+            topic.table.files.discard(segment.path for segment in written)
             if isinstance(error, OSError):
                 raise storage_error(f"the roll of topic {topic.name!r}", error) from error
             raise

@@ -42,6 +42,7 @@ from logstore.log.erasures import ErasedUpTo, Selects, TableErasure
 from logstore.log.history import missing_records
 from logstore.log.merging import MergeGroup, merge_parts, merge_task
 from logstore.records.log_batches import int64_values
+from logstore.records.transactions import OFFSET_MAX
 from logstore.segments.foreign_file import stored_batches
 from logstore.segments.joining import Rows, write_here
 from logstore.segments.names import SegmentName, known_segment_name
@@ -60,7 +61,6 @@ _ATTEMPTS: Final = 20
 #: Space that is left for rolls and commits that come meanwhile.
 _RESERVE_BYTES: Final = 16 * MIB
 _PARTITION: Final = re.compile(r"(?:_change_data/)?partition=(\d{1,10})/")
-_OFFSET_MAX: Final = 2**63 - 1
 
 
 _TableFacts = Callable[[TopicSnapshot, Collection[str]], dict[str, int]]
@@ -161,8 +161,7 @@ def unserved_file(snapshot: TopicSnapshot) -> str:
     """Return why a file of another writer that is in the table is not served, and what to do; empty if all are served.
     Such a file may have selected records. CorruptionError.
     """
-    refused = itertools.chain(snapshot.homeless, *(snapshot.refused(partition) for partition in snapshot.partitions))
-    for file in refused:
+    for file in snapshot.unserved:
         return (
             f"{file.path} is in the table and not served: {file.reason}. Take it out with logstore topic "
             "drop-foreign-files"
@@ -415,18 +414,9 @@ def _write(
                 other.cancel()
             failure = failure or error
     if failure is not None:
-        _remove(files, [segment.path for segment in written])
+        files.discard(segment.path for segment in written)
         raise failure
     return list(zip(groups, written, strict=True))
-
-
-def _remove(files: TableFiles, paths: Iterable[str]) -> None:
-    """Delete segments that no commit names; a crash may leave one behind."""
-    for path in paths:
-        try:
-            files.remove([path], durable=False)
-        except OSError as error:
-            log.warning("erase.leftover", table=files.uri, file=path, why=str(error))
 
 
 # ---- files that the table does not name -----------------------------------------------------------------------------
@@ -434,7 +424,7 @@ def _remove(files: TableFiles, paths: Iterable[str]) -> None:
 
 def _end_of(segment: SegmentName) -> int:
     """Return the segment's end offset, or the largest offset, because names of earlier releases do not have it."""
-    return segment.end_offset or _OFFSET_MAX
+    return segment.end_offset or OFFSET_MAX
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ writer has removed records, and readers get an error that says so.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -63,6 +63,18 @@ class _Restored:
     failed: dict[int, str]
 
 
+@dataclass(slots=True)
+class _Searched:
+    """The last search of a topic for records of the erasures up to ``number``.
+
+    ``clean`` are files that have none of them; ``unserved`` as in ``TableErasure``.
+    """
+
+    number: int
+    clean: set[str] = field(default_factory=set)
+    unserved: str = ""
+
+
 class TableFollower:
     """Brings topics to the newest version of their tables. The caller holds the topic's commit lock."""
 
@@ -70,8 +82,7 @@ class TableFollower:
         self._clock = clock
         self._executor = executor
         self._erasures = erasures
-        #: The number of the last erasure that a topic's table must show, and the files that are known to show it.
-        self._clean: WeakKeyDictionary[Topic, tuple[int, set[str]]] = WeakKeyDictionary()
+        self._searched: WeakKeyDictionary[Topic, _Searched] = WeakKeyDictionary()
 
     async def follow(self, topic: Topic, *, at_start: bool = False) -> None:
         """Bring the topic to the newest version of its table. ``at_start`` also looks for gaps in the history.
@@ -83,24 +94,27 @@ class TableFollower:
         erased = self._erasures.committed(topic.topic_id)
         before = topic.snapshot
 
-        def look() -> tuple[TopicSnapshot, _Restored]:
+        def look() -> tuple[TopicSnapshot, dict[int, str], bool]:
             snapshot = topic.table.snapshot()
-            if erased is not None and topic.is_maintained_here and not is_erased(snapshot, erased.number):
+            is_shown = erased is None or is_erased(snapshot, erased.number)
+            if not is_shown and topic.is_maintained_here:
                 came = snapshot.paths if at_start else snapshot.paths - before.paths
                 if put_back_gone_files(topic.table, snapshot, came):
                     snapshot = topic.table.snapshot()
-            return snapshot, self._restore(topic, snapshot, at_start=at_start)
+            restored = self._restore(topic, snapshot, at_start=at_start)
+            if restored.any:
+                snapshot = topic.table.snapshot()
+                is_shown = erased is None or is_erased(snapshot, erased.number)
+            return snapshot, restored.failed, is_shown
 
-        snapshot, restored = await self._look(topic, look)
-        if restored.any:
-            snapshot = await self._look(topic, topic.table.snapshot)
-        if erased is not None and not await self._look(topic, lambda: is_erased(snapshot, erased.number)):
+        snapshot, failed, is_shown = await self._look(topic, look)
+        if erased is not None and not is_shown:
             snapshot = await self._erase_again(topic, snapshot, erased)
         sound = [p for p in range(snapshot.num_partitions) if _is_sound(snapshot, p)]
         gaps = {partition: history_gaps(snapshot, partition) for partition in sound}
         removed = await self._removed(topic, gaps, None if at_start else topic.snapshot)
         # No await from here on: no reader may follow the table before the missing records are known.
-        topic.follow(snapshot, restored.failed)
+        topic.follow(snapshot, failed)
         for partition_log in topic.partitions:
             self._adopt(partition_log, snapshot)
         self._note_missing(topic, gaps, removed)
@@ -119,9 +133,10 @@ class TableFollower:
                 "partition 0 erases them again"
             )
         table, before, config = topic.table, topic.snapshot, topic.config
-        number, clean = self._clean.get(topic, (erased.number, set()))
-        if number != erased.number:
-            clean = set()
+        known = self._searched.get(topic)
+        if known is None or known.number != erased.number:
+            known = self._searched[topic] = _Searched(erased.number)
+        clean, unserved = known.clean, known.unserved
         if is_erased(before, erased.number):
             clean.update(before.paths)
 
@@ -147,8 +162,8 @@ class TableFollower:
             self._erasures.came_back.append((topic.topic_id, found))
         after = await self._look(topic, table.snapshot)
         clean.intersection_update(after.paths)
-        self._clean[topic] = erased.number, clean
-        if found.unserved:
+        known.unserved = found.unserved
+        if found.unserved not in ("", unserved):
             log.error("erasure.not_repeated", topic=topic.name, version=after.version, why=found.unserved)
         return after
 

@@ -206,7 +206,7 @@ def open_foreign(files: TableFiles, name: str) -> ForeignFile:
 
 
 def stored_batches(files: TableFiles, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of a file in its own order; an offset may be there twice, as in a file of changes.
+    """Yield the rows of a file in its own order. An offset may occur twice, as in a file of the change data feed.
 
     Raises CorruptionError, FileNotFoundError, OSError.
     """

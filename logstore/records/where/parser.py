@@ -26,7 +26,8 @@ from logstore.records.where.expression import And, Comparison, Key, Literal, Nod
 #: The longest expression, in characters, and the largest depth of its parentheses and ``not``.
 LENGTH_MAX: Final = 65_536
 DEPTH_MAX: Final = 50
-#: Each comparison looks at every record that is searched, and the bytes that one answer searches are bounded.
+#: The largest number of comparisons. One answer searches a bounded number of bytes, and each comparison adds to the
+#: work for each byte.
 COMPARISONS_MAX: Final = 100
 
 _TOKEN = re.compile(
