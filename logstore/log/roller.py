@@ -10,12 +10,9 @@ A commit of ours that a foreign one overwrote later is ``table_follower``'s to r
 import asyncio
 import contextlib
 import functools
-import os
-import sys
-import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -54,6 +51,7 @@ from logstore.segments.offset_ranges import OffsetRanges, join_ranges
 from logstore.segments.reader import verify_segment
 from logstore.segments.writer import Segment, SegmentWriter
 from logstore.table_files import TableFiles
+from logstore.workers import worker_pool
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -101,16 +99,9 @@ class _Range:
     pieces: list[_Piece]
 
 
-def roll_threads() -> ThreadPoolExecutor:
+def roll_threads() -> Executor:
     """The executor of a ``Roller``. Nobody waits for a roll, so its threads give way to those of requests."""
-    return ThreadPoolExecutor(2, thread_name_prefix="roll", initializer=step_back, initargs=(_NICENESS,))
-
-
-def step_back(niceness: int) -> None:
-    """Lower the priority of the calling thread, where a thread has one of its own."""
-    if sys.platform == "linux":
-        thread = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + niceness)
+    return worker_pool(2, "roll", niceness=_NICENESS)
 
 
 class Roller:

@@ -1,0 +1,271 @@
+"""Clients of the simulated world, whose calls are in its history."""
+
+import asyncio
+import itertools
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from consumer_offsets.offsets import OffsetToCommit
+from logstore.broker.context import ANONYMOUS, RequestContext
+from logstore.errors import LogStoreError, UnknownGroupError
+from logstore.node import Store
+from logstore.protocol.error_codes import code_of, kind_of
+from logstore.records.batch import DecodedRecords
+from logstore.records.batch_identity import ProducerIdentity
+from logstore.records.schema import WIRE_SCHEMA
+from tests.faults.bench.records import Record, make_value, rows_of_table, stored
+from tests.simulation.history import History
+from tests.simulation.node import ConnectionLostError, Node, NoConnectionError
+
+CLIENT = RequestContext("1", "simulated", "HTTP", "127.0.0.1", None, ANONYMOUS)
+#: Answers which say that a request has changed nothing; every other 5xx leaves it open.
+_REFUSED = {429, 503}
+_PAUSE_S = 0.02
+_AGAIN_S = 0.3
+_TRIES = 400
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSpec:
+    name: str
+    partitions: int
+    configs: Mapping[str, str] = field(default_factory=dict)
+
+
+class Client:
+    """One caller with one request at a time."""
+
+    def __init__(self, node: Node, history: History, name: str, rng: random.Random, *, records_s: float = 100) -> None:
+        self.node, self.history, self.rng = node, history, rng
+        self.process = name
+        self._name = name
+        self._lives = itertools.count(1)
+        self.records_s = records_s
+
+    async def call(
+        self,
+        op: str,
+        work: Callable[[Store], Awaitable[Any]],
+        told: Callable[[Any], Mapping[str, Any]],
+        asked: Mapping[str, Any],
+        *,
+        tries: int = 1,
+    ) -> tuple[str, Mapping[str, Any]]:
+        """The phase of the call and what it told; it is sent again while its outcome is open."""
+        number = self.history.invoke(self.process, op, **asked)
+        phase, answer = await self._send(work)
+        repeated = False
+        while phase == "info" and tries > 1:
+            tries -= 1
+            repeated = True
+            await asyncio.sleep(_AGAIN_S)
+            again, answer = await self._send(work)
+            if again == "ok":
+                phase = again
+        result: Mapping[str, Any] = {}
+        if phase == "ok":
+            result = told(answer)
+            if repeated and "places" in result:
+                result = {**result, "unknown": [at for at, place in enumerate(result["places"]) if place is None]}
+        self.history.complete(number, self.process, op, phase, **result)
+        if phase == "info":
+            self.process = f"{self._name}.{next(self._lives)}"
+        return phase, result
+
+    async def _send(self, work: Callable[[Store], Awaitable[Any]]) -> tuple[str, Any]:
+        try:
+            return "ok", await self.node.call(work)
+        except NoConnectionError:
+            return "fail", None
+        except ConnectionLostError:
+            return "info", None
+        except LogStoreError as error:
+            return "fail" if _is_known(error) else "info", None
+
+
+class Producer(Client):
+    async def run(self, topics: Sequence[TopicSpec], *, sequenced: bool) -> None:
+        identity: _Identity | None = None
+        for sequence in itertools.count():
+            await asyncio.sleep(self.rng.expovariate(self.records_s / 6))
+            topic = self.rng.choice(topics)
+            partition = self.rng.randrange(topic.partitions)
+            records = self._records(f"{self._name}-{sequence}")
+            if sequenced and identity is None and (identity := await self._new_identity(None)) is None:
+                await asyncio.sleep(_AGAIN_S)
+                continue
+            acks = "all" if identity is not None else self.rng.choice(["all", "1", "0"])
+            phase, _ = await self._produce(topic, partition, records, acks, identity)
+            if identity is not None:
+                if phase == "ok":
+                    identity.sequences[topic.name, partition] += len(records)
+                elif phase == "info":
+                    identity = await self._new_identity(identity)  # whether it counts is open: a higher epoch counts anew
+            if phase != "ok":
+                await asyncio.sleep(_AGAIN_S)
+
+    def _records(self, prefix: str) -> list[Record]:
+        large = self.rng.random() < 0.1
+        return [
+            Record(
+                f"{prefix}-{n}",
+                f"k{self.rng.randrange(20)}" if self.rng.random() < 0.5 else None,
+                make_value(f"{prefix}-{n}", self.rng.randint(2_000, 20_000) if large else 0, self.rng),
+                None,
+            )
+            for n in range(self.rng.randint(1, 3 if large else 12))
+        ]
+
+    async def _produce(
+        self, topic: TopicSpec, partition: int, records: Sequence[Record], acks: str, identity: "_Identity | None"
+    ) -> tuple[str, Mapping[str, Any]]:
+        asked = {
+            "topic": topic.name,
+            "partition": partition,
+            "acks": acks,
+            "format": "arrow",
+            "records": [record.in_history() for record in records],
+        }
+        sender = None
+        if identity is not None:
+            sequences = {partition: identity.sequences[topic.name, partition]}
+            sender = ProducerIdentity(identity.id, identity.epoch, sequences)
+
+        async def work(store: Store) -> list[tuple[int, int] | None]:
+            broker = store.broker
+            result = await broker.produce(
+                CLIENT,
+                broker.topic(CLIENT, topic.name),
+                _decoded(records),
+                partition=partition,
+                acks={"all": -1, "1": 1, "0": 0}[acks],
+                identity=sender,
+            )
+            if acks == "0":
+                return []
+            (part,) = result.partitions
+            if part.error is not None:
+                raise part.error
+            return [(partition, part.base_offset + at) for at in range(len(records))]
+
+        return await self.call(
+            "produce",
+            work,
+            lambda places: {"places": places} if acks != "0" else {},
+            asked,
+            tries=1 if sender is None else _TRIES,
+        )
+
+    async def _new_identity(self, old: "_Identity | None") -> "_Identity | None":
+        async def work(store: Store) -> "_Identity":
+            found = await store.broker.init_producer(CLIENT, *(() if old is None else (old.id, old.epoch)))
+            return _Identity(found.producer_id, found.producer_epoch)
+
+        _, found = await self._send(work)
+        return found  # type: ignore[no-any-return]
+
+
+@dataclass(slots=True)
+class _Identity:
+    id: int
+    epoch: int
+    sequences: Counter[tuple[str, int]] = field(default_factory=Counter)
+
+
+class Reader(Client):
+    """Reads all topics, and commits how far it is."""
+
+    async def run(self, topics: Sequence[TopicSpec], group: str) -> None:
+        at = {topic.name: dict.fromkeys(range(topic.partitions), 0) for topic in topics}
+        while True:
+            await asyncio.sleep(self.rng.uniform(0, 0.4))
+            topic = self.rng.choice(topics)
+            reached = True
+            for partition in range(topic.partitions):
+                reached &= await self._read_on(topic.name, partition, at[topic.name])
+            if not reached:
+                await asyncio.sleep(_AGAIN_S)
+                continue
+            if await self._commit(group, topic.name, at[topic.name]) == "ok" and self.rng.random() < 0.2:
+                phase, told = await self.committed(group, topic.name)
+                if phase == "ok" and self.rng.random() < 0.5:
+                    self.process = f"{self._name}.{next(self._lives)}"
+                    at[topic.name].update(dict.fromkeys(at[topic.name], 0))
+                    at[topic.name].update({int(p): offset for p, offset in told["offsets"].items()})
+
+    async def _read_on(self, topic: str, partition: int, positions: dict[int, int]) -> bool:
+        for _ in range(4):
+            phase, told = await self.fetch(topic, partition, positions[partition])
+            if phase != "ok":
+                return False
+            positions[partition] = told["next_offset"]
+            if told["next_offset"] >= told["high_watermark"]:
+                break
+        return True
+
+    async def fetch(self, topic: str, partition: int, offset: int) -> tuple[str, Mapping[str, Any]]:
+        max_bytes = self.rng.choice([2_000, 20_000, 200_000])
+
+        async def work(store: Store) -> Mapping[str, Any]:
+            broker = store.broker
+            found = await broker.fetch(
+                CLIENT,
+                broker.topic(CLIENT, topic),
+                partition,
+                offset,
+                max_bytes=max_bytes,
+                min_bytes=1,
+                max_wait_ms=0,
+            )
+            return {
+                "records": rows_of_table(found.records),
+                "next_offset": found.next_offset,
+                "high_watermark": found.high_watermark,
+                "log_start": found.log_start_offset,
+            }
+
+        asked = {"topic": topic, "partition": partition, "offset": offset}
+        return await self.call("fetch", work, lambda told: told, asked)
+
+    async def _commit(self, group: str, topic: str, positions: Mapping[int, int]) -> str:
+        offsets = dict(positions)
+
+        async def work(store: Store) -> None:
+            wanted = [OffsetToCommit(topic, partition, offset) for partition, offset in offsets.items()]
+            await store.groups.commit(CLIENT, group, wanted)
+
+        asked = {"group": group, "topic": topic, "offsets": {str(p): offset for p, offset in offsets.items()}}
+        return (await self.call("commit", work, lambda _: {}, asked))[0]
+
+    async def committed(self, group: str, topic: str) -> tuple[str, Mapping[str, Any]]:
+        async def work(store: Store) -> Mapping[str, Any]:
+            try:
+                known = store.groups.committed(CLIENT, group, topic)
+            except UnknownGroupError:
+                known = []  # it has committed nothing
+            return {"offsets": {str(each.partition): each.offset for each in known}}
+
+        return await self.call("committed", work, lambda told: told, {"group": group, "topic": topic})
+
+
+def _decoded(records: Sequence[Record]) -> DecodedRecords:
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "timestamp": [record.timestamp for record in records],
+            "key": [stored(record.key) for record in records],
+            "value": [stored(record.value) for record in records],
+            "headers": [[{"key": "id", "value": record.record_id.encode()}] for record in records],
+        },
+        schema=WIRE_SCHEMA,
+    )
+    return DecodedRecords(batch, None)
+
+
+def _is_known(error: LogStoreError) -> bool:
+    status = kind_of(code_of(error))
+    return status in _REFUSED or (status < 500 and status != 408)

@@ -1,0 +1,194 @@
+"""What goes wrong in the simulated world, drawn by the seed.
+
+A fault is a coroutine of ``Nemesis``: it strikes, lets the world go on for a while, and takes back what it ordered.
+"""
+
+import asyncio
+import contextlib
+import errno
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from tests.faults.bench.table_entries import lost_entries, table_entries
+from tests.simulation.clients import TopicSpec
+from tests.simulation.history import History
+from tests.simulation.node import Node
+
+#: Calls on files of the journal whose failure is final: a restart reads what is there.
+_JOURNAL_CALLS = ("journal.write_at", "journal.fdatasync", "journal.create", "journal.allocate")
+#: Calls on files of tables, which are tried again.
+_TABLE_CALLS = (
+    "segment.write_at",
+    "segment.fdatasync",
+    "segment.create",
+    "segment.open_read",
+    "segment.read_into",
+    "delta.write_at",
+    "delta.link",
+    "delta.sync_directory",
+)
+#: Points and calls at which a process dies.
+_DEATHS = (
+    "journal.write_at",
+    "journal.fdatasync",
+    "journal.create",
+    "journal.unlink",
+    "segment.create",
+    "segment.write_at",
+    "segment.fdatasync",
+    "delta.create",
+    "delta.link",
+    "delta.fdatasync",
+    "delta.sync_directory",
+)
+
+
+class Nemesis:
+    def __init__(self, node: Node, history: History, topics: Sequence[TopicSpec], rng: random.Random) -> None:
+        self._node, self._history, self._rng = node, history, rng
+        self._names = [topic.name for topic in topics]
+        self.faults: Counter[str] = Counter()
+        #: What nobody should see.
+        self.broken: list[str] = []
+        self.is_ending = False
+        self._kinds: Sequence[tuple[Callable[[], object], int]] = (
+            (self.kill, 3),
+            (self.kill_at_a_call, 6),
+            (self.power_cut, 4),
+            (self.stop, 2),
+            (self.journal_error, 3),
+            (self.table_error, 4),
+            (self.full_disk, 2),
+            (self.slow_disk, 2),
+            (self.clock_step, 2),
+            (self.stall, 2),
+        )
+
+    async def run(self) -> None:
+        """Strike until ``is_ending``."""
+        strikes, weights = zip(*self._kinds, strict=True)
+        while not self.is_ending:
+            await asyncio.sleep(self._rng.uniform(0.05, 2.5))
+            (strike,) = self._rng.choices(strikes, weights)
+            await strike()  # type: ignore[misc]
+            await self.heal()
+
+    async def heal(self) -> None:
+        """The node works, and nothing is ordered any more."""
+        self._node.disk.heal()
+        self._node.process.slowness = 1.0
+        if not self._node.is_up:
+            await self.start()
+        self._history.tell("nemesis", "heal")
+
+    async def start(self) -> None:
+        if error := await self._node.start():
+            self.broken.append(f"a healed node does not start: {error!r}")
+            raise AssertionError(self.broken[-1])
+        self._history.tell("nemesis", "start")
+
+    def _told(self, kind: str, **fields: object) -> None:
+        self.faults[kind] += 1
+        self._history.tell("nemesis", "fault", kind=kind, **fields)
+
+    async def _last(self, seconds: float) -> None:
+        await asyncio.sleep(self._rng.uniform(0, seconds))
+
+    # ---- processes --------------------------------------------------------------------------------------------------
+
+    async def kill(self) -> None:
+        self._told("kill")
+        self._node.kill()
+        await self._last(0.5)
+
+    async def kill_at_a_call(self) -> None:
+        """The process dies in the middle of a protocol; or, if it does not get there, some time later."""
+        call, nth = self._rng.choice(_DEATHS), self._rng.choice([1, 1, 2, 3, 5])
+        self._told("kill_at")
+        dead = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def die(_: str) -> None:
+            self._node.process.kill()
+            loop.call_soon(dead.set)
+
+        self._node.disk.at(call, die, nth=nth)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(dead.wait(), self._rng.uniform(0.5, 4))
+        if self._rng.random() < 0.3:
+            self._cut_power()
+        else:
+            self._node.kill()
+        # The next start may die, too.
+        if self._rng.random() < 0.3:
+            self._told("kill_in_start")
+            call = self._rng.choice(["journal.open_read", *_DEATHS])
+            self._node.disk.at(call, lambda _: self._node.process.kill(), nth=self._rng.choice([1, 2, 4]))
+            await self._node.start()
+            self._node.kill()
+
+    async def power_cut(self) -> None:
+        self._told("power_cut")
+        self._cut_power()
+        await self._last(0.5)
+
+    def _cut_power(self) -> None:
+        before = table_entries(self._node.data, self._names)
+        self._node.power_cut(strict=self._rng.random() < 0.3)
+        for topic, version, left in lost_entries(before, table_entries(self._node.data, self._names)):
+            # The checker knows whether anybody was told of them.
+            self._told("entry_lost", topic=topic, version=version, left=left)
+
+    async def stop(self) -> None:
+        self._told("terminate")
+        if error := await self._node.stop():
+            self.broken.append(f"SIGTERM ended a healthy node with {error!r}")
+
+    async def stall(self) -> None:
+        """Threads get little time."""
+        self._told("stall")
+        self._node.process.slowness = self._rng.choice([10.0, 100.0, 500.0])
+        await self._last(3)
+
+    async def clock_step(self) -> None:
+        self._told("clock", offset_ms=(step := self._rng.choice([-3_600_000, -5_000, 2_000, 3_600_000])))
+        self._node.clock.offset_ms += step
+        await self._last(2)
+
+    # ---- the disk ---------------------------------------------------------------------------------------------------
+
+    async def journal_error(self) -> None:
+        call, error = self._rng.choice(_JOURNAL_CALLS), self._rng.choice([errno.EIO, errno.ENOSPC])
+        self._told("journal_error")
+        self._node.disk.fail(call, error, nth=self._rng.choice([1, 1, 2, 5]), written=self._rng.choice([0, 100, 700]))
+        await self._last(3)
+        self._history.tell("nemesis", "fault", kind="terminate")
+        if self._rng.random() < 0.5:
+            self._node.kill()
+        else:
+            self._cut_power()
+
+    async def table_error(self) -> None:
+        call = self._rng.choice(_TABLE_CALLS)
+        self._told("call_error")
+        self._node.disk.fail(
+            call,
+            self._rng.choice([errno.EIO, errno.EIO, errno.ENOSPC, errno.EMFILE]),
+            nth=self._rng.choice([1, 1, 2, 5]),
+            times=self._rng.choice([1, 1, 3]),
+            written=self._rng.choice([0, 100]),
+        )
+        await self._last(4)
+        if (broker := self._node.store) and (reason := broker.broker.not_ready_reason):
+            self.broken.append(f"a store stopped taking appends because of {call}: {reason}")
+
+    async def full_disk(self) -> None:
+        self._told("disk_full")
+        self._node.disk.fill(self._rng.choice([0, 1_000, 50_000]))
+        await self._last(4)
+
+    async def slow_disk(self) -> None:
+        self._told("slow_fsync")
+        self._node.process.slowness = 30.0
+        await self._last(2)

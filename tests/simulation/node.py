@@ -1,0 +1,203 @@
+"""A node of the simulated world: the process of a store, the disk below it, and the way to it."""
+
+import asyncio
+import contextlib
+import random
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from logstore import workers
+from logstore.broker.authorizer import Authorizer
+from logstore.broker.quotas import Quotas
+from logstore.disk_thread import DiskThread
+from logstore.errors import LogStoreError
+from logstore.node import Store, running_store
+from logstore.settings import Settings
+from tests.simulation.loop import PlayedDiskThread, PlayedProcess, PlayedWorkers, SimulatedLoop
+from tests.simulation.process_disk import ProcessDisk
+from tests.support.faulty_filesystem import CrashedError, FaultyFileSystem
+
+T = TypeVar("T")
+
+#: Seconds that a request or an answer is on its way.
+_WAY_S = 0.0003
+#: A start that takes longer will not end.
+START_S = 120.0
+_BEGIN_MS = 1_700_000_000_000
+
+
+class NoConnectionError(Exception):
+    """The node could not be reached: the request was not sent."""
+
+
+class ConnectionLostError(Exception):
+    """The node has gone with the request: what became of it is not known."""
+
+
+class PlayedClock:
+    """A node's clocks: the simulated time, from which its wall clock is ``offset_ms`` away."""
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._loop = loop
+        self.offset_ms = 0
+
+    def now_ms(self) -> int:
+        return _BEGIN_MS + self.offset_ms + int(self._loop.time() * 1000)
+
+    def monotonic(self) -> float:
+        return self._loop.time()
+
+
+class _Threads(workers.Workers):
+    def pool(self, threads: int, name: str, niceness: int) -> PlayedWorkers:  # noqa: ARG002
+        return PlayedWorkers(threads)
+
+    def disk_thread(self, name: str) -> DiskThread:
+        return PlayedDiskThread(name)  # type: ignore[return-value]
+
+
+class Node:
+    def __init__(self, loop: SimulatedLoop, directory: Path, rng: random.Random, settings: dict[str, object]) -> None:
+        directory.mkdir(parents=True)
+        self.data = directory / "data"
+        self.clock = PlayedClock(loop)
+        self.disk = FaultyFileSystem(directory)
+        self.store: Store | None = None
+        #: The share of answers that do not arrive.
+        self.lost_answers = 0.005
+        self._loop = loop
+        self._rng = rng
+        self._settings = Settings(data=self.data, **settings)  # type: ignore[arg-type]
+        self._process: PlayedProcess | None = None
+        self._process_disk: ProcessDisk | None = None
+        self._main: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Event | None = None
+        self._on_the_way: set[asyncio.Future[object]] = set()
+        self._starts = 0
+
+    @property
+    def is_up(self) -> bool:
+        return self.store is not None
+
+    @property
+    def process(self) -> PlayedProcess:
+        assert self._process is not None
+        return self._process
+
+    # ---- its process ------------------------------------------------------------------------------------------------
+
+    async def start(self) -> LogStoreError | OSError | None:
+        """Start the store; why it could not, or None once it serves."""
+        self._starts += 1
+        process = self._process = PlayedProcess(f"{self.data.parent.name}.{self._starts}")
+        disk = self._process_disk = ProcessDisk(self.disk, process)
+        ready: asyncio.Future[Store] = self._loop.create_future()
+        stopping = self._stopping = asyncio.Event()
+
+        async def main() -> None:
+            try:
+                workers.play(_Threads())
+                async with running_store(
+                    self._settings, Authorizer(), Quotas(), clock=self.clock, filesystem=disk
+                ) as store:
+                    ready.set_result(store)
+                    await stopping.wait()
+                    self.store = None
+            except BaseException as error:
+                if not ready.done():
+                    ready.set_exception(error)
+                    return
+                raise
+
+        self._main = process.run(self._loop.create_task, main())
+        try:
+            store = await asyncio.wait_for(asyncio.shield(ready), START_S)
+        except (LogStoreError, OSError) as error:
+            self.kill()
+            return error
+        if not process.is_dead:
+            self.store = store
+        return None
+
+    async def stop(self) -> BaseException | None:
+        """SIGTERM; with what error it ended, if with one."""
+        main, stopping = self._main, self._stopping
+        assert main is not None and stopping is not None
+        self.store = None
+        stopping.set()
+        try:
+            await asyncio.wait_for(asyncio.shield(main), START_S)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it is told
+            return error
+        finally:
+            self.kill()
+        return None
+
+    def kill(self) -> None:
+        """kill -9: the page cache stays."""
+        self.store = None
+        if self._process is not None:
+            self._process.kill()
+        for answer in self._on_the_way:
+            if not answer.done():
+                answer.set_exception(ConnectionLostError())
+        self._on_the_way.clear()
+        if self._process_disk is not None:
+            self._process_disk.release()
+        self.disk.restart()
+
+    def power_cut(self, *, strict: bool) -> None:
+        """The node loses what was not synced, or parts of it."""
+        self.kill()
+        self.disk.power_cut(self._rng, strict=strict)
+        self.disk.restart()
+
+    # ---- the way to it ----------------------------------------------------------------------------------------------
+
+    async def call(self, work: Callable[[Store], Awaitable[T]], timeout_s: float = 40.0) -> T:
+        """Have ``work`` done in the node's process, as by a request.
+
+        NoConnectionError, ConnectionLostError (also if there is no answer within ``timeout_s``), and as ``work``.
+        """
+        await self._travel()
+        store = self.store
+        if store is None:
+            raise NoConnectionError
+        answer: asyncio.Future[T] = self._loop.create_future()
+        self._on_the_way.add(answer)  # type: ignore[arg-type]
+
+        async def serve() -> None:
+            try:
+                result = await work(store)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the client is told
+                if not answer.done():
+                    answer.set_exception(error if isinstance(error, Exception) else ConnectionLostError())
+            else:
+                if not answer.done():
+                    answer.set_result(result)
+
+        self.process.run(self._loop.create_task, serve())
+        try:
+            async with asyncio.timeout(timeout_s):
+                result = await answer
+        except TimeoutError:
+            raise ConnectionLostError from None
+        except CrashedError:
+            raise ConnectionLostError from None
+        finally:
+            self._on_the_way.discard(answer)  # type: ignore[arg-type]
+        await self._travel()
+        if self._rng.random() < self.lost_answers:
+            raise ConnectionLostError  # the answer is lost
+        return result
+
+    async def _travel(self) -> None:
+        await asyncio.sleep(self._rng.expovariate(1 / _WAY_S))
+
+    def remove(self) -> None:
+        """Remove all that it has on the machine that simulates it."""
+        for path in self.data.parent.parent.glob(f"{self.data.parent.name}*"):
+            with contextlib.suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -1,0 +1,172 @@
+"""A run of the simulated world: a node, its clients and its nemesis, and the judgement of what they told."""
+
+import asyncio
+import gc
+import itertools
+import logging
+import random
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from logstore.broker.context import INTERNAL
+from logstore.errors import LogStoreError
+from logstore.node import Store
+from tests.faults.bench.checker import check
+from tests.faults.bench.delta_observer import READERS, read_version
+from tests.simulation.clients import Client, Producer, Reader, TopicSpec
+from tests.simulation.history import History
+from tests.simulation.loop import SimulatedLoop
+from tests.simulation.nemesis import Nemesis
+from tests.simulation.node import Node
+
+#: Idempotent producers send again for so long.
+_CONFIGS = {"idempotency.window.ms": str(24 * 3_600_000)}
+_TOPICS = (
+    TopicSpec("events", 2, {"segment.bytes": "20000", "segment.ms": "700"}),
+    TopicSpec("clicks", 1, {"segment.ms": "1500", "merge.target.bytes": "40000"}),
+)
+_SETTINGS: dict[str, object] = {"journal_max_bytes": 64 * 1024 * 1024}
+#: Records a second of all producers.
+_RECORDS_S = 100
+_SHM = Path("/dev/shm")  # noqa: S108 (a file system in memory, for directories that only this process knows)
+
+
+@dataclass(slots=True)
+class Outcome:
+    seed: int
+    digest: str = ""
+    events: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    #: How often each fault of the disk struck.
+    injected: Counter[str] = field(default_factory=Counter)
+    virtual_seconds: float = 0.0
+    wall_seconds: float = 0.0
+    acknowledged: int = 0
+    anomalies: list[str] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+class World:
+    def __init__(self, seed: int, directory: Path) -> None:
+        self.outcome = Outcome(seed)
+        self._rng = random.Random(f"{seed} world")
+        self._loop = SimulatedLoop(random.Random(f"{seed} loop"))
+        self.history = History(self._loop)
+        self.node = Node(self._loop, directory / "0", random.Random(f"{seed} node"), _SETTINGS)
+        self.nemesis = Nemesis(self.node, self.history, _TOPICS, random.Random(f"{seed} nemesis"))
+        self._seed = seed
+
+    def run(self, *, virtual_seconds: float, wall_seconds: float = 1e9) -> Outcome:
+        outcome = self.outcome
+        began = time.monotonic()
+        try:
+            self._loop.run_until_complete(self._run(virtual_seconds, began + wall_seconds))
+        except (AssertionError, LogStoreError, OSError, TimeoutError) as error:
+            outcome.anomalies.append(f"the run broke off: {error!r}")
+        finally:
+            self._loop.run_until_complete(self._end())
+            self._loop.close()
+            outcome.injected = Counter(" ".join(one.split(" ")[:2]) for one in self.node.disk.injected)
+            self.node.remove()
+        outcome.anomalies += [*self.nemesis.broken, *self._loop.errors]
+        outcome.anomalies += [str(anomaly) for anomaly in check(self.history.events)]
+        outcome.faults = self.nemesis.faults
+        outcome.digest, outcome.events = self.history.digest, len(self.history.events)
+        outcome.history = self.history.events
+        outcome.virtual_seconds = round(self._loop.time(), 3)
+        outcome.wall_seconds = round(time.monotonic() - began, 3)
+        return outcome
+
+    async def _run(self, virtual_seconds: float, until: float) -> None:
+        await self.nemesis.start()
+        for topic in _TOPICS:
+            await self._create(topic)
+        working = [asyncio.create_task(work) for work in self._clients()]
+        striking = asyncio.create_task(self.nemesis.run())
+        end = self._loop.time() + virtual_seconds
+        while self._loop.time() < end and time.monotonic() < until:
+            await asyncio.sleep(0.5)
+            if ended := [task for task in (striking, *working) if task.done()]:
+                ended[0].result()
+        self.nemesis.is_ending = True
+        await striking
+        await asyncio.sleep(3)  # what waits is taken, sent again and answered
+        for task in working:
+            task.cancel()
+        await asyncio.wait(working)
+        await self._read_all()
+
+    async def _end(self) -> None:
+        """End all that is left, also of processes that were killed."""
+        self.node.kill()
+        (_, *tasks) = sorted(asyncio.all_tasks(), key=lambda task: task is not asyncio.current_task())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _clients(self) -> list[Coroutine[Any, Any, None]]:
+        def client(kind: type[Client], number: int) -> Any:
+            name = f"{kind.__name__.lower()}-{number}"
+            rng = random.Random(f"{self._seed} {name}")
+            return kind(self.node, self.history, name, rng, records_s=_RECORDS_S / 3)
+
+        return [
+            *(client(Producer, n).run(_TOPICS, sequenced=n > 0) for n in range(3)),
+            *(client(Reader, n).run(_TOPICS, f"group-{n}") for n in range(2)),
+        ]
+
+    async def _create(self, topic: TopicSpec) -> None:
+        configs = {**_CONFIGS, **topic.configs}
+
+        async def create(store: Store) -> None:
+            await store.broker.create_topic(INTERNAL, topic.name, partitions=topic.partitions, configs=configs)
+
+        await self.node.call(create)
+        made = {"partitions": topic.partitions, "configs": configs, "now_ms": self.node.clock.now_ms()}
+        self.history.tell("bench", "topic", topic=topic.name, **made)
+
+    async def _read_all(self) -> None:
+        """The last word of the log, of readers over the store and of those of the table."""
+        self.node.lost_answers = 0.0
+        client = Reader(self.node, self.history, "final", random.Random(self._seed))
+        for topic in _TOPICS:
+            await self.node.call(lambda store, name=topic.name: store.broker.roll(INTERNAL, store.broker.topic(INTERNAL, name)))
+            for partition in range(topic.partitions):
+                self.history.tell(
+                    "final", "final", topic=topic.name, partition=partition, **await self._read_log(client, topic, partition)
+                )
+            for group in ("group-0", "group-1"):
+                phase, told = await client.committed(group, topic.name)
+                assert phase == "ok", f"offsets of {group}"
+                self.history.tell("final", "final_commits", group=group, topic=topic.name, **told)
+        if error := await self.node.stop():
+            raise AssertionError(f"SIGTERM ended the healed node with {error!r}")
+        for topic, reader in itertools.product(_TOPICS, READERS):
+            told = read_version(self.node.data / "topics" / topic.name, None, reader=reader, partitions=topic.partitions)
+            self.history.tell(f"final-{reader}", "final_delta", topic=topic.name, **told)
+
+    async def _read_log(self, client: Reader, topic: TopicSpec, partition: int) -> dict[str, Any]:
+        rows: list[Any] = []
+        at = start = 0
+        while True:
+            phase, told = await client.fetch(topic.name, partition, at)
+            assert phase == "ok", f"reading {topic.name}-{partition} at {at}"
+            rows += told["records"]
+            at = told["next_offset"]
+            if at >= told["high_watermark"]:
+                return {"log_start": start, "high_watermark": told["high_watermark"], "rows": rows}
+
+
+def simulate(seed: int, *, virtual_seconds: float = 60.0, wall_seconds: float = 1e9) -> Outcome:
+    """Run the world of a seed for so many simulated seconds, or until ``wall_seconds`` are over."""
+    logging.disable(logging.CRITICAL)
+    # What is freed, and when, is part of no history.
+    gc.collect()
+    with tempfile.TemporaryDirectory(prefix="simulated-", dir=_SHM if _SHM.is_dir() else None) as directory:
+        return World(seed, Path(directory)).run(virtual_seconds=virtual_seconds, wall_seconds=wall_seconds)
