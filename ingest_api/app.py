@@ -87,7 +87,7 @@ class Application(FastAPI):
         # As they are: ``include_router`` would make each route anew at the first request of every store.
         self.router.routes.extend(self.declared_routes)
         self.short_requests = ShortRequests(self.declared_routes.find, guard)
-        self._answer_logged = RequestLog(self._admit)
+        self._answer_logged = RequestLog(self._admit, guard.request_id_of)
 
     def open(self, state: ApiState, relay: "Relay | None" = None) -> None:
         """Answer everything from now on."""

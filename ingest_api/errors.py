@@ -7,7 +7,6 @@ outcome is unknown (timeout, storage failure) is a 5xx, so that a 4xx always mea
 Codes follow Confluent's REST Proxy: the HTTP status, or status * 100 + n.
 """
 
-import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +20,7 @@ from starlette.types import Scope
 
 from ingest_api.topic_ids import topic_id_headers
 from logstore import errors
+from logstore.entropy import random_int
 from logstore.errors import LogStoreError
 from logstore.protocol.error_codes import ERROR_CODES, kind_of
 
@@ -170,7 +170,7 @@ def later_answer(retry_after_s: int = 0) -> Response:
     """An empty stream. An EventSource gives up for ever on any status but 200; after this it connects again, and keeps
     its position (https://html.spec.whatwg.org/multipage/server-sent-events.html, "fail the connection").
     """
-    wait_ms = random.randint(*EVENT_RETRY_MS) + 1_000 * retry_after_s  # noqa: S311
+    wait_ms = random_int(*EVENT_RETRY_MS) + 1_000 * retry_after_s
     return Response(f"retry: {wait_ms}\n\n", media_type=EVENT_STREAM)
 
 

@@ -8,7 +8,6 @@ keeps what it needs. While the connection takes nothing, a stream reads nothing:
 
 import asyncio
 import contextlib
-import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Final, Protocol
@@ -27,6 +26,7 @@ from ingest_api.state import api_state
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.context import RequestContext
 from logstore.broker.quotas import QuotaKind
+from logstore.entropy import random_int
 from logstore.errors import LogStoreError
 from logstore.observability import EVENT_STREAMS_CUT, EVENTS_SENT
 
@@ -86,7 +86,7 @@ class EventStream:
         broadcast = self._hub.join(self._reading, self._wake, self.offsets)
         timer = self._loop.call_later(self._keepalive_s, self._wake)
         try:
-            await self._send_bytes(b"retry: %d\n" % random.randint(*EVENT_RETRY_MS) + self._id_event())  # noqa: S311
+            await self._send_bytes(b"retry: %d\n" % random_int(*EVENT_RETRY_MS) + self._id_event())
             while not self._has_ended:
                 self._require_permission()
                 if self._selection.partitions() is not self._reading.partitions:

@@ -11,7 +11,6 @@ on connections between brokers only. Permission is asked again; the quota was ch
 
 import itertools
 import math
-import random
 import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -24,6 +23,7 @@ from ingest_api.routes import FoundRoute
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.context import ANONYMOUS, Forwarding, Principal, RequestContext
 from logstore.broker.quotas import QuotaKind, Quotas
+from logstore.entropy import random_bits
 from logstore.errors import InvalidRequestError, ThrottledError
 from logstore.protocol.headers import RELAYED_CONTEXT
 
@@ -35,9 +35,6 @@ FORWARD: Final = b"logstore-forward"
 _NEVER: Final = b"never"
 _SANE = re.compile(rb"[!-~](?:[ -~]{0,126}[!-~])?")
 _IN_SCOPE: Final = "logstore.context"
-# A request id is the process and a number: 128 random bits take three times as long.
-_PROCESS: Final = f"{random.getrandbits(64):016x}"
-_COUNTER: Final = itertools.count(1)
 
 
 class Arrival(NamedTuple):
@@ -62,6 +59,16 @@ class Guard:
         self._listener = listener
         #: Whether ``Logstore-Forward`` means anything.
         self.in_cluster = False
+        # A request id is the guard and a number: 128 random bits take three times as long.
+        self._name = f"{random_bits(64):016x}"
+        self._requests = itertools.count(1)
+
+    def request_id_of(self, headers: HeaderPairs) -> str:
+        """The client's request id if it is fit for a log, else a new one."""
+        return sane(headers, REQUEST_ID) or self.new_request_id()
+
+    def new_request_id(self) -> str:
+        return f"{self._name}{next(self._requests):016x}"
 
     def admit(self, arrival: Arrival, found: FoundRoute | None) -> RequestContext:
         """The context of a request that may be carried out; ``found`` is None if there is no route for it.
@@ -124,15 +131,6 @@ def relayed_context(headers: HeaderPairs) -> RequestContext | None:
         return RequestContext.decode(found[0])
     except (IndexError, ValueError):
         return None
-
-
-def request_id_of(headers: HeaderPairs) -> str:
-    """The client's request id if it is fit for a log, else a new one."""
-    return sane(headers, REQUEST_ID) or new_request_id()
-
-
-def new_request_id() -> str:
-    return f"{_PROCESS}{next(_COUNTER):016x}"
 
 
 def sane(headers: HeaderPairs, wanted: bytes) -> str:

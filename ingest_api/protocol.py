@@ -14,7 +14,6 @@ number: connections.
 """
 
 import asyncio
-import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from ingest_api.bodies import CONNECTION
 from ingest_api.errors import HttpError, error_body, http_error, later_answer, takes_only_events
 from ingest_api.short_requests import ShortHead, ShortRequests
+from logstore.entropy import new_uuid
 from logstore.errors import BrokerNotReadyError, ThrottledError
 from logstore.limits import CLIENT_BYTES_PER_SECOND_MIN, KIB, MIB
 from logstore.listening_sockets import bytes_in_kernel
@@ -503,7 +503,7 @@ class HttpProtocol(HttpToolsProtocol):
         retry = b"retry-after: 1\r\n" if http.status in (429, 503) else b""
         head = (
             b"content-type: application/json\r\ncontent-length: %d\r\nx-request-id: %b\r\n%bconnection: close\r\n\r\n"
-            % (len(body), uuid.uuid4().hex.encode(), retry)
+            % (len(body), new_uuid().hex.encode(), retry)
         )
         self.transport.write(STATUS_LINE[http.status] + head + body)
 

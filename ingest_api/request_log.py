@@ -24,7 +24,7 @@ from ingest_api.errors import (
     error_response,
     log_store_error_response,
 )
-from ingest_api.guard import CLIENT_ID, REQUEST_ID, Arrival, HeaderPairs, relayed_context, request_id_of, sane
+from ingest_api.guard import CLIENT_ID, REQUEST_ID, Arrival, HeaderPairs, relayed_context, sane
 from logstore.errors import LogStoreError, RequestTimedOutError
 from logstore.observability import LOG_FIELDS, REQUEST_SECONDS, REQUESTS, client_label
 
@@ -41,14 +41,22 @@ _READING_ROUTES = ("/fetch",)
 
 
 class RequestLog:
-    """Wraps ``app(arrival, scope, receive, send)``, which answers a request or raises its error."""
+    """Wraps ``app(arrival, scope, receive, send)``, which answers a request or raises its error.
 
-    def __init__(self, app: Callable[[Arrival, Scope, Receive, Send], Awaitable[None]]) -> None:
+    ``request_id_of`` gives the id of a request with such headers.
+    """
+
+    def __init__(
+        self,
+        app: Callable[[Arrival, Scope, Receive, Send], Awaitable[None]],
+        request_id_of: Callable[[HeaderPairs], str],
+    ) -> None:
         self._app = app
+        self._request_id_of = request_id_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = [header for header in scope["headers"] if header[0] in _READ_HEADERS]
-        arrival = _arrival(scope, given)
+        arrival = self._arrival(scope, given)
         expects = any(name == b"expect" and value.lower() == b"100-continue" for name, value in given)
         exchange = _Exchange(scope, receive, send, arrival, expects)
         token = LOG_FIELDS.set(log_fields(arrival.request_id, arrival.client_id))
@@ -71,6 +79,24 @@ class RequestLog:
                 answered - began,
             )
             LOG_FIELDS.reset(token)
+
+    def _arrival(self, scope: Scope, given: HeaderPairs) -> Arrival:
+        """``given`` are the headers that are read here."""
+        connection = scope.get(CONNECTION)
+        if connection is not None and connection.relaying_broker is not None:
+            context = relayed_context(scope["headers"])
+            if context is not None:
+                return Arrival(
+                    scope["method"], context.request_id, context.client_id, context.peer, scope["headers"], context
+                )
+        peer = scope.get("client")
+        return Arrival(
+            scope["method"],
+            self._request_id_of(given),
+            sane(given, CLIENT_ID),
+            peer[0] if peer else "",
+            scope["headers"],
+        )
 
     async def _answer(self, exchange: "_Exchange") -> None:
         try:
@@ -120,21 +146,6 @@ class _Exchange:
         elif message["type"] == "http.response.body":
             self.sent_bytes += len(message.get("body", b""))
         await self._send(message)
-
-
-def _arrival(scope: Scope, given: HeaderPairs) -> Arrival:
-    """``given`` are the headers that are read here."""
-    connection = scope.get(CONNECTION)
-    if connection is not None and connection.relaying_broker is not None:
-        context = relayed_context(scope["headers"])
-        if context is not None:
-            return Arrival(
-                scope["method"], context.request_id, context.client_id, context.peer, scope["headers"], context
-            )
-    peer = scope.get("client")
-    return Arrival(
-        scope["method"], request_id_of(given), sane(given, CLIENT_ID), peer[0] if peer else "", scope["headers"]
-    )
 
 
 def log_fields(request_id: str, client_id: str) -> dict[str, str]:

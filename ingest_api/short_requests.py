@@ -18,7 +18,7 @@ import httptools
 from starlette.responses import Response
 
 from ingest_api.answers import BytesResponse, common_error, offsets_of
-from ingest_api.guard import CLIENT_ID, REQUEST_ID, Arrival, Guard, HeaderPairs, new_request_id, request_id_of, sane
+from ingest_api.guard import CLIENT_ID, REQUEST_ID, Arrival, Guard, HeaderPairs, sane
 from ingest_api.identity_headers import IDENTITY_HEADERS
 from ingest_api.parameters import partition_number
 from ingest_api.request_log import error_answer, log_fields, record_answer
@@ -147,7 +147,7 @@ class ShortRequests:
             reservation = state.requests.reserve(held_bytes(body, records))
         except LogStoreError:
             return False
-        request_id = request_id_of(headers) if head.has_request_id else new_request_id()
+        request_id = self._guard.request_id_of(headers) if head.has_request_id else self._guard.new_request_id()
         arrival = Arrival("POST", request_id, head.client_id, peer, headers)
         request = _ShortRequest(head, arrival.request_id, reservation, time.perf_counter(), answer)
         try:

@@ -1,8 +1,9 @@
 """Pauses between tries."""
 
-import random
 from collections.abc import Iterator
 from typing import Final
+
+from logstore.entropy import random_float
 
 _SECONDS: Final = 0.1
 _SECONDS_MAX: Final = 2.0
@@ -13,5 +14,5 @@ def backoffs() -> Iterator[float]:
     wait = _SECONDS
     while True:
         # Jitter, so that many clients do not come back in one moment.
-        yield wait * random.uniform(0.5, 1.0)  # noqa: S311 (not a secret)
+        yield wait * random_float(0.5, 1.0)
         wait = min(2 * wait, _SECONDS_MAX)

@@ -34,7 +34,6 @@ import os
 import re
 import stat
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +41,7 @@ from typing import Final, NamedTuple, Self
 
 import structlog
 
+from logstore.entropy import new_uuid
 from logstore.errors import CorruptionError
 from logstore.filesystem import Buffer, FileSystem, local_filesystem
 from logstore.local_path import absolute_path
@@ -393,7 +393,7 @@ class TableFiles:
 
     def _write_aside(self, path: Path, content: bytes) -> Path:
         """A durable file beside ``path``, whose own name need not be."""
-        aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+        aside = path.with_name(f"{path.name}.{new_uuid().hex}.tmp")
         fd = self._filesystem.create(aside)
         try:
             try:

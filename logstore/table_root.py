@@ -13,6 +13,7 @@ import uuid
 from pathlib import Path
 from typing import Final
 
+from logstore.entropy import new_uuid
 from logstore.filesystem import FileSystem, local_filesystem
 from logstore.local_path import absolute_path
 from logstore.table_files import LOG_DIRECTORY, OutcomeUnknownError, TableFiles, is_directory
@@ -78,7 +79,7 @@ class TableRoot:
         """A new table whose log has ``first_entry``, durably. FileExistsError; OutcomeUnknownError if a power cut could
         take it away: it was taken back, but may be there again after one.
         """
-        path, built = self._topics / name, self._staging / uuid.uuid4().hex
+        path, built = self._topics / name, self._staging / new_uuid().hex
         if self._is_directory(path):
             raise FileExistsError(errno.EEXIST, "there is a table of that name", str(path))
         try:
@@ -108,7 +109,7 @@ class TableRoot:
 
         A crash between the two renames leaves the table without a log: ``log_set_aside`` then names the old one.
         """
-        table, built = self._topics / name, self._staging / uuid.uuid4().hex
+        table, built = self._topics / name, self._staging / new_uuid().hex
         files = self.open(name)
         try:
             self._filesystem.make_directory(built)
@@ -137,7 +138,7 @@ class TableRoot:
 
     def take_back(self, name: str) -> None:
         """Undo ``create``, as far as that goes: nobody was told of the table, and nothing was written to it."""
-        aside = self._staging / uuid.uuid4().hex
+        aside = self._staging / new_uuid().hex
         with contextlib.suppress(OSError):
             self._filesystem.rename(self._topics / name, aside)
             self._filesystem.sync_directory(self._topics)

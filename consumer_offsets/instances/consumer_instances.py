@@ -5,7 +5,6 @@ Invariant: there is one ConsumerInstance for each instance that a loaded shard h
 
 import asyncio
 from typing import Final
-from uuid import uuid4
 
 import structlog
 
@@ -16,6 +15,7 @@ from consumer_offsets.instances.instance_record import InstanceConfig, InstanceV
 from consumer_offsets.instances.instance_table import PutInstance, unknown_instance
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.context import RequestContext
+from logstore.entropy import new_uuid
 from logstore.errors import InvalidInstanceConfigError, LogStoreError, ThrottledError, UnknownInstanceError
 from logstore.limits import INSTANCE_NAME_LENGTH_MAX
 from logstore.names import is_legal_name
@@ -87,7 +87,7 @@ class ConsumerInstances:
         self._home.broker.authorizer.require(context, Operation.READ, ResourceType.GROUP, group)
         check_group_name(group)
         if name is None:
-            name = f"rest-consumer-{uuid4()}"
+            name = f"rest-consumer-{new_uuid()}"
         elif not is_legal_name(name, INSTANCE_NAME_LENGTH_MAX):
             raise InvalidInstanceConfigError(
                 f"Invalid consumer configuration: name {name[:64]!r} is not allowed, use 1 to "
@@ -103,7 +103,7 @@ class ConsumerInstances:
         self._creating += 1
         try:
             shard = await self._shards.of(group, _TIMEOUT_MS)
-            value = InstanceValue(str(uuid4()), config)
+            value = InstanceValue(str(new_uuid()), config)
             answer = shard.request(lambda token: PutInstance(token, key, None, value))
             await answered(group, answer, _TIMEOUT_MS)
             self._add(shard, key, value)

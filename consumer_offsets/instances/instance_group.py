@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
-from uuid import uuid4
 
 import msgspec
 import structlog
@@ -23,6 +22,7 @@ from consumer_offsets.instances.instance_starts import InstanceStarts
 from consumer_offsets.offsets import CommittingMember, OffsetToCommit
 from logstore.backoff import backoffs
 from logstore.broker.context import INTERNAL, RequestContext
+from logstore.entropy import new_uuid
 from logstore.errors import (
     CommitFailedError,
     IllegalGenerationError,
@@ -168,7 +168,7 @@ class InstanceGroup:
         if value.member_id is not None:
             found = resumed_membership(described, self._options(value, value.member_id), home.topics)
         if found is None:
-            member_id = f"{self._key.instance}-{uuid4()}"
+            member_id = f"{self._key.instance}-{new_uuid()}"
             before = value.member_id
             await self._starts.put(msgspec.structs.replace(value, member_id=member_id, starts=[]))
             membership = new_membership(described, self._options(self._starts.value, member_id))

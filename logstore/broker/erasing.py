@@ -27,7 +27,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import msgspec
 import pyarrow as pa
@@ -47,6 +47,7 @@ from logstore.cluster.coordinator import Coordinator
 from logstore.delta.erased_files import ERASED
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import PartsCommit
+from logstore.entropy import new_uuid
 from logstore.errors import (
     InvalidRequestError,
     LogStoreError,
@@ -287,7 +288,7 @@ class Erasing:
         partitions = await self._bounds(topic)
         salt = new_salt()
         erasure = Erasure(
-            id=str(uuid4()),
+            id=str(new_uuid()),
             number=0,
             state="started",
             topic=topic.name,

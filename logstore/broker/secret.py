@@ -7,12 +7,11 @@ can tell whether a request was stored before: see ``IdempotencyKeys.require_one_
 """
 
 import contextlib
-import secrets
-import uuid
 from pathlib import Path
 from typing import Final
 
 from logstore.crc32c import crc32c
+from logstore.entropy import new_uuid, random_bytes
 from logstore.errors import DataDirectoryError
 from logstore.filesystem import FileSystem
 
@@ -30,7 +29,7 @@ def load_secret(home: Path, filesystem: FileSystem) -> bytes:
     try:
         content = bytes.fromhex(path.read_text("ascii"))
     except FileNotFoundError:
-        secret = secrets.token_bytes(_SECRET_BYTES)
+        secret = random_bytes(_SECRET_BYTES)
         content = secret + _checksum(secret)
         filesystem.write_atomically(path, f"{content.hex()}\n".encode(), mode=0o600)
         return secret
@@ -50,8 +49,8 @@ def load_shared_secret(data: Path, home: Path, filesystem: FileSystem) -> bytes:
     path = data / "secret"
     if not path.exists():
         has_one = (home / "secret").exists()
-        secret = load_secret(home, filesystem) if has_one else secrets.token_bytes(_SECRET_BYTES)
-        made = data / f"secret.{uuid.uuid4().hex}"
+        secret = load_secret(home, filesystem) if has_one else random_bytes(_SECRET_BYTES)
+        made = data / f"secret.{new_uuid().hex}"
         filesystem.write_atomically(made, f"{(secret + _checksum(secret)).hex()}\n".encode(), mode=0o600)
         with contextlib.suppress(FileExistsError):  # another broker was faster
             filesystem.link(made, path)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from logstore.cluster.coordinator import (
     TopicListener,
 )
 from logstore.cluster.log_directory import META, DirectoryRecord, OneNodeDirectory
+from logstore.entropy import new_uuid
 from logstore.errors import (
     DataDirectoryError,
     ElectionNotNeededError,
@@ -145,7 +145,7 @@ class EmbeddedCoordinator:
         cluster_file = self._data / "cluster.json"
         cluster = checked_file.read(cluster_file, _GIVE_UP_CLUSTER)
         if not cluster:
-            cluster = {"cluster_id": uuid.uuid4().hex, "format_version": FORMAT_VERSION}
+            cluster = {"cluster_id": new_uuid().hex, "format_version": FORMAT_VERSION}
         if "coordinator" in cluster:
             raise DataDirectoryError(
                 f"{self._data} belongs to a cluster, whose brokers agree through ZooKeeper: give its broker "

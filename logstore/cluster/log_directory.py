@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from logstore.cluster import checked_file
+from logstore.entropy import new_uuid
 from logstore.errors import DataDirectoryError
 from logstore.filesystem import FileSystem
 from logstore.journal.errors import JournalDiffersError
@@ -61,7 +62,7 @@ class _Directory(abc.ABC):
 
     def with_new_journal(self) -> Self:
         """Another identity: any journal is taken for that of this directory."""
-        return replace(self, directory_id=uuid4(), durable_end=None)
+        return replace(self, directory_id=new_uuid(), durable_end=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class LogDirectory(_Directory):
         """The directory's identity, a new one for a new directory. DataDirectoryError for another broker's (C19)."""
         found = cls.read(path)
         if found is None:
-            return cls(uuid4(), None, cluster_id, broker_id, 0)
+            return cls(new_uuid(), None, cluster_id, broker_id, 0)
         if found.cluster_id != cluster_id:
             raise DataDirectoryError(
                 f"{path} is a log directory of the cluster {found.cluster_id}, and ZooKeeper's is {cluster_id}: "
@@ -149,10 +150,10 @@ class OneNodeDirectory(_Directory):
             case {"leader_epoch": int(leader_epoch), "directory_id": str(directory_id)}:
                 return cls(UUID(directory_id), _durable_end(content), leader_epoch)
             case {"leader_epoch": int(leader_epoch)}:  # of an earlier release
-                return cls(uuid4(), None, leader_epoch)
+                return cls(new_uuid(), None, leader_epoch)
             case _ if content:
                 raise checked_file.damaged(path / BROKER, _GIVE_UP_BROKER)
-        return cls(uuid4(), None, 0)
+        return cls(new_uuid(), None, 0)
 
     def record(self, path: Path, filesystem: FileSystem) -> "DirectoryRecord":
         content = {"leader_epoch": self.leader_epoch, "directory_id": str(self.directory_id)}

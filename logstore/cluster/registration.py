@@ -20,7 +20,6 @@ found the broker dead before has written by then, or its write is refused by tha
 import asyncio
 import contextlib
 import dataclasses
-import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
@@ -51,6 +50,7 @@ from logstore.cluster.zookeeper import (
     Write,
     ZooKeeper,
 )
+from logstore.entropy import new_uuid
 from logstore.errors import ClusterStateError, DataDirectoryError, LogStoreError
 from logstore.filesystem import FileSystem
 from logstore.journal.errors import JournalDiffersError
@@ -213,7 +213,7 @@ class Registration:
                     f"ZooKeeper at {self._zookeeper.servers} has no cluster, and {self._data} belongs to the cluster "
                     f"{here}: correct zookeeper.connect, or restore ZooKeeper's data."
                 )
-            identity = ClusterIdentity(here or uuid.uuid4().hex)
+            identity = ClusterIdentity(here or new_uuid().hex)
             with contextlib.suppress(NodeExistsError):  # another broker starts, too
                 await self._zookeeper.create(znodes.CLUSTER_ID, znodes.encode(znodes.CLUSTER_ID, identity))
             there = await self._zookeeper_cluster_id()
@@ -433,7 +433,7 @@ def write_cluster_file(filesystem: FileSystem, data: Path, cluster_id: str) -> N
     The brokers of a new cluster may do so at one time: each has a temporary file of its own.
     """
     content = {"cluster_id": cluster_id, "format_version": FORMAT_VERSION, "coordinator": _COORDINATOR}
-    made = data / f"{_CLUSTER_FILE}.{uuid.uuid4().hex}"
+    made = data / f"{_CLUSTER_FILE}.{new_uuid().hex}"
     checked_file.write(filesystem, made, content)
     filesystem.rename(made, data / _CLUSTER_FILE)
     filesystem.sync_directory(data)

@@ -14,9 +14,7 @@ CommitStateUnknownError.
 import contextlib
 import errno
 import json
-import random
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,6 +50,7 @@ from logstore.delta.schema import FORBIDDEN_PROPERTY, add_action
 from logstore.delta.snapshot import Removal, TopicSnapshot, read_snapshot
 from logstore.delta.table_features import APPEND_ONLY_PROPERTY, ROW_TRACKING, ROW_TRACKING_DOMAIN, Verdict, judge
 from logstore.delta.table_state import TableState
+from logstore.entropy import new_uuid, random_float
 from logstore.errors import (
     CommitConflictError,
     CommitRefusedError,
@@ -201,7 +200,7 @@ class Committer:
             self._check(wanted, snapshot)
             self.sync(snapshot.version)
             self._files.reached("delta.checked")
-            commit_id = uuid.uuid4().hex
+            commit_id = new_uuid().hex
             failure: BaseException | None = None
             try:
                 self._put(snapshot, wanted, commit_id)
@@ -220,7 +219,7 @@ class Committer:
             if failure is not None and list_log(self._files, snapshot.version).last_version <= snapshot.version:
                 raise storage_error(f"commit {wanted.operation} to {self._files}", failure) from failure
             log.info("delta.conflict", table=self._files.uri, operation=wanted.operation, version=snapshot.version + 1)
-            time.sleep(random.uniform(0, 0.002 * 2 ** min(attempt, 6)))  # noqa: S311  jitter
+            time.sleep(random_float(0, 0.002 * 2 ** min(attempt, 6)))  # jitter
         raise CommitConflictError(
             f"Commit to {self._files}: {COMMIT_ATTEMPTS_MAX} attempts lost against other commits; try again"
         )

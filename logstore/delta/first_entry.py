@@ -16,6 +16,7 @@ import pyarrow as pa
 from logstore import __version__
 from logstore.delta.actions import Add, Protocol, signed
 from logstore.delta.schema import PARTITION_COLUMNS, PROTOCOL, SEALED, app_id
+from logstore.entropy import new_uuid
 
 
 def first_entry(
@@ -37,7 +38,7 @@ def first_entry(
 
     now_ms = time.time_ns() // 1_000_000
     metadata = {
-        "id": str(table_id or uuid.uuid4()),
+        "id": str(table_id or new_uuid()),
         "name": None,
         "description": None,
         "format": {"provider": "parquet", "options": {}},

@@ -6,7 +6,6 @@ instance. Other instances, processes and machines are excluded by the commit pro
 """
 
 import threading
-import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -44,6 +43,7 @@ from logstore.delta.schema import (
     removals_kept_ms,
 )
 from logstore.delta.snapshot import Removal, SegmentFile, TopicSnapshot
+from logstore.entropy import new_uuid
 from logstore.errors import (
     CommitRefusedError,
     CommitStateUnknownError,
@@ -103,7 +103,7 @@ class TopicTable:
             PARTITIONS_PROPERTY: str(num_partitions),
             **{PROPERTY_PREFIX + key: value for key, value in config_overrides.items()},
         }
-        info = commit_info("create", uuid.uuid4().hex)
+        info = commit_info("create", new_uuid().hex)
         try:
             files = root.create(name, first_entry(layout.table_schema, configuration, num_partitions, info))
         except FileExistsError as error:

@@ -16,12 +16,12 @@ Invariants (rules R1 and R3):
 
 import contextlib
 import errno
-import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from logstore.clock import Clock
+from logstore.entropy import random_bits
 from logstore.errors import JournalFileLostError, LockLostError, StorageError, StorageFullError
 from logstore.filesystem import Buffer, FileSystem
 from logstore.journal.frame import HEADER_BYTES, FileHeader, Frame, encode_file_header, encode_frame_header, encode_mark
@@ -218,7 +218,7 @@ class JournalWriter:
             self._check_name(old)
             self._cut_back(old)
         path = file_path(self._directory, start)
-        header = FileHeader(secrets.randbits(64), start, self._clock.now_ms(), identity)
+        header = FileHeader(random_bits(64), start, self._clock.now_ms(), identity)
         frames = FrameBuffers(start + HEADER_BYTES, start, header.file_id)
         for snapshot in snapshots:
             frames.add(snapshot)

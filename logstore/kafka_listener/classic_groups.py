@@ -4,12 +4,12 @@ JoinGroup and SyncGroup are answered when the other members have joined and the 
 machine (``consumer_offsets.groups``) knows when that is.
 """
 
-import uuid
 from typing import Final
 
 from consumer_offsets.groups import events
 from consumer_offsets.groups.responses import LeftMember
 from logstore.broker.context import RequestContext
+from logstore.entropy import new_uuid
 from logstore.errors import (
     CoordinatorLoadInProgressError,
     InconsistentGroupProtocolError,
@@ -49,7 +49,7 @@ async def join_group(
     store: KafkaStore, context: RequestContext, request: JoinGroupRequest, version: int
 ) -> JoinGroupResponse:
     """The id of a new member begins with the client's id, or with that of the static member, as Kafka's does."""
-    new_member_id = f"{request.group_instance_id or context.client_id}-{uuid.uuid4()}"
+    new_member_id = f"{request.group_instance_id or context.client_id}-{new_uuid()}"
     no_protocol = None if version >= _JOIN_NULL_PROTOCOL else ""
     rebalance_timeout_ms = (
         request.rebalance_timeout_ms if version >= _JOIN_REBALANCE_TIMEOUT else request.session_timeout_ms

@@ -16,9 +16,7 @@ taken. Without room, over a quota, or while the client does not take its answers
 
 import asyncio
 import functools
-import itertools
 import logging
-import random
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -69,9 +67,6 @@ _SHORT_BYTES_MAX: Final = 4 * KIB
 # Requests with more bytes than these, without records, are decoded one at a time: others are answered between them.
 _AT_ONCE_BYTES_MAX: Final = 64 * KIB
 
-_PROCESS: Final = f"{random.getrandbits(64):016x}"
-_COUNTER: Final = itertools.count(1)
-
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
@@ -119,7 +114,7 @@ class Connection(asyncio.BufferedProtocol):
         self._limits = listener.limits
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._name = f"{_PROCESS}{next(_COUNTER):x}"
+        self._name = listener.new_name()
         self.peer = ""
         self._reader = FrameReader(self._limits.request_bytes_max)
         self._in_hand: deque[_InHand] = deque()

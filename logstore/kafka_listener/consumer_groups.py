@@ -11,6 +11,7 @@ from consumer_offsets.groups.responses import AssignedTopic
 from consumer_offsets.steps import in_steps
 from logstore.broker.authorizer import ResourceType
 from logstore.broker.context import RequestContext
+from logstore.entropy import new_uuid
 from logstore.errors import LogStoreError, RecordTooLargeError, UnknownGroupError
 from logstore.kafka_listener.authorized_operations import NOT_ASKED, authorized_operations
 from logstore.kafka_listener.group_errors import GROUP_TIMEOUT_MS, group_error_number, require_first, require_group_name
@@ -41,7 +42,7 @@ async def consumer_group_heartbeat(
     """A null field is "as before". The answer has the assignment if that is another one now, or was asked for."""
     member_id = request.member_id
     if not member_id and version < _HEARTBEAT_OWN_ID and request.member_epoch == events.JOIN_GROUP_MEMBER_EPOCH:
-        member_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        member_id = base64.urlsafe_b64encode(new_uuid().bytes).decode().rstrip("=")
     owned = None
     if request.topic_partitions is not None:
         owned = frozenset(

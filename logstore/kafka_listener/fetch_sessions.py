@@ -6,12 +6,12 @@ smaller one that is older than two minutes; if there is none, the client gets no
 Invariant: all sessions together have at most ``partitions_max`` partitions. No I/O, and no clock of its own.
 """
 
-import secrets
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 from logstore.clock import Clock
+from logstore.entropy import random_bits
 from logstore.errors import FetchSessionNotFoundError, FetchSessionTopicIdError, InvalidFetchSessionEpochError
 from logstore.kafka_protocol.messages import ZERO_UUID, FetchRequest, FetchResponse
 
@@ -234,7 +234,7 @@ class FetchSessions:
             return _NO_SESSION
         session_id = 0
         while session_id == _NO_SESSION or session_id in self._sessions:
-            session_id = secrets.randbits(31)
+            session_id = random_bits(31)
         self._sessions[session_id] = Session(session_id, partitions, now, by_id=by_id)
         self.num_partitions += len(partitions)
         return session_id

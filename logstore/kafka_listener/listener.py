@@ -6,12 +6,14 @@ close.
 
 import asyncio
 import contextlib
+import itertools
 import socket
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 import structlog
 
+from logstore.entropy import random_bits
 from logstore.kafka_listener.connection import Connection, ConnectionLimits
 from logstore.kafka_listener.store import KafkaStore
 from logstore.listening_sockets import BACKLOG
@@ -40,6 +42,9 @@ class KafkaListener:
         self._server: asyncio.Server | None = None
         self._looking: asyncio.Task[None] | None = None
         self._all_gone = asyncio.Event()
+        # A connection's name is the listener and a number.
+        self._name = f"{random_bits(64):016x}"
+        self._accepted = itertools.count(1)
         #: One line for each connection that was ended, but for idle ones.
         self.ended = FewLines(log.warning, "kafka.connection_ended")
 
@@ -89,6 +94,10 @@ class KafkaListener:
                 connection.look(now)
 
     # ---- connections ------------------------------------------------------------------------------------------------
+
+    def new_name(self) -> str:
+        """Return a name for a connection that no other one has."""
+        return f"{self._name}{next(self._accepted):x}"
 
     def arrived(self, connection: Connection) -> bool:
         """Whether there is a place for it; ``gone`` is called in any case."""

@@ -36,6 +36,7 @@ from logstore.delta.schema import (
     app_id,
 )
 from logstore.delta.table_features import BASE, DELETION_VECTORS, FEATURES, features_of, matches
+from logstore.entropy import new_uuid
 from logstore.errors import CommitRefusedError, CorruptionError, LogStoreError
 from logstore.journal.journal_file import PartitionKey
 from logstore.log.history import new_gaps
@@ -173,7 +174,7 @@ def carry_out(root: TableRoot, plan: RebuildPlan) -> str | None:
     # The new table gives no ids to rows.
     row_ids: dict[str, None] = dict.fromkeys(("base_row_id", "default_row_commit_version"))
     added += (msgspec.structs.replace(action, **row_ids) for action in plan.foreign.values())
-    info = commit_info(OPERATION, uuid.uuid4().hex, {"added_segments": len(added)})
+    info = commit_info(OPERATION, new_uuid().hex, {"added_segments": len(added)})
     schema, count = layout_of(plan.topic).table_schema, len(plan.partitions)
     masked = any(action.deletion_vector is not None for action in added)
     protocol = _WITH_VECTORS if masked else Protocol(*PROTOCOL)
@@ -237,7 +238,7 @@ def _topic_id(
         "the topic gets a new id: offsets that groups have committed for it do not count any more, and records that "
         "the journal has under the old id stay there"
     )
-    return uuid.uuid4()
+    return new_uuid()
 
 
 def _partition_count(

@@ -10,13 +10,13 @@ The second, BLAKE2b keyed with the salt, decides; it is computed only for the fe
 """
 
 import hashlib
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Final, Literal
 
 import msgspec
 import numpy as np
 
+from logstore.entropy import random_bytes
 from logstore.errors import CorruptionError
 from logstore.records.murmur2 import murmur2_column_of
 
@@ -118,7 +118,7 @@ def decode_erasure(value: bytes) -> Erasure:
 
 
 def new_salt() -> str:
-    return secrets.token_hex(_SALT_BYTES)
+    return random_bytes(_SALT_BYTES).hex()
 
 
 def seed_of(salt: str) -> np.uint32:

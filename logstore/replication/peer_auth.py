@@ -10,10 +10,10 @@ the handshake are neither encrypted nor signed.
 
 import hashlib
 import hmac
-import secrets
 import struct
 from typing import Final
 
+from logstore.entropy import random_bytes
 from logstore.errors import InvalidConfigError
 from logstore.filesystem import Buffer
 from logstore.replication.protocol import NONCE_BYTES
@@ -23,7 +23,7 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 def new_nonce() -> bytes:
-    return secrets.token_bytes(NONCE_BYTES)
+    return random_bytes(NONCE_BYTES)
 
 
 class ClusterSecret:

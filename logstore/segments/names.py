@@ -10,7 +10,6 @@ guess at its range.
 """
 
 import re
-import uuid
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from logstore.entropy import new_uuid
 from logstore.errors import NewerFormatError
 
 _OFFSET_DIGITS = 20
@@ -52,7 +52,7 @@ class SegmentName:
 
 def new_unique() -> str:
     """32 hexadecimal digits that no other attempt has."""
-    return uuid.uuid4().hex
+    return new_uuid().hex
 
 
 def partition_directory(partition: int) -> str:

@@ -185,7 +185,7 @@ async def test_a_request_that_outlasts_the_shutdown_is_told_that_its_outcome_is_
         sent.append(message)
 
     scope = {"type": "http", "method": "POST", "path": "/topics/t", "raw_path": b"/topics/t", "headers": []}
-    request = asyncio.create_task(RequestLog(never)(scope, None, send))
+    request = asyncio.create_task(RequestLog(never, lambda _: "id")(scope, None, send))
     await asyncio.sleep(0)
     request.cancel()
     with contextlib.suppress(asyncio.CancelledError):

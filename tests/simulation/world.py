@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from logstore import entropy
 from logstore.broker.context import INTERNAL
 from logstore.errors import LogStoreError
 from logstore.node import Store
@@ -169,4 +170,5 @@ def simulate(seed: int, *, virtual_seconds: float = 60.0, wall_seconds: float = 
     # What is freed, and when, is part of no history.
     gc.collect()
     with tempfile.TemporaryDirectory(prefix="simulated-", dir=_SHM if _SHM.is_dir() else None) as directory:
-        return World(seed, Path(directory)).run(virtual_seconds=virtual_seconds, wall_seconds=wall_seconds)
+        with entropy.seeded(random.Random(f"{seed} chance")):
+            return World(seed, Path(directory)).run(virtual_seconds=virtual_seconds, wall_seconds=wall_seconds)
