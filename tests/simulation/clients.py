@@ -105,7 +105,9 @@ class Producer(Client):
                 if phase == "ok":
                     identity.sequences[topic.name, partition] += len(records)
                 elif phase == "info":
-                    identity = await self._new_identity(identity)  # whether it counts is open: a higher epoch counts anew
+                    identity = await self._new_identity(
+                        identity
+                    )  # whether it counts is open: a higher epoch counts anew
             if phase != "ok":
                 await asyncio.sleep(_AGAIN_S)
 

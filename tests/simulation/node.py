@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import random
 import shutil
 from collections.abc import Awaitable, Callable
@@ -59,7 +60,15 @@ class _Threads(workers.Workers):
 
 
 class Node:
-    def __init__(self, loop: SimulatedLoop, directory: Path, rng: random.Random, settings: dict[str, object]) -> None:
+    def __init__(
+        self,
+        loop: SimulatedLoop,
+        directory: Path,
+        rng: random.Random,
+        settings: dict[str, object],
+        note: Callable[..., None],
+    ) -> None:
+        """``note`` is told of each call of the disk."""
         directory.mkdir(parents=True)
         self.data = directory / "data"
         self.clock = PlayedClock(loop)
@@ -69,6 +78,7 @@ class Node:
         self.lost_answers = 0.005
         self._loop = loop
         self._rng = rng
+        self._note = note
         self._settings = Settings(data=self.data, **settings)  # type: ignore[arg-type]
         self._process: PlayedProcess | None = None
         self._process_disk: ProcessDisk | None = None
@@ -92,7 +102,7 @@ class Node:
         """Start the store; why it could not, or None once it serves."""
         self._starts += 1
         process = self._process = PlayedProcess(f"{self.data.parent.name}.{self._starts}")
-        disk = self._process_disk = ProcessDisk(self.disk, process)
+        disk = self._process_disk = ProcessDisk(self.disk, process, self.data.parent, self._note)
         ready: asyncio.Future[Store] = self._loop.create_future()
         stopping = self._stopping = asyncio.Event()
 
@@ -107,7 +117,8 @@ class Node:
                     self.store = None
             except BaseException as error:
                 if not ready.done():
-                    ready.set_exception(error)
+                    dead = CrashedError(errno.EIO, "the process was killed")
+                    ready.set_exception(dead if isinstance(error, asyncio.CancelledError) else error)
                     return
                 raise
 

@@ -58,7 +58,7 @@ class World:
         self._rng = random.Random(f"{seed} world")
         self._loop = SimulatedLoop(random.Random(f"{seed} loop"))
         self.history = History(self._loop)
-        self.node = Node(self._loop, directory / "0", random.Random(f"{seed} node"), _SETTINGS)
+        self.node = Node(self._loop, directory / "0", random.Random(f"{seed} node"), _SETTINGS, self.history.note)
         self.nemesis = Nemesis(self.node, self.history, _TOPICS, random.Random(f"{seed} nemesis"))
         self._seed = seed
 
@@ -77,7 +77,7 @@ class World:
         outcome.anomalies += [*self.nemesis.broken, *self._loop.errors]
         outcome.anomalies += [str(anomaly) for anomaly in check(self.history.events)]
         outcome.faults = self.nemesis.faults
-        outcome.digest, outcome.events = self.history.digest, len(self.history.events)
+        outcome.digest, outcome.events = self.history.digest, self.history.count
         outcome.history = self.history.events
         outcome.virtual_seconds = round(self._loop.time(), 3)
         outcome.wall_seconds = round(time.monotonic() - began, 3)
@@ -137,10 +137,16 @@ class World:
         self.node.lost_answers = 0.0
         client = Reader(self.node, self.history, "final", random.Random(self._seed))
         for topic in _TOPICS:
-            await self.node.call(lambda store, name=topic.name: store.broker.roll(INTERNAL, store.broker.topic(INTERNAL, name)))
+            await self.node.call(
+                lambda store, name=topic.name: store.broker.roll(INTERNAL, store.broker.topic(INTERNAL, name))
+            )
             for partition in range(topic.partitions):
                 self.history.tell(
-                    "final", "final", topic=topic.name, partition=partition, **await self._read_log(client, topic, partition)
+                    "final",
+                    "final",
+                    topic=topic.name,
+                    partition=partition,
+                    **await self._read_log(client, topic, partition),
                 )
             for group in ("group-0", "group-1"):
                 phase, told = await client.committed(group, topic.name)
@@ -149,7 +155,9 @@ class World:
         if error := await self.node.stop():
             raise AssertionError(f"SIGTERM ended the healed node with {error!r}")
         for topic, reader in itertools.product(_TOPICS, READERS):
-            told = read_version(self.node.data / "topics" / topic.name, None, reader=reader, partitions=topic.partitions)
+            told = read_version(
+                self.node.data / "topics" / topic.name, None, reader=reader, partitions=topic.partitions
+            )
             self.history.tell(f"final-{reader}", "final_delta", topic=topic.name, **told)
 
     async def _read_log(self, client: Reader, topic: TopicSpec, partition: int) -> dict[str, Any]:
