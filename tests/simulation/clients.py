@@ -184,31 +184,80 @@ class Reader(Client):
 
     async def run(self, topics: Sequence[TopicSpec], group: str) -> None:
         at = {topic.name: dict.fromkeys(range(topic.partitions), 0) for topic in topics}
+        #: Topics that could not be read or committed: they are begun anew from what is committed.
+        failed: set[str] = set()
         while True:
             await asyncio.sleep(self.rng.uniform(0, 0.4))
             topic = self.rng.choice(topics)
-            reached = True
-            for partition in range(topic.partitions):
-                reached &= await self._read_on(topic.name, partition, at[topic.name])
-            if not reached:
+            name, positions = topic.name, at[topic.name]
+            if name in failed and not await self._begin_anew(group, name, positions):
                 await asyncio.sleep(_AGAIN_S)
                 continue
-            if await self._commit(group, topic.name, at[topic.name]) == "ok" and self.rng.random() < 0.2:
-                phase, told = await self.committed(group, topic.name)
-                if phase == "ok" and self.rng.random() < 0.5:
-                    self.process = f"{self._name}.{next(self._lives)}"
-                    at[topic.name].update(dict.fromkeys(at[topic.name], 0))
-                    at[topic.name].update({int(p): offset for p, offset in told["offsets"].items()})
+            failed.discard(name)
+            reached = True
+            for partition in positions:
+                reached &= await self._read_on(name, partition, positions)
+            if self.rng.random() < 0.02:
+                await self._delete_records(name, self.rng.choice(list(positions)), positions)
+            if not reached or await self._commit(group, name, positions) != "ok":
+                failed.add(name)
+            elif self.rng.random() < 0.1:
+                await self._begin_anew(group, name, positions)
+            if self.rng.random() < 0.1:
+                await self._offset_for_time(name, self.rng.choice(list(positions)))
+
+    async def _begin_anew(self, group: str, topic: str, positions: dict[int, int]) -> bool:
+        """Go on as a consumer that was started anew; whether the store told what is committed."""
+        phase, told = await self.committed(group, topic)
+        if phase == "ok":
+            self.process = f"{self._name}.{next(self._lives)}"
+            positions.update(dict.fromkeys(positions, 0))
+            positions.update({int(p): offset for p, offset in told["offsets"].items()})
+        return phase == "ok"
+
+    async def _delete_records(self, topic: str, partition: int, positions: Mapping[int, int]) -> None:
+        before = positions[partition] // 2
+
+        async def work(store: Store) -> Mapping[str, Any]:
+            broker = store.broker
+            return {"log_start": await broker.delete_records(CLIENT, broker.topic(CLIENT, topic), partition, before)}
+
+        asked = {"topic": topic, "partition": partition, "before_offset": before}
+        await self.call("delete_records", work, lambda told: told, asked)
+
+    async def _offset_for_time(self, topic: str, partition: int) -> None:
+        timestamp = self.node.clock.now_ms() - self.rng.randrange(20_000)
+
+        async def work(store: Store) -> Mapping[str, Any]:
+            broker = store.broker
+            found = await broker.offset_for_timestamp(CLIENT, broker.topic(CLIENT, topic), partition, timestamp)
+            return {"offset": None if found is None else found[0]}
+
+        asked = {"topic": topic, "partition": partition, "timestamp": timestamp}
+        await self.call("offset_for_time", work, lambda told: told, asked)
 
     async def _read_on(self, topic: str, partition: int, positions: dict[int, int]) -> bool:
         for _ in range(4):
             phase, told = await self.fetch(topic, partition, positions[partition])
             if phase != "ok":
-                return False
+                start = await self.log_start(topic, partition)
+                if start is None or start <= positions[partition]:
+                    return False
+                positions[partition] = start  # records were deleted
+                continue
             positions[partition] = told["next_offset"]
             if told["next_offset"] >= told["high_watermark"]:
                 break
         return True
+
+    async def log_start(self, topic: str, partition: int) -> int | None:
+        """None if the store does not tell."""
+
+        async def work(store: Store) -> int:
+            return store.broker.topic(CLIENT, topic).partition(partition).log_start_offset
+
+        _, start = await self._send(work)
+        return start  # type: ignore[no-any-return]
 
     async def fetch(self, topic: str, partition: int, offset: int) -> tuple[str, Mapping[str, Any]]:
         max_bytes = self.rng.choice([2_000, 20_000, 200_000])

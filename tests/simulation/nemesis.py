@@ -6,6 +6,7 @@ A fault is a coroutine of ``Nemesis``: it strikes, lets the world go on for a wh
 import asyncio
 import contextlib
 import errno
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -45,8 +46,16 @@ _DEATHS = (
 
 
 class Nemesis:
-    def __init__(self, node: Node, history: History, topics: Sequence[TopicSpec], rng: random.Random) -> None:
-        self._node, self._history, self._rng = node, history, rng
+    def __init__(
+        self, node: Node, history: History, topics: Sequence[TopicSpec], seed: str, only: frozenset[int] | None
+    ) -> None:
+        """``only``: the numbers of the faults that strike; None for all."""
+        self._node, self._history, self._seed, self._only = node, history, seed, only
+        self._rng = random.Random()
+        #: Some worlds have much to suffer, others time to roll, to merge and to forget.
+        self._pause_s = random.Random(seed).choice([0.3, 0.3, 0.8, 3.0])
+        #: The numbers of the faults that have struck.
+        self.struck: list[int] = []
         self._names = [topic.name for topic in topics]
         self.faults: Counter[str] = Counter()
         #: What nobody should see.
@@ -66,11 +75,17 @@ class Nemesis:
         )
 
     async def run(self) -> None:
-        """Strike until ``is_ending``."""
+        """Strike until ``is_ending``. Each fault has chance of its own, so that others can be left out."""
         strikes, weights = zip(*self._kinds, strict=True)
-        while not self.is_ending:
-            await asyncio.sleep(self._rng.uniform(0.05, 2.5))
+        for number in itertools.count():
+            if self.is_ending:
+                return
+            self._rng = random.Random(f"{self._seed} fault {number}")
+            await asyncio.sleep(self._rng.uniform(0.02, 1) * self._pause_s)
             (strike,) = self._rng.choices(strikes, weights)
+            if self._only is not None and number not in self._only:
+                continue
+            self.struck.append(number)
             await strike()  # type: ignore[misc]
             await self.heal()
 
@@ -93,7 +108,7 @@ class Nemesis:
         self._history.tell("nemesis", "fault", kind=kind, **fields)
 
     async def _last(self, seconds: float) -> None:
-        await asyncio.sleep(self._rng.uniform(0, seconds))
+        await asyncio.sleep(self._rng.uniform(0, seconds) * min(1.0, self._pause_s))
 
     # ---- processes --------------------------------------------------------------------------------------------------
 
@@ -115,7 +130,7 @@ class Nemesis:
 
         self._node.disk.at(call, die, nth=nth)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(dead.wait(), self._rng.uniform(0.5, 4))
+            await asyncio.wait_for(dead.wait(), self._rng.uniform(0.5, 2) * self._pause_s)
         if self._rng.random() < 0.3:
             self._cut_power()
         else:
@@ -139,6 +154,10 @@ class Nemesis:
         for topic, version, left in lost_entries(before, table_entries(self._node.data, self._names)):
             # The checker knows whether anybody was told of them.
             self._told("entry_lost", topic=topic, version=version, left=left)
+
+    async def restart(self) -> None:
+        await self.stop()
+        await self.start()
 
     async def stop(self) -> None:
         self._told("terminate")

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import itertools
-import logging
 import random
 import tempfile
 import time
@@ -16,9 +15,10 @@ from typing import Any
 from logstore import entropy
 from logstore.broker.context import INTERNAL
 from logstore.errors import LogStoreError
+from logstore.records.offset_record import OFFSETS_TOPIC
 from logstore.node import Store
 from tests.faults.bench.checker import check
-from tests.faults.bench.delta_observer import READERS, read_version
+from tests.faults.bench.delta_observer import READERS, committed_offsets, read_version
 from tests.simulation.clients import Client, Producer, Reader, TopicSpec
 from tests.simulation.history import History
 from tests.simulation.loop import SimulatedLoop
@@ -34,12 +34,13 @@ _TOPICS = (
 _SETTINGS: dict[str, object] = {"journal_max_bytes": 64 * 1024 * 1024}
 #: Records a second of all producers.
 _RECORDS_S = 100
+_GROUPS = ("group-0", "group-1")
 _SHM = Path("/dev/shm")  # noqa: S108 (a file system in memory, for directories that only this process knows)
 
 
 @dataclass(slots=True)
 class Outcome:
-    seed: int
+    seed: str
     digest: str = ""
     events: int = 0
     faults: Counter[str] = field(default_factory=Counter)
@@ -50,23 +51,25 @@ class Outcome:
     acknowledged: int = 0
     anomalies: list[str] = field(default_factory=list)
     history: list[dict[str, Any]] = field(default_factory=list)
+    #: The numbers of the faults.
+    struck: list[int] = field(default_factory=list)
 
 
 class World:
-    def __init__(self, seed: int, directory: Path) -> None:
+    def __init__(self, seed: str, directory: Path, only: frozenset[int] | None) -> None:
         self.outcome = Outcome(seed)
         self._rng = random.Random(f"{seed} world")
         self._loop = SimulatedLoop(random.Random(f"{seed} loop"))
         self.history = History(self._loop)
         self.node = Node(self._loop, directory / "0", random.Random(f"{seed} node"), _SETTINGS, self.history.note)
-        self.nemesis = Nemesis(self.node, self.history, _TOPICS, random.Random(f"{seed} nemesis"))
+        self.nemesis = Nemesis(self.node, self.history, _TOPICS, f"{seed} nemesis", only)
         self._seed = seed
 
-    def run(self, *, virtual_seconds: float, wall_seconds: float = 1e9) -> Outcome:
+    def run(self, virtual_seconds: float, events: int | None) -> Outcome:
         outcome = self.outcome
         began = time.monotonic()
         try:
-            self._loop.run_until_complete(self._run(virtual_seconds, began + wall_seconds))
+            self._loop.run_until_complete(self._run(virtual_seconds, events))
         except (AssertionError, LogStoreError, OSError, TimeoutError) as error:
             outcome.anomalies.append(f"the run broke off: {error!r}")
         finally:
@@ -78,19 +81,22 @@ class World:
         outcome.anomalies += [str(anomaly) for anomaly in check(self.history.events)]
         outcome.faults = self.nemesis.faults
         outcome.digest, outcome.events = self.history.digest, self.history.count
-        outcome.history = self.history.events
+        outcome.history, outcome.struck = self.history.events, self.nemesis.struck
+        outcome.acknowledged = sum(
+            len(event.get("places", ())) for event in self.history.events if event["op"] == "produce"
+        )
         outcome.virtual_seconds = round(self._loop.time(), 3)
         outcome.wall_seconds = round(time.monotonic() - began, 3)
         return outcome
 
-    async def _run(self, virtual_seconds: float, until: float) -> None:
+    async def _run(self, virtual_seconds: float, events: int | None) -> None:
         await self.nemesis.start()
         for topic in _TOPICS:
             await self._create(topic)
         working = [asyncio.create_task(work) for work in self._clients()]
         striking = asyncio.create_task(self.nemesis.run())
         end = self._loop.time() + virtual_seconds
-        while self._loop.time() < end and time.monotonic() < until:
+        while self._loop.time() < end and (events is None or self.history.count < events):
             await asyncio.sleep(0.5)
             if ended := [task for task in (striking, *working) if task.done()]:
                 ended[0].result()
@@ -119,7 +125,7 @@ class World:
 
         return [
             *(client(Producer, n).run(_TOPICS, sequenced=n > 0) for n in range(3)),
-            *(client(Reader, n).run(_TOPICS, f"group-{n}") for n in range(2)),
+            *(client(Reader, n).run(_TOPICS, _GROUPS[n]) for n in range(2)),
         ]
 
     async def _create(self, topic: TopicSpec) -> None:
@@ -133,9 +139,9 @@ class World:
         self.history.tell("bench", "topic", topic=topic.name, **made)
 
     async def _read_all(self) -> None:
-        """The last word of the log, of readers over the store and of those of the table."""
+        """The last word of the log, after a restart: of readers over the store, and of those of the table."""
         self.node.lost_answers = 0.0
-        client = Reader(self.node, self.history, "final", random.Random(self._seed))
+        client = Reader(self.node, self.history, "final", random.Random(f"{self._seed} final"))
         for topic in _TOPICS:
             await self.node.call(
                 lambda store, name=topic.name: store.broker.roll(INTERNAL, store.broker.topic(INTERNAL, name))
@@ -148,7 +154,7 @@ class World:
                     partition=partition,
                     **await self._read_log(client, topic, partition),
                 )
-            for group in ("group-0", "group-1"):
+            for group in _GROUPS:
                 phase, told = await client.committed(group, topic.name)
                 assert phase == "ok", f"offsets of {group}"
                 self.history.tell("final", "final_commits", group=group, topic=topic.name, **told)
@@ -159,10 +165,14 @@ class World:
                 self.node.data / "topics" / topic.name, None, reader=reader, partitions=topic.partitions
             )
             self.history.tell(f"final-{reader}", "final_delta", topic=topic.name, **told)
+        committed = committed_offsets(self.node.data / "topics" / OFFSETS_TOPIC)
+        for group, topic in itertools.product(_GROUPS, _TOPICS):
+            offsets = committed.get((group, topic.name), {})
+            self.history.tell("final-delta-rs", "final_commits", group=group, topic=topic.name, offsets=offsets)
 
     async def _read_log(self, client: Reader, topic: TopicSpec, partition: int) -> dict[str, Any]:
         rows: list[Any] = []
-        at = start = 0
+        at = start = await client.log_start(topic.name, partition) or 0
         while True:
             phase, told = await client.fetch(topic.name, partition, at)
             assert phase == "ok", f"reading {topic.name}-{partition} at {at}"
@@ -172,11 +182,17 @@ class World:
                 return {"log_start": start, "high_watermark": told["high_watermark"], "rows": rows}
 
 
-def simulate(seed: int, *, virtual_seconds: float = 60.0, wall_seconds: float = 1e9) -> Outcome:
-    """Run the world of a seed for so many simulated seconds, or until ``wall_seconds`` are over."""
-    logging.disable(logging.CRITICAL)
+def simulate(
+    seed: str, *, virtual_seconds: float = 30.0, events: int | None = None, only: frozenset[int] | None = None
+) -> Outcome:
+    """Run the world of a seed for so many simulated seconds, or until ``events`` have happened.
+
+    ``only``: the numbers of the faults that strike; None for all.
+    """
     # What is freed, and when, is part of no history.
     gc.collect()
-    with tempfile.TemporaryDirectory(prefix="simulated-", dir=_SHM if _SHM.is_dir() else None) as directory:
-        with entropy.seeded(random.Random(f"{seed} chance")):
-            return World(seed, Path(directory)).run(virtual_seconds=virtual_seconds, wall_seconds=wall_seconds)
+    with (
+        tempfile.TemporaryDirectory(prefix="simulated-", dir=_SHM if _SHM.is_dir() else None) as directory,
+        entropy.seeded(random.Random(f"{seed} chance")),
+    ):
+        return World(seed, Path(directory), only).run(virtual_seconds, events)

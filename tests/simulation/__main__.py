@@ -1,0 +1,98 @@
+"""``python -m tests.simulation``: worlds of a seed, one after the other, until the time is over or one shows an anomaly.
+
+The seed is printed, and replays the run. A world in which something is wrong is played again with fewer faults, and
+what is left of it is told as a story.
+"""
+
+import argparse
+import hashlib
+import json
+import logging
+import random
+import sys
+import time
+from collections import Counter
+
+import structlog
+
+from tests.simulation.bugs import BUGS, plant
+from tests.simulation.shrinking import shrink
+from tests.simulation.story import story
+from tests.simulation.world import simulate
+
+#: Simulated seconds of a world.
+_WORLD_S = 30.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seed", type=int, help="replays a run; default: one by chance")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of wall time, after which no world begins")
+    parser.add_argument("--events", type=int, help="stop after so many events instead, to compare two runs")
+    parser.add_argument("--bug", metavar="NAME", help="plant a bug of the catalogue")
+    parser.add_argument("--list-bugs", action="store_true", help="name the bugs of the catalogue")
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    given = parser.parse_args()
+    if given.list_bugs:
+        for name, bug in BUGS.items():
+            print(f"{name}: {(bug.plant.__doc__ or '').strip().splitlines()[0]}")  # noqa: T201
+        return 0
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    if given.bug is not None:
+        if given.bug not in BUGS:
+            parser.error(f"there is no bug {given.bug}: --list-bugs names them")
+        plant(given.bug)
+    seed = random.SystemRandom().randrange(1_000_000) if given.seed is None else given.seed
+    _say(f"seed {seed}: python -m tests.simulation --seed {seed} replays this run")
+    return _run(seed, given.seconds, given.events, as_json=given.json)
+
+
+def _run(seed: int, seconds: float, events: int | None, *, as_json: bool) -> int:
+    began = time.monotonic()
+    digest = hashlib.sha256()
+    count = acknowledged = 0
+    virtual_seconds = 0.0
+    faults: Counter[str] = Counter()
+    anomalies: list[str] = []
+    number = 0
+    while not anomalies and (count < events if events is not None else time.monotonic() < began + seconds):
+        left = None if events is None else events - count
+        outcome = simulate(f"{seed}.{number}", virtual_seconds=_WORLD_S, events=left)
+        number += 1
+        digest.update(outcome.digest.encode())
+        count += outcome.events
+        acknowledged += outcome.acknowledged
+        virtual_seconds += outcome.virtual_seconds
+        faults += outcome.faults
+        anomalies = outcome.anomalies
+    wall_seconds = time.monotonic() - began
+    _say(
+        f"{number} worlds, {count:,} events, {faults.total():,} faults, {acknowledged:,} records acknowledged, "
+        f"{virtual_seconds:,.0f} simulated seconds in {wall_seconds:,.0f}: {len(anomalies)} anomalies"
+    )
+    for kind, times in sorted(faults.items()):
+        _say(f"  {kind}: {times:,}")
+    if anomalies:
+        _say("looking for fewer faults that show it ...")
+        _say(story(shrink(outcome, _WORLD_S)))
+    if as_json:
+        told = {
+            "seed": seed,
+            "digest": digest.hexdigest()[:32],
+            "events": count,
+            "faults": faults.total(),
+            "virtual_seconds": round(virtual_seconds, 3),
+            "wall_seconds": round(wall_seconds, 3),
+            "acknowledged": acknowledged,
+            "anomalies": anomalies,
+        }
+        print(json.dumps(told), flush=True)  # noqa: T201
+    return 1 if anomalies else 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""The catalogue of planted bugs: each breaks one rule of the store in this process, and the simulation has to notice.
+
+Those that the benches of real processes plant as well are taken from there (``tests.faults.bench.mutants``).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.faults.bench import mutants
+from tests.simulation.process_disk import ProcessDisk
+from tests.support.faulty_filesystem import kind_of
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """``seeds``: worlds of which at least one shows it, first the one that shows it soonest."""
+
+    plant: Callable[[], None]
+    seeds: tuple[str, ...] = ()
+
+
+# ---- the disk -------------------------------------------------------------------------------------------------------
+
+
+def ack_before_fsync() -> None:
+    """An append is acknowledged when it is written: the journal is never synced."""
+    _leave_out("fdatasync", "journal")
+
+
+def no_journal_directory_sync() -> None:
+    """The names of new journal files are never made durable."""
+    _leave_out("sync_directory", "journal")
+
+
+def no_segment_sync() -> None:
+    """A segment is committed, and its journal range freed, without its bytes on the disk."""
+    _leave_out("fdatasync", "segment")
+    _leave_out("sync_file", "segment")
+
+
+def no_segment_directory_sync() -> None:
+    """The name of a segment is not made durable before the commit that needs it."""
+    _leave_out("sync_directory", "segment")
+
+
+def no_entry_sync() -> None:
+    """A commit counts when its entry is written to the log of the table, before it is durable."""
+    _leave_out("fdatasync", "delta")
+    _leave_out("sync_file", "delta")
+    _leave_out("sync_directory", "delta")
+
+
+def fsync_again() -> None:
+    """A failed fsync is tried again, and believed."""
+    sync = ProcessDisk.fdatasync
+
+    def twice(self: ProcessDisk, fd: int) -> None:
+        try:
+            sync(self, fd)
+        except OSError:
+            sync(self, fd)
+
+    ProcessDisk.fdatasync = twice  # type: ignore[method-assign]
+
+
+def _leave_out(call: str, kind: str) -> None:
+    """Let ``call`` do nothing for files of a kind."""
+    real = getattr(ProcessDisk, call)
+
+    def of_others(self: ProcessDisk, place: Any, *args: Any) -> None:
+        path = Path(self._where(place)) if isinstance(place, int) else place
+        if kind_of(path) != kind:
+            real(self, place, *args)
+
+    setattr(ProcessDisk, call, of_others)
+
+
+# ---- the log --------------------------------------------------------------------------------------------------------
+
+
+def high_watermark_before_durable() -> None:
+    """Readers are shown records, and producers are answered, when they are queued for the journal."""
+    from logstore.log.partition_log import PartitionLog
+
+    track = PartitionLog.track
+
+    def early(self: PartitionLog, frame: Any) -> None:
+        track(self, frame)
+        self.require_leader().advance(frame.header.end_offset)
+
+    PartitionLog.track = early  # type: ignore[method-assign]
+
+
+def damaged_frames_count() -> None:
+    """A frame of the journal counts whatever its checksum says."""
+    from logstore.journal import scan
+
+    scan.crc32c = lambda *_: 0  # type: ignore[attr-defined]
+
+
+def commits_are_answered_at_once() -> None:
+    """A commit of offsets is answered before it is durable."""
+    from logstore.broker.context import INTERNAL
+    from logstore.broker.producing import Producing
+
+    produce = Producing.produce
+
+    async def hurried(self: Producing, context: Any, topic: Any, *args: Any, **options: Any) -> Any:
+        if context is INTERNAL and topic.name == "__consumer_offsets":
+            options["acks"] = 0
+        return await produce(self, context, topic, *args, **options)
+
+    Producing.produce = hurried  # type: ignore[method-assign]
+
+
+_BUGS = (
+    ack_before_fsync,
+    no_journal_directory_sync,
+    no_segment_sync,
+    no_segment_directory_sync,
+    no_entry_sync,
+    fsync_again,
+    high_watermark_before_durable,
+    damaged_frames_count,
+    commits_are_answered_at_once,
+    mutants.free_journal_before_commit,
+    mutants.reuse_offsets_after_restart,
+    mutants.forget_sequences,
+    mutants.append_time_goes_back,
+    mutants.forget_commits_at_start,
+    mutants.forget_offsets_at_start,
+    mutants.skip_seal_check,
+)
+BUGS: dict[str, Bug] = {plant.__name__: Bug(plant) for plant in _BUGS}
+
+
+def plant(name: str) -> None:
+    """Break this process for good. KeyError for a bug that is not there."""
+    BUGS[name].plant()

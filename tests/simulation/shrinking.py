@@ -1,0 +1,50 @@
+"""Fewer faults that still show an anomaly."""
+
+import time
+from collections.abc import Callable, Collection
+
+from tests.simulation.world import Outcome, simulate
+
+#: Wall seconds for looking.
+_LOOKING_S = 20.0
+
+
+def shrink(found: Outcome, virtual_seconds: float) -> Outcome:
+    """The outcome of the same world with fewer faults, by their numbers, that has an anomaly of the same kind.
+
+    Parts of the faults are left out, ever smaller ones, as long as there is time (delta debugging: Zeller and
+    Hildebrandt, 2002).
+    """
+    kind = found.anomalies[0].split(":")[0]
+    best = found
+    until = time.monotonic() + _LOOKING_S
+
+    def shows(faults: Collection[int]) -> bool:
+        nonlocal best
+        outcome = simulate(found.seed, virtual_seconds=virtual_seconds, only=frozenset(faults))
+        if any(anomaly.split(":")[0] == kind for anomaly in outcome.anomalies):
+            best = outcome
+            return True
+        return False
+
+    fewest(sorted(found.struck), shows, lambda: time.monotonic() > until)
+    return best
+
+
+def fewest(faults: list[int], shows: Callable[[list[int]], bool], is_over: Callable[[], bool]) -> list[int]:
+    """A part of ``faults`` that ``shows`` it, none of which can be left out unless the time is over."""
+    parts = 2
+    while faults and not is_over():
+        size = max(1, len(faults) // parts)
+        for at in range(0, len(faults), size):
+            fewer = faults[:at] + faults[at + size :]
+            if is_over():
+                return faults
+            if shows(fewer):
+                faults, parts = fewer, max(2, parts - 1)
+                break
+        else:
+            if size == 1:
+                break
+            parts = min(len(faults), parts * 2)
+    return faults
