@@ -33,7 +33,6 @@ import itertools
 import os
 import re
 import stat
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -41,6 +40,7 @@ from typing import Final, NamedTuple, Self
 
 import structlog
 
+from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.entropy import new_uuid
 from logstore.errors import CorruptionError
 from logstore.filesystem import Buffer, FileSystem, local_filesystem
@@ -131,8 +131,12 @@ class Upload:
 class TableFiles:
     """The files of one table. Made by ``TableRoot.open``, or by ``open_table`` where there is no root."""
 
-    def __init__(self, path: Path, filesystem: FileSystem, pace: Pace | None = None) -> None:
+    def __init__(
+        self, path: Path, filesystem: FileSystem, pace: Pace | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        """``clock`` is that of the process, which may differ from the storage's."""
         self.name = path.name
+        self.clock = clock
         self._path = path
         self._prefix = f"{path}/"
         self._filesystem = filesystem
@@ -168,7 +172,7 @@ class TableFiles:
 
     def paced(self, pace: Pace) -> "TableFiles":
         """The same files, with ``pace`` called for the bytes that ``read_ranges`` and uploads have moved."""
-        return TableFiles(self._path, self._filesystem, pace)
+        return TableFiles(self._path, self._filesystem, pace, self.clock)
 
     def free_bytes(self) -> int:
         """Bytes that may still be written to the storage that holds the table."""
@@ -253,7 +257,7 @@ class TableFiles:
             changed = self._filesystem.stat(self._place(under)).st_mtime_ns
         except OSError:
             return None
-        return changed if time.time_ns() - changed > _MARK_TICK_NS_MAX else None
+        return changed if self.clock.now_ms() * 1_000_000 - changed > _MARK_TICK_NS_MAX else None
 
     def now_ms(self) -> int:
         """The time of the storage, in milliseconds since the Unix epoch."""

@@ -13,6 +13,7 @@ import uuid
 from pathlib import Path
 from typing import Final
 
+from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.entropy import new_uuid
 from logstore.filesystem import FileSystem, local_filesystem
 from logstore.local_path import absolute_path
@@ -22,9 +23,12 @@ _FIRST_ENTRY: Final = f"{LOG_DIRECTORY}/{0:020d}.json"
 
 
 class TableRoot:
-    def __init__(self, data: Path, filesystem: FileSystem, broker_id: int | None = None) -> None:
+    def __init__(
+        self, data: Path, filesystem: FileSystem, broker_id: int | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         """``broker_id`` of a broker that shares the tables with others: it stages in a directory of its own."""
         self.data = data
+        self.clock = clock
         self._topics, self._staging, self._deleted = data / "topics", data / "staging", data / "deleted"
         if broker_id is not None:
             self._staging /= str(broker_id)
@@ -48,7 +52,7 @@ class TableRoot:
 
     def open(self, name: str) -> TableFiles:
         """The files of a table, whether it is there or not."""
-        return TableFiles(self._topics / name, self._filesystem)
+        return TableFiles(self._topics / name, self._filesystem, clock=self.clock)
 
     def link_target(self, name: str) -> str | None:
         """The table of this root that ``name`` is only a link to; None if it is a table of its own."""

@@ -236,7 +236,7 @@ class Broker:
         try:
             record_log_directory(filesystem, settings.data, settings.broker_id, settings.log_directory)
             in_cluster = settings.zookeeper_connect is not None
-            root = TableRoot(settings.data, filesystem, coordinator.broker_id if in_cluster else None)
+            root = TableRoot(settings.data, filesystem, coordinator.broker_id if in_cluster else None, clock)
             catalog = TopicCatalog(root, is_shared=in_cluster)
             broker = cls(settings, coordinator, catalog, opened, authorizer, quotas, clock, filesystem, connect)
             await broker._recover()
