@@ -8,7 +8,6 @@ is checked in threads. Nothing goes on to other brokers: Kafka's clients find th
 import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple, Protocol
 from uuid import UUID
 
@@ -34,6 +33,7 @@ from logstore.log.topic import Topic
 from logstore.records.batch import KafkaBatch, PartitionBatch
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity
 from logstore.records.payload import MESSAGE_BYTES
+from logstore.threads import threads
 
 # Checking that much, inflated, takes a millisecond or less.
 _CHECK_ON_LOOP_BYTES: Final = 1 * MIB
@@ -174,7 +174,7 @@ class BatchProducing:
         self._authorizer = authorizer
         self._inflated_bytes_max = inflated_bytes_max
         # Few threads, because each holds a batch inflated.
-        self._checkers = ThreadPoolExecutor(2, thread_name_prefix="check-batch")
+        self._checkers = threads().pool(2, "check-batch")
 
     def close(self) -> None:
         self._checkers.shutdown()

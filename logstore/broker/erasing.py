@@ -24,7 +24,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import UUID
@@ -74,7 +74,7 @@ from logstore.log.erasures import (
 )
 from logstore.log.erasures_table import ErasuresTable
 from logstore.log.relocation import renew
-from logstore.log.roller import Roller, step_back
+from logstore.log.roller import Roller
 from logstore.log.table_erasure import (
     ErasureProgress,
     ErasureWaitsError,
@@ -102,6 +102,7 @@ from logstore.records.where.evaluation import Where
 from logstore.records.where.expression import Node
 from logstore.segments.joining import Rows
 from logstore.settings import Settings
+from logstore.threads import threads
 
 if TYPE_CHECKING:
     from logstore.broker.other_brokers import OtherBrokers
@@ -204,8 +205,8 @@ class Erasing:
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
         self._counting: set[asyncio.Task[None]] = set()
-        self._threads: ThreadPoolExecutor | None = None
-        self._pool: ThreadPoolExecutor | None = None
+        self._threads: Executor | None = None
+        self._pool: Executor | None = None
         #: None on one node.
         self.others: OtherBrokers | None = None
 
@@ -703,19 +704,17 @@ class Erasing:
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(2, thread_name_prefix="erasing")
+            self._threads = threads().pool(2, "erasing")
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except OSError as error:
             raise storage_error("erasing records", error) from error
 
-    def _workers(self) -> ThreadPoolExecutor:
+    def _workers(self) -> Executor:
         """Return the threads that read and rewrite files; each holds two row groups."""
         if self._pool is None:
             count = min(int(pa.cpu_count()), _THREADS_MAX)
-            self._pool = ThreadPoolExecutor(
-                count, thread_name_prefix="erase", initializer=step_back, initargs=(_NICENESS,)
-            )
+            self._pool = threads().pool(count, "erase", _NICENESS)
         return self._pool
 
 

@@ -17,7 +17,6 @@ Invariants:
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -35,11 +34,12 @@ from logstore.errors import (
 )
 from logstore.limits import MIB
 from logstore.log.merging import MERGE, MergeGroup, count_small, merge_parts, merge_task, plan_merge
-from logstore.log.roller import Roller, step_back
+from logstore.log.roller import Roller
 from logstore.log.topic import Topic
 from logstore.observability import DELETED_FILE_BYTES, MERGED_BYTES, MERGED_SEGMENTS, MERGES
 from logstore.segments.joining import write_here
 from logstore.segments.writer import Segment
+from logstore.threads import threads
 from logstore.topic_config import TopicConfig
 
 log = structlog.stdlib.get_logger(__name__)
@@ -99,7 +99,7 @@ class Upkeep:
         self._known: dict[Topic, _Known] = {}
         self._stopping = asyncio.Event()
         self._merging = asyncio.Lock()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="upkeep", initializer=step_back, initargs=(_NICENESS,))
+        self._thread = threads().pool(1, "upkeep", _NICENESS)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:

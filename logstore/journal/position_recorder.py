@@ -12,8 +12,8 @@ from pathlib import Path
 import structlog
 
 from logstore.errors import StorageError
-from logstore.journal.disk_thread import DiskThread
 from logstore.journal.identity import JournalRecord
+from logstore.threads import threads
 
 _log = structlog.get_logger(__name__)
 
@@ -23,7 +23,7 @@ class PositionRecorder:
         self._directory = directory
         self._record = record
         self._require_lock = require_lock
-        self._thread = DiskThread("journal-position")
+        self._thread = threads().disk_thread("journal-position")
         self._has_begun = False
         # Whether the last attempt succeeded.
         self._is_written = False

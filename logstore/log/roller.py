@@ -10,11 +10,8 @@ A commit of ours that a foreign one overwrote later is ``table_follower``'s to r
 import asyncio
 import contextlib
 import functools
-import os
-import sys
-import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -53,6 +50,7 @@ from logstore.segments.offset_ranges import OffsetRanges, join_ranges
 from logstore.segments.reader import verify_segment
 from logstore.segments.writer import Segment, SegmentWriter
 from logstore.table_files import TableFiles
+from logstore.threads import threads
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -100,16 +98,9 @@ class _Range:
     pieces: list[_Piece]
 
 
-def roll_threads() -> ThreadPoolExecutor:
+def roll_threads() -> Executor:
     """The executor of a ``Roller``. Nobody waits for a roll, so its threads give way to those of requests."""
-    return ThreadPoolExecutor(2, thread_name_prefix="roll", initializer=step_back, initargs=(_NICENESS,))
-
-
-def step_back(niceness: int) -> None:
-    """Lower the priority of the calling thread, where a thread has one of its own."""
-    if sys.platform == "linux":
-        thread = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + niceness)
+    return threads().pool(2, "roll", _NICENESS)
 
 
 class Roller:

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from logstore.journal.disk_thread import DiskThread
+from logstore.disk_thread import DiskThread
 from tests.support.running_broker import run
 
 
