@@ -28,7 +28,6 @@ Blocking; safe from several threads at once. Every method raises OSError as the 
 """
 
 import contextlib
-import errno
 import itertools
 import os
 import re
@@ -53,8 +52,6 @@ LOG_DIRECTORY: Final = "_delta_log"
 _SET_ASIDE = re.compile(r"(.+)\.set-aside\d*")
 
 _MARK_TICK_NS_MAX: Final = 2 * 10**9
-
-_NOT_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 #: Inode, size and modification time: a foreign commit that renames over a file changes them.
 Version = tuple[int, int, int]
@@ -194,7 +191,7 @@ class TableFiles:
 
     def exists(self) -> bool:
         """Whether there is a table, as far as that can be seen."""
-        return is_directory(self._filesystem, self._prefix + LOG_DIRECTORY)
+        return self._filesystem.is_directory(self._prefix + LOG_DIRECTORY)
 
     def list(self, under: str, after: str = "") -> Entries:
         """The files below the directory ``under`` ("" for all) whose names come after ``after``, by rising name.
@@ -206,7 +203,7 @@ class TableFiles:
         try:
             self._list(directory, f"{under}/" if under else "", after, found)
         except FileNotFoundError:
-            if under in ("", LOG_DIRECTORY) or not is_directory(self._filesystem, self._path):
+            if under in ("", LOG_DIRECTORY) or not self._filesystem.is_directory(self._path):
                 raise
         found.sort()
         return found
@@ -421,16 +418,6 @@ class TableFiles:
     def _sync_directories(self, paths: Iterable[Path]) -> None:
         for directory in dict.fromkeys(path.parent for path in paths):
             self._filesystem.sync_directory(directory)
-
-
-def is_directory(filesystem: FileSystem, path: Path | str) -> bool:
-    """OSError if that cannot be seen."""
-    try:
-        return stat.S_ISDIR(filesystem.stat(path).st_mode)
-    except OSError as error:
-        if error.errno in _NOT_THERE:
-            return False
-        raise
 
 
 def open_table(location: str | os.PathLike[str], filesystem: FileSystem | None = None) -> TableFiles:
