@@ -12,7 +12,7 @@ from ingest_api.event_hub import EventHub
 from logstore.broker.broker import Broker
 from logstore.errors import BrokerNotReadyError
 from logstore.settings import Settings
-from logstore.workers import worker_pool
+from logstore.threads import threads
 
 # Smaller work (a millisecond or two of decoding) stays on the event loop: two threads that want the GIL wait for each
 # other, up to its switch interval each time that one of them has released it.
@@ -37,7 +37,7 @@ class ApiState:
         self.began = broker.clock.monotonic()
         self.requests, self.answers = broker.admission.requests, broker.admission.answers
         # Threads of its own: a burst of large bodies must not take the threads that the broker reads with.
-        self._codecs = worker_pool(max(2, os.cpu_count() or 2), "codec")
+        self._codecs = threads().pool(max(2, os.cpu_count() or 2), "codec")
 
     async def work(self, size: int, function: Callable[[], T]) -> T:
         """Run a pure function over ``size`` bytes: in a worker thread if they are many."""

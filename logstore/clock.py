@@ -1,7 +1,7 @@
 """Time, passed in so that a test can stop it."""
 
 import time
-from typing import Protocol
+from typing import Final, Protocol
 
 
 class Clock(Protocol):
@@ -13,6 +13,10 @@ class Clock(Protocol):
         """Seconds from an arbitrary origin; never steps backwards."""
         ...
 
+    def sleep(self, seconds: float) -> None:
+        """Block the calling thread, which is not the event loop's."""
+        ...
+
 
 class SystemClock:
     def now_ms(self) -> int:
@@ -20,3 +24,9 @@ class SystemClock:
 
     def monotonic(self) -> float:
         return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+SYSTEM_CLOCK: Final[Clock] = SystemClock()

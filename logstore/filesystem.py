@@ -1,18 +1,23 @@
-"""The seam to the disk: every call on files of the journal and of tables goes through here, reads as well as writes.
+"""The seam to the disk: every call of a running store on its files goes through here, reads as well as writes.
 
 Tables go through ``logstore.table_files``, which stands on this. A test puts
 ``tests.support.faulty_filesystem.FaultyFileSystem`` in its place, in its own process or in a real server's, to tear a
 write, fail or shorten a read, fill the disk, fail an fsync, cut the power, or kill the process at a named point.
 """
 
+import errno
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 Buffer = bytes | bytearray | memoryview
+
+_NOT_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
 class FileSystem:
@@ -30,6 +35,10 @@ class FileSystem:
 
     def open_write(self, path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def open_empty(self, path: Path, mode: int = 0o644) -> int:
+        """Open a file for reading and writing, which is made or emptied."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
 
     def allocate(self, fd: int, position: int, length: int) -> None:
         """Reserve space, so that a full disk is found out before anything is written."""
@@ -65,8 +74,35 @@ class FileSystem:
         """One ``preadv``: how many bytes of ``buffer`` it filled, 0 at the end of the file."""
         return os.preadv(fd, (buffer,), position)
 
+    def read_file(self, path: Path) -> bytes:
+        """The content of a small file."""
+        fd = self.open_read(path)
+        try:
+            return self.read_at(fd, self.size(fd), 0)
+        finally:
+            self.close(fd)
+
     def stat(self, path: Path | str) -> os.stat_result:
         return os.stat(path)
+
+    def exists(self, path: Path | str) -> bool:
+        """Whether ``path`` leads to something. OSError if that cannot be seen."""
+        try:
+            self.stat(path)
+        except OSError as error:
+            if error.errno in _NOT_THERE:
+                return False
+            raise
+        return True
+
+    def is_directory(self, path: Path | str) -> bool:
+        """As ``exists``, for a directory."""
+        try:
+            return stat.S_ISDIR(self.stat(path).st_mode)
+        except OSError as error:
+            if error.errno in _NOT_THERE:
+                return False
+            raise
 
     def names(self, path: Path | str) -> list[str]:
         """Names in a directory, in no order."""
@@ -89,6 +125,11 @@ class FileSystem:
         status = os.statvfs(directory)
         return status.f_bavail * status.f_frsize
 
+    def total_bytes(self, directory: Path) -> int:
+        """The size of the file system that holds ``directory``."""
+        status = os.statvfs(directory)
+        return status.f_blocks * status.f_frsize
+
     def try_lock(self, path: Path) -> int | None:
         """A descriptor that holds ``path``, which is made if need be, until it is closed; None if another one does."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -101,6 +142,11 @@ class FileSystem:
             os.close(fd)
             raise
         return fd
+
+    def inode(self, fd: int) -> tuple[int, int]:
+        """Device and inode number of an open file."""
+        status = os.fstat(fd)
+        return status.st_dev, status.st_ino
 
     def size(self, fd: int) -> int:
         return os.fstat(fd).st_size
@@ -162,7 +208,7 @@ class FileSystem:
         ``mode``: its permissions, before the process's umask.
         """
         temporary = path.with_name(path.name + ".tmp")
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        fd = self.open_empty(temporary, mode)
         try:
             self.write_at(fd, [content], 0)
             self.fdatasync(fd)

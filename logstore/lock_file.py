@@ -5,7 +5,6 @@ lock. ``held`` therefore compares the name's inode with the one that is locked. 
 other process held the lock between them: the inode of an open file is not reused.
 """
 
-import fcntl
 import json
 import os
 import socket
@@ -13,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from logstore.errors import DataDirectoryError, LockLostError
+from logstore.filesystem import FileSystem
 
 NAME = "lock"
 
@@ -20,30 +20,24 @@ NAME = "lock"
 class LockFile:
     """Make one with ``acquire``; it is held until ``release``, or until the process ends."""
 
-    def __init__(self, path: Path, fd: int) -> None:
+    def __init__(self, path: Path, fd: int, filesystem: FileSystem) -> None:
         self.path = path
+        self._filesystem = filesystem
         self._fd: int | None = fd
-        status = os.fstat(fd)
-        self._inode = status.st_dev, status.st_ino
+        self._inode = filesystem.inode(fd)
 
     @classmethod
-    def acquire(cls, directory: Path) -> "LockFile":
+    def acquire(cls, directory: Path, filesystem: FileSystem) -> "LockFile":
         """Lock ``directory``. DataDirectoryError, naming the holder, if another process has it; OSError."""
         path = directory / NAME
         while True:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = _holder(fd)
-                os.close(fd)
+            fd = filesystem.try_lock(path)
+            if fd is None:
                 raise DataDirectoryError(
-                    f"Another process is serving {directory}{holder}: stop it, or give another directory with --data."
-                ) from None
-            except BaseException:
-                os.close(fd)
-                raise
-            lock = cls(path, fd)
+                    f"Another process is serving {directory}{_holder(path, filesystem)}: stop it, or give another "
+                    "directory with --data."
+                )
+            lock = cls(path, fd, filesystem)
             if lock.held:
                 lock._sign()
                 return lock
@@ -53,7 +47,7 @@ class LockFile:
     def held(self) -> bool:
         """Whether the name still leads to the file that is locked here."""
         try:
-            status = os.stat(self.path)  # noqa: PTH116 - called for every group commit
+            status = self._filesystem.stat(self.path)
         except OSError:
             return False
         return self._fd is not None and (status.st_dev, status.st_ino) == self._inode
@@ -68,7 +62,7 @@ class LockFile:
 
     def release(self) -> None:
         if self._fd is not None:
-            os.close(self._fd)
+            self._filesystem.close(self._fd)
             self._fd = None
 
     def __del__(self) -> None:
@@ -77,8 +71,9 @@ class LockFile:
     def _sign(self) -> None:
         """The holder, for people. Only the error message to the next process reads it."""
         assert self._fd is not None
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+        self._filesystem.truncate(self._fd, 0)
+        holder = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
+        self._filesystem.write_at(self._fd, [holder.encode()], 0)
 
 
 def require_all(locks: Iterable[LockFile]) -> None:
@@ -87,9 +82,9 @@ def require_all(locks: Iterable[LockFile]) -> None:
         lock.require()
 
 
-def _holder(fd: int) -> str:
+def _holder(path: Path, filesystem: FileSystem) -> str:
     try:
-        content = json.loads(os.pread(fd, 1024, 0))
+        content = json.loads(filesystem.read_file(path))
         return f" (pid {int(content['pid'])} on {str(content['host'])[:255]})"
     except (OSError, ValueError, KeyError, TypeError):
         return ""

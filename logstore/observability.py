@@ -5,11 +5,11 @@ themselves and the first ``TOPIC_LABELS_MAX`` topics count on their own, the res
 are forgotten when they are deleted. Log lines go to stderr, stdout is for answers.
 """
 
+import asyncio
 import logging
 import re
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, Final, Protocol, Self, cast
@@ -87,7 +87,10 @@ def _label(name: str, known: set[str], known_max: int, other: str) -> str:
 
 
 class FewLines:
-    """Lines of one event: a few each second, and how many others there were. Strangers must not fill the disk."""
+    """Lines of one event: a few each second, and how many others there were. Strangers must not fill the disk.
+
+    For the event loop.
+    """
 
     def __init__(self, write: Callable[..., object], event: str) -> None:
         self._write = write
@@ -97,7 +100,7 @@ class FewLines:
         self._unnamed = 0
 
     def add(self, **fields: object) -> None:
-        second = int(time.monotonic())
+        second = int(asyncio.get_running_loop().time())
         if second != self._second:
             self._second, self._logged = second, 0
         if self._logged >= _LINES_PER_SECOND:

@@ -28,12 +28,10 @@ Blocking; safe from several threads at once. Every method raises OSError as the 
 """
 
 import contextlib
-import errno
 import itertools
 import os
 import re
 import stat
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -41,6 +39,7 @@ from typing import Final, NamedTuple, Self
 
 import structlog
 
+from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.entropy import new_uuid
 from logstore.errors import CorruptionError
 from logstore.filesystem import Buffer, FileSystem, local_filesystem
@@ -53,8 +52,6 @@ LOG_DIRECTORY: Final = "_delta_log"
 _SET_ASIDE = re.compile(r"(.+)\.set-aside\d*")
 
 _MARK_TICK_NS_MAX: Final = 2 * 10**9
-
-_NOT_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 #: Inode, size and modification time: a foreign commit that renames over a file changes them.
 Version = tuple[int, int, int]
@@ -131,8 +128,12 @@ class Upload:
 class TableFiles:
     """The files of one table. Made by ``TableRoot.open``, or by ``open_table`` where there is no root."""
 
-    def __init__(self, path: Path, filesystem: FileSystem, pace: Pace | None = None) -> None:
+    def __init__(
+        self, path: Path, filesystem: FileSystem, pace: Pace | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        """``clock`` is that of the process, which may differ from the storage's."""
         self.name = path.name
+        self.clock = clock
         self._path = path
         self._prefix = f"{path}/"
         self._filesystem = filesystem
@@ -168,7 +169,7 @@ class TableFiles:
 
     def paced(self, pace: Pace) -> "TableFiles":
         """The same files, with ``pace`` called for the bytes that ``read_ranges`` and uploads have moved."""
-        return TableFiles(self._path, self._filesystem, pace)
+        return TableFiles(self._path, self._filesystem, pace, self.clock)
 
     def free_bytes(self) -> int:
         """Bytes that may still be written to the storage that holds the table."""
@@ -190,7 +191,7 @@ class TableFiles:
 
     def exists(self) -> bool:
         """Whether there is a table, as far as that can be seen."""
-        return is_directory(self._filesystem, self._prefix + LOG_DIRECTORY)
+        return self._filesystem.is_directory(self._prefix + LOG_DIRECTORY)
 
     def list(self, under: str, after: str = "") -> Entries:
         """The files below the directory ``under`` ("" for all) whose names come after ``after``, by rising name.
@@ -202,7 +203,7 @@ class TableFiles:
         try:
             self._list(directory, f"{under}/" if under else "", after, found)
         except FileNotFoundError:
-            if under in ("", LOG_DIRECTORY) or not is_directory(self._filesystem, self._path):
+            if under in ("", LOG_DIRECTORY) or not self._filesystem.is_directory(self._path):
                 raise
         found.sort()
         return found
@@ -253,7 +254,7 @@ class TableFiles:
             changed = self._filesystem.stat(self._place(under)).st_mtime_ns
         except OSError:
             return None
-        return changed if time.time_ns() - changed > _MARK_TICK_NS_MAX else None
+        return changed if self.clock.now_ms() * 1_000_000 - changed > _MARK_TICK_NS_MAX else None
 
     def now_ms(self) -> int:
         """The time of the storage, in milliseconds since the Unix epoch."""
@@ -417,16 +418,6 @@ class TableFiles:
     def _sync_directories(self, paths: Iterable[Path]) -> None:
         for directory in dict.fromkeys(path.parent for path in paths):
             self._filesystem.sync_directory(directory)
-
-
-def is_directory(filesystem: FileSystem, path: Path | str) -> bool:
-    """OSError if that cannot be seen."""
-    try:
-        return stat.S_ISDIR(filesystem.stat(path).st_mode)
-    except OSError as error:
-        if error.errno in _NOT_THERE:
-            return False
-        raise
 
 
 def open_table(location: str | os.PathLike[str], filesystem: FileSystem | None = None) -> TableFiles:

@@ -13,18 +13,22 @@ import uuid
 from pathlib import Path
 from typing import Final
 
+from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.entropy import new_uuid
 from logstore.filesystem import FileSystem, local_filesystem
 from logstore.local_path import absolute_path
-from logstore.table_files import LOG_DIRECTORY, OutcomeUnknownError, TableFiles, is_directory
+from logstore.table_files import LOG_DIRECTORY, OutcomeUnknownError, TableFiles
 
 _FIRST_ENTRY: Final = f"{LOG_DIRECTORY}/{0:020d}.json"
 
 
 class TableRoot:
-    def __init__(self, data: Path, filesystem: FileSystem, broker_id: int | None = None) -> None:
+    def __init__(
+        self, data: Path, filesystem: FileSystem, broker_id: int | None = None, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         """``broker_id`` of a broker that shares the tables with others: it stages in a directory of its own."""
         self.data = data
+        self.clock = clock
         self._topics, self._staging, self._deleted = data / "topics", data / "staging", data / "deleted"
         if broker_id is not None:
             self._staging /= str(broker_id)
@@ -36,7 +40,7 @@ class TableRoot:
 
     def exists(self) -> bool:
         """Whether a store has been here."""
-        return self._is_directory(self._topics)
+        return self._filesystem.is_directory(self._topics)
 
     def tables(self) -> list[str]:
         """The names of all tables, rising."""
@@ -48,7 +52,7 @@ class TableRoot:
 
     def open(self, name: str) -> TableFiles:
         """The files of a table, whether it is there or not."""
-        return TableFiles(self._topics / name, self._filesystem)
+        return TableFiles(self._topics / name, self._filesystem, clock=self.clock)
 
     def link_target(self, name: str) -> str | None:
         """The table of this root that ``name`` is only a link to; None if it is a table of its own."""
@@ -80,7 +84,7 @@ class TableRoot:
         take it away: it was taken back, but may be there again after one.
         """
         path, built = self._topics / name, self._staging / new_uuid().hex
-        if self._is_directory(path):
+        if self._filesystem.is_directory(path):
             raise FileExistsError(errno.EEXIST, "there is a table of that name", str(path))
         try:
             self._filesystem.make_directory(built)
@@ -170,7 +174,7 @@ class TableRoot:
         for name in self._names(self._deleted):
             with contextlib.suppress(ValueError):
                 found.add(uuid.UUID(name))
-        return {table_id for table_id in found if self._is_directory(self._deleted / str(table_id))}
+        return {table_id for table_id in found if self._filesystem.is_directory(self._deleted / str(table_id))}
 
     def purge(self) -> None:
         """Delete the files of removed tables, as far as that goes; their ids stay known."""
@@ -190,9 +194,6 @@ class TableRoot:
             return sorted(self._filesystem.names(directory))
         except (FileNotFoundError, NotADirectoryError):
             return []
-
-    def _is_directory(self, path: Path) -> bool:
-        return is_directory(self._filesystem, path)
 
 
 def open_root(data: str | os.PathLike[str], filesystem: FileSystem | None = None) -> TableRoot:

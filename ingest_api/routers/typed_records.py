@@ -6,7 +6,6 @@ piece is read when the reports of the last one are sent. ``.../records:batch`` t
 """
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
@@ -271,11 +270,12 @@ async def _pieces(request: Request, state: ApiState) -> AsyncIterator[bytes]:
     stopping = asyncio.create_task(state.stopping.wait())
     receiving: asyncio.Task[dict[str, object]] | None = None
     try:
-        began, received = time.monotonic(), 0
+        loop = asyncio.get_running_loop()
+        began, received = loop.time(), 0
         while True:
             receiving = asyncio.create_task(request.receive())  # type: ignore[arg-type]
             await asyncio.wait(
-                (receiving, stopping), timeout=began + window - time.monotonic(), return_when=asyncio.FIRST_COMPLETED
+                (receiving, stopping), timeout=began + window - loop.time(), return_when=asyncio.FIRST_COMPLETED
             )
             if not receiving.done():
                 if stopping.done():
@@ -289,15 +289,15 @@ async def _pieces(request: Request, state: ApiState) -> AsyncIterator[bytes]:
             chunk = message.get("body", b"")
             assert isinstance(chunk, bytes)
             received += len(chunk)
-            before = time.monotonic()
+            before = loop.time()
             for begin in range(0, len(chunk), _PIECE_BYTES):
                 yield chunk[begin : begin + _PIECE_BYTES]
             if not message.get("more_body", False):
                 return
             # Time in which the records were appended is not the client's.
-            began += time.monotonic() - before
+            began += loop.time() - before
             if received >= CLIENT_BYTES_PER_SECOND_MIN * window or b"}" in chunk:
-                began, received = time.monotonic(), 0
+                began, received = loop.time(), 0
     finally:
         for task in (stopping, receiving):
             if task is not None:

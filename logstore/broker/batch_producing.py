@@ -33,7 +33,7 @@ from logstore.log.topic import Topic
 from logstore.records.batch import KafkaBatch, PartitionBatch
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity
 from logstore.records.payload import MESSAGE_BYTES
-from logstore.workers import worker_pool
+from logstore.threads import threads
 
 # Checking that much, inflated, takes a millisecond or less.
 _CHECK_ON_LOOP_BYTES: Final = 1 * MIB
@@ -174,7 +174,7 @@ class BatchProducing:
         self._authorizer = authorizer
         self._inflated_bytes_max = inflated_bytes_max
         # Few threads, because each holds a batch inflated.
-        self._checkers = worker_pool(2, "check-batch")
+        self._checkers = threads().pool(2, "check-batch")
 
     def close(self) -> None:
         self._checkers.shutdown()

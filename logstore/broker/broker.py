@@ -94,7 +94,7 @@ class Broker:
         self._opened = opened
         locks = opened.locks
         self.clock = clock
-        self._filesystem = filesystem
+        self.filesystem = filesystem
         by_name: dict[str, Topic] = {}
         self._writers = roll_threads()
         erasures = ErasureLog()
@@ -236,7 +236,7 @@ class Broker:
         try:
             record_log_directory(filesystem, settings.data, settings.broker_id, settings.log_directory)
             in_cluster = settings.zookeeper_connect is not None
-            root = TableRoot(settings.data, filesystem, coordinator.broker_id if in_cluster else None)
+            root = TableRoot(settings.data, filesystem, coordinator.broker_id if in_cluster else None, clock)
             catalog = TopicCatalog(root, is_shared=in_cluster)
             broker = cls(settings, coordinator, catalog, opened, authorizer, quotas, clock, filesystem, connect)
             await broker._recover()
@@ -248,7 +248,7 @@ class Broker:
     async def _recover(self) -> None:
         began = self.clock.monotonic()
         bases = {key: tail.index.base_offset for key, tail in self._opened.tails.items()}
-        await self._topics.recover(self._filesystem, self._opened.tails)
+        await self._topics.recover(self.filesystem, self._opened.tails)
         self._opened.tails = {}
         await self.erasing.recover(bases)
         self._schedule.start()

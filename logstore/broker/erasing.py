@@ -102,7 +102,7 @@ from logstore.records.where.evaluation import Where
 from logstore.records.where.expression import Node
 from logstore.segments.joining import Rows
 from logstore.settings import Settings
-from logstore.workers import worker_pool
+from logstore.threads import threads
 
 if TYPE_CHECKING:
     from logstore.broker.other_brokers import OtherBrokers
@@ -704,7 +704,7 @@ class Erasing:
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         if self._threads is None:
-            self._threads = worker_pool(2, "erasing")
+            self._threads = threads().pool(2, "erasing")
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except OSError as error:
@@ -714,7 +714,7 @@ class Erasing:
         """Return the threads that read and rewrite files; each holds two row groups."""
         if self._pool is None:
             count = min(int(pa.cpu_count()), _THREADS_MAX)
-            self._pool = worker_pool(count, "erase", niceness=_NICENESS)
+            self._pool = threads().pool(count, "erase", _NICENESS)
         return self._pool
 
 

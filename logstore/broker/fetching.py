@@ -42,7 +42,7 @@ from logstore.records.log_batches import int64_values
 from logstore.records.schema import LOG_SCHEMA
 from logstore.records.where.evaluation import Where
 from logstore.segments.row_group_files import write_row_group_file
-from logstore.workers import worker_pool
+from logstore.threads import threads
 
 if TYPE_CHECKING:  # one node asks nobody
     from logstore.broker.remote_fetches import Asked, RemoteFetches
@@ -104,7 +104,7 @@ class Fetching:
         admission: Admission,
         authorizer: Authorizer,
     ) -> None:
-        self._threads = worker_pool(4, "read")
+        self._threads = threads().pool(4, "read")
         self._reader = LogReader(journal, self._threads, refresh)
         self._find_topic = find_topic
         self._stored = _Form(self._reader.read_stored, _stored_of, _stored_bytes)

@@ -49,7 +49,7 @@ class OpenedJournal:
                 "mounted"
             ) from e
         # The broker's own lock: no other process has the journal, even if the coordinator's lock was removed.
-        self.locks += [*locks, LockFile.acquire(self._directory)]
+        self.locks += [*locks, LockFile.acquire(self._directory, self._filesystem)]
         try:
             self.tails = collect_tails(self.journal.recover())
         except BaseException:

@@ -54,7 +54,7 @@ from logstore.records.batch import (
 )
 from logstore.records.batch_identity import PRODUCER_EPOCH_MAX, BatchIdentity, IdempotencyKey, ProducerIdentity
 from logstore.records.payload import decode_payload, encode_payload
-from logstore.workers import worker_pool
+from logstore.threads import threads
 
 # Above this, splitting and encoding a request would hold up the event loop for milliseconds.
 _ENCODE_IN_THREAD_BYTES = 1 * MIB
@@ -97,7 +97,7 @@ class Producing:
         # Turns are counted per topic: otherwise topics sent to in turns would use one partition each.
         self._sticky: WeakKeyDictionary[Topic, Iterator[int]] = WeakKeyDictionary()
         # Few threads, because each holds a request twice: as sent and as stored.
-        self._encoders = worker_pool(2, "encode")
+        self._encoders = threads().pool(2, "encode")
 
     def close(self) -> None:
         self._encoders.shutdown()

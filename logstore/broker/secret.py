@@ -27,7 +27,7 @@ def load_secret(home: Path, filesystem: FileSystem) -> bytes:
     """
     path = home / "secret"
     try:
-        content = bytes.fromhex(path.read_text("ascii"))
+        content = bytes.fromhex(filesystem.read_file(path).decode("ascii"))
     except FileNotFoundError:
         secret = random_bytes(_SECRET_BYTES)
         content = secret + _checksum(secret)
@@ -47,8 +47,8 @@ def load_shared_secret(data: Path, home: Path, filesystem: FileSystem) -> bytes:
     Raises as ``load_secret``.
     """
     path = data / "secret"
-    if not path.exists():
-        has_one = (home / "secret").exists()
+    if not filesystem.exists(path):
+        has_one = filesystem.exists(home / "secret")
         secret = load_secret(home, filesystem) if has_one else random_bytes(_SECRET_BYTES)
         made = data / f"secret.{new_uuid().hex}"
         filesystem.write_atomically(made, f"{(secret + _checksum(secret)).hex()}\n".encode(), mode=0o600)

@@ -27,7 +27,7 @@ from logstore.names import INTERNAL_TOPICS, is_legal_name
 from logstore.segments.layout import layout_of
 from logstore.table_files import TableFiles
 from logstore.table_root import TableRoot
-from logstore.workers import worker_pool
+from logstore.threads import threads
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -132,7 +132,7 @@ class TopicCatalog:
         for name in self._root.strays():
             log.warning("catalog.not_a_topic", path=self._root.where(name))
         open_one = functools.partial(self.open, mend=not self._is_shared)
-        with worker_pool(_OPENERS, "open") as opening:
+        with threads().pool(_OPENERS, "open") as opening:
             found = dict(zip(names, opening.map(open_one, names), strict=True))
         tables = {name: table for name, table in found.items() if isinstance(table, TopicTable)}
         quarantined = {name: error for name, error in found.items() if isinstance(error, QuarantinedError)}

@@ -16,7 +16,6 @@ Invariants:
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -40,6 +39,7 @@ from logstore.log.topic import Topic
 from logstore.observability import DELETED_FILE_BYTES, MERGED_BYTES, MERGED_SEGMENTS, MERGES
 from logstore.segments.joining import write_here
 from logstore.segments.writer import Segment
+from logstore.threads import threads
 from logstore.topic_config import TopicConfig
 from logstore.workers import worker_pool
 
@@ -100,7 +100,7 @@ class Upkeep:
         self._known: dict[Topic, _Known] = {}
         self._stopping = asyncio.Event()
         self._merging = asyncio.Lock()
-        self._thread = worker_pool(1, "upkeep", niceness=_NICENESS)
+        self._thread = threads().pool(1, "upkeep", _NICENESS)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -187,7 +187,7 @@ class Upkeep:
         return True
 
     async def _join(self, topic: Topic, step: _Step, known: _Known) -> None:
-        began = time.perf_counter()
+        began = self._clock.monotonic()
         written = await self._in_thread(lambda: self._write(topic, step))
         known.unreadable |= {f.path for group, segment in written if segment is None for f in group.files}
         joined = [(group, segment) for group, segment in written if segment is not None]
@@ -207,7 +207,7 @@ class Upkeep:
             segments=sum(len(group.files) for group in committed),
             to=len(committed),
             bytes=sum(group.size for group in committed),
-            seconds=round(time.perf_counter() - began, 3),
+            seconds=round(self._clock.monotonic() - began, 3),
         )
 
     async def _commit(self, topic: Topic, parts: Sequence[RewritePart]) -> PartsCommit:
@@ -218,20 +218,20 @@ class Upkeep:
     def _write(self, topic: Topic, step: _Step) -> list[tuple[MergeGroup, Segment | None]]:
         """The groups of a step with their segments; None for a group of which a file cannot be read."""
         written: list[tuple[MergeGroup, Segment | None]] = []
-        worked_since = time.perf_counter()
+        worked_since = self._clock.monotonic()
 
         def pace(_: int) -> None:
             nonlocal worked_since
-            rested_from = time.perf_counter()
+            rested_from = self._clock.monotonic()
             rest_s = rested_from - worked_since
             while not self._stopping.is_set():
-                rested_s = time.perf_counter() - rested_from
+                rested_s = self._clock.monotonic() - rested_from
                 if rested_s >= rest_s and not (self._roller.is_busy and rested_s < rest_s + _ROLL_WAIT_S):
                     break
-                time.sleep(min(0.01, max(0.001, rest_s - rested_s)))
+                self._clock.sleep(min(0.01, max(0.001, rest_s - rested_s)))
             if self._stopping.is_set():
                 raise _StoppedError
-            worked_since = time.perf_counter()
+            worked_since = self._clock.monotonic()
 
         try:
             self._require_lock()

@@ -24,6 +24,7 @@ from logstore.cli.data_directory import (
 )
 from logstore.cli.options import JsonOption, existing_path
 from logstore.cli.output import counted, print_json, print_table
+from logstore.filesystem import local_filesystem
 
 if TYPE_CHECKING:
     from logstore.cluster import znodes
@@ -154,7 +155,7 @@ async def _adopt(directory: Path, topic: str, connect: str, broker: int | None, 
 async def _cluster_id(zookeeper: "ZooKeeper", directory: Path) -> str:
     from logstore.cluster import checked_file, znodes
 
-    here = checked_file.read(directory / "cluster.json", "restore it").get("cluster_id")
+    here = checked_file.read(local_filesystem(), directory / "cluster.json", "restore it").get("cluster_id")
     node = await zookeeper.get(znodes.CLUSTER_ID)
     there = None if node is None else znodes.decode(znodes.CLUSTER_ID, node.data, znodes.ClusterIdentity).cluster_id
     if there is None or here != there:
@@ -187,7 +188,7 @@ def _tails(homes: Sequence[Path], cluster_id: str) -> "dict[int, Tails]":
 
     found: dict[int, Tails] = {}
     for home in homes:
-        identity = LogDirectory.read(home)
+        identity = LogDirectory.read(home, local_filesystem())
         if identity is None:
             continue
         if identity.cluster_id != cluster_id:

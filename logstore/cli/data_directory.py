@@ -9,6 +9,7 @@ import typer
 
 from logstore.endpoint_file import read_endpoint
 from logstore.errors import DataDirectoryError, InvalidConfigError, LogStoreError
+from logstore.filesystem import local_filesystem
 from logstore.limits import TOPIC_NAME_LENGTH_MAX
 from logstore.lock_file import LockFile
 from logstore.names import is_legal_name
@@ -121,7 +122,7 @@ def is_of_cluster(data: Path) -> bool:
     """Whether brokers that agree through ZooKeeper share the data directory. DataDirectoryError for a damaged file."""
     from logstore.cluster import checked_file
 
-    return "coordinator" in checked_file.read(data / "cluster.json", "restore it")
+    return "coordinator" in checked_file.read(local_filesystem(), data / "cluster.json", "restore it")
 
 
 def require_topics(data: Path, names: Sequence[str]) -> list[str]:
@@ -150,7 +151,7 @@ def stopped_store(data: Path | None, journals: Iterable[Path]) -> Iterator[None]
     with ExitStack() as locks:
         for directory in [*([] if data is None else [data]), *dict.fromkeys(one.resolve() for one in journals)]:
             try:
-                locks.callback(LockFile.acquire(directory).release)
+                locks.callback(LockFile.acquire(directory, local_filesystem()).release)
             except DataDirectoryError:
                 where = directory if data is None else data
                 at = None if data is None else url_of_data(data)

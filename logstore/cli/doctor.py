@@ -261,7 +261,7 @@ def _difference(home: Path) -> str | None:
     journal = home / "journal" / "0"
     try:
         check = journal_check(home)  # before the files: those of a running broker only grow
-        files = list_files(journal) if journal.is_dir() else []
+        files = list_files(journal, local_filesystem()) if journal.is_dir() else []
         if not files:
             check(FoundJournal(journal, 0, None, is_empty=True))
             return None

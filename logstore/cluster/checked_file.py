@@ -20,13 +20,13 @@ def write(filesystem: FileSystem, path: Path, content: Mapping[str, object]) -> 
     filesystem.write_atomically(path, encode(content))
 
 
-def read(path: Path, give_up: str) -> dict[str, object]:
+def read(filesystem: FileSystem, path: Path, give_up: str) -> dict[str, object]:
     """The content, {} without a file. DataDirectoryError if the file has changed since it was written.
 
     ``give_up`` completes the message: how to do without the content.
     """
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(filesystem.read_file(path))
     except FileNotFoundError:
         return {}
     except ValueError as error:

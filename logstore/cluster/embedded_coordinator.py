@@ -22,7 +22,7 @@ from logstore.cluster.coordinator import (
     RegisteredTopic,
     TopicListener,
 )
-from logstore.cluster.log_directory import META, DirectoryRecord, OneNodeDirectory
+from logstore.cluster.log_directory import META, DirectoryRecord, OneNodeDirectory, homes_of
 from logstore.entropy import new_uuid
 from logstore.errors import (
     DataDirectoryError,
@@ -117,10 +117,10 @@ class EmbeddedCoordinator:
 
     def _start(self, read_journal: ReadJournal) -> None:
         self._filesystem.make_directory(self._data)
-        self._locks = (LockFile.acquire(self._data),)
+        self._locks = (LockFile.acquire(self._data, self._filesystem),)
         try:
             self._cluster = self._read_cluster()
-            directory = OneNodeDirectory.open(self._home)
+            directory = OneNodeDirectory.open(self._home, self._filesystem)
             self._directory = self._accepted(directory, read_journal(self._locks))
         except BaseException:
             self._release()
@@ -143,7 +143,7 @@ class EmbeddedCoordinator:
     def _read_cluster(self) -> dict[str, object]:
         """The content of ``cluster.json`` as this release writes it. DataDirectoryError."""
         cluster_file = self._data / "cluster.json"
-        cluster = checked_file.read(cluster_file, _GIVE_UP_CLUSTER)
+        cluster = checked_file.read(self._filesystem, cluster_file, _GIVE_UP_CLUSTER)
         if not cluster:
             cluster = {"cluster_id": new_uuid().hex, "format_version": FORMAT_VERSION}
         if "coordinator" in cluster:
@@ -156,7 +156,7 @@ class EmbeddedCoordinator:
             raise DataDirectoryError(f"{self._data} has format version {version}; this release reads {FORMAT_VERSION}.")
         if cluster.keys() != {"cluster_id", "format_version"}:
             raise checked_file.damaged(cluster_file, _GIVE_UP_CLUSTER)
-        others = [name for name in brokers_of(self._data) if name != str(self._broker_id)]
+        others = [name for name in brokers_of(self._data, self._filesystem) if name != str(self._broker_id)]
         if others:
             raise DataDirectoryError(
                 f"{self._data} belongs to broker {others[0]}, not to {self._broker_id}: set broker.id to {others[0]}."
@@ -239,11 +239,11 @@ class EmbeddedCoordinator:
 
     def _write_files(self, directory: OneNodeDirectory) -> None:
         cluster_file = self._data / "cluster.json"
-        if checked_file.read(cluster_file, _GIVE_UP_CLUSTER) != self._cluster:
+        if checked_file.read(self._filesystem, cluster_file, _GIVE_UP_CLUSTER) != self._cluster:
             checked_file.write(self._filesystem, cluster_file, self._cluster)
         directory.write(self._home, self._filesystem)
         # A migration to a cluster that was cut short has left it; it is begun again from ``broker.json``.
-        if (stale := self._home / META).exists():
+        if self._filesystem.exists(stale := self._home / META):
             self._filesystem.unlink(stale)
             self._filesystem.sync_directory(self._home)
 
@@ -325,16 +325,19 @@ class EmbeddedCoordinator:
         """No other broker gives any."""
 
 
-def brokers_of(data: Path) -> list[str]:
+def brokers_of(data: Path, filesystem: FileSystem) -> list[str]:
     """The ids of the brokers that have used ``data``: one with lock files alone is of a start that was refused. A
     directory that is empty may be the place of a mount.
     """
 
     def is_used(path: Path) -> bool:
-        return path.name != NAME if path.is_file() else not any(path.iterdir())
+        if not filesystem.is_directory(path):
+            return path.name != NAME
+        names = filesystem.names(path)
+        return not names or any(is_used(path / name) for name in names)
 
-    homes = sorted((data / "brokers").glob("*/"))
-    return [home.name for home in homes if any(map(is_used, home.rglob("*")))]
+    homes = homes_of(data, filesystem)
+    return [home.name for home in homes if any(is_used(home / name) for name in filesystem.names(home))]
 
 
 def home_of(data: Path, broker_id: int) -> Path:

@@ -18,7 +18,7 @@ from uuid import UUID
 from logstore.cluster import checked_file
 from logstore.entropy import new_uuid
 from logstore.errors import DataDirectoryError
-from logstore.filesystem import FileSystem
+from logstore.filesystem import FileSystem, local_filesystem
 from logstore.journal.errors import JournalDiffersError
 from logstore.journal.identity import ExpectedJournal, FoundJournal, JournalIdentity
 
@@ -78,9 +78,9 @@ class LogDirectory(_Directory):
         return f"Put the journal back before the broker starts. If it starts without: {REPLICAS_ARE_COPIED}"
 
     @classmethod
-    def read(cls, path: Path) -> "LogDirectory | None":
+    def read(cls, path: Path, filesystem: FileSystem) -> "LogDirectory | None":
         """None for a new directory. DataDirectoryError for a damaged file."""
-        content = checked_file.read(path / META, _GIVE_UP_META)
+        content = checked_file.read(filesystem, path / META, _GIVE_UP_META)
         if not content:
             return None
         match content:
@@ -95,9 +95,9 @@ class LogDirectory(_Directory):
                 raise checked_file.damaged(path / META, _GIVE_UP_META)
 
     @classmethod
-    def open(cls, path: Path, cluster_id: str, broker_id: int) -> "LogDirectory":
+    def open(cls, path: Path, filesystem: FileSystem, cluster_id: str, broker_id: int) -> "LogDirectory":
         """The directory's identity, a new one for a new directory. DataDirectoryError for another broker's (C19)."""
-        found = cls.read(path)
+        found = cls.read(path, filesystem)
         if found is None:
             return cls(new_uuid(), None, cluster_id, broker_id, 0)
         if found.cluster_id != cluster_id:
@@ -143,9 +143,9 @@ class OneNodeDirectory(_Directory):
         )
 
     @classmethod
-    def open(cls, path: Path) -> "OneNodeDirectory":
+    def open(cls, path: Path, filesystem: FileSystem) -> "OneNodeDirectory":
         """The directory's identity, a new one for a new directory. DataDirectoryError for a damaged file."""
-        content = checked_file.read(path / BROKER, _GIVE_UP_BROKER)
+        content = checked_file.read(filesystem, path / BROKER, _GIVE_UP_BROKER)
         match content:
             case {"leader_epoch": int(leader_epoch), "directory_id": str(directory_id)}:
                 return cls(UUID(directory_id), _durable_end(content), leader_epoch)
@@ -178,9 +178,19 @@ class DirectoryRecord:
         checked_file.write(self._filesystem, self._path, {**self._content, **known})
 
 
-def read_directory(path: Path) -> LogDirectory | OneNodeDirectory | None:
+def homes_of(data: Path, filesystem: FileSystem) -> list[Path]:
+    """The directories of brokers in ``data``, rising. OSError."""
+    try:
+        names = filesystem.names(data / "brokers")
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [home for name in sorted(names) if filesystem.is_directory(home := data / "brokers" / name)]
+
+
+def read_directory(path: Path, filesystem: FileSystem | None = None) -> LogDirectory | OneNodeDirectory | None:
     """What stands beside the journal of a log directory; None if nothing does. DataDirectoryError."""
-    return LogDirectory.read(path) or _read_one_node(path)
+    filesystem = filesystem or local_filesystem()
+    return LogDirectory.read(path, filesystem) or _read_one_node(path, filesystem)
 
 
 def journal_check(path: Path) -> Callable[[FoundJournal], None]:
@@ -200,13 +210,13 @@ def give_up_journal(path: Path, filesystem: FileSystem) -> None:
     """Give a log directory another identity: its journal was changed by somebody else than a broker. It leaves its ISRs
     in a cluster, and one node takes it as it is. DataDirectoryError, OSError.
     """
-    for directory in (LogDirectory.read(path), _read_one_node(path)):
+    for directory in (LogDirectory.read(path, filesystem), _read_one_node(path, filesystem)):
         if directory is not None:
             directory.with_new_journal().write(path, filesystem)
 
 
-def _read_one_node(path: Path) -> OneNodeDirectory | None:
-    return OneNodeDirectory.open(path) if (path / BROKER).exists() else None
+def _read_one_node(path: Path, filesystem: FileSystem) -> OneNodeDirectory | None:
+    return OneNodeDirectory.open(path, filesystem) if filesystem.exists(path / BROKER) else None
 
 
 def _durable_end(content: Mapping[str, object]) -> int | None:

@@ -55,6 +55,7 @@ from logstore.errors import ClusterStateError, DataDirectoryError, LogStoreError
 from logstore.filesystem import FileSystem
 from logstore.journal.errors import JournalDiffersError
 from logstore.journal.identity import FoundJournal
+from logstore.journal.journal_file import list_files
 from logstore.lock_file import LockFile
 
 log = structlog.stdlib.get_logger(__name__)
@@ -167,7 +168,7 @@ class Registration:
 
     def _open_directory(self, found: FoundJournal) -> LogDirectory:
         """The log directory's identity, another one if the journal in it is not the one that stood here."""
-        directory = LogDirectory.open(self._log_directory, self.cluster_id, self._broker_id)
+        directory = LogDirectory.open(self._log_directory, self._filesystem, self.cluster_id, self._broker_id)
         if self._one_node is not None:  # which may have served since a migration that was cut short
             directory = dataclasses.replace(
                 directory, directory_id=self._one_node.directory_id, durable_end=self._one_node.durable_end
@@ -193,7 +194,7 @@ class Registration:
 
     async def _agree(self) -> str:
         """The id of the cluster: ZooKeeper's, the data directory's, or a new one."""
-        content = await asyncio.to_thread(checked_file.read, self._data / _CLUSTER_FILE, _GIVE_UP)
+        content = await asyncio.to_thread(checked_file.read, self._filesystem, self._data / _CLUSTER_FILE, _GIVE_UP)
         one_node = self.is_migration
         if content and not one_node and "coordinator" not in content:
             raise DataDirectoryError(f"A store of one node has begun to use {self._data}: stop it, and start again.")
@@ -242,23 +243,24 @@ class Registration:
         """Before anything is made there: of a store of one node keep that one away, and see that its journal is this
         broker's. Blocking. DataDirectoryError.
         """
-        content = checked_file.read(self._data / _CLUSTER_FILE, _GIVE_UP)
+        filesystem = self._filesystem
+        content = checked_file.read(filesystem, self._data / _CLUSTER_FILE, _GIVE_UP)
         if not content or "coordinator" in content:
             return
-        lock = LockFile.acquire(self._data)
+        lock = LockFile.acquire(self._data, filesystem)
         home = home_of(self._data, self._broker_id)
         try:
-            others = [name for name in brokers_of(self._data) if name != home.name]
+            others = [name for name in brokers_of(self._data, filesystem) if name != home.name]
             if others:
                 raise DataDirectoryError(
                     f"{self._data} belongs to a store of one node, broker {others[0]}: start the cluster with the "
                     f"broker whose broker.id is {others[0]}, and no other until it listens."
                 )
-            one_node = OneNodeDirectory.open(home)
+            one_node = OneNodeDirectory.open(home, filesystem)
             # A start of one node that was refused leaves a lock there and no file; ``begin`` then compares the journal
             # in ``log.dirs``, if it is known how far it was durable.
-            is_left = any(home.glob("journal/*/*.log" if one_node.durable_end is not None else "journal/"))
-            if is_left and home.resolve() != self._log_directory.resolve():
+            is_left = _has_journal(home, filesystem, with_files=one_node.durable_end is not None)
+            if is_left and filesystem.real_path(home) != filesystem.real_path(self._log_directory):
                 raise DataDirectoryError(
                     f"The journal of the store of one node is in {home}: move {home / 'journal'} into "
                     f"{self._log_directory} (log.dirs), or leave log.dirs out."
@@ -425,6 +427,15 @@ class Registration:
                 self.session_ended()
                 log.error("cluster.registration_removed", broker=self._broker_id)
                 await lost()
+
+
+def _has_journal(home: Path, filesystem: FileSystem, *, with_files: bool) -> bool:
+    """Whether there is a journal in a log directory; ``with_files``: one that has any."""
+    journal = home / "journal"
+    if not filesystem.is_directory(journal) or not with_files:
+        return filesystem.is_directory(journal)
+    directories = [path for name in filesystem.names(journal) if filesystem.is_directory(path := journal / name)]
+    return any(list_files(directory, filesystem) for directory in directories)
 
 
 def write_cluster_file(filesystem: FileSystem, data: Path, cluster_id: str) -> None:

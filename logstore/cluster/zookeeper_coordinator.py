@@ -178,7 +178,7 @@ class ZooKeeperCoordinator:
 
     def _lock(self) -> None:
         self._filesystem.make_directory(self._log_directory)
-        self._locks = (LockFile.acquire(self._log_directory),)
+        self._locks = (LockFile.acquire(self._log_directory, self._filesystem),)
 
     def _read(self, read_journal: ReadJournal) -> FoundJournal:
         try:

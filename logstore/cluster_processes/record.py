@@ -89,10 +89,10 @@ def one_node(directory: Directory) -> int | None:
     """
     content: dict[str, object] = {}
     with contextlib.suppress(NotADirectoryError):
-        content = checked_file.read(directory.data / "cluster.json", _GIVE_UP)
+        content = checked_file.read(local_filesystem(), directory.data / "cluster.json", _GIVE_UP)
     if not content or "coordinator" in content:
         return None
-    return min((int(name) for name in brokers_of(directory.data) if name.isdecimal()), default=None)
+    return min((int(name) for name in brokers_of(directory.data, local_filesystem()) if name.isdecimal()), default=None)
 
 
 def check_directory(
@@ -103,7 +103,7 @@ def check_directory(
     """
     content: dict[str, object] = {}
     with contextlib.suppress(NotADirectoryError):
-        content = checked_file.read(directory.data / "cluster.json", _GIVE_UP)
+        content = checked_file.read(local_filesystem(), directory.data / "cluster.json", _GIVE_UP)
     if directory.data.exists() and not directory.data.is_dir():
         raise ClusterProcessesError(f"{directory.data} is no directory: name one with --data.")
     if (alone := one_node(directory)) is not None and alone not in broker_ids:

@@ -27,6 +27,7 @@ from logstore.cluster_processes.ports import ReservedPorts
 from logstore.cluster_processes.record import ClusterProcessesError, Directory, Record, check_directory, one_node
 from logstore.cluster_processes.zookeeper_process import Restarts, ZooKeeperEntry, ZooKeeperProcess
 from logstore.errors import DataDirectoryError, LogStoreError
+from logstore.filesystem import local_filesystem
 from logstore.lock_file import LockFile
 from logstore.settings import address_of
 
@@ -92,7 +93,7 @@ def run(wanted: Wanted, announce: Announce) -> int:
     directory.home.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as at_end:
         try:
-            at_end.callback(LockFile.acquire(directory.home).release)
+            at_end.callback(LockFile.acquire(directory.home, local_filesystem()).release)
         except DataDirectoryError as error:
             raise ClusterProcessesError(error.message.replace("serving", "running the cluster of", 1)) from None
         reserved = at_end.enter_context(ReservedPorts())
@@ -103,7 +104,7 @@ def run(wanted: Wanted, announce: Announce) -> int:
 def _require_stopped(directory: Directory) -> None:
     """DataDirectoryError if the store of one node that is to become a cluster runs: nothing is made beside it."""
     for log_directory in sorted((directory.data / "brokers").glob("*/")):
-        LockFile.acquire(log_directory).release()
+        LockFile.acquire(log_directory, local_filesystem()).release()
 
 
 def _reserve(wanted: Wanted, record: Record, reserved: ReservedPorts) -> tuple[Record, int | None]:

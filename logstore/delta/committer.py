@@ -14,7 +14,6 @@ CommitStateUnknownError.
 import contextlib
 import errno
 import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -219,7 +218,7 @@ class Committer:
             if failure is not None and list_log(self._files, snapshot.version).last_version <= snapshot.version:
                 raise storage_error(f"commit {wanted.operation} to {self._files}", failure) from failure
             log.info("delta.conflict", table=self._files.uri, operation=wanted.operation, version=snapshot.version + 1)
-            time.sleep(random_float(0, 0.002 * 2 ** min(attempt, 6)))  # jitter
+            self._files.clock.sleep(random_float(0, 0.002 * 2 ** min(attempt, 6)))  # jitter
         raise CommitConflictError(
             f"Commit to {self._files}: {COMMIT_ATTEMPTS_MAX} attempts lost against other commits; try again"
         )
@@ -261,7 +260,7 @@ class Committer:
 
     def _put(self, snapshot: TopicSnapshot, plan: Plan, commit_id: str) -> None:
         """Write the entry of a plan as the version behind ``snapshot``, if there is none."""
-        version, now_ms = snapshot.version + 1, time.time_ns() // 1_000_000
+        version, now_ms = snapshot.version + 1, self._files.clock.now_ms()
         info: dict[str, Any] = {**commit_info(plan.operation, commit_id, plan.details)}
         removes = [Action(remove=_remove(removal, now_ms, data_change=plan.data_change)) for removal in plan.removes]
         adds = [Action(add=add_action(segment, now_ms, data_change=plan.data_change)) for segment in plan.adds]

@@ -5,7 +5,6 @@ It is the same as delta-rs writes for a new table. Here it is made in memory, so
 storage, and with its digest.
 """
 
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,19 +23,20 @@ def first_entry(
     configuration: Mapping[str, str],
     num_partitions: int,
     info: Mapping[str, str],
+    now_ms: int,
     protocol: Protocol = Protocol(*PROTOCOL),  # noqa: B008  it is not changed
     *,
     table_id: uuid.UUID | None = None,
     transactions: Mapping[str, int] | None = None,
     added: Sequence[Add] = (),
 ) -> bytes:
-    """``schema`` of the table's columns; ``configuration`` are its properties; ``info`` our keys of ``commitInfo``.
+    """``schema`` of the table's columns; ``configuration`` are its properties; ``info`` our keys of ``commitInfo``;
+    ``now_ms`` is the time of the commit.
 
     A new table has a new ``table_id``, no ``transactions`` but a ``sealed`` of 0 for each partition, and no files.
     """
     from deltalake import Schema
 
-    now_ms = time.time_ns() // 1_000_000
     metadata = {
         "id": str(table_id or new_uuid()),
         "name": None,

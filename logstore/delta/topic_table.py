@@ -105,7 +105,8 @@ class TopicTable:
         }
         info = commit_info("create", new_uuid().hex)
         try:
-            files = root.create(name, first_entry(layout.table_schema, configuration, num_partitions, info))
+            entry = first_entry(layout.table_schema, configuration, num_partitions, info, root.clock.now_ms())
+            files = root.create(name, entry)
         except FileExistsError as error:
             raise TopicExistsError(f"Topic {name!r} already exists") from error
         except OutcomeUnknownError as error:

@@ -191,8 +191,8 @@ def repair(directory: Path, filesystem: FileSystem | None = None) -> RepairRepor
     is deleted. The report counts the readable frames in the part that was removed. Raises StorageError; run it again
     then. Raises DataDirectoryError, and changes nothing, if a newer release wrote the journal: repair it with that one.
     """
-    _check_directory(directory)
     filesystem = filesystem or local_filesystem()
+    _check_directory(directory, filesystem)
     scan = JournalScan(directory, filesystem)
     try:
         for _ in scan.frames():
@@ -212,15 +212,16 @@ def repair(directory: Path, filesystem: FileSystem | None = None) -> RepairRepor
 def _cut(directory: Path, damage: JournalCorruptionError, filesystem: FileSystem) -> tuple[Path, ...]:
     """Copy the damaged file, rename the later files, newest first, then cut: an interruption loses nothing."""
     copies: list[Path] = []
-    files = list_files(directory)
-    keep = {path: damage.position - start for start, path in files if start < damage.position < start + _size(path)}
+    files = list_files(directory, filesystem)
+    ends = {path: start + filesystem.stat(path).st_size for start, path in files}
+    keep = {path: damage.position - start for start, path in files if start < damage.position < ends[path]}
     for path in keep:
-        copies.append(_copy_path(path))
+        copies.append(_copy_path(path, filesystem))
         _copy(path, copies[-1], filesystem)
         filesystem.sync_directory(directory)
     for start, path in reversed(files):
         if start >= damage.position:
-            copies.append(_copy_path(path))
+            copies.append(_copy_path(path, filesystem))
             filesystem.rename(path, copies[-1])
             filesystem.sync_directory(directory)
     for path, length in keep.items():
@@ -249,15 +250,11 @@ def _copy(path: Path, copy: Path, filesystem: FileSystem) -> None:
         filesystem.close(source)
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size
-
-
-def _copy_path(path: Path) -> Path:
+def _copy_path(path: Path, filesystem: FileSystem) -> Path:
     """Return a name for a copy that overwrites no earlier copy."""
     copy = path.with_name(path.name + CORRUPT_SUFFIX)
     number = 1
-    while copy.exists():
+    while filesystem.exists(copy):
         number += 1
         copy = path.with_name(f"{path.name}{CORRUPT_SUFFIX}.{number}")
     return copy
@@ -271,7 +268,7 @@ def lost_ranges(directory: Path, position: int, filesystem: FileSystem | None = 
     """
     filesystem = filesystem or local_filesystem()
     lost: dict[PartitionKey, LostRange] = {}
-    for start, path in list_files(directory):
+    for start, path in list_files(directory, filesystem):
         file = JournalFile.open(path, start, filesystem)
         try:
             for stored, at in find_headers(file, max(position, start), start + file.allocated):
@@ -299,9 +296,9 @@ def damaged_journal(directory: Path, filesystem: FileSystem | None = None) -> Fo
     ``end`` is that of the last file with its reserved bytes, at or after that of the journal. Raises OSError,
     DataDirectoryError.
     """
-    end = 0
-    for start, path in reversed(list_files(directory)):
-        file = JournalFile.open(path, start, filesystem or local_filesystem())
+    filesystem, end = filesystem or local_filesystem(), 0
+    for start, path in reversed(list_files(directory, filesystem)):
+        file = JournalFile.open(path, start, filesystem)
         file.close()
         end = end or start + file.allocated
         if file.file_id is not None:
@@ -309,8 +306,8 @@ def damaged_journal(directory: Path, filesystem: FileSystem | None = None) -> Fo
     return None
 
 
-def _check_directory(directory: Path) -> None:
-    if not directory.is_dir():
+def _check_directory(directory: Path, filesystem: FileSystem) -> None:
+    if not filesystem.is_directory(directory):
         raise StorageError(f"there is no journal directory {directory}; name one as <data>/brokers/<id>/journal/0")
 
 

@@ -44,7 +44,7 @@ from logstore.journal.scan import JournalScan, RecoveredFrame, Verdict
 from logstore.journal.writer import FileSwitchPostponedError, FrameBuffers, JournalWriter
 from logstore.limits import JOURNAL_FILE_BYTES, JOURNAL_GROUP_BYTES_MAX, KIB, MIB
 from logstore.observability import JOURNAL_RETAINED_BYTES
-from logstore.workers import disk_thread
+from logstore.threads import threads
 
 # Locations at most this far apart are read with one call, together with the bytes between them.
 _READ_GAP_BYTES: Final = 64 * KIB
@@ -117,7 +117,7 @@ class Journal:
         #: The time of the first append to the file being written to, in seconds of the monotonic clock.
         self._data_since: float | None = None
         self._writer = JournalWriter(directory, filesystem, clock, file_bytes, require_lock)
-        self._thread = disk_thread("journal")
+        self._thread = threads().disk_thread("journal")
         self._files: list[JournalFile] = []
         self._files_lock = threading.Lock()
         self._current: JournalFile | None = None

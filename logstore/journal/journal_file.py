@@ -28,10 +28,10 @@ def file_path(directory: Path, start: int) -> Path:
     return directory / f"{start:020d}.log"
 
 
-def list_files(directory: Path) -> list[tuple[int, Path]]:
+def list_files(directory: Path, filesystem: FileSystem) -> list[tuple[int, Path]]:
     """Return (start position, path) of a directory's journal files, in order; other files there are ignored."""
-    matches = ((_NAME.fullmatch(path.name), path) for path in directory.iterdir())
-    return sorted((int(match[1]), path) for match, path in matches if match)
+    matches = map(_NAME.fullmatch, filesystem.names(directory))
+    return sorted((int(match[1]), directory / match[0]) for match in matches if match)
 
 
 class JournalFile:

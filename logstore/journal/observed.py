@@ -33,10 +33,10 @@ class ObservedJournal:
 
         Raises StorageError if there is no such directory.
         """
-        if not directory.is_dir():
+        self._filesystem = filesystem or local_filesystem()
+        if not self._filesystem.is_directory(directory):
             raise StorageError(f"there is no journal directory {directory}; name one as <data>/brokers/<id>/journal/0")
         self.directory = directory
-        self._filesystem = filesystem or local_filesystem()
         self._kinds = kinds
         self._check = check
         #: The journal position after the last good frame.
@@ -55,7 +55,7 @@ class ObservedJournal:
         """
         self.end = self.tail_bytes = self.frame_bytes = 0
         for attempt in range(_LISTINGS):
-            self.files = list_files(self.directory)
+            self.files = list_files(self.directory, self._filesystem)
             scan = JournalScan(self.directory, self._filesystem, self._kinds)
             found = scan.frames()
             try:
@@ -96,7 +96,7 @@ class ObservedJournal:
         """Return whether the bad frame or file header has been written since. Only a last file grows."""
         start, last = self.files[-1]
         if damage.path != last:
-            return not damage.path.exists()  # freed: everything in it was sealed
+            return not self._filesystem.exists(damage.path)  # freed: everything in it was sealed
         try:
             file = JournalFile.open(damage.path, start, self._filesystem)
         except FileNotFoundError:

@@ -13,7 +13,7 @@ import structlog
 
 from logstore.errors import StorageError
 from logstore.journal.identity import JournalRecord
-from logstore.workers import disk_thread
+from logstore.threads import threads
 
 _log = structlog.get_logger(__name__)
 
@@ -23,7 +23,7 @@ class PositionRecorder:
         self._directory = directory
         self._record = record
         self._require_lock = require_lock
-        self._thread = disk_thread("journal-position")
+        self._thread = threads().disk_thread("journal-position")
         self._has_begun = False
         # Whether the last attempt succeeded.
         self._is_written = False

@@ -171,7 +171,7 @@ class JournalScan:
         """Yield all good frames in journal order. Raises JournalCorruptionError, StorageError, DataDirectoryError."""
         files: list[JournalFile] = []
         try:
-            for start, path in list_files(self._directory):
+            for start, path in list_files(self._directory, self._filesystem):
                 try:
                     files.append(JournalFile.open(path, start, self._filesystem))
                 except OSError as e:

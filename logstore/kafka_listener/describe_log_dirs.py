@@ -5,7 +5,6 @@ and the tables of one node are in one directory; the brokers of a cluster share 
 """
 
 import asyncio
-import shutil
 from collections.abc import Iterable
 from typing import Final
 
@@ -39,7 +38,8 @@ async def describe_log_dirs(
     if (failed := broker.journal.failed) is not None:
         return DescribeLogDirsResponse(results=[_Result(error_code=number_of(failed), log_dir=str(directory))])
     try:
-        disk = await asyncio.to_thread(shutil.disk_usage, directory)
+        total_bytes = await asyncio.to_thread(broker.filesystem.total_bytes, directory)
+        free_bytes = await asyncio.to_thread(broker.filesystem.free_bytes, directory)
     except OSError:
         return DescribeLogDirsResponse(results=[_Result(error_code=StorageError.kafka_code, log_dir=str(directory))])
     wanted: dict[str, set[int]] | None = None
@@ -60,7 +60,7 @@ async def describe_log_dirs(
             looked_at = 0
             await asyncio.sleep(0)
     return DescribeLogDirsResponse(
-        results=[_Result(log_dir=str(directory), topics=topics, total_bytes=disk.total, usable_bytes=disk.free)]
+        results=[_Result(log_dir=str(directory), topics=topics, total_bytes=total_bytes, usable_bytes=free_bytes)]
     )
 
 

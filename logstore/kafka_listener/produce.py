@@ -11,7 +11,6 @@ never see an error for it unless their time is up.
 """
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -82,7 +81,7 @@ async def produce(
     timeout_ms = min(max(request.timeout_ms, 0), _TIMEOUT_MAX_MS)
     waited_ms = 0
     if turn is not None:
-        deadline = time.monotonic() + timeout_ms / 1000
+        deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
         # Nothing awaits between the one lock and the other: the order stays.
         async with turn.room:
             waited_ms = await _until_room(store, context, batches, deadline)
@@ -109,7 +108,7 @@ class _InvalidRequiredAcksError(InvalidRequestError):
 async def _until_room(
     store: KafkaStore, context: RequestContext, batches: Sequence[TopicBatches], deadline: float
 ) -> int:
-    """Wait until the journal takes the batches, or for the time of ``deadline``: how long that was, in ms."""
+    """Wait until the journal takes the batches, or until ``deadline`` of the loop's time: how long that was, in ms."""
     admission = store.broker.admission
     sizes = [sum([len(records) for _, records in one.batches if records]) for one in batches]
     if admission.has_room(sum(sizes)):
@@ -119,18 +118,19 @@ async def _until_room(
         for one, num_bytes in zip(batches, sizes, strict=True)
         if (topic := _topic(store, context, one.topic)) is not None
     ]
-    began = time.monotonic()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
     pause = _LOOK_MIN_S
     while True:
         try:
             for topic, num_bytes in wanted:
                 admission.require_room(topic, num_bytes)
         except ThrottledError:
-            if time.monotonic() >= deadline or admission.not_ready_reason is not None:
-                return int((time.monotonic() - began) * 1000)
+            if loop.time() >= deadline or admission.not_ready_reason is not None:
+                return int((loop.time() - began) * 1000)
         else:
-            return int((time.monotonic() - began) * 1000) if pause > _LOOK_MIN_S else 0
-        await asyncio.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+            return int((loop.time() - began) * 1000) if pause > _LOOK_MIN_S else 0
+        await asyncio.sleep(min(pause, max(0.0, deadline - loop.time())))
         pause = min(2 * pause, _LOOK_MAX_S)
 
 

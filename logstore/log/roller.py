@@ -10,7 +10,6 @@ A commit of ours that a foreign one overwrote later is ``table_follower``'s to r
 import asyncio
 import contextlib
 import functools
-import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
@@ -51,7 +50,7 @@ from logstore.segments.offset_ranges import OffsetRanges, join_ranges
 from logstore.segments.reader import verify_segment
 from logstore.segments.writer import Segment, SegmentWriter
 from logstore.table_files import TableFiles
-from logstore.workers import worker_pool
+from logstore.threads import threads
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -101,7 +100,7 @@ class _Range:
 
 def roll_threads() -> Executor:
     """The executor of a ``Roller``. Nobody waits for a roll, so its threads give way to those of requests."""
-    return worker_pool(2, "roll", niceness=_NICENESS)
+    return threads().pool(2, "roll", _NICENESS)
 
 
 class Roller:
@@ -121,6 +120,7 @@ class Roller:
         self._require_lock = require_lock
         self._table_lock = table_lock
         self._journal = journal
+        self._clock = clock
         self._executor = executor
         self._follower = TableFollower(clock, executor, self._erasures)
         self._running: set[asyncio.Task[object]] = set()
@@ -231,7 +231,7 @@ class Roller:
                 )
         if not (parts := led):
             return refused
-        began = time.perf_counter()
+        began = self._clock.monotonic()
         uncommitted = self._uncommitted.setdefault(topic, {})
         uncommitted |= {part.partition: part for part in parts}
         erased = self._erasures.committed(topic.topic_id)
@@ -255,14 +255,14 @@ class Roller:
             del uncommitted[partition]
         sealed = [partition for partition in commit.committed if partition not in refused]
         ROLLS.count(topic, 1, "committed" if sealed else "refused")
-        ROLL_SECONDS.observe(time.perf_counter() - began)
+        ROLL_SECONDS.observe(self._clock.monotonic() - began)
         log.info(
             "roll.committed",
             topic=topic.name,
             version=commit.version,
             partitions=len(sealed),
             records=sum(part.end_offset - part.base_offset for part in parts if part.partition not in refused),
-            seconds=round(time.perf_counter() - began, 3),
+            seconds=round(self._clock.monotonic() - began, 3),
         )
         for partition, error in refused.items():
             log.error("roll.refused", topic=topic.name, partition=partition, error=str(error))
@@ -321,7 +321,7 @@ class Roller:
                         ranges.append((header.base_offset, header.end_offset))
                 log_append_times = join_ranges(ranges)
                 if len(frames) == _READ_FRAMES:
-                    time.sleep(_PAUSE_S)
+                    self._clock.sleep(_PAUSE_S)
             base, end = piece.base_offset, piece.end_offset
             return writer.finish(
                 leader_epochs=tuple(entry for entry in span.leader_epochs if entry[1] < end),

@@ -45,7 +45,7 @@ from logstore.segments.names import known_segment_name
 from logstore.segments.reader import segment_from_file, verify_segment
 from logstore.segments.writer import Segment
 from logstore.table_files import TableFiles
-from logstore.workers import worker_pool
+from logstore.threads import threads
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -146,7 +146,7 @@ class TableFollower:
 
         def erase() -> TableErasure:
             # It needs a pool of its own, because it runs in the pool of the table's other work.
-            with worker_pool(_ERASING_THREADS, "erase") as pool:
+            with threads().pool(_ERASING_THREADS, "erase") as pool:
                 for _ in range(_ATTEMPTS - 1):
                     try:
                         return try_to_erase(pool)

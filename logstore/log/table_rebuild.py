@@ -7,7 +7,6 @@ new log, beside which the old one is kept.
 """
 
 import itertools
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -161,6 +160,7 @@ def carry_out(root: TableRoot, plan: RebuildPlan) -> str | None:
         raise CommitRefusedError(f"topic {plan.topic!r} was not rebuilt: {'. '.join(plan.refusals)}")
     transactions: dict[str, int] = {}
     added: list[Add] = []
+    now_ms = root.clock.now_ms()
     for part in plan.partitions:
         facts = {SEALED: part.sealed, EPOCH: part.leader_epoch, START: part.log_start}
         facts |= {REWRITE: part.rewrite, CLEANED: part.cleaned}
@@ -168,7 +168,7 @@ def carry_out(root: TableRoot, plan: RebuildPlan) -> str | None:
             app_id(part.partition, fact): value for fact, value in facts.items() if value or fact == SEALED
         }
         for segment in part.files:
-            action = add_action(segment, time.time_ns() // 1_000_000, data_change=True)
+            action = add_action(segment, now_ms, data_change=True)
             action.deletion_vector = plan.vectors.get(segment.path)
             added.append(action)
     # The new table gives no ids to rows.
@@ -179,7 +179,15 @@ def carry_out(root: TableRoot, plan: RebuildPlan) -> str | None:
     masked = any(action.deletion_vector is not None for action in added)
     protocol = _WITH_VECTORS if masked else Protocol(*PROTOCOL)
     entry = first_entry(
-        schema, plan.properties, count, info, protocol, table_id=plan.topic_id, transactions=transactions, added=added
+        schema,
+        plan.properties,
+        count,
+        info,
+        now_ms,
+        protocol,
+        table_id=plan.topic_id,
+        transactions=transactions,
+        added=added,
     )
     return root.renew_log(plan.topic, entry)
 

@@ -100,7 +100,7 @@ def test_a_damaged_journal_that_is_another_one_is_named_before_the_question(data
     damage(data, 0, 32)
     home = data / "brokers" / "0"
     assert "stood here" not in repair(data, code=2).stderr
-    known = OneNodeDirectory.open(home)
+    known = OneNodeDirectory.open(home, FileSystem())
     other = replace(known, durable_end=10**9) if is_older else replace(known, directory_id=uuid4())
     other.write(home, FileSystem())
     asked = repair(data, code=2).stderr
@@ -123,7 +123,7 @@ def test_the_log_directory_is_only_to_be_removed_in_a_cluster(data, in_cluster):
     """A migration that was cut short leaves ``meta.json`` in a store of one node."""
     damage(data, 0, 32)
     home = data / "brokers" / "0"
-    known = OneNodeDirectory.open(home)
+    known = OneNodeDirectory.open(home, FileSystem())
     LogDirectory(known.directory_id, known.durable_end, "c", 0, 1).write(home, FileSystem())
     if in_cluster:
         write_cluster_file(FileSystem(), data, "c")

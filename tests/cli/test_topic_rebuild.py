@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from logstore.cli.app import app
 from logstore.delta.topic_table import TopicTable
+from logstore.filesystem import FileSystem
 from logstore.table_root import open_root
 from tests.support.data_directory import lose_journal
 from tests.support.small_store import TOPIC, Records, small_store, stored
@@ -153,7 +154,7 @@ def test_a_store_that_runs_is_in_the_way(data):
     from logstore.lock_file import LockFile
 
     damage_log(data)
-    lock = LockFile.acquire(data)
+    lock = LockFile.acquire(data, FileSystem())
     assert "A store is running" in rebuild(data, "--yes", code=1).stderr
     lock.release()
 

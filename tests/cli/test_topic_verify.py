@@ -20,7 +20,7 @@ from logstore.cluster import checked_file
 from logstore.cluster.log_directory import LogDirectory, OneNodeDirectory
 from logstore.cluster.log_directory_record import record_log_directory
 from logstore.errors import LogStoreError
-from logstore.filesystem import local_filesystem
+from logstore.filesystem import FileSystem, local_filesystem
 from logstore.journal.errors import JournalDiffersError
 from logstore.lock_file import LockFile
 from tests.support.damage import cut, damage_at_random, flip_bit, swap
@@ -250,7 +250,7 @@ def recorded(data: Path, tmp_path: Path) -> Path:
     """The log directory of broker 1, which is not in the data directory: broker 0 has a replica there."""
     elsewhere = tmp_path / "disk" / "one" / "logs"
     shutil.copytree(data / "brokers" / "0", elsewhere)
-    cluster_id = checked_file.read(data / "cluster.json", "restore it")["cluster_id"]
+    cluster_id = checked_file.read(FileSystem(), data / "cluster.json", "restore it")["cluster_id"]
     LogDirectory(uuid.uuid4(), None, str(cluster_id), 1, 0).begun(elsewhere, local_filesystem(), 0)
     record_log_directory(local_filesystem(), data, 1, elsewhere)
     return elsewhere
@@ -277,7 +277,7 @@ def test_a_repair_of_a_journal_elsewhere_knows_the_tables(data, recorded, monkey
         shown = logstore("journal", "repair", *arguments, code=2).stdout
         assert re.search(rf"^{TOPIC} +0 .* sealed at 30 +offsets 30 to 39$", shown, re.MULTILINE), shown
     assert not list(recorded.parents[1].glob("lock"))
-    lock = LockFile.acquire(journal)
+    lock = LockFile.acquire(journal, FileSystem())
     try:
         for arguments in (("journal", "repair", recorded), ("topic", "rebuild", TOPIC, "--data", data)):
             assert f"A store is running on {data}" in logstore(*arguments, code=1).stderr
@@ -291,8 +291,8 @@ def test_a_repair_of_a_journal_elsewhere_knows_the_tables(data, recorded, monkey
 def test_a_journal_that_is_not_there_is_missed(data, is_mount, in_cluster):
     home = data / "brokers" / "0"
     if in_cluster:
-        cluster_id = str(checked_file.read(data / "cluster.json", "restore it")["cluster_id"])
-        known = OneNodeDirectory.open(home)
+        cluster_id = str(checked_file.read(FileSystem(), data / "cluster.json", "restore it")["cluster_id"])
+        known = OneNodeDirectory.open(home, FileSystem())
         LogDirectory(known.directory_id, known.durable_end, cluster_id, 0, 0).begun(home, local_filesystem(), 0)
         (home / "broker.json").unlink()
     shutil.rmtree(home / "journal")

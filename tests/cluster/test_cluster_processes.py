@@ -21,6 +21,7 @@ from logstore.cluster_processes.record import ClusterProcessesError, Directory, 
 from logstore.cluster_processes.running_cluster import Wanted
 from logstore.cluster_processes.running_cluster import run as run_cluster
 from logstore.errors import LogStoreError, TopicExistsError
+from logstore.filesystem import FileSystem
 from logstore.listening_sockets import listening_socket
 from logstore.lock_file import LockFile
 from tests.support.cluster_processes import (
@@ -277,7 +278,7 @@ def test_java_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_the_store_of_one_node_that_is_to_become_a_cluster_runs(tmp_path: Path):
     log_directory = tmp_path / "data" / "brokers" / "0"
     log_directory.mkdir(parents=True)
-    lock = LockFile.acquire(log_directory)
+    lock = LockFile.acquire(log_directory, FileSystem())
     try:
         assert "Another process is serving" in refused(tmp_path)
     finally:

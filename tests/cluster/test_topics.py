@@ -27,6 +27,7 @@ from logstore.errors import (
     NotLeaderOrFollowerError,
     UnknownTopicError,
 )
+from logstore.filesystem import FileSystem
 from logstore.records.offset_record import OFFSETS_TOPIC
 from logstore.table_root import open_root
 from tests.support.authorizer_views import DeniedOperations
@@ -427,9 +428,11 @@ async def test_a_store_of_one_node_becomes_a_cluster(stores: ClusterStores, brok
     assert (first.cluster_id, topic.topic_id) == (cluster_id, topic_id)
     assert await read_all(first, topic, 0) == [(0, b"a"), (1, b"b"), (2, b"c")]
     assert await produce(first, topic, [b"e"], partition=1) == 1
-    assert topic.partitions[0].leader_epoch > OneNodeDirectory.open(stores.data / "brokers/7").leader_epoch
+    assert (
+        topic.partitions[0].leader_epoch > OneNodeDirectory.open(stores.data / "brokers/7", FileSystem()).leader_epoch
+    )
     assert (stores.data / "secret").read_text() == secret
-    assert checked_file.read(stores.data / "cluster.json", "")["coordinator"] == "zookeeper"
+    assert checked_file.read(FileSystem(), stores.data / "cluster.json", "")["coordinator"] == "zookeeper"
     (second,) = await stores.start(1)
     topics = await stores.everywhere("t", 2)
     assert {stores.leader("t", p) for p in range(2)} == {first}, "its journal has the tail"

@@ -61,7 +61,7 @@ def journal(tmp_path: Path) -> Path:
                 await journal.append([data_frame(number, b"%d" % number * 500)])
 
     asyncio.run(scenario())
-    files = list_files(directory)
+    files = list_files(directory, FileSystem())
     assert len(files) == 4
     flip_bit(files[1][1], -100)
     return directory

@@ -1,5 +1,6 @@
 """A clock that moves only when a test moves it."""
 
+import time
 from dataclasses import dataclass
 
 
@@ -15,6 +16,10 @@ class ManualClock:
 
     def monotonic(self) -> float:
         return self.monotonic_s
+
+    def sleep(self, seconds: float) -> None:
+        """Let other threads run; the clock stands still."""
+        time.sleep(seconds)
 
     def advance(self, milliseconds: float) -> None:
         """Let time pass."""

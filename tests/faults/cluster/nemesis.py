@@ -25,7 +25,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 
 from logstore.cluster import checked_file
 from logstore.cluster.log_directory import META
-from logstore.filesystem import local_filesystem
+from logstore.filesystem import FileSystem, local_filesystem
 from tests.faults.bench.history import Recorder
 from tests.faults.bench.table_entries import lost_entries, table_entries
 from tests.faults.bench.workload import TopicSpec
@@ -484,7 +484,7 @@ class Nemesis:
         path = victim.log_directory / META
         own = path.read_bytes()
         changed = {"cluster_id": "another"} if self._chance.random() < 0.5 else {"broker_id": victim.number % 3 + 1}
-        checked_file.write(local_filesystem(), path, {**checked_file.read(path, ""), **changed})
+        checked_file.write(local_filesystem(), path, {**checked_file.read(FileSystem(), path, ""), **changed})
         with contextlib.suppress(NotStartedError):
             victim.start()
             self.broken.append(f"C19 broker {victim.number} has started on a directory with {changed}")

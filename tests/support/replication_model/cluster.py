@@ -46,6 +46,9 @@ class Clock:
     def now_ms(self) -> int:
         return 1_700_000_000_000 + round(self._loop.time() * 1000)
 
+    def sleep(self, seconds: float) -> None:
+        """Nothing else runs meanwhile: time stands still."""
+
     def monotonic(self) -> float:
         return self._loop.time()
 

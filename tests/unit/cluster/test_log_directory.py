@@ -22,28 +22,28 @@ from logstore.journal.identity import FoundJournal, JournalIdentity
 
 def test_an_identity_is_kept_and_its_incarnation_rises(tmp_path: Path):
     path = tmp_path / "broker"
-    assert LogDirectory.read(path) is None
-    new = LogDirectory.open(path, "c", 1)
+    assert LogDirectory.read(path, FileSystem()) is None
+    new = LogDirectory.open(path, FileSystem(), "c", 1)
     first = new.begun(path, FileSystem(), 0)
-    assert LogDirectory.open(path, "c", 1) == first
+    assert LogDirectory.open(path, FileSystem(), "c", 1) == first
     assert (first.directory_id, first.incarnation) == (new.directory_id, 1)
     assert first.begun(path, FileSystem(), 7).incarnation == 8
-    assert LogDirectory.read(path).incarnation == 8
+    assert LogDirectory.read(path, FileSystem()).incarnation == 8
 
 
 def test_c19_another_brokers_or_clusters_directory_is_refused(tmp_path: Path):
-    LogDirectory.open(tmp_path, "c", 1).begun(tmp_path, FileSystem(), 0)
+    LogDirectory.open(tmp_path, FileSystem(), "c", 1).begun(tmp_path, FileSystem(), 0)
     with pytest.raises(DataDirectoryError, match=r"directory of broker 1, not of 2: set broker\.id to 1"):
-        LogDirectory.open(tmp_path, "c", 2)
+        LogDirectory.open(tmp_path, FileSystem(), "c", 2)
     with pytest.raises(DataDirectoryError, match=r"of the cluster c, and ZooKeeper's is d: correct zookeeper\.connect"):
-        LogDirectory.open(tmp_path, "d", 1)
+        LogDirectory.open(tmp_path, FileSystem(), "d", 1)
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", checked_file.encode({"cluster_id": "c"})])
 def test_a_damaged_identity_is_refused(tmp_path: Path, content):
     (tmp_path / "meta.json").write_bytes(content)
     with pytest.raises(DataDirectoryError, match=r"meta\.json is damaged: .*leaves its ISRs"):
-        LogDirectory.open(tmp_path, "c", 1)
+        LogDirectory.open(tmp_path, FileSystem(), "c", 1)
 
 
 # ---- the journal -----------------------------------------------------------------------------------------------------
@@ -55,7 +55,11 @@ def found_journal(end: int, identity: JournalIdentity | None) -> FoundJournal:
 
 def begun(kind: str, path: Path) -> LogDirectory | OneNodeDirectory:
     """The identity of a directory whose journal was durable up to 700."""
-    directory = LogDirectory.open(path, "c", 1) if kind == "cluster" else OneNodeDirectory.open(path)
+    directory = (
+        LogDirectory.open(path, FileSystem(), "c", 1)
+        if kind == "cluster"
+        else OneNodeDirectory.open(path, FileSystem())
+    )
     directory.write(path, FileSystem())
     assert read_directory(path) == directory, "a start that ended before its first journal file"
     directory.record(path, FileSystem()).record(700)
@@ -87,6 +91,6 @@ def test_a_journal_that_is_given_up_is_another_directorys(tmp_path: Path, kinds:
     if len(kinds) > 1:
         OneNodeDirectory(uuid4(), 700, 3).write(tmp_path, FileSystem())
     give_up_journal(tmp_path, FileSystem())
-    given_up = [LogDirectory.read(tmp_path), OneNodeDirectory.open(tmp_path)]
+    given_up = [LogDirectory.read(tmp_path, FileSystem()), OneNodeDirectory.open(tmp_path, FileSystem())]
     assert all(one is None or (one.durable_end is None and one.directory_id != before) for one in given_up)
     journal_check(tmp_path)(found_journal(3, None))

@@ -44,7 +44,7 @@ def test_a_journal_that_was_moved_to_log_dirs_is_not_looked_for_where_a_refused_
         run(start_one_node(data))
     looking.look_at_data()
     assert looking.is_migration
-    assert "coordinator" not in checked_file.read(data / "cluster.json", "")
+    assert "coordinator" not in checked_file.read(FileSystem(), data / "cluster.json", "")
     looking.release()
 
 
@@ -66,7 +66,7 @@ def test_c12_a_journal_that_is_not_the_one_that_stood_here_gets_a_directory_id_t
 ) -> None:
     looking = registration(tmp_path, tmp_path)
     looking.cluster_id = "c"
-    directory = replace(LogDirectory.open(tmp_path, "c", 0), durable_end=700)
+    directory = replace(LogDirectory.open(tmp_path, FileSystem(), "c", 0), durable_end=700)
     directory.write(tmp_path, FileSystem())
     identity = JournalIdentity(directory.directory_id, 1)
     whole = FoundJournal(tmp_path, 800, identity, is_empty=False)
@@ -85,7 +85,7 @@ def test_c12_a_journal_that_is_not_the_one_that_stood_here_gets_a_directory_id_t
     begun = replace(found, identity=JournalIdentity(other.directory_id, 2))
     assert not other.expected.is_begun_in(begun)
     assert replace(other, durable_end=900).expected.is_begun_in(begun)
-    assert LogDirectory.read(tmp_path) == directory, "a start that ends here finds the same"
+    assert LogDirectory.read(tmp_path, FileSystem()) == directory, "a start that ends here finds the same"
 
 
 def test_a_migration_without_the_journal_is_refused_and_changes_nothing(tmp_path: Path) -> None:

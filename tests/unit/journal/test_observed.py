@@ -50,7 +50,7 @@ def grown(tmp_path: Path) -> tuple[Path, bytes]:
             for number in range(6):
                 await journal.append([data_frame(number, bytes(300))])
                 if number == 2:
-                    before = list_files(tmp_path)[-1][1].read_bytes()
+                    before = list_files(tmp_path, FileSystem())[-1][1].read_bytes()
             return before
 
     return tmp_path, asyncio.run(scenario())
@@ -59,7 +59,7 @@ def grown(tmp_path: Path) -> tuple[Path, bytes]:
 @pytest.mark.parametrize("catch_up", [1, 2, 3])
 def test_frames_that_were_not_there_yet_are_no_damage(grown, catch_up):
     directory, before = grown
-    ((_, path),) = list_files(directory)
+    ((_, path),) = list_files(directory, FileSystem())
     journal = ObservedJournal(directory, LateReader(path, before, catch_up))
     found = list(journal.frames())
     assert offsets(found) in ([0, 1, 2], [0, 1, 2, 3, 4, 5])
@@ -68,7 +68,7 @@ def test_frames_that_were_not_there_yet_are_no_damage(grown, catch_up):
 
 def test_damage_at_the_same_place_is_damage(grown):
     directory, _ = grown
-    ((start, path),) = list_files(directory)
+    ((start, path),) = list_files(directory, FileSystem())
     third = next(frame for frame in ObservedJournal(directory).frames() if frame.header.base_offset == 2)
     flip_bit(path, third.location.position - start + 200)
     with pytest.raises(JournalCorruptionError) as raised:
@@ -83,7 +83,7 @@ def test_damage_in_a_file_that_another_follows_is_damage(tmp_path):
                 await journal.append([data_frame(number, bytes(400))])
 
     asyncio.run(scenario())
-    files = list_files(tmp_path)
+    files = list_files(tmp_path, FileSystem())
     assert len(files) > 1
     cut(files[0][1], 600)
     with pytest.raises(JournalCorruptionError):
