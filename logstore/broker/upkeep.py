@@ -41,7 +41,6 @@ from logstore.segments.joining import write_here
 from logstore.segments.writer import Segment
 from logstore.threads import threads
 from logstore.topic_config import TopicConfig
-from logstore.workers import worker_pool
 
 log = structlog.stdlib.get_logger(__name__)
 

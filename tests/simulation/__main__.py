@@ -1,4 +1,4 @@
-"""``python -m tests.simulation``: worlds of a seed, one after the other, until the time is over or one shows an anomaly.
+"""``python -m tests.simulation``: worlds of a seed, until the time is over or one of them shows an anomaly.
 
 The seed is printed, and replays the run. A world in which something is wrong is played again with fewer faults, and
 what is left of it is told as a story.
@@ -6,19 +6,25 @@ what is left of it is told as a story.
 
 import argparse
 import hashlib
+import itertools
 import json
 import logging
+import multiprocessing
+import os
 import random
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import replace
+from multiprocessing.pool import AsyncResult
 
 import structlog
 
 from tests.simulation.bugs import BUGS, plant
 from tests.simulation.shrinking import shrink
 from tests.simulation.story import story
-from tests.simulation.world import simulate
+from tests.simulation.world import Outcome, simulate
 
 #: Simulated seconds of a world.
 _WORLD_S = 30.0
@@ -35,7 +41,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.list_bugs:
         for name, bug in BUGS.items():
-            print(f"{name}: {(bug.plant.__doc__ or '').strip().splitlines()[0]}")  # noqa: T201
+            print(f"{name}: {(bug.plant.__doc__ or '').strip().splitlines()[0]}")
         return 0
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     if given.bug is not None:
@@ -50,21 +56,19 @@ def main() -> int:
 def _run(seed: int, seconds: float, events: int | None, *, as_json: bool) -> int:
     began = time.monotonic()
     digest = hashlib.sha256()
-    count = acknowledged = 0
+    count = acknowledged = number = 0
     virtual_seconds = 0.0
     faults: Counter[str] = Counter()
     anomalies: list[str] = []
-    number = 0
-    while not anomalies and (count < events if events is not None else time.monotonic() < began + seconds):
-        left = None if events is None else events - count
-        outcome = simulate(f"{seed}.{number}", virtual_seconds=_WORLD_S, events=left)
+    for outcome in _worlds(seed, began + seconds, events):
         number += 1
         digest.update(outcome.digest.encode())
         count += outcome.events
         acknowledged += outcome.acknowledged
         virtual_seconds += outcome.virtual_seconds
         faults += outcome.faults
-        anomalies = outcome.anomalies
+        if anomalies := outcome.anomalies:
+            break
     wall_seconds = time.monotonic() - began
     _say(
         f"{number} worlds, {count:,} events, {faults.total():,} faults, {acknowledged:,} records acknowledged, "
@@ -86,12 +90,39 @@ def _run(seed: int, seconds: float, events: int | None, *, as_json: bool) -> int
             "acknowledged": acknowledged,
             "anomalies": anomalies,
         }
-        print(json.dumps(told), flush=True)  # noqa: T201
+        print(json.dumps(told), flush=True)
     return 1 if anomalies else 0
 
 
+def _worlds(seed: int, until: float, events: int | None) -> Iterator[Outcome]:
+    """The worlds of a seed in their order. They are independent of each other: one is played on each processor, unless
+    the run ends after ``events``.
+    """
+    if events is not None:
+        for number in itertools.count():
+            if events <= 0:
+                return
+            outcome = simulate(f"{seed}.{number}", virtual_seconds=_WORLD_S, events=events)
+            events -= outcome.events
+            yield outcome
+    at_once = os.cpu_count() or 1
+    with multiprocessing.get_context("fork").Pool(at_once) as pool:
+        begun: deque[AsyncResult[Outcome]] = deque()
+        for number in itertools.count():
+            while time.monotonic() < until and len(begun) < at_once:
+                begun.append(pool.apply_async(_play, (f"{seed}.{number + len(begun)}",)))
+            if not begun:
+                return
+            yield begun.popleft().get()
+
+
+def _play(seed: str) -> Outcome:
+    outcome = simulate(seed, virtual_seconds=_WORLD_S)
+    return outcome if outcome.anomalies else replace(outcome, history=[])
+
+
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201
+    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from logstore.records.batch_identity import ProducerIdentity
 from logstore.records.schema import WIRE_SCHEMA
 from tests.faults.bench.records import Record, make_value, rows_of_table, stored
 from tests.simulation.history import History
-from tests.simulation.node import ConnectionLostError, Node, NoConnectionError
+from tests.simulation.node import ConnectionLostError, NoConnectionError, Node
 
 CLIENT = RequestContext("1", "simulated", "HTTP", "127.0.0.1", None, ANONYMOUS)
 #: Answers which say that a request has changed nothing; every other 5xx leaves it open.

@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
-from logstore import workers
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.quotas import Quotas
 from logstore.disk_thread import DiskThread
 from logstore.errors import LogStoreError
 from logstore.node import Store, running_store
 from logstore.settings import Settings
+from logstore.threads import Threads
 from tests.simulation.loop import PlayedDiskThread, PlayedProcess, PlayedWorkers, SimulatedLoop
 from tests.simulation.process_disk import ProcessDisk
 from tests.support.faulty_filesystem import CrashedError, FaultyFileSystem
@@ -50,10 +50,15 @@ class PlayedClock:
     def monotonic(self) -> float:
         return self._loop.time()
 
+    def sleep(self, seconds: float) -> None:
+        """Work of played threads takes no time."""
 
-class _Threads(workers.Workers):
-    def pool(self, threads: int, name: str, niceness: int) -> PlayedWorkers:  # noqa: ARG002
-        return PlayedWorkers(threads)
+
+class PlayedThreads(Threads):
+    """All threads of the stores that are made meanwhile."""
+
+    def pool(self, count: int, name: str, niceness: int = 0) -> PlayedWorkers:
+        return PlayedWorkers(count)
 
     def disk_thread(self, name: str) -> DiskThread:
         return PlayedDiskThread(name)  # type: ignore[return-value]
@@ -108,7 +113,6 @@ class Node:
 
         async def main() -> None:
             try:
-                workers.play(_Threads())
                 async with running_store(
                     self._settings, Authorizer(), Quotas(), clock=self.clock, filesystem=disk
                 ) as store:
@@ -135,7 +139,8 @@ class Node:
     async def stop(self) -> BaseException | None:
         """SIGTERM; with what error it ended, if with one."""
         main, stopping = self._main, self._stopping
-        assert main is not None and stopping is not None
+        assert main is not None
+        assert stopping is not None
         self.store = None
         stopping.set()
         try:

@@ -10,9 +10,7 @@ _SHOWN = 40
 def story(outcome: Outcome) -> str:
     """What struck the world, when, and what was wrong in the end."""
     lines = [f"The world {outcome.seed} with {len(outcome.struck)} faults: {sorted(outcome.struck)}"]
-    for event in outcome.history:
-        if told := _told(event):
-            lines.append(f"{event['t'] / 1e9:10.6f} s  {told}")
+    lines += [f"{event['t'] / 1e9:10.6f} s  {told}" for event in outcome.history if (told := _told(event))]
     if len(lines) > 2 * _SHOWN:
         lines[_SHOWN:-_SHOWN] = [f"... {len(lines) - 2 * _SHOWN} more"]
     return "\n".join([*lines, "What is wrong:", *outcome.anomalies])

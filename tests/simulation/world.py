@@ -15,15 +15,16 @@ from typing import Any
 from logstore import entropy
 from logstore.broker.context import INTERNAL
 from logstore.errors import LogStoreError
-from logstore.records.offset_record import OFFSETS_TOPIC
 from logstore.node import Store
+from logstore.records.offset_record import OFFSETS_TOPIC
+from logstore.threads import replaced
 from tests.faults.bench.checker import check
 from tests.faults.bench.delta_observer import READERS, committed_offsets, read_version
 from tests.simulation.clients import Client, Producer, Reader, TopicSpec
 from tests.simulation.history import History
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.nemesis import Nemesis
-from tests.simulation.node import Node
+from tests.simulation.node import Node, PlayedThreads
 
 #: Idempotent producers send again for so long.
 _CONFIGS = {"idempotency.window.ms": str(24 * 3_600_000)}
@@ -35,7 +36,7 @@ _SETTINGS: dict[str, object] = {"journal_max_bytes": 64 * 1024 * 1024}
 #: Records a second of all producers.
 _RECORDS_S = 100
 _GROUPS = ("group-0", "group-1")
-_SHM = Path("/dev/shm")  # noqa: S108 (a file system in memory, for directories that only this process knows)
+_SHM = Path("/dev/shm")
 
 
 @dataclass(slots=True)
@@ -194,5 +195,6 @@ def simulate(
     with (
         tempfile.TemporaryDirectory(prefix="simulated-", dir=_SHM if _SHM.is_dir() else None) as directory,
         entropy.seeded(random.Random(f"{seed} chance")),
+        replaced(PlayedThreads()),
     ):
         return World(seed, Path(directory), only).run(virtual_seconds, events)
