@@ -6,28 +6,16 @@ what is left of it is told as a story.
 
 import argparse
 import hashlib
-import itertools
 import json
-import logging
-import multiprocessing
-import os
 import random
 import sys
 import time
-from collections import Counter, deque
-from collections.abc import Iterator
-from dataclasses import replace
-from multiprocessing.pool import AsyncResult
+from collections import Counter
 
-import structlog
-
-from tests.simulation.bugs import BUGS, plant
+from tests.simulation.bugs import BUGS
+from tests.simulation.runs import WORLD_S, prepare, worlds
 from tests.simulation.shrinking import shrink
 from tests.simulation.story import story
-from tests.simulation.world import Outcome, simulate
-
-#: Simulated seconds of a world.
-_WORLD_S = 30.0
 
 
 def main() -> int:
@@ -43,24 +31,21 @@ def main() -> int:
         for name, bug in BUGS.items():
             print(f"{name}: {(bug.plant.__doc__ or '').strip().splitlines()[0]}")
         return 0
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    if given.bug is not None:
-        if given.bug not in BUGS:
-            parser.error(f"there is no bug {given.bug}: --list-bugs names them")
-        plant(given.bug)
+    if given.bug is not None and given.bug not in BUGS:
+        parser.error(f"there is no bug {given.bug}: --list-bugs names them")
     seed = random.SystemRandom().randrange(1_000_000) if given.seed is None else given.seed
     _say(f"seed {seed}: python -m tests.simulation --seed {seed} replays this run")
-    return _run(seed, given.seconds, given.events, as_json=given.json)
+    return _run(seed, given.seconds, given.events, given.bug, as_json=given.json)
 
 
-def _run(seed: int, seconds: float, events: int | None, *, as_json: bool) -> int:
+def _run(seed: int, seconds: float, events: int | None, bug: str | None, *, as_json: bool) -> int:
     began = time.monotonic()
     digest = hashlib.sha256()
     count = acknowledged = number = 0
     virtual_seconds = 0.0
     faults: Counter[str] = Counter()
     anomalies: list[str] = []
-    for outcome in _worlds(seed, began + seconds, events):
+    for outcome in worlds(seed, began + seconds, events, bug):
         number += 1
         digest.update(outcome.digest.encode())
         count += outcome.events
@@ -78,7 +63,8 @@ def _run(seed: int, seconds: float, events: int | None, *, as_json: bool) -> int
         _say(f"  {kind}: {times:,}")
     if anomalies:
         _say("looking for fewer faults that show it ...")
-        _say(story(shrink(outcome, _WORLD_S)))
+        prepare(bug)
+        _say(story(shrink(outcome, WORLD_S)))
     if as_json:
         told = {
             "seed": seed,
@@ -92,33 +78,6 @@ def _run(seed: int, seconds: float, events: int | None, *, as_json: bool) -> int
         }
         print(json.dumps(told), flush=True)
     return 1 if anomalies else 0
-
-
-def _worlds(seed: int, until: float, events: int | None) -> Iterator[Outcome]:
-    """The worlds of a seed in their order. They are independent of each other: one is played on each processor, unless
-    the run ends after ``events``.
-    """
-    if events is not None:
-        for number in itertools.count():
-            if events <= 0:
-                return
-            outcome = simulate(f"{seed}.{number}", virtual_seconds=_WORLD_S, events=events)
-            events -= outcome.events
-            yield outcome
-    at_once = os.cpu_count() or 1
-    with multiprocessing.get_context("fork").Pool(at_once) as pool:
-        begun: deque[AsyncResult[Outcome]] = deque()
-        for number in itertools.count():
-            while time.monotonic() < until and len(begun) < at_once:
-                begun.append(pool.apply_async(_play, (f"{seed}.{number + len(begun)}",)))
-            if not begun:
-                return
-            yield begun.popleft().get()
-
-
-def _play(seed: str) -> Outcome:
-    outcome = simulate(seed, virtual_seconds=_WORLD_S)
-    return outcome if outcome.anomalies else replace(outcome, history=[])
 
 
 def _say(text: str) -> None:
