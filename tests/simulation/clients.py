@@ -86,6 +86,9 @@ class Client:
             return "info", None
         except LogStoreError as error:
             return "fail" if _is_known(error) else "info", None
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody foresaw it
+            self.node.unforeseen.append(f"a request met an unforeseen error: {error!r}")
+            return "info", None
 
 
 class Producer(Client):

@@ -79,6 +79,8 @@ class Node:
         self.clock = PlayedClock(loop)
         self.disk = FaultyFileSystem(directory)
         self.store: Store | None = None
+        #: Errors of requests that are no errors of the store.
+        self.unforeseen: list[str] = []
         #: The share of answers that do not arrive.
         self.lost_answers = 0.005
         self._loop = loop

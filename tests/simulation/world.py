@@ -78,7 +78,7 @@ class World:
             self._loop.close()
             outcome.injected = Counter(" ".join(one.split(" ")[:2]) for one in self.node.disk.injected)
             self.node.remove()
-        outcome.anomalies += [*self.nemesis.broken, *self._loop.errors]
+        outcome.anomalies += [*self.nemesis.broken, *dict.fromkeys(self.node.unforeseen), *self._loop.errors]
         outcome.anomalies += [str(anomaly) for anomaly in check(self.history.events)]
         outcome.faults = self.nemesis.faults
         outcome.digest, outcome.events = self.history.digest, self.history.count

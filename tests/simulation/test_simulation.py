@@ -1,0 +1,78 @@
+"""What the simulated world promises: one seed is one history, planted bugs are noticed, and faults can be left out."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.simulation.bugs import BUGS
+from tests.simulation.shrinking import fewest
+from tests.simulation.story import story
+from tests.simulation.world import simulate
+
+
+def command(*options: str, hash_seed: int = 0) -> tuple[int, dict[str, Any], str]:
+    """The exit code of ``python -m tests.simulation``, the last line of its output, and what it tells people."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.simulation", "--json", *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+    )
+    assert ended.returncode in (0, 1), ended.stderr[-3000:]
+    return ended.returncode, json.loads(ended.stdout.splitlines()[-1]), ended.stderr
+
+
+def test_a_seed_is_a_history() -> None:
+    one, same, other = (simulate(seed, virtual_seconds=6) for seed in ("7.0", "7.0", "7.1"))
+    assert not one.anomalies
+    assert one.acknowledged > 100
+    assert (one.digest, one.events, one.faults) == (same.digest, same.events, same.faults)
+    assert one.digest != other.digest
+
+
+def test_faults_are_left_out_and_the_others_stay() -> None:
+    whole = simulate("7.0", virtual_seconds=6)
+    kept = frozenset(whole.struck[1:3])
+    assert len(kept) == 2
+    fewer = simulate("7.0", virtual_seconds=6, only=kept)
+    assert set(fewer.struck) <= kept
+    assert f"{len(fewer.struck)} faults" in story(fewer)
+
+
+def test_faults_that_do_not_matter_are_left_out() -> None:
+    asked: list[list[int]] = []
+
+    def shows(faults: list[int]) -> bool:
+        asked.append(faults)
+        return {3, 11} <= set(faults)
+
+    assert fewest(list(range(16)), shows, lambda: False) == [3, 11]
+    assert fewest(list(range(16)), shows, lambda: True) == list(range(16))
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 21))])
+def test_a_seed_is_a_history_in_every_process(seed: int) -> None:
+    told = [command("--seed", str(seed), "--events", "6000", hash_seed=hash_seed)[1] for hash_seed in (1, 2)]
+    assert told[0]["digest"] == told[1]["digest"]
+    assert told[0]["anomalies"] == told[1]["anomalies"] == []
+
+
+_SOONEST = ("ack_before_fsync", "reuse_offsets_after_restart", "no_entry_sync")
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    "bug", [name if name in _SOONEST else pytest.param(name, marks=pytest.mark.long) for name in BUGS]
+)
+def test_a_planted_bug_is_noticed(bug: str) -> None:
+    code, told, said = command("--bug", bug, "--seed", str(BUGS[bug].seed), "--events", "1000000")
+    assert code == 1
+    assert told["anomalies"]
+    assert "What is wrong:" in said
