@@ -43,15 +43,17 @@ class PlayedClock:
     def __init__(self, loop: SimulatedLoop) -> None:
         self._loop = loop
         self.offset_ms = 0
+        self._slept_s = 0.0
 
     def now_ms(self) -> int:
-        return _BEGIN_MS + self.offset_ms + int(self._loop.time() * 1000)
+        return _BEGIN_MS + self.offset_ms + int(self.monotonic() * 1000)
 
     def monotonic(self) -> float:
-        return self._loop.time()
+        return self._loop.time() + self._slept_s
 
     def sleep(self, seconds: float) -> None:
-        """Work of played threads takes no time."""
+        """The loop cannot go on while a thread sleeps: the node's clocks alone do."""
+        self._slept_s += seconds
 
 
 class PlayedThreads(Threads):
