@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from logstore import lock_file
 from logstore.filesystem import Buffer, FileSystem
 
 PAGE = 512
@@ -636,8 +637,10 @@ def raising(error: int) -> Callable[[str], None]:
 
 
 def kind_of(path: Path) -> str:
-    """The kind of a file of a data directory: delta, segment, journal, broker or catalog."""
+    """The kind of a file of a data directory: lock, delta, segment, journal, broker or catalog."""
     parts = path.parts
+    if path.name == lock_file.NAME:
+        return "lock"
     if "_delta_log" in parts:
         return "delta"
     if any(part.startswith("partition=") for part in parts):

@@ -99,8 +99,9 @@ class Fault:
 
     @property
     def is_final(self) -> bool:
-        """Whether it ends the process, or its journal until a restart."""
-        return self.kills or (self.point.startswith("journal.") and self.action == "EIO")
+        """Whether it ends the process, or its journal until a restart, as a lock that cannot be seen does."""
+        stops_journal = self.point.startswith("journal.") or self.point == "lock.stat"
+        return self.kills or (stops_journal and self.action == "EIO")
 
     def order(self, filesystem: FailPoints) -> None:
         """Order the faults from now on: earlier calls do not count."""
