@@ -121,7 +121,7 @@ async def running_store(
             connect=None if member is None else member.connect,
         )
         at_end.push_async_callback(broker.stop)
-        groups = await at_end.enter_async_context(GroupCoordinator.running(broker))
+        groups = await at_end.enter_async_context(GroupCoordinator.running(broker, clock=clock))
         yield Store(coordinator, broker, groups, member)
 
 

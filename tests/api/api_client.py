@@ -18,6 +18,7 @@ from logstore.broker.context import INTERNAL
 from logstore.broker.quotas import Quotas
 from logstore.node import running_store
 from logstore.settings import Settings
+from tests.support.virtual_time import clock_of_loop
 
 JSON_V2 = "application/vnd.kafka.json.v2+json"
 BINARY_V2 = "application/vnd.kafka.binary.v2+json"
@@ -96,7 +97,7 @@ async def running_api(data: Path, **settings: Any) -> AsyncIterator[ApiClient]:
     app = create_app(wanted, authorizer, quotas)
     transport = httpx.ASGITransport(app=app)
     async with (
-        running_store(wanted, authorizer, quotas) as store,
+        running_store(wanted, authorizer, quotas, clock=clock_of_loop()) as store,
         httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as http,
     ):
         app.open(ApiState(wanted, store.broker, store.groups))

@@ -1,16 +1,18 @@
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.api import listening
 from tests.api.api_client import ApiClient, running_api
 from tests.api.real_server import RealServer
+from tests.support.virtual_time import ON_VIRTUAL_TIME
 
 
 @pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    return "asyncio"
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return ON_VIRTUAL_TIME
 
 
 @pytest.fixture(params=["tcp", "tls"])
@@ -21,14 +23,14 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-async def api(tmp_path: Path, anyio_backend: str) -> AsyncIterator[ApiClient]:
+async def api(tmp_path: Path, anyio_backend: Any) -> AsyncIterator[ApiClient]:
     """A store of this test's own."""
     async with running_api(tmp_path / "data") as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-async def shared_api(tmp_path_factory: pytest.TempPathFactory, anyio_backend: str) -> AsyncIterator[ApiClient]:
+async def shared_api(tmp_path_factory: pytest.TempPathFactory, anyio_backend: Any) -> AsyncIterator[ApiClient]:
     """One store for the tests of a module that leave no trace, or have a topic of their own."""
     data = tmp_path_factory.mktemp("shared") / "data"
     async with running_api(data, max_request_size=8 << 20) as client:

@@ -28,6 +28,7 @@ async def test_a_head_that_does_not_end_is_408(api):
     assert b'"error_code":408' in answer
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_head_that_came_while_the_server_stood_still_is_read(api):
     """The process may have been stopped, or its machine asleep: the timer is overdue when the bytes are there."""
     async with listening(api.app, head_seconds=0.3) as (port, state), connected(port) as (reader, writer):

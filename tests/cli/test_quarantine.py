@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from logstore.broker.context import INTERNAL
 from logstore.cli.app import app
-from tests.support.running_broker import produce, run, running_broker
+from tests.support.running_broker import produce, running_broker
 from tests.support.server_process import ServerProcess
+from tests.support.virtual_time import run
 
 pytestmark = pytest.mark.system
 

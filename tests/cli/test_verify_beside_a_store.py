@@ -16,8 +16,9 @@ from logstore.log.topic import Topic
 from logstore.segments.reader import read_footer
 from logstore.segments.writer import SegmentWriter
 from logstore.table_root import open_root
-from tests.support.running_broker import produce, run, running_broker
+from tests.support.running_broker import produce, running_broker
 from tests.support.topics import log_batch
+from tests.support.virtual_time import run
 
 pytestmark = pytest.mark.system
 

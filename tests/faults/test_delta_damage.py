@@ -30,7 +30,7 @@ from logstore.table_files import open_table
 from tests.support.captured_logs import captured_logs
 from tests.support.examples import stride
 from tests.support.faulty_filesystem import FaultyFileSystem
-from tests.support.running_broker import produce, quarantined, read_all, run, running_broker
+from tests.support.running_broker import produce, quarantined, read_all, running_broker
 from tests.support.table_paths import checkpoint_parts, checksum_path, path_of
 from tests.support.topics import (
     create_topic,
@@ -42,6 +42,7 @@ from tests.support.topics import (
     write_segment,
 )
 from tests.support.torture import TORTURE
+from tests.support.virtual_time import run
 
 NEVER = {"segment.ms": "100000000"}
 #: Keeps journal files, which are copied with their data directories, at a MiB.

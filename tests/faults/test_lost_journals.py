@@ -29,9 +29,10 @@ from tests.support import lost_journals
 from tests.support.data_directory import copy_of_one_moment
 from tests.support.eventually import eventually_async
 from tests.support.lost_journals import content_of, durable_end, journal_of
-from tests.support.running_broker import produce, read_all, run
+from tests.support.running_broker import produce, read_all
 from tests.support.served_topic import create_topic, read_records
 from tests.support.server_process import NotStartedError, ServerProcess
+from tests.support.virtual_time import run
 
 NEVER = {"segment.ms": "100000000"}
 IN_TABLE, IN_IMAGE, ACKNOWLEDGED = 10, 20, 30

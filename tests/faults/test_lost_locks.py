@@ -9,7 +9,8 @@ import pytest
 from logstore.broker.context import INTERNAL
 from logstore.errors import DataDirectoryError, LockLostError
 from tests.support.data_directory import copy_of_one_moment
-from tests.support.running_broker import produce, read_all, run, running_broker
+from tests.support.running_broker import produce, read_all, running_broker
+from tests.support.virtual_time import run
 
 NEVER = {"segment.ms": "100000000"}
 

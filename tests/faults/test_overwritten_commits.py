@@ -19,10 +19,11 @@ from logstore.segments.writer import SegmentWriter
 from logstore.table_files import open_table
 from tests.support.data_directory import copy_of_one_moment
 from tests.support.eventually import eventually_async
-from tests.support.running_broker import produce, quarantined, read_all, run, running_broker
+from tests.support.running_broker import produce, quarantined, read_all, running_broker
 from tests.support.small_store import TOPIC, small_store, stored
 from tests.support.table_paths import path_of, read_row_group
 from tests.support.topics import HookedFileSystem, rewrite_files
+from tests.support.virtual_time import run
 
 NEVER = {"segment.ms": "100000000"}
 

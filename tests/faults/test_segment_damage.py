@@ -26,7 +26,7 @@ from logstore.segments.layout import layout_of
 from logstore.segments.writer import Segment, SegmentWriter
 from logstore.table_files import open_table
 from tests.support.examples import stride
-from tests.support.running_broker import produce, quarantined, read_all, run, running_broker
+from tests.support.running_broker import produce, quarantined, read_all, running_broker
 from tests.support.table_paths import (
     path_of,
     read_footer,
@@ -39,6 +39,7 @@ from tests.support.table_paths import (
 )
 from tests.support.topics import TIMESTAMP_MS, log_batch, overwrite_entry
 from tests.support.torture import TORTURE
+from tests.support.virtual_time import run
 
 NEVER = {"segment.ms": "100000000"}
 BLOCK = 512

@@ -17,7 +17,8 @@ from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
 from logstore.errors import DataDirectoryError
 from logstore.filesystem import FileSystem
 from logstore.journal.identity import FoundJournal
-from tests.support.running_broker import produce, read_all, run, running_broker
+from tests.support.running_broker import produce, read_all, running_broker
+from tests.support.virtual_time import run
 
 NEVER = {"segment.ms": "100000000"}
 

@@ -17,9 +17,10 @@ from logstore.errors import CommitRefusedError
 from logstore.limits import MIB
 from logstore.spark import read_plan, topic_view
 from logstore.spark.offset_ranges import resolve
-from tests.support.running_broker import produce, read_all, run, running_broker
+from tests.support.running_broker import produce, read_all, running_broker
 from tests.support.server_process import ServerProcess
 from tests.support.table_paths import path_of
+from tests.support.virtual_time import run
 
 NEVER = {"segment.ms": "100000000"}
 

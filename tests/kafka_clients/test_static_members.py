@@ -15,7 +15,7 @@ from logstore.records.offset_record import OFFSETS_TOPIC
 from tests.support.eventually import eventually
 from tests.support.kafka_client import kafka_server
 from tests.support.kafka_clients.confluent_client import consumer_config
-from tests.support.running_broker import produce, run
+from tests.support.running_broker import produce
 
 pytestmark = pytest.mark.system
 
@@ -90,4 +90,4 @@ def test_a_static_member_whose_commit_waits_longer_than_its_session_joins_again(
             assert failed
             assert told[:3] == ["assigned", "lost", "assigned"]
 
-    run(scenario())
+    asyncio.run(scenario())

@@ -109,15 +109,15 @@ BUGS: dict[str, Bug] = {
         (no_segment_sync, 1),
         (no_segment_directory_sync, 1),
         (no_entry_sync, 1),
-        (fsync_again, 0),
-        (high_watermark_before_durable, 0),
+        (fsync_again, 2),
+        (high_watermark_before_durable, 1),
         (damaged_frames_count, 1),
         (mutants.free_journal_before_commit, 1),
         (mutants.reuse_offsets_after_restart, 1),
         (mutants.forget_sequences, 1),
-        (mutants.append_time_goes_back, 0),
-        (mutants.forget_commits_at_start, 0),
-        (mutants.forget_offsets_at_start, 0),
+        (mutants.append_time_goes_back, 3),
+        (mutants.forget_commits_at_start, 1),
+        (mutants.forget_offsets_at_start, 1),
     )
 }
 

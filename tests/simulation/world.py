@@ -30,7 +30,9 @@ from tests.simulation.node import Node, PlayedThreads
 _CONFIGS = {"idempotency.window.ms": str(24 * 3_600_000)}
 _TOPICS = (
     TopicSpec("events", 2, {"segment.bytes": "20000", "segment.ms": "700"}),
-    TopicSpec("clicks", 1, {"segment.ms": "1500", "merge.target.bytes": "40000"}),
+    TopicSpec(
+        "clicks", 1, {"message.timestamp.type": "LogAppendTime", "segment.ms": "1500", "merge.target.bytes": "40000"}
+    ),
 )
 _SETTINGS: dict[str, object] = {"journal_max_bytes": 64 * 1024 * 1024}
 #: Records a second of all producers.

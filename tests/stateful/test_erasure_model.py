@@ -25,7 +25,8 @@ from tests.support.data_directory import copy_of_one_moment
 from tests.support.eventually import eventually_async
 from tests.support.keyed_topics import KeyedTopic
 from tests.support.local_jobs import compact
-from tests.support.running_broker import CLIENT, read_all, records, run, running_broker
+from tests.support.running_broker import CLIENT, read_all, records, running_broker
+from tests.support.virtual_time import run
 
 KEYS = [b"ada", b"bob", b"cy", b"dan"]
 PARTITIONS = 2

@@ -26,8 +26,9 @@ from logstore.settings import Settings
 from tests.faults.bench.foreign_commits import entry_path, overwrite_entry
 from tests.support import foreign_writers as others
 from tests.support.examples import examples
-from tests.support.running_broker import produce, read_all, run, start_broker, stop_broker
+from tests.support.running_broker import produce, read_all, start_broker, stop_broker
 from tests.support.table_paths import path_of
+from tests.support.virtual_time import run
 
 NEVER = {"segment.ms": "100000000"}
 offsets = st.integers(0, 40)

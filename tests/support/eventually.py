@@ -25,10 +25,11 @@ def eventually(
 async def eventually_async(
     found: Callable[[], T], what: str = "that never happened", *, seconds: float = _SECONDS, every_s: float = _EVERY_S
 ) -> T:
-    """As ``eventually``; the event loop turns meanwhile."""
-    deadline = time.monotonic() + seconds
+    """As ``eventually``, by the time of the event loop, which turns meanwhile."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
     while not (it := found()):
-        assert time.monotonic() < deadline, what
+        assert loop.time() < deadline, what
         await asyncio.sleep(every_s)
     return it
 

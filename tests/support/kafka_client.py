@@ -26,6 +26,7 @@ from logstore.node import Store, running_store
 from logstore.settings import Settings
 from tests.support.kafka_batches import log_batch
 from tests.support.records import Row
+from tests.support.virtual_time import clock_of_loop
 
 PRODUCE, FETCH, METADATA, API_VERSIONS, INIT_PRODUCER_ID, DESCRIBE_CLUSTER = 0, 1, 3, 18, 22, 60
 
@@ -127,7 +128,7 @@ async def kafka_server(
     wanted = Settings(data=data, **settings)
     listening = bound_socket("127.0.0.1", 0, SocketBuffers())
     port = listening.getsockname()[1]
-    async with running_store(wanted, Authorizer(), quotas or Quotas(), clock=clock) as store:
+    async with running_store(wanted, Authorizer(), quotas or Quotas(), clock=clock or clock_of_loop()) as store:
         kafka = KafkaStore(wanted, store.broker, store.groups, store.coordinator, ("127.0.0.1", port))
         listener = KafkaListener(kafka)
         if limits is not None:

@@ -16,6 +16,7 @@ from logstore.kafka_protocol.requests import read_request, write_request
 from logstore.kafka_protocol.responses import read_response, write_response
 from logstore.settings import Settings
 from tests.support.running_broker import start_broker, stop_broker
+from tests.support.virtual_time import clock_of_loop
 
 #: The context of a Kafka client.
 KAFKA_CLIENT = RequestContext("1", "test", "KAFKA", "127.0.0.1", None, ANONYMOUS, Forwarding.REFUSED)
@@ -41,7 +42,7 @@ async def kafka_handlers(
 ) -> AsyncIterator[Handlers]:
     broker = await start_broker(Settings(data=data, **settings), authorizer=authorizer, filesystem=filesystem)
     try:
-        async with GroupCoordinator.running(broker) as groups:
+        async with GroupCoordinator.running(broker, clock=clock_of_loop()) as groups:
             yield Handlers(broker, groups)
     finally:
         await stop_broker(broker)

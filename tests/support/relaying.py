@@ -22,7 +22,6 @@ from logstore.broker.opened_journal import OpenedJournal
 from logstore.broker.quotas import Quotas
 from logstore.broker.secret import load_secret
 from logstore.broker.topic_catalog import TopicCatalog
-from logstore.clock import SystemClock
 from logstore.cluster.coordinator import BrokerEndpoint, PartitionState
 from logstore.filesystem import FileSystem
 from logstore.limits import RECENT_FRAMES_BYTES
@@ -37,6 +36,7 @@ from logstore.replication.protocol import MessageType
 from logstore.settings import Settings
 from logstore.table_root import TableRoot
 from tests.support.replicas import MemoryCluster, MemoryCoordinator
+from tests.support.virtual_time import clock_of_loop
 
 
 class ListeningCoordinator(MemoryCoordinator):
@@ -115,7 +115,7 @@ class RelayingCluster(MemoryCluster):
                 listener.close()
                 listening.close()
 
-            opened = OpenedJournal(wanted, FileSystem(), SystemClock(), recent_bytes=RECENT_FRAMES_BYTES)
+            opened = OpenedJournal(wanted, FileSystem(), clock_of_loop(), recent_bytes=RECENT_FRAMES_BYTES)
             opened.read(())
             broker = await Broker.start(
                 wanted,
@@ -123,14 +123,14 @@ class RelayingCluster(MemoryCluster):
                 opened,
                 authorizer,
                 quotas,
-                clock=SystemClock(),
+                clock=clock_of_loop(),
                 filesystem=FileSystem(),
                 connect=lambda leader: self.connect(broker_id, leader),
             )
             at_end.push_async_callback(broker.stop)
             self.brokers[broker_id] = broker
             at_end.callback(self.brokers.pop, broker_id, None)
-            groups = await at_end.enter_async_context(GroupCoordinator.running(broker))
+            groups = await at_end.enter_async_context(GroupCoordinator.running(broker, clock=clock_of_loop()))
             peers = Peers(coordinator, options, self.peer_addresses.get)
             http = PeerHttp(peers.open_http)
             at_end.callback(peers.close)

@@ -15,7 +15,6 @@ from logstore.broker.broker import Broker
 from logstore.broker.opened_journal import OpenedJournal
 from logstore.broker.quotas import Quotas
 from logstore.broker.topic_catalog import TopicCatalog
-from logstore.clock import SystemClock
 from logstore.cluster.coordinator import NO_PARTITION, BrokerEndpoint, KnownTopic, PartitionListener, PartitionState
 from logstore.errors import (
     FencedLeaderEpochError,
@@ -31,6 +30,7 @@ from logstore.replication.protocol import Body, MessageType, decode_fetch
 from logstore.settings import Settings
 from logstore.table_root import TableRoot
 from tests.support.journals import MemoryRecord
+from tests.support.virtual_time import clock_of_loop
 
 
 class MemoryCluster:
@@ -55,7 +55,7 @@ class MemoryCluster:
         coordinator = self.coordinators[broker_id] = MemoryCoordinator(self, broker_id)
         given = {"replica_fetch_backoff_ms": 20, "replica_fetch_wait_max_ms": 50, **settings}
         wanted = Settings(data=self.data, broker_id=broker_id, **given)
-        opened = OpenedJournal(wanted, FileSystem(), SystemClock(), recent_bytes=RECENT_FRAMES_BYTES)
+        opened = OpenedJournal(wanted, FileSystem(), clock_of_loop(), recent_bytes=RECENT_FRAMES_BYTES)
         opened.read(())
         broker = await Broker.start(
             wanted,
@@ -63,7 +63,7 @@ class MemoryCluster:
             opened,
             Authorizer(),
             Quotas(),
-            clock=SystemClock(),
+            clock=clock_of_loop(),
             filesystem=FileSystem(),
             connect=lambda leader: self.connect(broker_id, leader),
         )

@@ -1,10 +1,9 @@
 """A real broker in the test's own event loop, and small ways to write to and read from it."""
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,7 +13,7 @@ from logstore.broker.broker import Broker
 from logstore.broker.context import ANONYMOUS, INTERNAL, RequestContext
 from logstore.broker.opened_journal import OpenedJournal
 from logstore.broker.quotas import Quotas
-from logstore.clock import Clock, SystemClock
+from logstore.clock import Clock
 from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
 from logstore.errors import QuarantinedError
 from logstore.filesystem import FileSystem, local_filesystem
@@ -22,16 +21,10 @@ from logstore.log.topic import Topic
 from logstore.records.batch import DecodedRecords
 from logstore.records.schema import WIRE_SCHEMA
 from logstore.settings import Settings
-
-T = TypeVar("T")
+from tests.support.virtual_time import clock_of_loop
 
 #: The context of a client outside of the store.
 CLIENT = RequestContext("1", "test", "HTTP", "127.0.0.1", None, ANONYMOUS)
-
-
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run to the end on a new event loop, two minutes at most."""
-    return asyncio.run(asyncio.wait_for(work, 120))
 
 
 async def start_broker(
@@ -43,7 +36,7 @@ async def start_broker(
     new_journal: bool = False,
 ) -> Broker:
     """A broker and the coordinator under it; ``stop_broker`` ends both."""
-    filesystem, clock = filesystem or local_filesystem(), clock or SystemClock()
+    filesystem, clock = filesystem or local_filesystem(), clock or clock_of_loop()
     coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem, new_journal=new_journal)
     opened = OpenedJournal(settings, filesystem, clock)
     try:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from logstore.broker.context import INTERNAL
 from tests.support.data_directory import copy_of_one_moment
-from tests.support.running_broker import produce, read_all, run, running_broker
+from tests.support.running_broker import produce, read_all, running_broker
+from tests.support.virtual_time import run
 
 TOPIC = "events"
 #: (offset, value) by partition.

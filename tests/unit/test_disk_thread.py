@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from logstore.disk_thread import DiskThread
-from tests.support.running_broker import run
+from tests.support.virtual_time import run
 
 
 def test_work_is_done_in_order_and_its_errors_are_told() -> None:

@@ -21,7 +21,8 @@ from logstore.log.topic import Topic
 from logstore.settings import Settings
 from tests.support.eventually import eventually_async
 from tests.support.faulty_filesystem import FaultyFileSystem
-from tests.support.running_broker import produce, read_all, records, run, running_broker
+from tests.support.running_broker import produce, read_all, records, running_broker
+from tests.support.virtual_time import run
 
 MIB = 1 << 20
 NEVER = {"segment.ms": "100000000"}

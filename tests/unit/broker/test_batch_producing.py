@@ -45,7 +45,8 @@ from tests.support.kafka_batches import client_batch, header_of, raw_batch, raw_
 from tests.support.manual_clock import ManualClock
 from tests.support.records import Row
 from tests.support.replicas import running_cluster
-from tests.support.running_broker import CLIENT, produce, records, run, running_broker
+from tests.support.running_broker import CLIENT, produce, records, running_broker
+from tests.support.virtual_time import run
 
 PLAIN = Row(1_000, b"k", b"v", None)
 #: The corners: nulls and empty values, no timestamp, doubled headers, times that do not rise.

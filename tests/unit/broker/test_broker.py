@@ -50,8 +50,9 @@ from tests.support.eventually import eventually_async, loop_turns
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.manual_clock import ManualClock
 from tests.support.records import compressed_payload
-from tests.support.running_broker import produce, read_all, records, run, running_broker, start_broker
+from tests.support.running_broker import produce, read_all, records, running_broker, start_broker
 from tests.support.table_paths import path_of
+from tests.support.virtual_time import run
 
 NEVER = {"segment.ms": "100000000"}
 
@@ -247,7 +248,7 @@ def test_a_timeout_says_that_the_outcome_is_open_and_the_records_come(tmp_path: 
             disk.go.set()
             assert await fetch(broker, topic, 0, wait_ms=5_000) == [b"a"]
 
-    run(scenario())
+    asyncio.run(scenario())  # on real time, which goes on while a thread is held
 
 
 def test_bytes_that_wait_for_the_disk_are_bounded_also_with_acks_0(tmp_path: Path) -> None:

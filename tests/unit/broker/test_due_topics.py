@@ -11,8 +11,9 @@ from logstore.log.in_sync_replicas import InSyncReplicas
 from logstore.log.topic import Topic
 from tests.support.eventually import eventually_async
 from tests.support.manual_clock import ManualClock
-from tests.support.running_broker import produce, records, run, running_broker
+from tests.support.running_broker import produce, records, running_broker
 from tests.support.topics import HookedFileSystem
+from tests.support.virtual_time import run
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +86,7 @@ def test_records_being_fsynced_are_not_forgotten(tmp_path: Path) -> None:
             clock.advance(61_000)
             assert due.take(clock.monotonic()) == [topic]
 
-    run(scenario())
+    asyncio.run(scenario())  # on real time, which goes on while a thread is held
 
 
 def test_records_that_followers_do_not_have_are_not_forgotten(tmp_path: Path) -> None:

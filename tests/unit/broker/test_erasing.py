@@ -21,7 +21,8 @@ from tests.faults.bench.schedule import ERASING
 from tests.support.data_directory import copy_of_one_moment
 from tests.support.eventually import eventually_async
 from tests.support.faulty_filesystem import FaultyFileSystem
-from tests.support.running_broker import CLIENT, read_all, records, run, running_broker
+from tests.support.running_broker import CLIENT, read_all, records, running_broker
+from tests.support.virtual_time import run
 
 ADA, BOB = b"key-of-ada", b"key-of-bob"
 #: Long enough for no codec to hide it.
@@ -407,7 +408,7 @@ def test_numbers_rise_in_the_order_of_the_records(tmp_path: Path, monkeypatch: p
             assert await values_of(broker, topic) == [b"key-of-bob: plain words of bob"]
             assert files_with(tmp_path, SECRET) == []
 
-    run(scenario())
+    asyncio.run(scenario())  # on real time, which goes on while a thread is held
 
 
 def test_a_file_that_is_not_served_holds_up_an_erasure_and_no_roll(tmp_path: Path) -> None:
@@ -489,7 +490,7 @@ def test_an_erasure_beside_produce_and_rolls(tmp_path: Path) -> None:
             assert len(await values_of(broker, topic)) == count
             assert files_with(tmp_path, SECRET) == []
 
-    run(scenario())
+    asyncio.run(scenario())  # on real time, which goes on under a load without a pause
 
 
 def test_deleted_records_leave_the_journal_in_time(tmp_path: Path) -> None:

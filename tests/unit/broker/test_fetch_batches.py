@@ -25,8 +25,9 @@ from tests.support.local_jobs import merge
 from tests.support.manual_clock import ManualClock
 from tests.support.mixed_sources import SOURCES
 from tests.support.records import Row, compressed_payload, wire_batch
-from tests.support.running_broker import run, running_broker
+from tests.support.running_broker import running_broker
 from tests.support.table_paths import path_of
+from tests.support.virtual_time import run
 
 NEVER = {"segment.ms": "100000000"}
 

@@ -23,7 +23,8 @@ from logstore.errors import (
 from logstore.log.topic import Topic
 from tests.support.authorizer_views import Denied
 from tests.support.eventually import loop_turns
-from tests.support.running_broker import CLIENT, produce, run, running_broker
+from tests.support.running_broker import CLIENT, produce, running_broker
+from tests.support.virtual_time import run
 
 MIB = 1 << 20
 LIMITS = {"queued_max_request_bytes": 4 * MIB, "max_request_size": 4 * MIB}

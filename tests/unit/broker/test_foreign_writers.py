@@ -25,9 +25,10 @@ from tests.support import foreign_writers as others
 from tests.support import table_features as features
 from tests.support.captured_logs import captured_logs
 from tests.support.kafka_reading import consume, rows_from
-from tests.support.running_broker import produce, read_all, run, running_broker
+from tests.support.running_broker import produce, read_all, running_broker
 from tests.support.table_paths import path_of
 from tests.support.topics import joined, rewrite_files
+from tests.support.virtual_time import run
 
 NEVER = {"segment.ms": "100000000"}
 #: Ten records in each of three segments, and two in the journal.

@@ -34,8 +34,9 @@ from tests.support.data_directory import copy_of_one_moment, lose_journal
 from tests.support.eventually import loop_turns
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.manual_clock import ManualClock
-from tests.support.running_broker import read_all, records, run, running_broker
+from tests.support.running_broker import read_all, records, running_broker
 from tests.support.table_paths import read_footer
+from tests.support.virtual_time import run
 
 NEVER = {"segment.ms": "100000000"}
 WINDOW_MS = 600_000

@@ -19,9 +19,10 @@ from logstore.settings import Settings
 from tests.support.captured_logs import captured_logs
 from tests.support.eventually import eventually_async
 from tests.support.manual_clock import ManualClock
-from tests.support.running_broker import produce, read_all, run, running_broker, start_broker, stop_broker
+from tests.support.running_broker import produce, read_all, running_broker, start_broker, stop_broker
 from tests.support.table_paths import path_of
 from tests.support.topics import HookedFileSystem, overwrite_entry
+from tests.support.virtual_time import run
 
 TOPICS = [f"topic-{number:02d}" for number in range(50)]
 

@@ -13,7 +13,8 @@ from logstore.errors import CorruptionError, DataDirectoryError, StorageError
 from logstore.filesystem import FileSystem
 from logstore.journal.errors import JournalDiffersError
 from logstore.log.journal_tail import JournalTail
-from tests.support.running_broker import produce, read_all, run, running_broker
+from tests.support.running_broker import produce, read_all, running_broker
+from tests.support.virtual_time import run
 
 
 def open_files(directory: Path) -> list[Path]:

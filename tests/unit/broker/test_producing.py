@@ -22,7 +22,8 @@ from tests.support.eventually import eventually_async
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.kafka_batches import client_batch
 from tests.support.records import Row
-from tests.support.running_broker import produce, read_all, records, run, running_broker
+from tests.support.running_broker import produce, read_all, records, running_broker
+from tests.support.virtual_time import run
 
 
 async def new_topic(broker: Broker, name: str, **configs: str) -> Topic:

@@ -28,9 +28,10 @@ from logstore.records.schema import TABLE_SCHEMA
 from logstore.table_files import open_table
 from tests.support.captured_logs import captured_logs
 from tests.support.data_directory import copy_of_one_moment
-from tests.support.running_broker import produce, read_all, records, run, running_broker
+from tests.support.running_broker import produce, read_all, records, running_broker
 from tests.support.table_paths import create_table, path_of
 from tests.support.topics import foreign_commit, log_batch, rewrite_files
+from tests.support.virtual_time import run
 
 NEVER = {"segment.ms": "100000000"}
 

@@ -13,7 +13,8 @@ from logstore.broker.quotas import QuotaKind
 from logstore.errors import RequestTimedOutError, ThrottledError
 from logstore.records.batch import DecodedRecords
 from tests.support.manual_clock import ManualClock
-from tests.support.running_broker import CLIENT, records, run, running_broker
+from tests.support.running_broker import CLIENT, records, running_broker
+from tests.support.virtual_time import run
 
 OTHER = RequestContext("2", "", "HTTP", "127.0.0.1", None, Principal("User", "other"))
 LIMITS = FetchLimits(100_000, 100_000, 1, 0)

@@ -17,8 +17,9 @@ from tests.support.data_directory import lose_journal
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.journals import TOPIC, MemoryRecord, data_frame, new_journal
 from tests.support.manual_clock import ManualClock
-from tests.support.running_broker import produce, read_all, records, run, running_broker
+from tests.support.running_broker import produce, read_all, records, running_broker
 from tests.support.topics import create_topic, roll
+from tests.support.virtual_time import run
 
 NOW_MS = 1_700_000_000_000
 FAR_MS = 4_102_444_800_000

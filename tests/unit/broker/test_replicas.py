@@ -25,7 +25,8 @@ from logstore.log.partition_log import PartitionLog
 from logstore.records.batch_identity import ProducerIdentity
 from tests.support.eventually import eventually_async
 from tests.support.replicas import MemoryCluster, running_cluster
-from tests.support.running_broker import produce, read_all, records, run
+from tests.support.running_broker import produce, read_all, records
+from tests.support.virtual_time import run
 
 
 def log_of(broker: Broker, partition: int = 0) -> PartitionLog:

@@ -25,7 +25,8 @@ from logstore.cluster.coordinator import ElectionType
 from logstore.errors import AuthorizationError, InvalidTopicError, TopicAuthorizationError
 from logstore.records.offset_record import InstanceKey
 from tests.support.authorizer_views import Denied, Nothing
-from tests.support.running_broker import CLIENT, produce, records, run, running_broker
+from tests.support.running_broker import CLIENT, produce, records, running_broker
+from tests.support.virtual_time import clock_of_loop, run
 
 #: Of a store's life; nobody outside calls them.
 LIFE = {"start", "stop", "running", "close", "topics_changed", "join_cluster"}
@@ -147,7 +148,7 @@ async def call(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 
 async def stores(path: Path) -> AsyncIterator[tuple[Broker, GroupCoordinator, Topic]]:
-    async with running_broker(path) as broker, GroupCoordinator.running(broker) as groups:
+    async with running_broker(path) as broker, GroupCoordinator.running(broker, clock=clock_of_loop()) as groups:
         topic = await broker.create_topic(INTERNAL, "t", partitions=2)
         assert topic is not None
         await produce(broker, topic, [b"secret"])

@@ -24,9 +24,10 @@ from tests.faults.test_overwritten_commits import overwrite
 from tests.support.eventually import eventually_async
 from tests.support.kafka_reading import read_batches, rows_from
 from tests.support.manual_clock import ManualClock
-from tests.support.running_broker import produce, read_all, run, running_broker
+from tests.support.running_broker import produce, read_all, running_broker
 from tests.support.table_paths import path_of, read_footer
 from tests.support.topics import HookedFileSystem, joined, rewrite_files
+from tests.support.virtual_time import run
 
 CONFIGS = {"segment.ms": "100000000"}
 

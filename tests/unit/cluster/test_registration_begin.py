@@ -16,7 +16,8 @@ from logstore.errors import DataDirectoryError
 from logstore.filesystem import FileSystem
 from logstore.journal.errors import JournalCorruptionError, JournalDiffersError
 from logstore.journal.identity import FoundJournal, JournalIdentity
-from tests.support.running_broker import run, running_broker
+from tests.support.running_broker import running_broker
+from tests.support.virtual_time import run
 
 
 def registration(data: Path, log_directory: Path) -> Registration:

@@ -11,8 +11,9 @@ from logstore.table_root import open_root
 from tests.support.eventually import eventually_async
 from tests.support.job_context import job_context
 from tests.support.manual_clock import ManualClock
-from tests.support.running_broker import produce, read_all, records, run, running_broker
+from tests.support.running_broker import produce, read_all, records, running_broker
 from tests.support.table_paths import path_of
+from tests.support.virtual_time import run
 
 
 def retain(data) -> None:

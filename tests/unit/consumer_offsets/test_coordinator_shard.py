@@ -22,7 +22,7 @@ from consumer_offsets.coordinator_shard import (
 )
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
-from logstore.clock import Clock, SystemClock
+from logstore.clock import Clock
 from logstore.cluster.coordinator import PartitionState
 from logstore.errors import (
     BrokerNotReadyError,
@@ -38,7 +38,8 @@ from logstore.records.murmur2 import partition_for
 from tests.support.eventually import eventually_async
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.manual_clock import ManualClock
-from tests.support.running_broker import produce, run, running_broker
+from tests.support.running_broker import produce, running_broker
+from tests.support.virtual_time import clock_of_loop, run
 
 TOPIC = "__transaction_state"
 
@@ -131,7 +132,7 @@ Shard = CoordinatorShard[Counters]
 async def running(data: Path, clock: Clock | None = None, **options: Any) -> AsyncIterator[tuple[Broker, Shard]]:
     async with running_broker(data, clock=clock, **options) as broker:
         topic = await broker.internal_topic(INTERNAL, TOPIC, partitions=1, configs={"segment.ms": "100000000"})
-        shard = CoordinatorShard(broker, topic, 0, Counters, clock or SystemClock())
+        shard = CoordinatorShard(broker, topic, 0, Counters, clock or clock_of_loop())
         await load(shard)
         try:
             yield broker, shard
@@ -445,7 +446,7 @@ def test_many_timers_that_are_due_leave_the_loop_to_others(tmp_path: Path, monke
             await eventually_async(lambda: len(shard.machine.fired) == 99)
             assert shard.machine.fired == [str(number) for number in range(99)]
 
-    run(scenario())
+    asyncio.run(scenario())  # on real time, which passes while timers fire
 
 
 def test_timers_fire_by_themselves(tmp_path: Path) -> None:

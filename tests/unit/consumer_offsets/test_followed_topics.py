@@ -14,7 +14,8 @@ from consumer_offsets.followed_topics import FollowedTopics
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.errors import InvalidRegularExpressionError
-from tests.support.running_broker import run, running_broker
+from tests.support.running_broker import running_broker
+from tests.support.virtual_time import run
 
 REGEXES = ("a.*", ".*b", "a|b|ab", "[ab]{2,3}", "c", ".*", "(?i)A+")
 

@@ -58,7 +58,8 @@ from logstore.records.offset_record import OFFSETS_TOPIC, OffsetCommit, OffsetKe
 from tests.support.eventually import eventually_async
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.manual_clock import ManualClock
-from tests.support.running_broker import CLIENT, produce, records, run, running_broker
+from tests.support.running_broker import CLIENT, produce, records, running_broker
+from tests.support.virtual_time import clock_of_loop, run
 
 Store = tuple[Broker, GroupCoordinator]
 
@@ -67,7 +68,7 @@ Store = tuple[Broker, GroupCoordinator]
 async def running(data: Path, **options: Any) -> AsyncIterator[Store]:
     async with (
         running_broker(data, **options) as broker,
-        GroupCoordinator.running(broker, clock=options.get("clock")) as groups,
+        GroupCoordinator.running(broker, clock=options.get("clock") or clock_of_loop()) as groups,
     ):
         yield broker, groups
 

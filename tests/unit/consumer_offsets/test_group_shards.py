@@ -18,7 +18,7 @@ from logstore.table_root import TableRoot
 from tests.support.data_directory import copy_of_one_moment
 from tests.support.eventually import eventually_async
 from tests.support.replicas import MemoryCluster, running_cluster
-from tests.support.running_broker import run
+from tests.support.virtual_time import clock_of_loop, run
 
 _SOON_S = 10
 
@@ -31,7 +31,10 @@ def test_a_start_does_not_wait_for_groups_whose_replicas_wait_for_the_start(tmp_
         catalog = TopicCatalog(TableRoot(data, FileSystem()))
         catalog.create(OFFSETS_TOPIC, num_partitions=1, config_overrides=OFFSETS_TOPIC_CONFIGS)
         offsets = [OffsetToCommit("t", 0, 0)]
-        async with running_cluster(data, 1, 2) as cluster, GroupCoordinator.running(cluster.brokers[1]) as groups:
+        async with (
+            running_cluster(data, 1, 2) as cluster,
+            GroupCoordinator.running(cluster.brokers[1], clock=clock_of_loop()) as groups,
+        ):
             await groups.commit(INTERNAL, "g", offsets)
             copy_of_one_moment(data, image)
             states = dict(cluster.states)
@@ -43,7 +46,7 @@ def test_a_start_does_not_wait_for_groups_whose_replicas_wait_for_the_start(tmp_
         try:
             assert not broker.topic(INTERNAL, OFFSETS_TOPIC).partition(0).require_leader().is_settled
             async with asyncio.timeout(_SOON_S):
-                groups = await GroupCoordinator.start(broker)
+                groups = await GroupCoordinator.start(broker, clock=clock_of_loop())
             await killed.start(2)
             await eventually_async(lambda: is_committed(groups))
             await groups.close()
@@ -58,7 +61,10 @@ def test_a_coordinator_that_is_cut_off_tells_no_old_offsets(tmp_path: Path) -> N
     async def scenario() -> None:
         catalog = TopicCatalog(TableRoot(tmp_path, FileSystem()))
         catalog.create(OFFSETS_TOPIC, num_partitions=1, config_overrides=OFFSETS_TOPIC_CONFIGS)
-        async with running_cluster(tmp_path, 1, 2) as cluster, GroupCoordinator.running(cluster.brokers[1]) as groups:
+        async with (
+            running_cluster(tmp_path, 1, 2) as cluster,
+            GroupCoordinator.running(cluster.brokers[1], clock=clock_of_loop()) as groups,
+        ):
             await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 0)])
             leader = cluster.brokers[1].topic(INTERNAL, OFFSETS_TOPIC).partition(0).require_leader()
             leader._has_lease = lambda: False

@@ -15,7 +15,7 @@ from logstore.table_files import open_table
 from tests.support.keyed_topics import KeyedTopic, Record, batch
 from tests.support.manual_clock import ManualClock
 from tests.support.running_broker import records as records_of
-from tests.support.running_broker import run
+from tests.support.virtual_time import run
 from tests.unit.consumer_offsets.test_group_coordinator import new_topic, running
 
 

@@ -25,7 +25,8 @@ from logstore.errors import (
     UnknownPartitionError,
     UnknownTopicError,
 )
-from tests.support.running_broker import produce, run, running_broker
+from tests.support.running_broker import produce, running_broker
+from tests.support.virtual_time import clock_of_loop, run
 
 Store = tuple[Broker, GroupCoordinator]
 
@@ -33,7 +34,7 @@ Store = tuple[Broker, GroupCoordinator]
 @contextlib.asynccontextmanager
 async def filled(data: Path) -> AsyncIterator[Store]:
     """Topic ``t`` has offsets [2, 10) in both of its partitions, topic ``u`` [0, 5); group ``g`` is at t-0 5, u-0 1."""
-    async with running_broker(data) as broker, GroupCoordinator.running(broker) as groups:
+    async with running_broker(data) as broker, GroupCoordinator.running(broker, clock=clock_of_loop()) as groups:
         for name, partitions, count in (("t", 2, 10), ("u", 1, 5)):
             topic = await broker.create_topic(INTERNAL, name, partitions=partitions)
             assert topic is not None

@@ -1,5 +1,6 @@
 """Whose journal it is: the heads of its files, the position beside it, and files that lose their names."""
 
+import asyncio
 import random
 import threading
 from pathlib import Path
@@ -17,7 +18,7 @@ from logstore.journal.scan import JournalScan
 from tests.support.eventually import eventually_async
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.journals import MemoryRecord, data_frame, new_journal, running
-from tests.support.running_broker import run
+from tests.support.virtual_time import run
 
 
 def end_of(directory: Path) -> int:
@@ -200,7 +201,7 @@ def test_no_append_waits_for_the_disk_of_the_file_beside_the_journal(
             await journal.append([data_frame(2)])
             go_on.set()
 
-    run(scenario())
+    asyncio.run(scenario())  # on real time, which goes on while a thread is held
 
 
 def test_a_journal_that_loses_its_end_differs(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from logstore.kafka_protocol.messages import (
 )
 from tests.support.eventually import loop_turns
 from tests.support.kafka_handlers import Handlers, kafka_handlers
-from tests.support.running_broker import run
+from tests.support.virtual_time import run
 
 JOIN, HEARTBEAT, LEAVE, SYNC, DESCRIBE = 11, 12, 13, 14, 15
 OPTIONS: dict[str, Any] = {"group_initial_rebalance_delay_ms": 0}

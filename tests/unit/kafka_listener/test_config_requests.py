@@ -12,7 +12,7 @@ from logstore.settings import plain_settings
 from logstore.topic_config import CONFIG_KEYS
 from tests.support.authorizer_views import Denied
 from tests.support.kafka_handlers import Handlers, kafka_handlers
-from tests.support.running_broker import run
+from tests.support.virtual_time import run
 
 DESCRIBE, ALTER, INCREMENTAL = 32, 33, 44
 INVALID_REQUEST, UNKNOWN, NOT_ALLOWED, NOT_ALLOWED_CLUSTER, INVALID_CONFIG = 42, 3, 29, 31, 40

@@ -38,7 +38,8 @@ from tests.support.kafka_client import (
     kafka_server,
     produce_request,
 )
-from tests.support.running_broker import read_all, run
+from tests.support.running_broker import read_all
+from tests.support.virtual_time import run
 
 ALL_TOPICS = MetadataRequest(topics=None)
 LIMITS = ConnectionLimits(MIB, 600.0, 30.0, 60.0)

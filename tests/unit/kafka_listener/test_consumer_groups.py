@@ -26,7 +26,7 @@ from logstore.kafka_protocol.messages import (
 )
 from tests.support.authorizer_views import Denied
 from tests.support.kafka_handlers import Handlers, kafka_handlers
-from tests.support.running_broker import run
+from tests.support.virtual_time import run
 
 HEARTBEAT, DESCRIBE = 68, 69
 Owned = list[ConsumerGroupHeartbeatRequest.TopicPartitions]

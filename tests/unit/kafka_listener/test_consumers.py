@@ -12,7 +12,8 @@ from tests.support.kafka_client import kafka_server
 from tests.support.kafka_reading import http_rows
 from tests.support.mixed_sources import SOURCES
 from tests.support.records import Row
-from tests.support.running_broker import produce, run
+from tests.support.running_broker import produce
+from tests.support.virtual_time import run
 
 
 def consumer_at(port: int, **options: object) -> AIOKafkaConsumer:

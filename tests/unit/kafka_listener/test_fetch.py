@@ -16,7 +16,8 @@ from logstore.kafka_protocol.messages import FetchRequest
 from tests.support.authorizer_views import Denied
 from tests.support.kafka_handlers import KAFKA_CLIENT, Handlers, kafka_handlers
 from tests.support.kafka_reading import ask, read_batches
-from tests.support.running_broker import produce, run
+from tests.support.running_broker import produce
+from tests.support.virtual_time import run
 
 FETCH = 1
 NEVER = {"segment.ms": "100000000"}

@@ -21,7 +21,7 @@ from logstore.kafka_protocol.messages import (
     OffsetFetchRequest,
 )
 from tests.support.kafka_client import FETCH, METADATA, PRODUCE, KafkaServer, batch_of, kafka_server, produce_request
-from tests.support.running_broker import run
+from tests.support.virtual_time import run
 
 JOIN, OFFSET_FETCH, FIND_COORDINATOR, DESCRIBE_GROUPS, DELETE_GROUPS, HEARTBEAT = 11, 9, 10, 15, 42, 68
 FULL = GroupMaxSizeReachedError.kafka_code
@@ -90,7 +90,7 @@ def test_a_flood_of_members_is_refused_at_group_max_size(tmp_path: Path):
             other.cancel()
             assert await other > 3
 
-    run(scenario())
+    asyncio.run(scenario())  # on real time, which goes on under a load without a pause
 
 
 def test_a_flood_of_groups_is_refused_when_their_members_bring_too_much(tmp_path: Path, monkeypatch: Any):
@@ -107,7 +107,7 @@ def test_a_flood_of_groups_is_refused_when_their_members_bring_too_much(tmp_path
             other.cancel()
             assert await other > 3
 
-    run(scenario())
+    asyncio.run(scenario())  # on real time, which goes on under a load without a pause
 
 
 def test_requests_that_name_very_many_things_let_others_go_on(tmp_path: Path):
@@ -134,7 +134,7 @@ def test_requests_that_name_very_many_things_let_others_go_on(tmp_path: Path):
                 other.cancel()
                 assert await other > 0, api_key
 
-    run(scenario())
+    asyncio.run(scenario())  # on real time, which goes on under a load without a pause
 
 
 def test_fetches_of_very_many_partitions_take_turns_with_others(tmp_path: Path):
@@ -162,7 +162,7 @@ def test_fetches_of_very_many_partitions_take_turns_with_others(tmp_path: Path):
             other.cancel()
             assert await other > len(clients)
 
-    run(scenario())
+    asyncio.run(scenario())  # on real time, which goes on under a load without a pause
 
 
 def test_nothing_is_begun_behind_a_long_request_that_cannot_be_read(tmp_path: Path):

@@ -31,7 +31,7 @@ from logstore.protocol.consumer_protocol import Subscription, encode_subscriptio
 from logstore.records.offset_record import OffsetCommit, OffsetKey
 from tests.support.authorizer_views import Denied
 from tests.support.kafka_handlers import Handlers, kafka_handlers
-from tests.support.running_broker import run
+from tests.support.virtual_time import run
 
 COMMIT, FETCH, DELETE = 8, 9, 47
 OPTIONS: dict[str, Any] = {"group_initial_rebalance_delay_ms": 0}

@@ -29,7 +29,7 @@ from tests.support.kafka_client import (
     kafka_server,
 )
 from tests.support.kafka_client import produce_request as produce
-from tests.support.running_broker import run
+from tests.support.virtual_time import run
 
 LONG_MS = 30_000
 
@@ -340,6 +340,7 @@ def test_a_session_counts_as_used_when_its_fetch_begins(tmp_path: Path) -> None:
             session = await session_of(server, topic)
             cached = server.kafka.fetch_sessions._sessions[session.id]
             used = cached.used
+            await asyncio.sleep(1)
             session.send(LONG_MS)
             await waits(topic)
             assert cached.used > used

@@ -14,7 +14,8 @@ from logstore.kafka_protocol.messages import ListOffsetsRequest, OffsetForLeader
 from tests.support.authorizer_views import Denied
 from tests.support.kafka_handlers import Handlers, kafka_handlers
 from tests.support.kafka_reading import ask
-from tests.support.running_broker import produce, records, run
+from tests.support.running_broker import produce, records
+from tests.support.virtual_time import run
 
 LIST_OFFSETS = 2
 OFFSET_FOR_LEADER_EPOCH = 23

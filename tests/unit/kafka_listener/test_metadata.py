@@ -11,7 +11,7 @@ from logstore.kafka_listener.metadata import _partition
 from logstore.kafka_listener.store import KafkaStore
 from logstore.kafka_protocol.messages import DescribeClusterRequest, MetadataRequest
 from tests.support.kafka_client import DESCRIBE_CLUSTER, METADATA, PRODUCE, batch_of, kafka_server, produce_request
-from tests.support.running_broker import run
+from tests.support.virtual_time import run
 
 TOPIC_OPERATIONS = sum(1 << bit for bit in (3, 4, 5, 6, 7, 8, 10, 11))
 CLUSTER_OPERATIONS = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))

@@ -19,7 +19,7 @@ from logstore.records.offset_record import OFFSETS_TOPIC, OffsetCommit, OffsetKe
 from tests.support.kafka_batches import log_batch
 from tests.support.kafka_handlers import KAFKA_CLIENT, Handlers, kafka_handlers
 from tests.support.records import Row
-from tests.support.running_broker import run
+from tests.support.virtual_time import run
 
 
 async def fetched(handlers: Handlers, offset: int = 0) -> list[tuple[int, bytes, bytes | None]]:

@@ -14,7 +14,8 @@ from logstore.kafka_protocol.definitions import Field, request_and_response
 from tests.support.kafka_client import batch_of, produce_request
 from tests.support.kafka_handlers import kafka_handlers
 from tests.support.kafka_reading import ask
-from tests.support.running_broker import produce, run
+from tests.support.running_broker import produce
+from tests.support.virtual_time import run
 
 UNKNOWN, INVALID_REQUEST, INVALID_ASSIGNMENT = 3, 42, 39
 PARTITIONS = 3

@@ -19,7 +19,8 @@ from tests.support.kafka_batches import client_batch, raw_batch, raw_records, va
 from tests.support.kafka_client import INIT_PRODUCER_ID, PRODUCE, batch_of, kafka_server, produce_request
 from tests.support.kafka_handlers import kafka_handlers
 from tests.support.records import Row
-from tests.support.running_broker import read_all, run
+from tests.support.running_broker import read_all
+from tests.support.virtual_time import run
 
 
 def outcomes(answer: Any) -> list[tuple[int, int, int]]:

@@ -19,7 +19,7 @@ from logstore.kafka_protocol.responses import read_response
 from tests.support.captured_logs import captured_logs
 from tests.support.kafka_client import METADATA, KafkaConnection, KafkaServer, kafka_server
 from tests.support.kafka_messages import random_message
-from tests.support.running_broker import run
+from tests.support.virtual_time import run
 
 # Longer waits are the client's wish: Fetch, JoinGroup, and admin requests that wait for others.
 _PATIENCE_S = 0.05

@@ -11,7 +11,8 @@ from logstore.kafka_protocol.apis import APIS
 from logstore.kafka_protocol.messages import DeleteRecordsRequest, DescribeLogDirsRequest
 from tests.support.authorizer_views import Denied
 from tests.support.kafka_handlers import Handlers, kafka_handlers
-from tests.support.running_broker import produce, run
+from tests.support.running_broker import produce
+from tests.support.virtual_time import run
 
 DELETE, SIZES = 21, 35
 UNKNOWN, OUT_OF_RANGE, NOT_ALLOWED, NOT_ALLOWED_CLUSTER, INVALID_REQUEST, STORAGE = 3, 1, 29, 31, 42, 56

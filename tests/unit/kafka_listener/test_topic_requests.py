@@ -18,7 +18,7 @@ from logstore.kafka_protocol.messages import (
 from logstore.topic_config import CONFIG_KEYS
 from tests.support.authorizer_views import Denied
 from tests.support.kafka_handlers import Handlers, kafka_handlers
-from tests.support.running_broker import run
+from tests.support.virtual_time import run
 
 CREATE, DELETE, GROW, DESCRIBE = 19, 20, 37, 75
 INVALID_REQUEST, EXISTS, UNKNOWN, UNKNOWN_ID, NOT_ALLOWED = 42, 36, 3, 100, 29

@@ -16,7 +16,8 @@ from logstore.log.topic import Topic
 from logstore.segments import reader as segments_reader
 from tests.support.journals import control_frame
 from tests.support.kafka_reading import consume, fetch_one, rows_from
-from tests.support.running_broker import produce, read_all, run, running_broker
+from tests.support.running_broker import produce, read_all, running_broker
+from tests.support.virtual_time import run
 
 NEVER = {"segment.ms": "100000000"}
 

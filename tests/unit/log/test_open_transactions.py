@@ -16,7 +16,8 @@ from logstore.log.partition_log import PartitionLog
 from logstore.records.batch_identity import BatchIdentity
 from logstore.records.transactions import NO_SEQUENCE, ControlType, EndTransactionMarker, Marker, OpenTransaction
 from tests.support.manual_clock import ManualClock
-from tests.support.running_broker import produce, read_all, run, running_broker
+from tests.support.running_broker import produce, read_all, running_broker
+from tests.support.virtual_time import run
 
 TOPIC = UUID(int=1)
 NOW = ManualClock().wall_ms

@@ -9,8 +9,9 @@ import pytest
 from logstore.broker.context import INTERNAL
 from logstore.errors import ZooKeeperUnavailableError
 from tests.support.captured_logs import captured_logs
-from tests.support.running_broker import produce, run, running_broker
+from tests.support.running_broker import produce, running_broker
 from tests.support.topics import roll
+from tests.support.virtual_time import run
 
 
 def test_the_first_roll_of_an_epoch_goes_on_where_the_table_ends(tmp_path: Path):

@@ -42,6 +42,7 @@ from tests.support.captured_logs import captured_logs
 from tests.support.eventually import eventually_async, loop_turns
 from tests.support.peers import CLUSTER, SECRET, Local, RawBroker, connected, listening, options, raw
 from tests.support.tcp_relay import TcpRelay
+from tests.support.virtual_time import ON_VIRTUAL_TIME
 
 pytestmark = pytest.mark.anyio
 
@@ -52,9 +53,9 @@ SHORT_S = 0.4
 USED_S = 6.0
 
 
-@pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
+@pytest.fixture(params=[ON_VIRTUAL_TIME, ("asyncio", {"use_uvloop": True})], ids=["asyncio", "uvloop"])
 def anyio_backend(request):
-    return "asyncio", {"use_uvloop": request.param}
+    return request.param
 
 
 async def echo(_session, message):

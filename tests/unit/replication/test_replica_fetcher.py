@@ -18,6 +18,7 @@ from logstore.replication.protocol import Fetch, FetchedRow, decode_fetch, encod
 from logstore.replication.replica_fetcher import FetcherSettings, ReplicaFetcher
 from tests.support.eventually import eventually_async
 from tests.support.manual_clock import ManualClock
+from tests.support.virtual_time import run
 
 TOPIC = UUID(int=1)
 EPOCH = 5
@@ -114,14 +115,14 @@ def answer_of(
 
 
 def in_loop(scenario: Callable[[Follower], Awaitable[None]]) -> None:
-    async def run() -> None:
+    async def followed() -> None:
         follower = Follower()
         try:
             await asyncio.wait_for(scenario(follower), 30)
         finally:
             await follower.fetcher.stop()
 
-    asyncio.run(run())
+    run(followed())
 
 
 async def replicate(follower: Follower, count: int) -> None:
