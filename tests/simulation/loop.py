@@ -17,6 +17,8 @@ from concurrent.futures import Executor, Future
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
 
+from logstore.disk_thread import DiskThread
+from logstore.threads import Threads
 from tests.support.faulty_filesystem import CrashedError
 
 T = TypeVar("T")
@@ -181,11 +183,8 @@ class PlayedWorkers(Executor):
         return iter([fn(*args) for args in zip(*iterables, strict=False)])
 
 
-class PlayedDiskThread:
+class PlayedDiskThread(DiskThread):
     """As ``DiskThread``, on the loop."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
 
     def run(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> "asyncio.Future[T]":
         loop = asyncio.get_running_loop()
@@ -193,6 +192,16 @@ class PlayedDiskThread:
         return loop.in_thread(self, lambda: work(*args, **kwargs))  # type: ignore[no-any-return]
 
     def close(self) -> None: ...
+
+
+class PlayedThreads(Threads):
+    """All threads of the stores that are made meanwhile."""
+
+    def pool(self, count: int, name: str, niceness: int = 0) -> PlayedWorkers:
+        return PlayedWorkers(count)
+
+    def disk_thread(self, name: str) -> DiskThread:
+        return PlayedDiskThread(name)
 
 
 def _fail(future: asyncio.Future[Any]) -> None:

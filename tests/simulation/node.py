@@ -11,12 +11,10 @@ from typing import TypeVar
 
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.quotas import Quotas
-from logstore.disk_thread import DiskThread
 from logstore.errors import LogStoreError
 from logstore.node import Store, running_store
 from logstore.settings import Settings
-from logstore.threads import Threads
-from tests.simulation.loop import PlayedDiskThread, PlayedProcess, PlayedWorkers, SimulatedLoop
+from tests.simulation.loop import PlayedProcess, SimulatedLoop
 from tests.simulation.process_disk import ProcessDisk
 from tests.support.faulty_filesystem import CrashedError, FaultyFileSystem
 
@@ -54,16 +52,6 @@ class PlayedClock:
     def sleep(self, seconds: float) -> None:
         """The loop cannot go on while a thread sleeps: the node's clocks alone do."""
         self._slept_s += seconds
-
-
-class PlayedThreads(Threads):
-    """All threads of the stores that are made meanwhile."""
-
-    def pool(self, count: int, name: str, niceness: int = 0) -> PlayedWorkers:
-        return PlayedWorkers(count)
-
-    def disk_thread(self, name: str) -> DiskThread:
-        return PlayedDiskThread(name)  # type: ignore[return-value]
 
 
 class Node:

@@ -22,9 +22,9 @@ from tests.faults.bench.checker import check
 from tests.faults.bench.delta_observer import READERS, committed_offsets, read_version
 from tests.simulation.clients import Client, Producer, Reader, TopicSpec
 from tests.simulation.history import History
-from tests.simulation.loop import SimulatedLoop
+from tests.simulation.loop import PlayedThreads, SimulatedLoop
 from tests.simulation.nemesis import Nemesis
-from tests.simulation.node import Node, PlayedThreads
+from tests.simulation.node import Node
 
 #: Idempotent producers send again for so long.
 _CONFIGS = {"idempotency.window.ms": str(24 * 3_600_000)}

@@ -24,7 +24,7 @@ from io import StringIO
 from typing import Any, ParamSpec, TypeVar
 
 from logstore.clock import Clock, SystemClock
-from logstore.journal.disk_thread import DiskThread
+from logstore.disk_thread import DiskThread
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -196,6 +196,10 @@ class LoopClock:
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self.now_ms = loop.wall_ms
         self.monotonic = loop.time
+
+    def sleep(self, seconds: float) -> None:
+        """The loop waits for its threads: time stands still for it meanwhile."""
+        time.sleep(seconds)
 
 
 def clock_of_loop() -> Clock:

@@ -12,10 +12,11 @@ from logstore.entropy import seeded
 from logstore.node import running_store
 from logstore.settings import Settings
 from logstore.threads import replaced
+from tests.simulation.loop import PlayedThreads, SimulatedLoop
 from tests.support.manual_clock import ManualClock
 from tests.support.memory_filesystem import MemoryFileSystem
-from tests.support.one_thread import NoThreads, one_thread_loop
-from tests.support.running_broker import produce, read_all, run
+from tests.support.running_broker import produce, read_all
+from tests.support.virtual_time import run
 
 
 async def two_starts(data: Path, clock: ManualClock, disk: MemoryFileSystem) -> None:
@@ -59,9 +60,9 @@ def test_a_seed_gives_the_same_files_byte_for_byte(tmp_path: Path) -> None:
         clock = ManualClock()
         disk = MemoryFileSystem(clock)
         with (
-            replaced(NoThreads()),
+            replaced(PlayedThreads()),
             seeded(random.Random(seed)),
-            asyncio.Runner(loop_factory=one_thread_loop) as runner,
+            asyncio.Runner(loop_factory=lambda: SimulatedLoop(random.Random(1))) as runner,
         ):
             runner.run(asyncio.wait_for(two_starts(tmp_path / "data", clock, disk), 60))
         return disk.files()

@@ -1,6 +1,7 @@
 """A store whose threads are replaced starts none, and one thread does all of its work."""
 
 import asyncio
+import random
 import threading
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from logstore.broker.quotas import Quotas
 from logstore.node import running_store
 from logstore.settings import Settings
 from logstore.threads import replaced, threads
-from tests.support.one_thread import NoThreads, one_thread_loop
+from tests.simulation.loop import PlayedThreads, SimulatedLoop
 from tests.support.running_broker import produce, read_all
 
 
@@ -28,13 +29,13 @@ def test_a_store_runs_in_one_thread(tmp_path: Path) -> None:
             assert await read_all(broker, topic) == [(0, b"a"), (1, b"b"), (2, b"c")]
             assert threading.active_count() == there_before
 
-    with replaced(NoThreads()), asyncio.Runner(loop_factory=one_thread_loop) as runner:
+    with replaced(PlayedThreads()), asyncio.Runner(loop_factory=lambda: SimulatedLoop(random.Random(1))) as runner:
         runner.run(asyncio.wait_for(scenario(), 60))
 
 
 def test_after_that_threads_are_those_of_the_process() -> None:
     before = threads()
-    with replaced(NoThreads()):
+    with replaced(PlayedThreads()):
         assert threads() is not before
     assert threads() is before
     pool = threads().pool(1, "some")

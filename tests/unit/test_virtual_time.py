@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from logstore.clock import SystemClock
-from logstore.journal.disk_thread import DiskThread
+from logstore.disk_thread import DiskThread
 from tests.support.virtual_time import StuckError, VirtualTimeLoop, clock_of_loop, run
 
 HOUR_S = 3600.0
