@@ -9,7 +9,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run setup-airflow demo demo-cluster test test-quick test-all test-airflow test-wheel torture torture-cluster run cluster lint format bench docs lock clean
+.PHONY: simulate help setup setup-run setup-airflow demo demo-cluster test test-quick test-all test-airflow test-wheel torture torture-cluster run cluster lint format bench docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ test-airflow: setup setup-airflow ## The DAGs, run by a real Airflow on a real s
 
 test-wheel: setup ## The wheel as the Dockerfile builds and installs it, and a store from it
 	@$(RUN) pytest -m wheel tests/install
+
+simulate: setup ## A simulated store under faults, by a seed: make simulate SEED=7 SECONDS=600 (of wall time, 60); default: a random seed
+	@$(RUN) tests.simulation $(if $(SEED),--seed $(SEED)) --seconds $(or $(SECONDS),60)
 
 torture: setup ## Faults for a long time: make torture SEED=7 DURATION=600 (seconds, 120 at least; 1800 for all); default: a random seed
 	@$(RUN) tests.faults.bench.torture $(if $(SEED),--seed $(SEED)) --duration $(or $(DURATION),600)

@@ -1,5 +1,6 @@
 """The worlds of a run, one on each processor at a time."""
 
+import faulthandler
 import itertools
 import logging
 import multiprocessing
@@ -17,6 +18,8 @@ from tests.simulation.world import Outcome, simulate
 
 #: Simulated seconds of a world.
 WORLD_S = 30.0
+#: Wall seconds.
+_ENDLESS_S = 300.0
 
 
 def worlds(seed: int, until: float, events: int | None, bug: str | None) -> Iterator[Outcome]:
@@ -50,5 +53,8 @@ def prepare(bug: str | None) -> None:
 
 
 def _play(seed: str) -> Outcome:
+    # A world that never ends is told with its stack, and ends the run.
+    faulthandler.dump_traceback_later(_ENDLESS_S, exit=True)
     outcome = simulate(seed, virtual_seconds=WORLD_S)
+    faulthandler.cancel_dump_traceback_later()
     return outcome if outcome.anomalies else replace(outcome, history=[])

@@ -239,6 +239,13 @@ echo '{"page": "/"}' | logstore produce clicks --partition 2 --key alice
         | {"partition=2,3'": "partition=2,3' || [ $? = 124 ]"},
         printed=('"key":"alice"',),
     ),
+    "simulated-world.md": Plan(
+        left_out={
+            "make simulate": "plays worlds for minutes; tests/simulation runs the same program",
+            "async def slow_disk": "is a part of tests/simulation/nemesis.py",
+            "for seed in": "needs a bug of your own; tests/simulation plants those of the catalogue",
+        }
+    ),
     "fault-tests.md": Plan(
         left_out={"python -m": "runs faults for minutes; tests/faults runs the same programs"},
     ),
