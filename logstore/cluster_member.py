@@ -9,6 +9,7 @@ from ingest_api.http_listener import HttpListener
 from ingest_api.relay import Relay
 from logstore.broker.broker import Broker
 from logstore.clock import Clock
+from logstore.cluster.kazoo_client import MakeClient, kazoo_client
 from logstore.cluster.zookeeper_coordinator import ZooKeeperCoordinator
 from logstore.errors import InvalidConfigError
 from logstore.filesystem import FileSystem
@@ -16,6 +17,7 @@ from logstore.replication.fetch_session import FetchHandler
 from logstore.replication.peer_connection import PeerConnection
 from logstore.replication.peer_http import PeerHttp
 from logstore.replication.peer_listener import PeerListener
+from logstore.replication.peer_network import PeerNetwork
 from logstore.replication.peer_options import PeerOptions
 from logstore.replication.peers import Peers
 from logstore.replication.protocol import MessageType
@@ -26,11 +28,20 @@ class ClusterMember:
     """``start`` before the coordinator starts, ``open`` when the store has started, ``stop`` after it has stopped."""
 
     def __init__(
-        self, settings: Settings, filesystem: FileSystem, clock: Clock | None, url: str, kafka: str | None
+        self,
+        settings: Settings,
+        filesystem: FileSystem,
+        clock: Clock | None,
+        url: str,
+        kafka: str | None,
+        network: PeerNetwork | None = None,
+        make_client: MakeClient | None = None,
     ) -> None:
         self._settings = settings
-        options = PeerOptions.of(settings)
-        self.coordinator = ZooKeeperCoordinator.of(settings, filesystem, url=url, kafka=kafka, clock=clock)
+        options = PeerOptions.of(settings, network)
+        self.coordinator = ZooKeeperCoordinator.of(
+            settings, filesystem, url=url, kafka=kafka, clock=clock, make_client=make_client or kazoo_client
+        )
         self._listener = PeerListener(self.coordinator, options)
         self._peers = Peers(self.coordinator, options, self._address_of)
         self._http = PeerHttp(self._peers.open_http)
