@@ -8,6 +8,7 @@ from consumer_offsets.group_coordinator import GroupCoordinator
 from ingest_api.http_listener import HttpListener
 from ingest_api.relay import Relay
 from logstore.broker.broker import Broker
+from logstore.broker.other_brokers import OtherBrokers
 from logstore.clock import Clock
 from logstore.cluster.kazoo_client import MakeClient, kazoo_client
 from logstore.cluster.zookeeper_coordinator import ZooKeeperCoordinator
@@ -68,6 +69,12 @@ class ClusterMember:
 
     def open(self, listener: HttpListener, broker: Broker, groups: GroupCoordinator) -> None:
         """Answer clients and other brokers, and send on to them what they have to answer."""
+        others = self.answer_brokers(broker)
+        self._listener.http = lambda session: listener.relayed_protocol(session.broker_id)
+        listener.open(broker, groups, lambda stopping: Relay(others.router, self._http, stopping))
+
+    def answer_brokers(self, broker: Broker) -> OtherBrokers:
+        """Answer other brokers from now on, but for what they relay over HTTP."""
         others = broker.join_cluster(self._peers, self._http)
         fetches = FetchHandler(broker.fetch_session)
         handlers = others.handlers
@@ -77,8 +84,7 @@ class ClusterMember:
             MessageType.APPEND: lambda _, message: handlers.append(message.body),
             MessageType.DESCRIBE: lambda _, message: handlers.describe(message.body),
         }
-        self._listener.http = lambda session: listener.relayed_protocol(session.broker_id)
-        listener.open(broker, groups, lambda stopping: Relay(others.router, self._http, stopping))
+        return others
 
     async def stop(self) -> None:
         self._http.close()
