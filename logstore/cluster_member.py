@@ -8,7 +8,9 @@ from consumer_offsets.group_coordinator import GroupCoordinator
 from ingest_api.http_listener import HttpListener
 from ingest_api.relay import Relay
 from logstore.broker.broker import Broker
+from logstore.broker.other_brokers import OtherBrokers
 from logstore.clock import Clock
+from logstore.cluster.kazoo_client import MakeClient, kazoo_client
 from logstore.cluster.zookeeper_coordinator import ZooKeeperCoordinator
 from logstore.errors import InvalidConfigError
 from logstore.filesystem import FileSystem
@@ -16,6 +18,7 @@ from logstore.replication.fetch_session import FetchHandler
 from logstore.replication.peer_connection import PeerConnection
 from logstore.replication.peer_http import PeerHttp
 from logstore.replication.peer_listener import PeerListener
+from logstore.replication.peer_network import PeerNetwork
 from logstore.replication.peer_options import PeerOptions
 from logstore.replication.peers import Peers
 from logstore.replication.protocol import MessageType
@@ -26,11 +29,20 @@ class ClusterMember:
     """``start`` before the coordinator starts, ``open`` when the store has started, ``stop`` after it has stopped."""
 
     def __init__(
-        self, settings: Settings, filesystem: FileSystem, clock: Clock | None, url: str, kafka: str | None
+        self,
+        settings: Settings,
+        filesystem: FileSystem,
+        clock: Clock | None,
+        url: str,
+        kafka: str | None,
+        network: PeerNetwork | None = None,
+        make_client: MakeClient | None = None,
     ) -> None:
         self._settings = settings
-        options = PeerOptions.of(settings)
-        self.coordinator = ZooKeeperCoordinator.of(settings, filesystem, url=url, kafka=kafka, clock=clock)
+        options = PeerOptions.of(settings, network)
+        self.coordinator = ZooKeeperCoordinator.of(
+            settings, filesystem, url=url, kafka=kafka, clock=clock, make_client=make_client or kazoo_client
+        )
         self._listener = PeerListener(self.coordinator, options)
         self._peers = Peers(self.coordinator, options, self._address_of)
         self._http = PeerHttp(self._peers.open_http)
@@ -57,6 +69,12 @@ class ClusterMember:
 
     def open(self, listener: HttpListener, broker: Broker, groups: GroupCoordinator) -> None:
         """Answer clients and other brokers, and send on to them what they have to answer."""
+        others = self.answer_brokers(broker)
+        self._listener.http = lambda session: listener.relayed_protocol(session.broker_id)
+        listener.open(broker, groups, lambda stopping: Relay(others.router, self._http, stopping))
+
+    def answer_brokers(self, broker: Broker) -> OtherBrokers:
+        """Answer other brokers from now on, but for what they relay over HTTP."""
         others = broker.join_cluster(self._peers, self._http)
         fetches = FetchHandler(broker.fetch_session)
         handlers = others.handlers
@@ -66,8 +84,7 @@ class ClusterMember:
             MessageType.APPEND: lambda _, message: handlers.append(message.body),
             MessageType.DESCRIBE: lambda _, message: handlers.describe(message.body),
         }
-        self._listener.http = lambda session: listener.relayed_protocol(session.broker_id)
-        listener.open(broker, groups, lambda stopping: Relay(others.router, self._http, stopping))
+        return others
 
     async def stop(self) -> None:
         self._http.close()

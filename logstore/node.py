@@ -49,7 +49,9 @@ from logstore.observability import configure_logging
 from logstore.settings import Settings, address_of
 
 if TYPE_CHECKING:
+    from logstore.cluster.kazoo_client import MakeClient
     from logstore.cluster_member import ClusterMember
+    from logstore.replication.peer_network import PeerNetwork
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -79,15 +81,17 @@ async def running_store(
     kafka: str | None = None,
     clock: Clock | None = None,
     filesystem: FileSystem | None = None,
+    network: "PeerNetwork | None" = None,
+    zookeeper: "MakeClient | None" = None,
     new_journal: bool = False,
 ) -> AsyncIterator[Store]:
     """A store without listeners, for as long as the block lasts.
 
     ``authorizer`` decides who may do what in the store, ``quotas`` how much. ``url``, ``kafka``: where the clients of
-    a broker of a cluster find it, over HTTP and with Kafka's protocol (host:port). ``new_journal``: see
-    ``EmbeddedCoordinator``. Raises the errors of
-    ``Coordinator.start``, ``Broker.start`` and ``GroupCoordinator.start``; InvalidConfigError without the packages that
-    a cluster needs.
+    a broker of a cluster find it, over HTTP and with Kafka's protocol (host:port). ``network`` connects it to other
+    brokers, and ``zookeeper`` makes its client of ZooKeeper. ``new_journal``: see ``EmbeddedCoordinator``. Raises the
+    errors of ``Coordinator.start``, ``Broker.start`` and ``GroupCoordinator.start``; InvalidConfigError without the
+    packages that a cluster needs.
     """
     clock = clock or SystemClock()
     filesystem = filesystem or local_filesystem()
@@ -102,7 +106,7 @@ async def running_store(
                     "--new-journal is for a store of one node: a broker of a cluster whose journal is gone leaves its "
                     "ISRs by itself, and copies its partitions from their leaders."
                 )
-            member = _cluster_member(settings, filesystem, clock, url, kafka)
+            member = _cluster_member(settings, filesystem, clock, url, kafka, network, zookeeper)
             coordinator = member.coordinator
             await member.start()
             at_end.push_async_callback(member.stop)
@@ -126,7 +130,13 @@ async def running_store(
 
 
 def _cluster_member(
-    settings: Settings, filesystem: FileSystem, clock: Clock | None, url: str, kafka: str | None
+    settings: Settings,
+    filesystem: FileSystem,
+    clock: Clock | None,
+    url: str,
+    kafka: str | None,
+    network: "PeerNetwork | None",
+    zookeeper: "MakeClient | None",
 ) -> "ClusterMember":
     try:
         from logstore.cluster_member import ClusterMember
@@ -136,7 +146,7 @@ def _cluster_member(
         raise InvalidConfigError(
             "zookeeper.connect needs the package kazoo: pip install 'delta-logstore[cluster]'"
         ) from None
-    return ClusterMember(settings, filesystem, clock, url, kafka)
+    return ClusterMember(settings, filesystem, clock, url, kafka, network, zookeeper)
 
 
 def serve(settings: Settings, shared_port: int | None = None, *, new_journal: bool = False) -> int:

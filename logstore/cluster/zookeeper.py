@@ -10,7 +10,6 @@ kazoo drops its watches when the connection breaks, and calls each of them then:
 import asyncio
 import contextlib
 import enum
-import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,25 +17,18 @@ from typing import Any, Final
 
 import structlog
 from kazoo import exceptions as kazoo_errors
-from kazoo.client import KazooClient, KazooState
-from kazoo.retry import KazooRetry
+from kazoo.client import KazooState
 
 from logstore.clock import Clock, SystemClock
+from logstore.cluster.kazoo_client import MakeClient, kazoo_client
 from logstore.errors import InvalidConfigError, LogStoreError, ZooKeeperUnavailableError
 
 #: Kafka's `zookeeper.session.timeout.ms`.
 SESSION_TIMEOUT_MS: Final = 18_000
-#: Between two tries to connect. With kazoo's own pauses, which double, a session is lost while ZooKeeper is back.
-_RECONNECT: Final = {"max_tries": -1, "delay": 0.05, "backoff": 1.5, "max_delay": 0.2, "max_jitter": 0.2}
-#: Tries to connect that fit into a session timeout. With more servers than that kazoo itself waits less for an answer.
-_TRIES: Final = 3
 #: The pause before kazoo's thread is started again: a thread that ends at once must not keep the broker busy.
 _RESTART_S: Final = 0.2
 
 log = structlog.stdlib.get_logger(__name__)
-# Without a server kazoo warns five times a second.
-_kazoo_log = logging.getLogger("logstore.kazoo")
-_kazoo_log.setLevel(logging.ERROR)
 
 _SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:(?P<port>[0-9]{1,5}))?")
 
@@ -148,15 +140,18 @@ class ZooKeeper:
     """
 
     def __init__(
-        self, servers: Servers, *, session_timeout_ms: int = SESSION_TIMEOUT_MS, clock: Clock | None = None
+        self,
+        servers: Servers,
+        *,
+        session_timeout_ms: int = SESSION_TIMEOUT_MS,
+        clock: Clock | None = None,
+        make_client: MakeClient = kazoo_client,
     ) -> None:
         self.servers = servers
         self._clock = clock or SystemClock()
-        self._client: Any = KazooClient(
-            hosts=str(servers),
-            timeout=session_timeout_ms / 1000,
-            connection_retry=KazooRetry(**_RECONNECT),
-            logger=_kazoo_log,
+        # The listener of its states would not notice each end of its thread.
+        self._client: Any = make_client(
+            str(servers), session_timeout_ms / 1000, self._granted, lambda: self._call(self._thread_ended)
         )
         #: What ZooKeeper has granted; known from the first answer on.
         self.session_timeout_s = session_timeout_ms / 1000
@@ -168,56 +163,10 @@ class ZooKeeper:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_stopping = False
         self._restarting: asyncio.Task[None] | None = None
-        self._note_granted_timeout()
-        self._try_again_within(session_timeout_ms / 1000 / _TRIES)
-        self._outlive_the_thread()
+        self._connected = asyncio.Event()
 
-    def _note_granted_timeout(self) -> None:
-        """kazoo keeps to itself what timeout it was granted; it follows from that for reads, which is two thirds."""
-        connection = self._client._connection  # noqa: SLF001 - kazoo is pinned, and a test holds it to this
-        connect = connection._connect  # noqa: SLF001
-
-        def connect_and_note(*args: Any) -> Any:
-            read_timeout_ms, connect_timeout_ms = connect(*args)
-            self.session_timeout_s = read_timeout_ms * 1.5 / 1000
-            return read_timeout_ms, connect_timeout_ms
-
-        connection._connect = connect_and_note  # noqa: SLF001
-
-    def _try_again_within(self, seconds: float) -> None:
-        """Give up a connection that does not come, or has no answer to its handshake, after ``seconds``.
-
-        kazoo waits for a whole session timeout at a machine that has gone, and at a ZooKeeper that never answers a
-        connection from the time of its start. The session ends meanwhile.
-        """
-        connection = self._client._connection  # noqa: SLF001 - kazoo is pinned, and a test holds it to this
-        handler, invoke = self._client.handler, connection._invoke  # noqa: SLF001 - asks only within a handshake
-        create_connection = handler.create_connection
-
-        def create_soon(*args: Any, timeout: float, **kwargs: Any) -> Any:
-            return create_connection(*args, timeout=min(timeout, seconds), **kwargs)
-
-        def invoke_soon(timeout: float, *args: Any, **kwargs: Any) -> Any:
-            return invoke(min(timeout, seconds), *args, **kwargs)
-
-        handler.create_connection, connection._invoke = create_soon, invoke_soon  # noqa: SLF001
-
-    def _outlive_the_thread(self) -> None:
-        """Start kazoo's thread again whenever it ends by itself, which begins a new session.
-
-        An answer that kazoo does not expect ends it, for example (python-zk/kazoo#641). The listener cannot tell: kazoo
-        calls it only if the state changes, and between two sessions the state is "lost" already.
-        """
-        connection = self._client._connection  # noqa: SLF001 - kazoo is pinned, and a test holds it to this
-        run = connection.zk_loop
-
-        def run_and_tell() -> None:
-            try:
-                run()
-            finally:
-                self._call(self._thread_ended)
-
-        connection.zk_loop = run_and_tell
+    def _granted(self, session_timeout_s: float) -> None:
+        self.session_timeout_s = session_timeout_s
 
     # ---- session ----------------------------------------------------------------------------------------------------
 
@@ -229,8 +178,9 @@ class ZooKeeper:
         self._client.add_listener(self._state_changed)
         self.session_began = self._clock.monotonic()
         try:
-            connected = await asyncio.to_thread(self._client.start_async)
-            await asyncio.to_thread(connected.wait, self.session_timeout_s)
+            await asyncio.to_thread(self._client.start_async)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._connected.wait(), self.session_timeout_s)
             if (client_id := self._client.client_id) is None:  # not connected
                 raise ZooKeeperUnavailableError(
                     f"ZooKeeper at {self.servers.hosts} (zookeeper.connect) does not answer: start it, or correct the "
@@ -292,6 +242,8 @@ class ZooKeeper:
             self.session_began = session_began
         if session_id is not None:
             self.session_id = session_id
+        if state is SessionState.CONNECTED:
+            self._connected.set()
         if state != self.state:
             self.state = state
             log.info("zookeeper.session", state=state.value, servers=self.servers.hosts)

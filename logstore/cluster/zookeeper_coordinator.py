@@ -33,6 +33,7 @@ from logstore.cluster.coordinator import (
     RegisteredTopic,
     TopicListener,
 )
+from logstore.cluster.kazoo_client import MakeClient, kazoo_client
 from logstore.cluster.log_directory import REPLICAS_ARE_COPIED, DirectoryRecord
 from logstore.cluster.partition_changes import PartitionChanges
 from logstore.cluster.producer_ids import ProducerIdBlocks
@@ -79,6 +80,7 @@ class ZooKeeperCoordinator:
         policy: Policy | None = None,
         imbalance_check_interval_s: float = IMBALANCE_CHECK_INTERVAL_S,
         clock: Clock | None = None,
+        make_client: MakeClient = kazoo_client,
     ) -> None:
         clock = clock or SystemClock()
         self._broker_id = broker_id
@@ -86,7 +88,7 @@ class ZooKeeperCoordinator:
         self._filesystem = filesystem
         self._locks: tuple[LockFile, ...] = ()
         self.zookeeper = zookeeper = ZooKeeper(
-            Servers.parse(connect), session_timeout_ms=session_timeout_ms, clock=clock
+            Servers.parse(connect), session_timeout_ms=session_timeout_ms, clock=clock, make_client=make_client
         )
         self.registration = Registration(
             zookeeper, data, log_directory, broker_id, filesystem, clock, url=url, kafka=kafka, peer=peer, rack=rack
@@ -124,6 +126,7 @@ class ZooKeeperCoordinator:
         url: str,
         kafka: str | None = None,
         clock: Clock | None = None,
+        make_client: MakeClient = kazoo_client,
     ) -> "ZooKeeperCoordinator":
         """By the settings of a broker with ``zookeeper.connect``. InvalidConfigError."""
         assert settings.zookeeper_connect is not None
@@ -145,6 +148,7 @@ class ZooKeeperCoordinator:
             ),
             imbalance_check_interval_s=settings.leader_imbalance_check_interval_seconds,
             clock=clock,
+            make_client=make_client,
         )
 
     # ---- start and stop ---------------------------------------------------------------------------------------------

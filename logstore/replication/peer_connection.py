@@ -8,7 +8,6 @@ so that no request meets the end on its way.
 """
 
 import asyncio
-import socket
 from typing import Final, NamedTuple, Self
 
 from logstore import __version__
@@ -230,19 +229,8 @@ class PeerConnection:
     async def _connect(self) -> None:
         """OSError."""
         host, _, port = self._address.rpartition(":")
-        found = await self._loop.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-        for at, (family, kind, protocol, _, where) in enumerate(found, start=1):
-            connecting = socket.socket(family, kind, protocol)
-            try:
-                connecting.setblocking(False)
-                self._options.made_buffers.apply(connecting)
-                await self._loop.sock_connect(connecting, where)
-                await self._loop.create_connection(lambda: self._stream, sock=connecting)
-                return
-            except BaseException as error:
-                connecting.close()
-                if not isinstance(error, OSError) or at == len(found):
-                    raise
+        options = self._options
+        await options.network.connect(host.strip("[]"), port, lambda: self._stream, options.made_buffers)
 
     async def _shake(self) -> None:
         """LogStoreError. ``connect`` bounds the time of all of it."""

@@ -34,10 +34,10 @@ from logstore.errors import (
     UnsupportedVersionError,
 )
 from logstore.filesystem import Buffer
-from logstore.listening_sockets import bound_socket
 from logstore.observability import FewLines
 from logstore.replication.message_stream import MessageStream, pieces_of
 from logstore.replication.peer_auth import is_same_proof, new_nonce
+from logstore.replication.peer_network import Listening
 from logstore.replication.peer_options import LocalBroker, PeerOptions
 from logstore.replication.protocol import (
     ANSWER_TYPES,
@@ -123,7 +123,7 @@ class PeerListener:
         self._local = local
         self._options = options
         self._connections_max = connections_max
-        self._server: asyncio.Server | None = None
+        self._server: Listening | None = None
         self._address = ""
         #: In the order in which they came.
         self._strangers: dict[_Connection, None] = {}
@@ -141,10 +141,11 @@ class PeerListener:
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         bound_host = str(found[0][4][0])
-        self._options.secret.require_for(host, loopback=ipaddress.ip_address(bound_host).is_loopback)
-        listening = bound_socket(bound_host, port, self._options.accepted_buffers)
-        bound_port = listening.getsockname()[1]
-        self._server = await loop.create_server(lambda: _Connection(self).stream, sock=listening)
+        options = self._options
+        options.secret.require_for(host, loopback=ipaddress.ip_address(bound_host).is_loopback)
+        self._server, bound_port = await options.network.listen(
+            bound_host, port, lambda: _Connection(self).stream, options.accepted_buffers
+        )
         name = advertised_host or host
         self._address = f"[{name}]:{bound_port}" if ":" in name else f"{name}:{bound_port}"
 

@@ -6,6 +6,7 @@ from typing import Final, Protocol, Self
 from logstore.limits import MIB, RECORD_OVERHEAD_BYTES, REQUEST_RECORDS_MAX
 from logstore.listening_sockets import SocketBuffers
 from logstore.replication.peer_auth import ClusterSecret
+from logstore.replication.peer_network import PeerNetwork
 from logstore.settings import Settings
 
 #: Both HELLOs and both proofs, together with the connection itself, take no longer.
@@ -43,9 +44,10 @@ class PeerOptions:
     accepted_buffers: SocketBuffers = field(default_factory=SocketBuffers)
     #: Of connections that this broker makes.
     made_buffers: SocketBuffers = field(default_factory=SocketBuffers)
+    network: PeerNetwork = field(default_factory=PeerNetwork)
 
     @classmethod
-    def of(cls, settings: Settings) -> Self:
+    def of(cls, settings: Settings, network: PeerNetwork | None = None) -> Self:
         secret = settings.cluster_secret
         return cls(
             secret=ClusterSecret(None if secret is None else secret.get_secret_value()),
@@ -53,6 +55,7 @@ class PeerOptions:
             message_bytes_max=settings.replica_fetch_response_max_bytes + settings.max_request_size + _ROOM_BYTES,
             accepted_buffers=SocketBuffers(settings.socket_send_buffer_bytes, settings.socket_receive_buffer_bytes),
             made_buffers=SocketBuffers(settings.socket_send_buffer_bytes, settings.replica_socket_receive_buffer_bytes),
+            network=network or PeerNetwork(),
         )
 
     @property

@@ -46,6 +46,8 @@ class PlayedProcess:
         self.slowness = 1.0
         #: By their beginning: a set would have an order of its own in each run.
         self._tasks: dict[asyncio.Task[Any], None] = {}
+        #: Called when it is killed, before anything of it notices.
+        self.at_death: list[Callable[[PlayedProcess], None]] = []
         self._context = copy_context()
         self._context.run(PROCESS.set, self)
 
@@ -64,7 +66,10 @@ class PlayedProcess:
             task.exception()  # nobody is left to be told
 
     def kill(self) -> None:
-        self.is_dead = True
+        if not self.is_dead:
+            self.is_dead = True
+            for told in self.at_death:
+                told(self)
         for task in list(self._tasks):
             task.cancel()
 

@@ -5,9 +5,10 @@ import contextlib
 import errno
 import random
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.quotas import Quotas
@@ -15,7 +16,9 @@ from logstore.errors import LogStoreError
 from logstore.node import Store, running_store
 from logstore.settings import Settings
 from tests.simulation.loop import PlayedProcess, SimulatedLoop
+from tests.simulation.network import Network
 from tests.simulation.process_disk import ProcessDisk
+from tests.simulation.zookeeper import Ensemble
 from tests.support.faulty_filesystem import CrashedError, FaultyFileSystem
 
 T = TypeVar("T")
@@ -54,6 +57,15 @@ class PlayedClock:
         self._slept_s += seconds
 
 
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """A node's place in a cluster: its brokers share a data directory, a ZooKeeper and a network."""
+
+    broker_id: int
+    zookeeper: Ensemble
+    network: Network
+
+
 class Node:
     def __init__(
         self,
@@ -62,12 +74,19 @@ class Node:
         rng: random.Random,
         settings: dict[str, object],
         note: Callable[..., None],
+        member: Membership | None = None,
     ) -> None:
-        """``note`` is told of each call of the disk."""
-        directory.mkdir(parents=True)
+        """``note`` is told of each call of the disk. ``directory`` is shared by the ``member``s of a cluster."""
+        directory.mkdir(parents=True, exist_ok=member is not None)
         self.data = directory / "data"
         self.clock = PlayedClock(loop)
-        self.disk = FaultyFileSystem(directory)
+        self.name = directory.name if member is None else str(member.broker_id)
+        self.disk = FaultyFileSystem(directory, "" if member is None else self.name)
+        if member is not None:
+            own = self.data / "brokers" / self.name
+            self.disk.of_others = lambda path: path.parent == own.parent and path != own
+            settings = {"broker_id": member.broker_id, "zookeeper_connect": "zookeeper:2181", **settings}
+        self._member = member
         self.store: Store | None = None
         #: Errors of requests that are no errors of the store.
         self.unforeseen: list[str] = []
@@ -98,16 +117,14 @@ class Node:
     async def start(self) -> LogStoreError | OSError | None:
         """Start the store; why it could not, or None once it serves."""
         self._starts += 1
-        process = self._process = PlayedProcess(f"{self.data.parent.name}.{self._starts}")
+        process = self._process = PlayedProcess(f"{self.name}.{self._starts}")
         disk = self._process_disk = ProcessDisk(self.disk, process, self.data.parent, self._note)
         ready: asyncio.Future[Store] = self._loop.create_future()
         stopping = self._stopping = asyncio.Event()
 
         async def main() -> None:
             try:
-                async with running_store(
-                    self._settings, Authorizer(), Quotas(), clock=self.clock, filesystem=disk
-                ) as store:
+                async with self._running_store(disk) as store:
                     ready.set_result(store)
                     await stopping.wait()
                     self.store = None
@@ -127,6 +144,16 @@ class Node:
         if not process.is_dead:
             self.store = store
         return None
+
+    @contextlib.asynccontextmanager
+    async def _running_store(self, disk: ProcessDisk) -> AsyncIterator[Store]:
+        given: dict[str, Any] = {"clock": self.clock, "filesystem": disk}
+        if (member := self._member) is not None:
+            given |= {"network": member.network.of(self.name), "zookeeper": member.zookeeper.client_of(self.name)}
+        async with running_store(self._settings, Authorizer(), Quotas(), **given) as store:
+            if store.member is not None:
+                store.member.answer_brokers(store.broker)
+            yield store
 
     async def stop(self) -> BaseException | None:
         """SIGTERM; with what error it ended, if with one."""

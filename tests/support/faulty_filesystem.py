@@ -92,10 +92,11 @@ class CrashedError(OSError):
 class FaultyFileSystem(FileSystem):
     """A FileSystem with faults to order, and with a disk to lose power if it is given the ``root`` of a tree."""
 
-    def __init__(self, root: Path | None = None) -> None:
+    def __init__(self, root: Path | None = None, machine: str = "") -> None:
+        """``machine``: the name of one of several that share the tree in one process."""
         self.root = root
         # Links to all files ever seen: their bytes stay, and their inode numbers are not given to others.
-        self._attic = root.with_name(f"{root.name}.attic-{os.getpid()}") if root else None
+        self._attic = root.with_name(f"{root.name}.attic-{machine}-{os.getpid()}") if root else None
         # Inode numbers of files that another process with such a disk has synced.
         self._ledger = root.with_name(f"{root.name}.synced") if root else None
         self._lock = threading.RLock()

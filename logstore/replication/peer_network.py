@@ -1,0 +1,46 @@
+"""The network between brokers: TCP, in one place, so that a simulation can put a network of its own there."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Protocol
+
+from logstore.listening_sockets import SocketBuffers, bound_socket
+
+
+class Listening(Protocol):
+    """What accepts connections, as ``asyncio.Server`` does."""
+
+    def close(self) -> None:
+        """Accept no more connections; those that were accepted go on."""
+
+
+class PeerNetwork:
+    """TCP by the sockets of the machine."""
+
+    async def connect(
+        self, host: str, port: str, make_protocol: Callable[[], asyncio.BaseProtocol], buffers: SocketBuffers
+    ) -> None:
+        """Connect a protocol to the first address of ``host`` that answers. OSError of the last one if none does."""
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for at, (family, kind, number, _, where) in enumerate(found, start=1):
+            connecting = socket.socket(family, kind, number)
+            try:
+                connecting.setblocking(False)
+                buffers.apply(connecting)
+                await loop.sock_connect(connecting, where)
+                await loop.create_connection(make_protocol, sock=connecting)
+                return
+            except BaseException as error:
+                connecting.close()
+                if not isinstance(error, OSError) or at == len(found):
+                    raise
+
+    async def listen(
+        self, host: str, port: int, make_protocol: Callable[[], asyncio.BaseProtocol], buffers: SocketBuffers
+    ) -> tuple[Listening, int]:
+        """Listen on ``port`` (0: a free one), and return the port with what listens. OSError if the port is taken."""
+        listening = bound_socket(host, port, buffers)
+        bound_port = listening.getsockname()[1]
+        return await asyncio.get_running_loop().create_server(make_protocol, sock=listening), bound_port
