@@ -21,6 +21,9 @@ from tests.simulation.story import story
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seed", type=int, help="replays a run; default: one by chance")
+    parser.add_argument(
+        "--brokers", type=int, default=3, help="1 is a store of one node, without ZooKeeper (default: 3)"
+    )
     parser.add_argument("--seconds", type=float, default=60.0, help="of wall time, after which no world begins")
     parser.add_argument("--events", type=int, help="stop after so many events instead, to compare two runs")
     parser.add_argument("--bug", metavar="NAME", help="plant a bug of the catalogue")
@@ -35,17 +38,17 @@ def main() -> int:
         parser.error(f"there is no bug {given.bug}: --list-bugs names them")
     seed = random.SystemRandom().randrange(1_000_000) if given.seed is None else given.seed
     _say(f"seed {seed}: python -m tests.simulation --seed {seed} replays this run")
-    return _run(seed, given.seconds, given.events, given.bug, as_json=given.json)
+    return _run(seed, given.brokers, given.seconds, given.events, given.bug, as_json=given.json)
 
 
-def _run(seed: int, seconds: float, events: int | None, bug: str | None, *, as_json: bool) -> int:
+def _run(seed: int, brokers: int, seconds: float, events: int | None, bug: str | None, *, as_json: bool) -> int:
     began = time.monotonic()
     digest = hashlib.sha256()
     count = acknowledged = number = 0
     virtual_seconds = 0.0
     faults: Counter[str] = Counter()
     anomalies: list[str] = []
-    for outcome in worlds(seed, began + seconds, events, bug):
+    for outcome in worlds(seed, brokers, began + seconds, events, bug):
         number += 1
         digest.update(outcome.digest.encode())
         count += outcome.events
@@ -64,7 +67,7 @@ def _run(seed: int, seconds: float, events: int | None, bug: str | None, *, as_j
     if anomalies:
         _say("looking for fewer faults that show it ...")
         prepare(bug)
-        _say(story(shrink(outcome, WORLD_S)))
+        _say(story(shrink(outcome, brokers, WORLD_S)))
     if as_json:
         told = {
             "seed": seed,

@@ -20,7 +20,8 @@ from logstore.records.batch_identity import ProducerIdentity
 from logstore.records.schema import WIRE_SCHEMA
 from tests.faults.bench.records import Record, make_value, rows_of_table, stored
 from tests.simulation.history import History
-from tests.simulation.node import ConnectionLostError, NoConnectionError, Node
+from tests.simulation.node import ConnectionLostError, NoConnectionError
+from tests.simulation.site import GroupName, Log, Place, Site
 
 CLIENT = RequestContext("1", "simulated", "HTTP", "127.0.0.1", None, ANONYMOUS)
 #: Answers which say that a request has changed nothing; every other 5xx leaves it open.
@@ -40,8 +41,8 @@ class TopicSpec:
 class Client:
     """One caller with one request at a time."""
 
-    def __init__(self, node: Node, history: History, name: str, rng: random.Random, *, records_s: float = 100) -> None:
-        self.node, self.history, self.rng = node, history, rng
+    def __init__(self, site: Site, history: History, name: str, rng: random.Random, *, records_s: float = 100) -> None:
+        self.site, self.history, self.rng = site, history, rng
         self.process = name
         self._name = name
         self._lives = itertools.count(1)
@@ -50,6 +51,7 @@ class Client:
     async def call(
         self,
         op: str,
+        place: Place,
         work: Callable[[Store], Awaitable[Any]],
         told: Callable[[Any], Mapping[str, Any]],
         asked: Mapping[str, Any],
@@ -58,13 +60,13 @@ class Client:
     ) -> tuple[str, Mapping[str, Any]]:
         """The phase of the call and what it told; it is sent again while its outcome is open."""
         number = self.history.invoke(self.process, op, **asked)
-        phase, answer = await self._send(work)
+        phase, answer = await self._send(place, work)
         repeated = False
         while phase == "info" and tries > 1:
             tries -= 1
             repeated = True
             await asyncio.sleep(_AGAIN_S)
-            again, answer = await self._send(work)
+            again, answer = await self._send(place, work)
             if again == "ok":
                 phase = again
         result: Mapping[str, Any] = {}
@@ -77,9 +79,9 @@ class Client:
             self.process = f"{self._name}.{next(self._lives)}"
         return phase, result
 
-    async def _send(self, work: Callable[[Store], Awaitable[Any]]) -> tuple[str, Any]:
+    async def _send(self, place: Place, work: Callable[[Store], Awaitable[Any]]) -> tuple[str, Any]:
         try:
-            return "ok", await self.node.call(work)
+            return "ok", await self.site.call(work, place)
         except NoConnectionError:
             return "fail", None
         except ConnectionLostError:
@@ -87,7 +89,7 @@ class Client:
         except LogStoreError as error:
             return "fail" if _is_known(error) else "info", None
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody foresaw it
-            self.node.unforeseen.append(f"a request met an unforeseen error: {error!r}")
+            self.site.unforeseen.append(f"a request met an unforeseen error: {error!r}")
             return "info", None
 
 
@@ -102,7 +104,9 @@ class Producer(Client):
             if sequenced and identity is None and (identity := await self._new_identity(None)) is None:
                 await asyncio.sleep(_AGAIN_S)
                 continue
-            acks = "all" if identity is not None else self.rng.choice(["all", "1", "0"])
+            # A leader alone may lose what it has acknowledged.
+            careless = ["all", "0"] if self.site.cluster is not None else ["all", "1", "0"]
+            acks = "all" if identity is not None else self.rng.choice(careless)
             phase, _ = await self._produce(topic, partition, records, acks, identity)
             if identity is not None:
                 if phase == "ok":
@@ -160,6 +164,7 @@ class Producer(Client):
 
         return await self.call(
             "produce",
+            Log(topic.name, partition),
             work,
             lambda places: {"places": places} if acks != "0" else {},
             asked,
@@ -171,7 +176,7 @@ class Producer(Client):
             found = await store.broker.init_producer(CLIENT, *(() if old is None else (old.id, old.epoch)))
             return _Identity(found.producer_id, found.producer_epoch)
 
-        _, found = await self._send(work)
+        _, found = await self._send(None, work)
         return found  # type: ignore[no-any-return]
 
 
@@ -226,10 +231,10 @@ class Reader(Client):
             return {"log_start": await broker.delete_records(CLIENT, broker.topic(CLIENT, topic), partition, before)}
 
         asked = {"topic": topic, "partition": partition, "before_offset": before}
-        await self.call("delete_records", work, lambda told: told, asked)
+        await self.call("delete_records", Log(topic, partition), work, lambda told: told, asked)
 
     async def _offset_for_time(self, topic: str, partition: int) -> None:
-        timestamp = self.node.clock.now_ms() - self.rng.randrange(20_000)
+        timestamp = self.site.now_ms() - self.rng.randrange(20_000)
 
         async def work(store: Store) -> Mapping[str, Any]:
             broker = store.broker
@@ -237,7 +242,7 @@ class Reader(Client):
             return {"offset": None if found is None else found[0]}
 
         asked = {"topic": topic, "partition": partition, "timestamp": timestamp}
-        await self.call("offset_for_time", work, lambda told: told, asked)
+        await self.call("offset_for_time", Log(topic, partition), work, lambda told: told, asked)
 
     async def _read_on(self, topic: str, partition: int, positions: dict[int, int]) -> bool:
         for _ in range(4):
@@ -259,7 +264,7 @@ class Reader(Client):
         async def work(store: Store) -> int:
             return store.broker.topic(CLIENT, topic).partition(partition).log_start_offset
 
-        _, start = await self._send(work)
+        _, start = await self._send(Log(topic, partition), work)
         return start  # type: ignore[no-any-return]
 
     async def fetch(self, topic: str, partition: int, offset: int) -> tuple[str, Mapping[str, Any]]:
@@ -284,7 +289,7 @@ class Reader(Client):
             }
 
         asked = {"topic": topic, "partition": partition, "offset": offset}
-        return await self.call("fetch", work, lambda told: told, asked)
+        return await self.call("fetch", Log(topic, partition), work, lambda told: told, asked)
 
     async def _commit(self, group: str, topic: str, positions: Mapping[int, int]) -> str:
         offsets = dict(positions)
@@ -294,7 +299,7 @@ class Reader(Client):
             await store.groups.commit(CLIENT, group, wanted)
 
         asked = {"group": group, "topic": topic, "offsets": {str(p): offset for p, offset in offsets.items()}}
-        return (await self.call("commit", work, lambda _: {}, asked))[0]
+        return (await self.call("commit", GroupName(group), work, lambda _: {}, asked))[0]
 
     async def committed(self, group: str, topic: str) -> tuple[str, Mapping[str, Any]]:
         async def work(store: Store) -> Mapping[str, Any]:
@@ -304,7 +309,7 @@ class Reader(Client):
                 known = []  # it has committed nothing
             return {"offsets": {str(each.partition): each.offset for each in known}}
 
-        return await self.call("committed", work, lambda told: told, {"group": group, "topic": topic})
+        return await self.call("committed", GroupName(group), work, lambda told: told, {"group": group, "topic": topic})
 
 
 def _decoded(records: Sequence[Record]) -> DecodedRecords:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 
 from tests.faults.bench.table_entries import lost_entries, table_entries
 from tests.simulation.clients import TopicSpec
+from tests.simulation.cluster import Cluster
 from tests.simulation.history import History
-from tests.simulation.node import Node
+from tests.simulation.site import Site
 
 #: Calls on files of the journal whose failure is final: a restart reads what is there.
 _JOURNAL_CALLS = ("journal.write_at", "journal.fdatasync", "journal.create", "journal.allocate")
@@ -47,10 +48,12 @@ _DEATHS = (
 
 class Nemesis:
     def __init__(
-        self, node: Node, history: History, topics: Sequence[TopicSpec], seed: str, only: frozenset[int] | None
+        self, site: Site, history: History, topics: Sequence[TopicSpec], seed: str, only: frozenset[int] | None
     ) -> None:
         """``only``: the numbers of the faults that strike; None for all."""
-        self._node, self._history, self._seed, self._only = node, history, seed, only
+        self._site, self._history, self._seed, self._only = site, history, seed, only
+        #: The one that a fault strikes.
+        self._node = site.nodes[0]
         self._rng = random.Random()
         #: Some worlds have much to suffer, others time to roll, to merge and to forget.
         self._pause_s = random.Random(seed).choice([0.3, 0.3, 0.8, 3.0])
@@ -61,7 +64,7 @@ class Nemesis:
         #: What nobody should see.
         self.broken: list[str] = []
         self.is_ending = False
-        self._kinds: Sequence[tuple[Callable[[], object], int]] = (
+        self._kinds: tuple[tuple[Callable[[], object], int], ...] = (
             (self.kill, 3),
             (self.kill_at_a_call, 6),
             (self.power_cut, 4),
@@ -73,6 +76,19 @@ class Nemesis:
             (self.clock_step, 2),
             (self.stall, 2),
         )
+        if site.cluster is not None:
+            self._kinds += (
+                (self.cut_off, 2),
+                (self.cut_from_brokers, 3),
+                (self.cut_from_zookeeper, 3),
+                (self.break_connections, 2),
+                (self.zookeeper_down, 1),
+                (self.zookeeper_elects, 1),
+                (self.zookeeper_splits, 1),
+                (self.session_ends, 2),
+                (self.client_ends, 1),
+                (self.answers_lost, 1),
+            )
 
     async def run(self) -> None:
         """Strike until ``is_ending``. Each fault has chance of its own, so that others can be left out."""
@@ -86,22 +102,29 @@ class Nemesis:
             if self._only is not None and number not in self._only:
                 continue
             self.struck.append(number)
+            self._node = self._rng.choice(self._site.nodes)
             await strike()  # type: ignore[misc]
             await self.heal()
 
     async def heal(self) -> None:
-        """The node works, and nothing is ordered any more."""
-        self._node.disk.heal()
-        self._node.process.slowness = 1.0
-        if not self._node.is_up:
-            await self.start()
+        """All nodes work, and nothing is ordered any more."""
+        if self._site.cluster is not None:
+            self._site.cluster.heal()
+        for node in self._site.nodes:
+            node.disk.heal()
+            node.process.slowness = 1.0
+        await self.start()
         self._history.tell("nemesis", "heal")
 
     async def start(self) -> None:
-        if error := await self._node.start():
-            self.broken.append(f"a healed node does not start: {error!r}")
-            raise AssertionError(self.broken[-1])
-        self._history.tell("nemesis", "start")
+        """Start the nodes that are down."""
+        down = [node for node in self._site.nodes if not node.is_up]
+        for error in await asyncio.gather(*(node.start() for node in down)):
+            if error:
+                self.broken.append(f"a healed node does not start: {error!r}")
+                raise AssertionError(self.broken[-1])
+        if len(down) == len(self._site.nodes):
+            self._history.tell("nemesis", "start")
 
     def _told(self, kind: str, **fields: object) -> None:
         self.faults[kind] += 1
@@ -156,7 +179,10 @@ class Nemesis:
             self._told("entry_lost", topic=topic, version=version, left=left)
 
     async def restart(self) -> None:
-        await self.stop()
+        """Stop and start all nodes."""
+        for node in self._site.nodes:
+            self._node = node
+            await self.stop()
         await self.start()
 
     async def stop(self) -> None:
@@ -199,7 +225,9 @@ class Nemesis:
             written=self._rng.choice([0, 100]),
         )
         await self._last(4)
-        if (broker := self._node.store) and (reason := broker.broker.not_ready_reason):
+        # A broker of a cluster is not ready without its lease either.
+        alone = self._site.cluster is None
+        if alone and (broker := self._node.store) and (reason := broker.broker.not_ready_reason):
             self.broken.append(f"a store stopped taking appends because of {call}: {reason}")
 
     async def full_disk(self) -> None:
@@ -211,3 +239,81 @@ class Nemesis:
         self._told("slow_fsync")
         self._node.process.slowness = 30.0
         await self._last(2)
+
+    # ---- the network and ZooKeeper ----------------------------------------------------------------------------------
+
+    @property
+    def _cluster(self) -> Cluster:
+        assert self._site.cluster is not None
+        return self._site.cluster
+
+    @property
+    def _others(self) -> list[str]:
+        return [node.name for node in self._site.nodes if node is not self._node]
+
+    async def cut_off(self) -> None:
+        """A broker reaches nobody, and nobody reaches it."""
+        self._told("cut_off")
+        for name in self._others:
+            self._cluster.network.cut(self._node.name, name)
+        self._cluster.zookeeper.cut(self._node.name)
+        await self._last(15)
+
+    async def cut_from_brokers(self) -> None:
+        """In one direction or in both, from one of the others or from all."""
+        self._told("cut_from_brokers")
+        for name in self._others[self._rng.randrange(2) :]:
+            ends = self._rng.sample([self._node.name, name], 2)
+            self._cluster.network.cut(*ends, both_ways=self._rng.random() < 0.5)
+        await self._last(20)
+
+    async def cut_from_zookeeper(self) -> None:
+        """Its requests do not arrive, or the answers, or both."""
+        self._told("cut_from_zookeeper")
+        requests, answers = self._rng.choice([(True, True), (True, False), (False, True)])
+        self._cluster.zookeeper.cut(self._node.name, requests=requests, answers=answers)
+        await self._last(12)
+
+    async def break_connections(self) -> None:
+        self._told("break_connections")
+        for _ in range(5):
+            self._cluster.network.break_connections(self._node.name, self._rng.choice(self._others))
+            await self._last(0.5)
+
+    async def zookeeper_down(self) -> None:
+        self._told("zookeeper_down")
+        self._cluster.zookeeper.stop()
+        await self._last(10)
+
+    async def zookeeper_elects(self) -> None:
+        self._told("zookeeper_elects")
+        for _ in range(3):
+            self._cluster.zookeeper.elect()
+            await self._last(1)
+
+    async def zookeeper_splits(self) -> None:
+        """Two of its servers show their clients what they had."""
+        self._told("zookeeper_splits")
+        for number in self._rng.sample(range(3), 2):
+            self._cluster.zookeeper.isolate(number)
+        await self._last(10)
+
+    async def session_ends(self) -> None:
+        self._told("session_ends")
+        self._cluster.zookeeper.expire(self._node.name)
+        await self._last(2)
+
+    async def client_ends(self) -> None:
+        """The client of ZooKeeper of a broker ends by itself."""
+        self._told("client_ends")
+        self._cluster.zookeeper.end_client(self._node.name)
+        await self._last(8)
+
+    async def answers_lost(self) -> None:
+        """Requests of ZooKeeper are done, and their answers do not come."""
+        self._told("answers_lost")
+        self._cluster.zookeeper.lost_answers = 0.1
+        for node in self._site.nodes:
+            self._cluster.zookeeper.expire(node.name)
+            await self._last(3)
+        self._cluster.zookeeper.lost_answers = 0.0

@@ -88,8 +88,6 @@ class Node:
             settings = {"broker_id": member.broker_id, "zookeeper_connect": "zookeeper:2181", **settings}
         self._member = member
         self.store: Store | None = None
-        #: Errors of requests that are no errors of the store.
-        self.unforeseen: list[str] = []
         #: The share of answers that do not arrive.
         self.lost_answers = 0.005
         self._loop = loop

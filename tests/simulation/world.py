@@ -1,30 +1,33 @@
 """A run of the simulated world: a node, its clients and its nemesis, and the judgement of what they told."""
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from logstore import entropy
 from logstore.broker.context import INTERNAL
-from logstore.errors import LogStoreError
+from logstore.errors import LogStoreError, TopicExistsError
 from logstore.node import Store
 from logstore.records.offset_record import OFFSETS_TOPIC
 from logstore.threads import replaced
 from tests.faults.bench.checker import check
 from tests.faults.bench.delta_observer import READERS, committed_offsets, read_version
 from tests.simulation.clients import Client, Producer, Reader, TopicSpec
+from tests.simulation.cluster import Cluster
 from tests.simulation.history import History
 from tests.simulation.loop import PlayedThreads, SimulatedLoop
 from tests.simulation.nemesis import Nemesis
-from tests.simulation.node import Node
+from tests.simulation.node import ConnectionLostError, NoConnectionError, Node
+from tests.simulation.site import Log, Site
 
 #: Idempotent producers send again for so long.
 _CONFIGS = {"idempotency.window.ms": str(24 * 3_600_000)}
@@ -37,6 +40,8 @@ _TOPICS = (
 _SETTINGS: dict[str, object] = {"journal_max_bytes": 64 * 1024 * 1024}
 #: Records a second of all producers.
 _RECORDS_S = 100
+#: Simulated seconds in which a healed store does all that it is asked for.
+_PATIENCE_S = 60.0
 _GROUPS = ("group-0", "group-1")
 _SHM = Path("/dev/shm")
 
@@ -59,14 +64,21 @@ class Outcome:
 
 
 class World:
-    def __init__(self, seed: str, directory: Path, only: frozenset[int] | None) -> None:
+    def __init__(self, seed: str, brokers: int, directory: Path, only: frozenset[int] | None) -> None:
         self.outcome = Outcome(seed)
-        self._rng = random.Random(f"{seed} world")
+        self._seed = seed
         self._loop = SimulatedLoop(random.Random(f"{seed} loop"))
         self.history = History(self._loop)
-        self.node = Node(self._loop, directory / "0", random.Random(f"{seed} node"), _SETTINGS, self.history.note)
-        self.nemesis = Nemesis(self.node, self.history, _TOPICS, f"{seed} nemesis", only)
-        self._seed = seed
+        self.site = self._build(brokers, directory)
+        self.nemesis = Nemesis(self.site, self.history, _TOPICS, f"{seed} nemesis", only)
+
+    def _build(self, brokers: int, directory: Path) -> Site:
+        rng, note = random.Random(f"{self._seed} site"), self.history.note
+        if brokers > 1:
+            cluster = Cluster(self._loop, directory / "cluster", self._seed, note, brokers=brokers)
+            return Site(list(cluster.nodes.values()), cluster, rng)
+        node = Node(self._loop, directory / "0", random.Random(f"{self._seed} node"), _SETTINGS, note)
+        return Site([node], None, rng)
 
     def run(self, virtual_seconds: float, events: int | None) -> Outcome:
         outcome = self.outcome
@@ -78,9 +90,10 @@ class World:
         finally:
             self._loop.run_until_complete(self._end())
             self._loop.close()
-            outcome.injected = Counter(" ".join(one.split(" ")[:2]) for one in self.node.disk.injected)
-            self.node.remove()
-        outcome.anomalies += [*self.nemesis.broken, *dict.fromkeys(self.node.unforeseen), *self._loop.errors]
+            for node in self.site.nodes:
+                outcome.injected += Counter(" ".join(one.split(" ")[:2]) for one in node.disk.injected)
+                node.remove()
+        outcome.anomalies += [*self.nemesis.broken, *dict.fromkeys(self.site.unforeseen), *self._loop.errors]
         outcome.anomalies += [str(anomaly) for anomaly in check(self.history.events)]
         outcome.faults = self.nemesis.faults
         outcome.digest, outcome.events = self.history.digest, self.history.count
@@ -105,7 +118,9 @@ class World:
                 ended[0].result()
         self.nemesis.is_ending = True
         await striking
-        await asyncio.sleep(3)  # what waits is taken, sent again and answered
+        await self.nemesis.restart()
+        await self.nemesis.heal()
+        await asyncio.sleep(3 if self.site.cluster is None else 12)  # what waits is taken, sent again and answered
         for task in working:
             task.cancel()
         await asyncio.wait(working)
@@ -113,7 +128,8 @@ class World:
 
     async def _end(self) -> None:
         """End all that is left, also of processes that were killed."""
-        self.node.kill()
+        for node in self.site.nodes:
+            node.kill()
         (_, *tasks) = sorted(asyncio.all_tasks(), key=lambda task: task is not asyncio.current_task())
         for task in tasks:
             task.cancel()
@@ -124,7 +140,7 @@ class World:
         def client(kind: type[Client], number: int) -> Any:
             name = f"{kind.__name__.lower()}-{number}"
             rng = random.Random(f"{self._seed} {name}")
-            return kind(self.node, self.history, name, rng, records_s=_RECORDS_S / 3)
+            return kind(self.site, self.history, name, rng, records_s=_RECORDS_S / 3)
 
         return [
             *(client(Producer, n).run(_TOPICS, sequenced=n > 0) for n in range(3)),
@@ -133,49 +149,80 @@ class World:
 
     async def _create(self, topic: TopicSpec) -> None:
         configs = {**_CONFIGS, **topic.configs}
+        if self.site.cluster is not None:
+            configs["min.insync.replicas"] = "2"
 
         async def create(store: Store) -> None:
             await store.broker.create_topic(INTERNAL, topic.name, partitions=topic.partitions, configs=configs)
 
-        await self.node.call(create)
-        made = {"partitions": topic.partitions, "configs": configs, "now_ms": self.node.clock.now_ms()}
+        async def try_to() -> bool:
+            cluster = self.site.cluster
+            node = self.site.nodes[0] if cluster is None else cluster.controller()
+            if node is None:
+                return False
+            with contextlib.suppress(TopicExistsError):  # the answer to the try before was lost
+                await node.call(create)
+            return True
+
+        await self._eventually(try_to, f"topic {topic.name} is not made")
+        made = {"partitions": topic.partitions, "configs": configs, "now_ms": self.site.now_ms()}
         self.history.tell("bench", "topic", topic=topic.name, **made)
 
+    async def _eventually(self, tried: Callable[[], Awaitable[bool]], what: str) -> None:
+        """Try again for a minute, as clients do."""
+        deadline, why = self._loop.time() + _PATIENCE_S, "nobody knows where"
+        while self._loop.time() < deadline:
+            try:
+                if await tried():
+                    return
+            except (LogStoreError, NoConnectionError, ConnectionLostError) as error:
+                why = repr(error)
+            await asyncio.sleep(0.2)
+        raise AssertionError(f"{what} for {_PATIENCE_S} s after all was healed: {why}")
+
     async def _read_all(self) -> None:
-        """The last word of the log, after a restart: of readers over the store, and of those of the table."""
-        self.node.lost_answers = 0.0
-        client = Reader(self.node, self.history, "final", random.Random(f"{self._seed} final"))
-        for topic in _TOPICS:
-            await self.node.call(
-                lambda store, name=topic.name: store.broker.roll(INTERNAL, store.broker.topic(INTERNAL, name))
-            )
-            for partition in range(topic.partitions):
-                self.history.tell(
-                    "final",
-                    "final",
-                    topic=topic.name,
-                    partition=partition,
-                    **await self._read_log(client, topic, partition),
-                )
-            for group in _GROUPS:
-                phase, told = await client.committed(group, topic.name)
-                assert phase == "ok", f"offsets of {group}"
-                self.history.tell("final", "final_commits", group=group, topic=topic.name, **told)
-        if error := await self.node.stop():
-            raise AssertionError(f"SIGTERM ended the healed node with {error!r}")
+        """The last word of the log: of readers over the store, and of those of the table."""
+        for node in self.site.nodes:
+            node.lost_answers = 0.0
+        client = Reader(self.site, self.history, "final", random.Random(f"{self._seed} final"))
+        for topic, partition in [(each, p) for each in _TOPICS for p in range(each.partitions)]:
+
+            async def roll(name: str = topic.name, number: int = partition) -> bool:
+                async def work(store: Store) -> None:
+                    await store.broker.roll(INTERNAL, store.broker.topic(INTERNAL, name))
+
+                await self.site.call(work, Log(name, number))
+                return True
+
+            await self._eventually(roll, f"{topic.name}-{partition} cannot be rolled")
+            told = await self._read_log(client, topic, partition)
+            self.history.tell("final", "final", topic=topic.name, partition=partition, **told)
+        for topic, group in itertools.product(_TOPICS, _GROUPS):
+
+            async def committed(name: str = topic.name, of: str = group) -> bool:
+                phase, told = await client.committed(of, name)
+                if phase == "ok":
+                    self.history.tell("final", "final_commits", group=of, topic=name, **told)
+                return phase == "ok"
+
+            await self._eventually(committed, f"offsets of {group} are not told")
+        for node in self.site.nodes:
+            if error := await node.stop():
+                raise AssertionError(f"SIGTERM ended a healed node with {error!r}")
+        tables = self.site.nodes[0].data / "topics"
         for topic, reader in itertools.product(_TOPICS, READERS):
-            told = read_version(
-                self.node.data / "topics" / topic.name, None, reader=reader, partitions=topic.partitions
-            )
+            told = read_version(tables / topic.name, None, reader=reader, partitions=topic.partitions)
             self.history.tell(f"final-{reader}", "final_delta", topic=topic.name, **told)
-        committed = committed_offsets(self.node.data / "topics" / OFFSETS_TOPIC)
+        in_table = committed_offsets(tables / OFFSETS_TOPIC)
         for group, topic in itertools.product(_GROUPS, _TOPICS):
-            offsets = committed.get((group, topic.name), {})
+            offsets = in_table.get((group, topic.name), {})
             self.history.tell("final-delta-rs", "final_commits", group=group, topic=topic.name, offsets=offsets)
 
     async def _read_log(self, client: Reader, topic: TopicSpec, partition: int) -> dict[str, Any]:
         rows: list[Any] = []
-        at = start = await client.log_start(topic.name, partition) or 0
+        start = await client.log_start(topic.name, partition)
+        assert start is not None, f"the log start of {topic.name}-{partition} is not told"
+        at = start
         while True:
             phase, told = await client.fetch(topic.name, partition, at)
             assert phase == "ok", f"reading {topic.name}-{partition} at {at}"
@@ -186,9 +233,16 @@ class World:
 
 
 def simulate(
-    seed: str, *, virtual_seconds: float = 30.0, events: int | None = None, only: frozenset[int] | None = None
+    seed: str,
+    *,
+    brokers: int = 1,
+    virtual_seconds: float = 30.0,
+    events: int | None = None,
+    only: frozenset[int] | None = None,
 ) -> Outcome:
     """Run the world of a seed for so many simulated seconds, or until ``events`` have happened.
+
+    ``brokers``: 1 is a store of one node, more are a cluster.
 
     ``only``: the numbers of the faults that strike; None for all.
     """
@@ -199,4 +253,4 @@ def simulate(
         entropy.seeded(random.Random(f"{seed} chance")),
         replaced(PlayedThreads()),
     ):
-        return World(seed, Path(directory), only).run(virtual_seconds, events)
+        return World(seed, brokers, Path(directory), only).run(virtual_seconds, events)

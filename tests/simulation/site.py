@@ -1,0 +1,74 @@
+"""The store of a simulated world as clients see it: a node, or a cluster in which they find the right broker."""
+
+import random
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, TypeVar
+
+from logstore.broker.context import INTERNAL
+from logstore.errors import LogStoreError
+from logstore.node import Store
+from tests.simulation.cluster import Cluster
+from tests.simulation.node import NoConnectionError, Node
+
+T = TypeVar("T")
+
+
+class Log(NamedTuple):
+    """Led by one broker."""
+
+    topic: str
+    partition: int
+
+
+class GroupName(NamedTuple):
+    """Coordinated by one broker."""
+
+    name: str
+
+
+Place = Log | GroupName | None
+
+
+class Site:
+    """``nodes`` in the order of their numbers; ``cluster`` if they are brokers of one."""
+
+    def __init__(self, nodes: list[Node], cluster: Cluster | None, rng: random.Random) -> None:
+        self.nodes, self.cluster = nodes, cluster
+        self._rng = rng
+        #: Errors of requests that are no errors of the store.
+        self.unforeseen: list[str] = []
+
+    def now_ms(self) -> int:
+        """The wall clock of the first node."""
+        return self.nodes[0].clock.now_ms()
+
+    async def call(self, work: Callable[[Store], Awaitable[T]], place: Place = None) -> T:
+        """Have ``work`` done where the log is led or the group coordinated; by any node if that does not matter.
+
+        Raises NoConnectionError also if nobody knows such a node, and as ``Node.call``.
+        """
+        node = self._find(place)
+        if node is None:
+            raise NoConnectionError
+        return await node.call(work)
+
+    def _find(self, place: Place) -> Node | None:
+        if self.cluster is None:
+            return self.nodes[0]
+        running = self.cluster.running
+        if not running:
+            return None
+        match place:
+            case Log(topic, partition):
+                return self.cluster.leader(topic, partition)
+            case GroupName(name):
+                for node in running:
+                    assert node.store is not None
+                    try:
+                        found = node.store.groups.coordinator_of(INTERNAL, name)
+                    except LogStoreError:
+                        continue
+                    if found >= 0:
+                        return self.cluster.nodes[found]
+                return None
+        return self._rng.choice(running)
