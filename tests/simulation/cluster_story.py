@@ -6,6 +6,7 @@ others a fault of the network or of ZooKeeper strikes, and is healed. ``python -
 """
 
 import asyncio
+import itertools
 import json
 import logging
 import random
@@ -155,8 +156,8 @@ class Story:
         self._loop = SimulatedLoop(random.Random(f"{seed} loop"))
         self._history = History(self._loop)
         self._cluster = Cluster(self._loop, directory / "cluster", seed, self._history.note)
-        #: By offset, what was acknowledged.
-        self._acknowledged: dict[int, str] = {}
+        #: The offsets of what was acknowledged.
+        self._acknowledged: dict[str, int] = {}
 
     def run(self) -> Outcome:
         began, outcome = time.monotonic(), self.outcome
@@ -237,7 +238,7 @@ class Story:
                 self._history.note("refused", ids, type(error).__name__)
                 continue
             self._history.note("acknowledged", base, ids)
-            self._acknowledged.update(enumerate(ids, start=base))
+            self._acknowledged.update(zip(ids, itertools.count(base), strict=False))
 
     async def _judge(self) -> None:
         """Whether each broker's log has all that was acknowledged, and all have the same."""
@@ -251,7 +252,7 @@ class Story:
             rows.update(found)
             if at >= end:
                 break
-        for offset, record_id in self._acknowledged.items():
+        for record_id, offset in self._acknowledged.items():
             if rows.get(offset) != record_id:
                 self.outcome.anomalies.append(f"{record_id} was acknowledged at {offset}: {rows.get(offset)}")
 

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from logstore.log.in_sync_replicas import InSyncReplicas
 from tests.simulation.cluster_story import FAULTS, tell
 
 
@@ -27,6 +28,11 @@ def test_another_broker_leads_soon_after_the_leader_was_killed():
 def test_a_seed_tells_one_story(fault: str):
     assert tell(7, fault).digest == tell(7, fault).digest
     assert tell(7, fault).digest != tell(8, fault).digest
+
+
+def test_a_leader_that_acknowledges_alone_is_found(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(InSyncReplicas, "high_watermark", lambda _, log_end_offset: log_end_offset)
+    assert any("was acknowledged at" in anomaly for anomaly in tell(0, "cut_off").anomalies)
 
 
 @pytest.mark.system

@@ -403,10 +403,15 @@ class Ensemble:
     # ---- writes -----------------------------------------------------------------------------------------------------
 
     def write(self, connection: "_Connection", operations: Sequence[tuple[Any, ...]]) -> tuple[list[Any], int]:
-        """Decide on a write at the leader: the result of each operation, or the errors, and the zxid of the outcome."""
+        """Decide on a write at the leader: the result of each operation, or the errors, and the zxid of the outcome.
+
+        SessionExpiredError, SessionMovedError.
+        """
         session = self._sessions.get(connection.session_id)
-        if session is None or session.connection is not connection:
-            return [errors.SessionExpiredError() for _ in operations], self._zxid
+        if session is None:
+            raise errors.SessionExpiredError
+        if session.connection is not connection:
+            raise errors.SessionMovedError
         done = _Multi(self._tree, self._zxid + 1, session.id)
         results: list[Any] = []
         for at, operation in enumerate(operations):
@@ -745,7 +750,10 @@ class PlayedClient:
 
         def ask(connection: _Connection) -> None:
             def decide() -> tuple[Any, int]:
-                results, zxid = self.ensemble.write(connection, operations)
+                try:
+                    results, zxid = self.ensemble.write(connection, operations)
+                except errors.ZookeeperError as error:
+                    return error, self.ensemble.zxid
                 return told(results), zxid
 
             connection.ask_leader(result, decide)

@@ -13,6 +13,7 @@ of these names.
 
 import contextlib
 import errno
+import functools
 import itertools
 import os
 import random
@@ -637,6 +638,7 @@ def raising(error: int) -> Callable[[str], None]:
     return action
 
 
+@functools.lru_cache(1024)
 def kind_of(path: Path) -> str:
     """The kind of a file of a data directory: lock, delta, segment, journal, broker or catalog."""
     parts = path.parts
