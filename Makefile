@@ -37,8 +37,8 @@ test-airflow: setup setup-airflow ## The DAGs, run by a real Airflow on a real s
 test-wheel: setup ## The wheel as the Dockerfile builds and installs it, and a store from it
 	@$(RUN) pytest -m wheel tests/install
 
-simulate: setup ## A simulated store under faults, by a seed: make simulate SEED=7 SECONDS=600 (of wall time, 60); default: a random seed
-	@$(RUN) tests.simulation $(if $(SEED),--seed $(SEED)) --seconds $(or $(SECONDS),60)
+simulate: setup ## A simulated store under faults, by a seed: make simulate SEED=7 SECONDS=600 (of wall time, 60) BROKERS=1 (3); default: a random seed
+	@$(RUN) tests.simulation $(if $(SEED),--seed $(SEED)) --brokers $(or $(BROKERS),3) --seconds $(or $(SECONDS),60)
 
 torture: setup ## Faults for a long time: make torture SEED=7 DURATION=600 (seconds, 120 at least; 1800 for all); default: a random seed
 	@$(RUN) tests.faults.bench.torture $(if $(SEED),--seed $(SEED)) --duration $(or $(DURATION),600)

@@ -130,7 +130,7 @@ def summarize(run: Run, problem: str | None, *, json: bool, quiet: bool) -> None
                 "error": problem,
             }
         )
-    elif not quiet:
+    elif not quiet and (run.records or problem is None):
         rate = run.records / max(run.seconds, 1e-3)
         print(
             f"Produced {counted(run.records, 'record')} ({bytes_text(run.bytes)}) to topic {run.topic}, "

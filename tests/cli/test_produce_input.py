@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from logstore.cli.app import app
 from logstore.cli.csv_reader import CsvFormat, read_csv
+from logstore.cli.produce_run import summarize
 from logstore.cli.table_reader import Fields
 from logstore.errors import InvalidRecordError
 
@@ -270,3 +272,11 @@ def test_a_dry_run_shows_the_first_ten_to_people_too():
     assert shown[0] == "The first 10 records as they would be stored; nothing was sent"
     assert shown[1].split() == ["line", "key", "value", "headers"]
     assert [line.split() for line in shown[2:]] == [[str(n + 1), f"k{n}", "value", str(n), "a=b"] for n in range(10)]
+
+
+def test_what_was_not_produced_is_not_summed_up(capsys):
+    nothing = SimpleNamespace(topic="t", records=0, bytes=0, seconds=0.1, partitions={})
+    summarize(nothing, "Topic 't' does not exist.", json=False, quiet=False)
+    assert capsys.readouterr().out == ""
+    summarize(nothing, None, json=False, quiet=False)
+    assert "Produced 0 records" in capsys.readouterr().out

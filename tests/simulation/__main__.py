@@ -37,7 +37,7 @@ def main() -> int:
     if given.bug is not None and given.bug not in BUGS:
         parser.error(f"there is no bug {given.bug}: --list-bugs names them")
     seed = random.SystemRandom().randrange(1_000_000) if given.seed is None else given.seed
-    _say(f"seed {seed}: python -m tests.simulation --seed {seed} replays this run")
+    _say(f"seed {seed}: python -m tests.simulation --seed {seed} --brokers {given.brokers} replays this run")
     return _run(seed, given.brokers, given.seconds, given.events, given.bug, as_json=given.json)
 
 

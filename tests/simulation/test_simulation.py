@@ -28,8 +28,9 @@ def command(*options: str, hash_seed: int = 0) -> tuple[int, dict[str, Any], str
     return ended.returncode, json.loads(ended.stdout.splitlines()[-1]), ended.stderr
 
 
-def test_a_seed_is_a_history() -> None:
-    one, same, other = (simulate(seed, virtual_seconds=6) for seed in ("7.0", "7.0", "7.1"))
+@pytest.mark.parametrize("brokers", [1, 3])
+def test_a_seed_is_a_history(brokers: int) -> None:
+    one, same, other = (simulate(seed, brokers=brokers, virtual_seconds=6) for seed in ("7.0", "7.0", "7.1"))
     assert not one.anomalies
     assert one.acknowledged > 100
     assert (one.digest, one.events, one.faults) == (same.digest, same.events, same.faults)
@@ -57,9 +58,13 @@ def test_faults_that_do_not_matter_are_left_out() -> None:
 
 
 @pytest.mark.system
+@pytest.mark.parametrize("brokers", [1, 3])
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 21))])
-def test_a_seed_is_a_history_in_every_process(seed: int) -> None:
-    told = [command("--seed", str(seed), "--events", "6000", hash_seed=hash_seed)[1] for hash_seed in (1, 2)]
+def test_a_seed_is_a_history_in_every_process(seed: int, brokers: int) -> None:
+    told = [
+        command("--seed", str(seed), "--brokers", str(brokers), "--events", "6000", hash_seed=hash_seed)[1]
+        for hash_seed in (1, 2)
+    ]
     assert told[0]["digest"] == told[1]["digest"]
     assert told[0]["anomalies"] == told[1]["anomalies"] == []
 
@@ -72,7 +77,7 @@ _SOONEST = ("ack_before_fsync", "reuse_offsets_after_restart", "no_entry_sync")
     "bug", [name if name in _SOONEST else pytest.param(name, marks=pytest.mark.long) for name in BUGS]
 )
 def test_a_planted_bug_is_noticed(bug: str) -> None:
-    code, told, said = command("--bug", bug, "--seed", str(BUGS[bug].seed), "--events", "1000000")
+    code, told, said = command("--brokers", "1", "--bug", bug, "--seed", str(BUGS[bug].seed), "--events", "1000000")
     assert code == 1
     assert told["anomalies"]
     assert "What is wrong:" in said
