@@ -37,15 +37,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-import structlog
-
 from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.entropy import new_uuid
 from logstore.errors import CorruptionError
 from logstore.filesystem import Buffer, FileSystem, local_filesystem
 from logstore.local_path import absolute_path
-
-log = structlog.stdlib.get_logger(__name__)
 
 #: The directory that makes a directory a Delta table.
 LOG_DIRECTORY: Final = "_delta_log"
@@ -320,6 +316,9 @@ class TableFiles:
             try:
                 self.remove([name], durable=False)
             except OSError as error:
+                import structlog  # imported late: Spark's workers read tables without it
+
+                log = structlog.stdlib.get_logger(__name__)
                 log.warning("table.leftover", file=self.where(name), why=str(error))
 
     def set_aside(self, name: str) -> str:

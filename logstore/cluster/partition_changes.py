@@ -97,7 +97,9 @@ class PartitionChanges:
         """See ``Coordinator.alter_partition``."""
         waiting = self._waiting.setdefault(topic, {})
         if partition in waiting:
-            raise InvalidUpdateVersionError(f"A change of partition {partition} of {topic} is under way: wait for it.")
+            # It is written within this time; a leader that decides anew at once would ask again and again until then.
+            await asyncio.sleep(LINGER_S)
+            raise InvalidUpdateVersionError(f"A change of partition {partition} of {topic} was under way: decide anew.")
         done: asyncio.Future[PartitionState] = asyncio.get_running_loop().create_future()
         waiting[partition] = _Change(topic_id, partition, seen, tuple(isr), broker_epochs, recovering, done)
         if len(waiting) == 1:

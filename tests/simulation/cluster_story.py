@@ -291,7 +291,6 @@ async def _fetch(store: Store, offset: int) -> tuple[dict[Any, Any], int, int]:
 
 def tell(seed: int, fault: str = "kill") -> Outcome:
     """Tell the story of a seed, with one of ``FAULTS``."""
-    logging.disable(logging.CRITICAL)
     with (
         tempfile.TemporaryDirectory(prefix="simulated-", dir=_SHM if _SHM.is_dir() else None) as directory,
         entropy.seeded(random.Random(f"{seed} chance")),

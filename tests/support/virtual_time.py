@@ -191,15 +191,22 @@ class _Selector(selectors.DefaultSelector):
 
 
 class LoopClock:
-    """A ``logstore.clock.Clock`` that follows a loop."""
+    """A ``logstore.clock.Clock`` that follows a loop. The loop's time stands still while a thread sleeps, and only its
+    monotonic clock goes on: the wall clock must not be ahead of the times of files.
+    """
 
     def __init__(self, loop: VirtualTimeLoop) -> None:
-        self.now_ms = loop.wall_ms
-        self.monotonic = loop.time
+        self._loop = loop
+        self._slept_s = 0.0
+
+    def now_ms(self) -> int:
+        return self._loop.wall_ms()
+
+    def monotonic(self) -> float:
+        return self._loop.time() + self._slept_s
 
     def sleep(self, seconds: float) -> None:
-        """The loop waits for its threads: time stands still for it meanwhile."""
-        time.sleep(seconds)
+        self._slept_s += seconds
 
 
 def clock_of_loop() -> Clock:
