@@ -103,7 +103,7 @@ class Node:
         self._process_disk: ProcessDisk | None = None
         self._main: asyncio.Task[None] | None = None
         self._stopping: asyncio.Event | None = None
-        self._on_the_way: set[asyncio.Future[object]] = set()
+        self._on_the_way: dict[asyncio.Future[object], None] = {}
         self._starts = 0
 
     @property
@@ -162,7 +162,8 @@ class Node:
     async def stop(self) -> BaseException | None:
         """SIGTERM; with what error it ended, if with one."""
         main, stopping = self._main, self._stopping
-        assert main is not None and stopping is not None
+        assert main is not None
+        assert stopping is not None
         self.store = None
         stopping.set()
         try:
@@ -204,7 +205,7 @@ class Node:
         if store is None:
             raise NoConnectionError
         answer: asyncio.Future[T] = self._loop.create_future()
-        self._on_the_way.add(answer)  # type: ignore[arg-type]
+        self._on_the_way[answer] = None  # type: ignore[index]
 
         async def serve() -> None:
             try:
@@ -225,7 +226,7 @@ class Node:
         except CrashedError:
             raise ConnectionLostError from None
         finally:
-            self._on_the_way.discard(answer)  # type: ignore[arg-type]
+            self._on_the_way.pop(answer, None)  # type: ignore[call-overload]
         await self._travel()
         if self._rng.random() < self.lost_answers:
             raise ConnectionLostError  # the answer is lost
