@@ -241,7 +241,7 @@ class ConsumerInstance:
                 assigned.append(Assigned(name, partition, topic_id_text(topic.topic_id)))
             ids = {TopicPartition(each.topic, each.partition): each.topic_id for each in assigned}
             kept = {p for p, at in self._positions.items() if ids.get(p) == at.topic_id}
-            positions, starts = await self._starts.resolved({p: ids[p] for p in ids.keys() - kept})
+            positions, starts = await self._starts.resolved({p: ids[p] for p in ids if p not in kept})
             value = self.value  # as it is after the wait
             starts += [s for s in value.starts if TopicPartition(s.topic, s.partition) in kept]
             await self._starts.put(msgspec.structs.replace(value, assigned=assigned or None, starts=starts))

@@ -94,7 +94,7 @@ class Authorizer:
         # By principal and its groups, host, operation and type; then by name.
         self._decisions: dict[tuple[Principal, str, Operation, ResourceType], dict[str, bool]] = {}
         self._count = 0
-        self._readers: set[asyncio.Future[bool]] = set()
+        self._readers: dict[asyncio.Future[bool], None] = {}
 
     @property
     def view(self) -> AuthorizerView:
@@ -105,17 +105,17 @@ class Authorizer:
         if view.version > self._view.version:
             self._view = view
             self._forget()
-            while self._readers:
-                woken = self._readers.pop()
+            readers, self._readers = self._readers, {}
+            for woken in readers:
                 if not woken.done():
                     woken.set_result(True)
 
     def add_reader(self, woken: "asyncio.Future[bool]") -> None:
         """``woken`` is true when the view is replaced, unless ``remove_reader`` comes first."""
-        self._readers.add(woken)
+        self._readers[woken] = None
 
     def remove_reader(self, woken: "asyncio.Future[bool]") -> None:
-        self._readers.discard(woken)
+        self._readers.pop(woken, None)
 
     def authorize(
         self, context: RequestContext, operation: Operation, resource_type: ResourceType, names: Sequence[str]

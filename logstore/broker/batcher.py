@@ -90,7 +90,7 @@ class _Waiting:
         self._told: Told | None = told
         self._batch = batch
         self._time_out = time_out
-        time_out.requests.add(self)
+        time_out.requests[self] = None
 
     def time_out(self, timeout_ms: int) -> None:
         self._batch.pop(self, None)
@@ -101,7 +101,7 @@ class _Waiting:
         told, self._told = self._told, None
         if told is None:
             return
-        self._time_out.requests.discard(self)
+        self._time_out.requests.pop(self, None)
         try:
             told(places, error)
         except Exception:
@@ -118,7 +118,7 @@ class _TimeOut:
         self._timeout_ms = timeout_ms
         #: The end of the interval, in the loop's time: later requests need another timer.
         self.ends_s = loop.time() + interval_s
-        self.requests: set[_Waiting] = set()
+        self.requests: dict[_Waiting, None] = {}
         # The last one that joins has its full time.
         loop.call_at(self.ends_s + timeout_ms / 1000, self._tell)
 

@@ -31,7 +31,7 @@ class DueTopics:
         self._clock = clock
         self._journal_bytes_max = journal_bytes_max
         self._check_interval_ms = check_interval_ms
-        self._touched: set[Topic] = set()
+        self._touched: dict[Topic, None] = {}
         #: By topic, partitions with new records.
         self._appended: dict[Topic, set[PartitionLog]] = {}
         self._wakes: list[tuple[float, int, Topic]] = []
@@ -40,7 +40,7 @@ class DueTopics:
 
     def touch(self, topic: Topic) -> None:
         """The topic's configuration may have changed, or what is un-sealed, or is led here."""
-        self._touched.add(topic)
+        self._touched[topic] = None
 
     def appended(self, topic: Topic, partitions: Iterable[int]) -> None:
         """Records were appended to the partitions."""
@@ -61,10 +61,10 @@ class DueTopics:
             when, _, topic = heapq.heappop(self._wakes)
             if self._next_wake.get(topic) == when:
                 del self._next_wake[topic]
-            self._touched.add(topic)
+            self._touched[topic] = None
         looked_at: dict[Topic, Iterable[PartitionLog]] = dict(self._appended)
         looked_at.update({topic: topic.partitions for topic in self._touched})
-        self._touched, self._appended = set(), {}
+        self._touched, self._appended = {}, {}
         due = []
         for topic, logs in looked_at.items():
             if topic.deleted:

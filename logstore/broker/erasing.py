@@ -204,7 +204,7 @@ class Erasing:
         self._wake = asyncio.Event()
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
-        self._counting: set[asyncio.Task[None]] = set()
+        self._counting: dict[asyncio.Task[None], None] = {}
         self._threads: Executor | None = None
         self._pool: Executor | None = None
         #: None on one node.
@@ -355,8 +355,8 @@ class Erasing:
         while len(self._counts) > _COUNTS_KEPT:
             del self._counts[next(iter(self._counts))]
         task = asyncio.create_task(self._count(topic, count, where))
-        self._counting.add(task)
-        task.add_done_callback(self._counting.discard)
+        self._counting[task] = None
+        task.add_done_callback(self._counting.pop)
 
     async def _count(self, topic: Topic, count: Count, where: Node | None) -> None:
         erasure = count.erasure

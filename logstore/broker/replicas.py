@@ -86,7 +86,7 @@ class Replicas:
         self._altering: dict[PartitionKey, asyncio.Task[None]] = {}
         #: Topics with a new leader here, whose tables are about to be read.
         self._to_refresh: set[Topic] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._is_stopped = False
         self._checking: asyncio.Task[None] | None = None
         self.isr_shrinks = self.isr_expands = 0
@@ -476,8 +476,8 @@ class Replicas:
             work.close()
             return
         task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
 
 
 def _key(partition_log: PartitionLog) -> PartitionKey:

@@ -127,7 +127,7 @@ class TopicCatalog:
         """
         self._root.recover()
         names = self.names()
-        for name in {*self._root.tables()}.difference(names):
+        for name in sorted({*self._root.tables()}.difference(names)):
             log.warning("catalog.not_a_topic", path=self._root.where(name))
         for name in self._root.strays():
             log.warning("catalog.not_a_topic", path=self._root.where(name))

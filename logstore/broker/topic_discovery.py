@@ -83,7 +83,7 @@ class TopicDiscovery:
         self._versions: dict[UUID, int] = {}
         #: The partitions that this broker has led since its start, and looked at as their leader.
         self._looked_at: dict[UUID, set[int]] = {}
-        self._unsettled: set[str] = set()
+        self._unsettled: dict[str, None] = {}
         self._pauses_s: dict[str, float] = {}
         self._wake = asyncio.Event()
         #: Set at each change, for those that wait for one.
@@ -158,7 +158,7 @@ class TopicDiscovery:
                     one.set_result(None)
 
     def _registered(self, name: str) -> None:
-        self._unsettled.add(name)
+        self._unsettled[name] = None
         self._wake.set()
         self._changed.set()
 
@@ -169,7 +169,7 @@ class TopicDiscovery:
             await self._wake.wait()
             self._wake.clear()
             while self._unsettled:
-                await self._try(self._unsettled.pop())
+                await self._try(self._unsettled.popitem()[0])
 
     async def _try(self, name: str) -> None:
         try:

@@ -79,7 +79,7 @@ class PartitionChanges:
         self._broker_id = broker_id
         #: By topic and partition: what waits to be written, or is being written.
         self._waiting: dict[str, dict[int, _Change]] = {}
-        self._writing: set[asyncio.Task[None]] = set()
+        self._writing: dict[asyncio.Task[None], None] = {}
         #: Topics whose last write has an open outcome, or one that the view may not show.
         self._open: set[str] = set()
 
@@ -104,8 +104,8 @@ class PartitionChanges:
         waiting[partition] = _Change(topic_id, partition, seen, tuple(isr), broker_epochs, recovering, done)
         if len(waiting) == 1:
             task = asyncio.create_task(self._write_soon(topic))
-            self._writing.add(task)
-            task.add_done_callback(self._writing.discard)
+            self._writing[task] = None
+            task.add_done_callback(self._writing.pop)
         return await done
 
     async def _write_soon(self, topic: str) -> None:

@@ -347,7 +347,7 @@ class Committer:
                     due[name] = now
             if not due:
                 return
-            for name in due.keys() & self._doubtful:
+            for name in sorted(due.keys() & self._doubtful):
                 # The same bytes in a new file: its fsync cannot pass over pages that were lost.
                 rewritten = self._files.replace(name, self._files.read(name), due[name])
                 if rewritten is None:

@@ -17,8 +17,8 @@ class HighWatermark:
         self.offset = 0
         #: The appends with acks=all that are not acknowledged yet.
         self.appends = AcknowledgementQueue()
-        # A set: of a thousand readers that wait, each comes and goes alone.
-        self._readers: set[asyncio.Future[bool]] = set()
+        # A dict: of a thousand readers that wait, each comes and goes alone, and they are woken in their order.
+        self._readers: dict[asyncio.Future[bool], None] = {}
 
     def advance(self, offset: int) -> None:
         """Everything below ``offset`` is durable on all in-sync replicas: acknowledge it, and wake readers."""
@@ -33,14 +33,16 @@ class HighWatermark:
 
     def add_reader(self, woken: "asyncio.Future[bool]") -> None:
         """``woken`` is true at the next ``wake_readers``, unless ``remove_reader`` comes first."""
-        self._readers.add(woken)
+        self._readers[woken] = None
 
     def remove_reader(self, woken: "asyncio.Future[bool]") -> None:
-        self._readers.discard(woken)
+        self._readers.pop(woken, None)
 
     def wake_readers(self) -> None:
         """Let waiting readers look again: they see more records, or an error."""
-        while self._readers:
-            woken = self._readers.pop()
+        if not self._readers:
+            return
+        readers, self._readers = self._readers, {}
+        for woken in readers:
             if not woken.done():  # another partition has woken it
                 woken.set_result(True)

@@ -367,7 +367,7 @@ def _sharing(
 ) -> dict[tuple[int, SegmentFile], Rows]:
     """Return the records of other writers that share a file with ``found`` records: a file is replaced as a whole."""
     shared: dict[tuple[int, SegmentFile], Rows] = {}
-    for partition in {partition for partition, file in found if file.shared}:
+    for partition in dict.fromkeys(partition for partition, file in found if file.shared):
         paths = {path for p, file in found if p == partition and file.shared for path in file.paths}
         files = sharing((file for file in snapshot.segments(partition) if file.shared), paths)
         shared |= {(partition, f): np.empty(0, np.int64) for f in files if (partition, f) not in found}
@@ -482,7 +482,7 @@ def delete_erased_files(
             except FileNotFoundError:
                 continue
             files.reached("erase.deleted")
-        for directory in {name.rpartition("/")[0] for name in deleted}:
+        for directory in dict.fromkeys(name.rpartition("/")[0] for name in deleted):
             files.sync_names(directory)
     return SweptFiles(tuple(deleted), tuple(unreadable))
 

@@ -127,8 +127,8 @@ class PeerListener:
         self._address = ""
         #: In the order in which they came.
         self._strangers: dict[_Connection, None] = {}
-        self._peers: set[_Connection] = set()
-        self._tasks: set[asyncio.Task[Sequence[Buffer]]] = set()
+        self._peers: dict[_Connection, None] = {}
+        self._tasks: dict[asyncio.Task[Sequence[Buffer]], None] = {}
         self._is_stopping = False
         self._all_ended = asyncio.Event()
         self.refusals = FewLines(log.warning, "peer.refused")
@@ -201,17 +201,17 @@ class PeerListener:
         if sum(session.broker_id == broker_id for session in self.sessions) >= self._connections_max:
             raise ThrottledError(f"broker {broker_id} has {self._connections_max} connections here already")
         self._strangers.pop(connection, None)
-        self._peers.add(connection)
+        self._peers[connection] = None
 
     def gone(self, connection: "_Connection") -> None:
         self._strangers.pop(connection, None)
-        self._peers.discard(connection)
+        self._peers.pop(connection, None)
         self._all_ended.set()
 
     def run(self, work: Coroutine[Any, Any, Sequence[Buffer]]) -> "asyncio.Task[Sequence[Buffer]]":
         task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
         return task
 
     # ---- handshake --------------------------------------------------------------------------------------------------

@@ -245,6 +245,7 @@ class Story:
         cluster = self._cluster
         leader = cluster.leader(_TOPIC, 0)
         assert leader is not None
+        leader.lost_answers = 0.0
         rows: dict[int, str] = {}
         at = 0
         while True:

@@ -98,7 +98,7 @@ class Node:
         self._process_disk: ProcessDisk | None = None
         self._main: asyncio.Task[None] | None = None
         self._stopping: asyncio.Event | None = None
-        self._on_the_way: set[asyncio.Future[object]] = set()
+        self._on_the_way: dict[asyncio.Future[object], None] = {}
         self._starts = 0
 
     @property
@@ -199,7 +199,7 @@ class Node:
         if store is None:
             raise NoConnectionError
         answer: asyncio.Future[T] = self._loop.create_future()
-        self._on_the_way.add(answer)  # type: ignore[arg-type]
+        self._on_the_way[answer] = None  # type: ignore[index]
 
         async def serve() -> None:
             try:
@@ -220,7 +220,7 @@ class Node:
         except CrashedError:
             raise ConnectionLostError from None
         finally:
-            self._on_the_way.discard(answer)  # type: ignore[arg-type]
+            self._on_the_way.pop(answer, None)  # type: ignore[call-overload]
         await self._travel()
         if self._rng.random() < self.lost_answers:
             raise ConnectionLostError  # the answer is lost
