@@ -188,13 +188,15 @@ class World:
         for topic, partition in [(each, p) for each in _TOPICS for p in range(each.partitions)]:
 
             async def roll(name: str = topic.name, number: int = partition) -> bool:
-                async def work(store: Store) -> None:
-                    await store.broker.roll(INTERNAL, store.broker.topic(INTERNAL, name))
+                async def work(store: Store) -> bool:
+                    found = store.broker.topic(INTERNAL, name)
+                    await store.broker.roll(INTERNAL, found)
+                    log = found.partition(number)
+                    return log.high_watermark == log.log_end_offset
 
-                await self.site.call(work, Log(name, number))
-                return True
+                return await self.site.call(work, Log(name, number))
 
-            await self._eventually(roll, f"{topic.name}-{partition} cannot be rolled")
+            await self._eventually(roll, f"{topic.name}-{partition} is not whole on its replicas")
             told = await self._read_log(client, topic, partition)
             self.history.tell("final", "final", topic=topic.name, partition=partition, **told)
         for topic, group in itertools.product(_TOPICS, _GROUPS):

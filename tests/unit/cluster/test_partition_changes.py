@@ -8,11 +8,12 @@ from uuid import UUID
 import pytest
 from msgspec.structs import replace
 
-from logstore.cluster.partition_changes import PartitionChanges
+from logstore.cluster.partition_changes import LINGER_S, PartitionChanges
 from logstore.cluster.view import ClusterView, LiveBroker, TopicNode
 from logstore.cluster.znodes import BrokerRegistration, PartitionRegistration, TopicRegistration
 from logstore.cluster.zookeeper import Operation
 from logstore.errors import InvalidUpdateVersionError, ZooKeeperUnavailableError
+from tests.support.virtual_time import run
 
 TOPIC_ID = UUID(int=1)
 ROW = PartitionRegistration(1, 5, (1,), (1, 2))
@@ -65,3 +66,21 @@ def test_a_change_that_was_done_and_not_read_is_read_before_it_is_tried_again() 
         await changes.stop()
 
     asyncio.run(scenario())
+
+
+def test_a_change_behind_one_that_waits_is_refused_when_that_is_written() -> None:
+    """A leader that decides anew at once would keep the broker busy, and in a simulation for ever (seed 77.1)."""
+
+    async def scenario() -> None:
+        zookeeper: Any = ZooKeeper()
+        changes = PartitionChanges(zookeeper, zookeeper, 1)
+        first = asyncio.create_task(changes.alter("t", TOPIC_ID, 0, ROW.state, [1, 2], {2: 7}, recovering=False))
+        await asyncio.sleep(0)
+        first.cancel()
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(InvalidUpdateVersionError, match="under way"):
+            await changes.alter("t", TOPIC_ID, 0, ROW.state, [1, 2], {2: 7}, recovering=False)
+        assert asyncio.get_running_loop().time() - began >= LINGER_S
+        await changes.stop()
+
+    run(scenario())
