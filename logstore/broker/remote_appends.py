@@ -208,7 +208,8 @@ class RemoteAppends:
         return done
 
     async def _end_unanswered(self, tasks: "list[asyncio.Task[None]]", size: int) -> None:
-        await asyncio.wait(tasks)
+        # There may be none: nobody leads the partitions, or this broker leads all of them by now.
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._unanswered_bytes -= size
 
     async def _append(self, leader: int, append: Append, places: list[tuple[_DividedRequest, int]]) -> None:

@@ -12,6 +12,7 @@ import asyncio
 import asyncio.base_events
 import errno
 import random
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from contextvars import Context, ContextVar, copy_context
@@ -128,7 +129,8 @@ class SimulatedLoop(asyncio.base_events.BaseEventLoop):
 
     def _note(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        self.errors.append(f"{context['message']}: {error!r}")
+        where = "" if error is None else "".join(traceback.format_tb(error.__traceback__)[-3:])
+        self.errors.append(f"{context['message']}: {error!r}\n{where}")
 
     # ---- threads ----------------------------------------------------------------------------------------------------
 

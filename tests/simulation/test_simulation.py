@@ -69,6 +69,19 @@ def test_a_seed_is_a_history_in_every_process(seed: int, brokers: int) -> None:
     assert told[0]["anomalies"] == told[1]["anomalies"] == []
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        # A leader that decided anew at once asked for a change of its ISR again and again, and time stood still.
+        "77.1",
+        # acks=0 for partitions that nobody led: a task without an end was told of.
+        "501.29",
+    ],
+)
+def test_a_world_in_which_something_was_wrong_is_well(seed: str) -> None:
+    assert simulate(seed, brokers=3).anomalies == []
+
+
 _SOONEST = ("ack_before_fsync", "reuse_offsets_after_restart", "no_entry_sync")
 
 
