@@ -26,10 +26,12 @@ test: lint ## What continuous integration runs: lint, types, quick tests, each c
 test-quick: setup ## The tests that start no process and no JVM; four minutes
 	@$(RUN) pytest --numprocesses 4 -m "not system and not spark and not long and not airflow and not wheel"
 
-test-all: lint setup-airflow ## All tests, with documentation, notebook, demo, wheel and Airflow, before an issue is called done; an hour and a half
+test-all: lint setup-airflow ## All tests, with documentation, notebook, demo, wheel, Airflow and three minutes of simulation, before an issue is called done; an hour and a half
 	@$(RUN) pytest --numprocesses 4 --hypothesis-profile many -m "not airflow and not wheel"
 	@$(RUN) pytest -m wheel tests/install
 	@$(RUN) pytest -m airflow tests/airflow
+	@$(RUN) tests.simulation --seconds 120
+	@$(RUN) tests.simulation --seconds 60 --brokers 1
 
 test-airflow: setup setup-airflow ## The DAGs, run by a real Airflow on a real store
 	@$(RUN) pytest -m airflow tests/airflow
