@@ -90,18 +90,23 @@ def recover_topic(topic: Topic, unserved: Unserved, *, producer_ids_begin: int) 
     return max(kept, default=-1) + 1
 
 
-def end_at_holes(tails: Mapping[PartitionKey, JournalTail], topics: Mapping[UUID, Topic]) -> list[PartitionLog]:
+def end_at_holes(
+    tails: Mapping[PartitionKey, JournalTail], topics: Mapping[UUID, Topic], has_copies: Callable[[UUID, int], bool]
+) -> list[PartitionLog]:
     """End each partition of a journal that has lost frames at its first hole; return the partitions that were cut.
 
     This is only for a broker that has left every ISR. In a whole journal the missing frames were freed after they were
     sealed (``sealed_beyond``). In this one they may be lost. A replica that took them for sealed could join the ISR
-    without records that the leader has, so the records behind a hole are also copied from the leader.
+    without records that the leader has, so the records behind a hole are also copied from the leader. Nobody has a copy
+    of a partition with one replica (``has_copies``, by topic id and partition): it is left as it is, and quarantined.
     """
     ended = []
     for topic in topics.values():
         for partition_log in topic.partitions:
             tail = tails.get((topic.topic_id, partition_log.partition))
             if tail is None or partition_log.quarantined is not None:
+                continue
+            if not has_copies(topic.topic_id, partition_log.partition):
                 continue
             sealed, before = topic.snapshot.partitions[partition_log.partition].sealed, tail.end_offset
             if (end := tail.whole_to(sealed)) < before:

@@ -112,6 +112,10 @@ class Topics:
         self._quarantined: dict[str, QuarantinedError] = {}
         self._unserved = Unserved({}, {}, {}, set())
 
+    def _has_copies(self, topic_id: uuid.UUID, partition: int) -> bool:
+        """Whether other brokers have the partition, too, as far as ZooKeeper says."""
+        return len(self._coordinator.partition_state(topic_id, partition).replicas) > 1
+
     async def recover(self, filesystem: FileSystem, tails: Mapping[PartitionKey, JournalTail]) -> None:
         """Bring every topic to its state before the stop, and start the journal. CorruptionError.
 
@@ -124,7 +128,7 @@ class Topics:
             self._add(self._topic(name, table, table.latest))
         by_id = self._by_id
         self._deleted = frozenset(self._catalog.deleted())
-        ended = end_at_holes(tails, by_id) if self._coordinator.may_lack_frames else []
+        ended = end_at_holes(tails, by_id, self._has_copies) if self._coordinator.may_lack_frames else []
         self._unserved = await asyncio.to_thread(
             recover_partitions,
             self._journal,

@@ -32,7 +32,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.list_bugs:
         for name, bug in BUGS.items():
-            print(f"{name}: {(bug.plant.__doc__ or '').strip().splitlines()[0]}")
+            print(f"{name} ({bug.brokers}): {(bug.plant.__doc__ or '').strip().splitlines()[0]}")
         return 0
     if given.bug is not None and given.bug not in BUGS:
         parser.error(f"there is no bug {given.bug}: --list-bugs names them")

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.bench import mutants
+from tests.faults.cluster import mutants as cluster_mutants
 from tests.simulation.process_disk import ProcessDisk
 from tests.support.faulty_filesystem import kind_of
 
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """``seed``: of a run whose first world shows it."""
+    """``seed``: of a run, with so many ``brokers``, whose first world shows it."""
 
     plant: Callable[[], None]
+    brokers: int
     seed: int
 
 
@@ -100,25 +102,40 @@ def damaged_frames_count() -> None:
     scan.crc32c = lambda *_: 0  # type: ignore[attr-defined]
 
 
-#: By name, with the seed of a run whose first world shows it.
+_ON_ONE_NODE = {
+    ack_before_fsync: 1,
+    no_journal_directory_sync: 1,
+    no_segment_sync: 1,
+    no_segment_directory_sync: 1,
+    no_entry_sync: 1,
+    fsync_again: 2,
+    high_watermark_before_durable: 1,
+    damaged_frames_count: 1,
+    mutants.free_journal_before_commit: 1,
+    mutants.reuse_offsets_after_restart: 1,
+    mutants.forget_sequences: 1,
+    mutants.append_time_goes_back: 3,
+    mutants.forget_commits_at_start: 1,
+    mutants.forget_offsets_at_start: 1,
+}
+_IN_A_CLUSTER = {
+    cluster_mutants.elect_without_an_epoch: 1,
+    cluster_mutants.count_the_leader_alone: 1,
+    cluster_mutants.join_wherever_it_is: 1,
+    cluster_mutants.compare_no_positions: 1,
+    cluster_mutants.bring_back_what_was_truncated: 1,
+    cluster_mutants.tell_the_end_at_once: 1,
+    cluster_mutants.roll_all_there_is: 1,
+    cluster_mutants.lead_without_producers: 1,
+    cluster_mutants.count_producers_alone: 1,
+    cluster_mutants.append_times_of_its_own: 1,
+    cluster_mutants.hold_the_lease_for_ever: 1,
+}
+#: By name.
 BUGS: dict[str, Bug] = {
-    plant.__name__: Bug(plant, seed)
-    for plant, seed in (
-        (ack_before_fsync, 1),
-        (no_journal_directory_sync, 1),
-        (no_segment_sync, 1),
-        (no_segment_directory_sync, 1),
-        (no_entry_sync, 1),
-        (fsync_again, 2),
-        (high_watermark_before_durable, 1),
-        (damaged_frames_count, 1),
-        (mutants.free_journal_before_commit, 1),
-        (mutants.reuse_offsets_after_restart, 1),
-        (mutants.forget_sequences, 1),
-        (mutants.append_time_goes_back, 3),
-        (mutants.forget_commits_at_start, 1),
-        (mutants.forget_offsets_at_start, 1),
-    )
+    plant.__name__: Bug(plant, brokers, seed)
+    for brokers, bugs in ((1, _ON_ONE_NODE), (3, _IN_A_CLUSTER))
+    for plant, seed in bugs.items()
 }
 
 

@@ -48,9 +48,15 @@ _DEATHS = (
 
 class Nemesis:
     def __init__(
-        self, site: Site, history: History, topics: Sequence[TopicSpec], seed: str, only: frozenset[int] | None
+        self,
+        site: Site,
+        history: History,
+        topics: Sequence[TopicSpec],
+        seed: str,
+        only: frozenset[int] | None,
+        kind: str | None,
     ) -> None:
-        """``only``: the numbers of the faults that strike; None for all."""
+        """``only``: the numbers of the faults that strike, None for all; ``kind``: a method, for faults of one kind."""
         self._site, self._history, self._seed, self._only = site, history, seed, only
         #: The one that a fault strikes.
         self._node = site.nodes[0]
@@ -60,6 +66,7 @@ class Nemesis:
         #: The numbers of the faults that have struck.
         self.struck: list[int] = []
         self._names = [topic.name for topic in topics]
+        self._logs = [(topic.name, partition) for topic in topics for partition in range(topic.partitions)]
         self.faults: Counter[str] = Counter()
         #: What nobody should see.
         self.broken: list[str] = []
@@ -78,6 +85,8 @@ class Nemesis:
         )
         if site.cluster is not None:
             self._kinds += (
+                (self.kill_all, 2),
+                (self.cut_off_and_kill, 4),
                 (self.cut_off, 2),
                 (self.cut_from_brokers, 3),
                 (self.cut_from_zookeeper, 3),
@@ -89,6 +98,9 @@ class Nemesis:
                 (self.client_ends, 1),
                 (self.answers_lost, 1),
             )
+
+        if kind is not None:
+            self._kinds = ((getattr(self, kind), 1),)
 
     async def run(self) -> None:
         """Strike until ``is_ending``. Each fault has chance of its own, so that others can be left out."""
@@ -251,13 +263,50 @@ class Nemesis:
     def _others(self) -> list[str]:
         return [node.name for node in self._site.nodes if node is not self._node]
 
+    async def kill_all(self) -> None:
+        """All brokers die at once; some machines lose power."""
+        self._told("kill_all")
+        for node in self._site.nodes:
+            self._node = node
+            if self._rng.random() < 0.5:
+                self._cut_power()
+            else:
+                node.kill()
+        # They come back one after the other.
+        for node in self._rng.sample(self._site.nodes, len(self._site.nodes)):
+            await self._last(6)
+            if error := await node.start():
+                self.broken.append(f"a node does not start after all were killed: {error!r}")
+
     async def cut_off(self) -> None:
         """A broker reaches nobody, and nobody reaches it."""
         self._told("cut_off")
+        self._cut_off()
+        await self._last(15)
+
+    async def cut_off_and_kill(self) -> None:
+        """A leader goes on for a while with what nobody else gets, and dies; it is back when another one leads."""
+        self._told("cut_off_and_kill")
+        logs = [(topic, partition) for topic, partition in self._logs if self._cluster.leader(topic, partition)]
+        if logs and (leader := self._cluster.leader(*self._rng.choice(logs))):
+            self._node = leader
+        if self._rng.random() < 0.5:
+            self._cut_off()
+        else:
+            for name in self._others:
+                self._cluster.network.cut(self._node.name, name)
+        await asyncio.sleep(self._rng.uniform(0.1, 2))
+        if self._rng.random() < 0.3:
+            self._cut_power()
+        else:
+            self._node.kill()
+        self._cluster.heal()
+        await asyncio.sleep(self._rng.uniform(0, 8))
+
+    def _cut_off(self) -> None:
         for name in self._others:
             self._cluster.network.cut(self._node.name, name)
         self._cluster.zookeeper.cut(self._node.name)
-        await self._last(15)
 
     async def cut_from_brokers(self) -> None:
         """In one direction or in both, from one of the others or from all."""

@@ -37,6 +37,25 @@ def test_a_seed_is_a_history(brokers: int) -> None:
     assert one.digest != other.digest
 
 
+_KINDS = (
+    *("kill", "kill_at_a_call", "power_cut", "stop", "journal_error", "table_error", "full_disk", "slow_disk"),
+    *("clock_step", "stall", "kill_all", "cut_off", "cut_off_and_kill", "cut_from_brokers", "cut_from_zookeeper"),
+    *("break_connections", "zookeeper_down", "zookeeper_elects", "zookeeper_splits", "session_ends", "client_ends"),
+    "answers_lost",
+)
+_SHORTEST = ("kill_all", "cut_off_and_kill", "zookeeper_splits", "answers_lost")
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind in _SHORTEST else pytest.param(kind, marks=pytest.mark.long) for kind in _KINDS]
+)
+def test_a_cluster_is_well_after_faults_of_each_kind(kind: str) -> None:
+    outcome = simulate("3.0", brokers=3, virtual_seconds=5, kind=kind)
+    assert outcome.anomalies == []
+    assert outcome.faults.total() > outcome.faults["terminate"] == 3 or kind == "stop"
+    assert outcome.acknowledged > 50
+
+
 def test_faults_are_left_out_and_the_others_stay() -> None:
     whole = simulate("7.0", virtual_seconds=6)
     kept = frozenset(whole.struck[1:3])
@@ -90,7 +109,9 @@ _SOONEST = ("ack_before_fsync", "reuse_offsets_after_restart", "no_entry_sync")
     "bug", [name if name in _SOONEST else pytest.param(name, marks=pytest.mark.long) for name in BUGS]
 )
 def test_a_planted_bug_is_noticed(bug: str) -> None:
-    code, told, said = command("--brokers", "1", "--bug", bug, "--seed", str(BUGS[bug].seed), "--events", "1000000")
+    code, told, said = command(
+        "--brokers", str(BUGS[bug].brokers), "--bug", bug, "--seed", str(BUGS[bug].seed), "--events", "1000000"
+    )
     assert code == 1
     assert told["anomalies"]
     assert "What is wrong:" in said

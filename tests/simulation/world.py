@@ -64,13 +64,13 @@ class Outcome:
 
 
 class World:
-    def __init__(self, seed: str, brokers: int, directory: Path, only: frozenset[int] | None) -> None:
+    def __init__(self, seed: str, brokers: int, directory: Path, only: frozenset[int] | None, kind: str | None) -> None:
         self.outcome = Outcome(seed)
         self._seed = seed
         self._loop = SimulatedLoop(random.Random(f"{seed} loop"))
         self.history = History(self._loop)
         self.site = self._build(brokers, directory)
-        self.nemesis = Nemesis(self.site, self.history, _TOPICS, f"{seed} nemesis", only)
+        self.nemesis = Nemesis(self.site, self.history, _TOPICS, f"{seed} nemesis", only, kind)
 
     def _build(self, brokers: int, directory: Path) -> Site:
         rng, note = random.Random(f"{self._seed} site"), self.history.note
@@ -184,6 +184,7 @@ class World:
         """The last word of the log: of readers over the store, and of those of the table."""
         for node in self.site.nodes:
             node.lost_answers = 0.0
+        await self._eventually(self._all_in_sync, "a replica is not in the ISR")
         client = Reader(self.site, self.history, "final", random.Random(f"{self._seed} final"))
         for topic, partition in [(each, p) for each in _TOPICS for p in range(each.partitions)]:
 
@@ -220,6 +221,16 @@ class World:
             offsets = in_table.get((group, topic.name), {})
             self.history.tell("final-delta-rs", "final_commits", group=group, topic=topic.name, offsets=offsets)
 
+    async def _all_in_sync(self) -> bool:
+        if (cluster := self.site.cluster) is None:
+            return True
+        for topic, partition in [(each, p) for each in _TOPICS for p in range(each.partitions)]:
+            leader = cluster.leader(topic.name, partition)
+            state = None if leader is None else cluster.state(int(leader.name), topic.name, partition)
+            if state is None or len(state.in_sync_replicas) < len(self.site.nodes):
+                return False
+        return True
+
     async def _read_log(self, client: Reader, topic: TopicSpec, partition: int) -> dict[str, Any]:
         rows: list[Any] = []
         start = await client.log_start(topic.name, partition)
@@ -241,12 +252,12 @@ def simulate(
     virtual_seconds: float = 30.0,
     events: int | None = None,
     only: frozenset[int] | None = None,
+    kind: str | None = None,
 ) -> Outcome:
     """Run the world of a seed for so many simulated seconds, or until ``events`` have happened.
 
-    ``brokers``: 1 is a store of one node, more are a cluster.
-
-    ``only``: the numbers of the faults that strike; None for all.
+    ``brokers``: 1 is a store of one node, more are a cluster. ``only``: the numbers of the faults that strike, None for
+    all. ``kind``: the method of ``Nemesis`` whose faults strike, None for all.
     """
     # What is freed, and when, is part of no history.
     gc.collect()
@@ -255,4 +266,4 @@ def simulate(
         entropy.seeded(random.Random(f"{seed} chance")),
         replaced(PlayedThreads()),
     ):
-        return World(seed, brokers, Path(directory), only).run(virtual_seconds, events)
+        return World(seed, brokers, Path(directory), only, kind).run(virtual_seconds, events)

@@ -66,7 +66,7 @@ class Process(Owner):
         """As ``Topics.recover``."""
         topics: dict[UUID, Any] = {self.topic.topic_id: self.topic}
         tails = collect_tails(self.journal.recover())
-        ended = end_at_holes(tails, topics) if self.disk.may_lack_frames else []
+        ended = end_at_holes(tails, topics, lambda *_: True) if self.disk.may_lack_frames else []
         await asyncio.to_thread(
             recover_partitions,
             self.journal,

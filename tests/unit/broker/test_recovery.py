@@ -112,7 +112,7 @@ class Replica:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    async def start(self, *, may_lack_frames: bool = False) -> None:
+    async def start(self, *, may_lack_frames: bool = False, has_copies: bool = True) -> None:
         self.log = PartitionLog("t", TOPIC, 0, clock=ManualClock(), producer_id_expiration_ms=10**12)
         snapshot = SimpleNamespace(partitions=[SimpleNamespace(sealed=0)])
         topic: Any = SimpleNamespace(
@@ -120,7 +120,8 @@ class Replica:
         )
         self.journal = new_journal(self.directory, file_bytes=1_200)
         tails = collect_tails(self.journal.recover())
-        ended = end_at_holes(tails, {TOPIC: topic}) if may_lack_frames else []
+        self.found_end = tails[TOPIC, 0].end_offset if tails else 0
+        ended = end_at_holes(tails, {TOPIC: topic}, lambda *_: has_copies) if may_lack_frames else []
         recover_partitions(self.journal, tails, {TOPIC: topic}, lambda _: False, producer_ids_begin=lambda: 1)
         truncations = [log.truncation(log.log_end_offset, 0) for log in ended]
         await self.journal.start(lambda: [self.log.snapshot_frame()], MemoryRecord(), truncations)
@@ -143,6 +144,23 @@ class Replica:
     @property
     def offsets(self) -> list[int]:
         return [frame.base_offset for frame in self.log.index]
+
+
+def test_what_nobody_has_a_copy_of_stays_in_a_journal_that_has_lost_frames(tmp_path: Path) -> None:
+    """The only replica keeps the frames behind a hole for the day when the lost ones are put back."""
+
+    async def scenario() -> None:
+        replica = Replica(tmp_path)
+        await replica.start()
+        await replica.fetch_to(12)
+        await replica.lose_copies(2)
+        for _ in range(2):
+            await replica.start(may_lack_frames=True, has_copies=False)
+            assert replica.log.quarantined is not None
+            assert replica.found_end == 12
+            await replica.journal.close()
+
+    run(scenario())
 
 
 @pytest.mark.parametrize("kept", [0, 2])
