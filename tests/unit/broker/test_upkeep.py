@@ -168,13 +168,13 @@ def test_replaced_files_are_deleted_after_the_delay(tmp_path: Path, monkeypatch:
             old = {file.path for file in topic.partition(0).segments.files}
             await broker._upkeep.merge(topic)
             active = {file.path for file in topic.partition(0).segments.files}
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # the file system's time counts, which is not the loop's
             deleted = await broker._upkeep.delete_files(topic)
             assert set(deleted.names) == old - active
             assert on_disk(topic) == active
             assert len(await read_all(broker, topic)) == 80
 
-    run(scenario())
+    asyncio.run(scenario())
 
 
 def test_files_that_a_restore_has_put_back_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
