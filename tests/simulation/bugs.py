@@ -122,7 +122,6 @@ _IN_A_CLUSTER = {
     cluster_mutants.elect_without_an_epoch: 1,
     cluster_mutants.count_the_leader_alone: 4,
     cluster_mutants.join_wherever_it_is: 4,
-    cluster_mutants.bring_back_what_was_truncated: 1,
     cluster_mutants.tell_the_end_at_once: 2,
     cluster_mutants.roll_all_there_is: 4,
     cluster_mutants.lead_without_producers: 4,

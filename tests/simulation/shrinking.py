@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from tests.simulation.world import Outcome, simulate
 
 #: Wall seconds for looking.
-_LOOKING_S = 20.0
+_LOOKING_S = 30.0
 
 
 def shrink(found: Outcome, brokers: int, virtual_seconds: float) -> Outcome:

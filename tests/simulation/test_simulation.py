@@ -21,7 +21,7 @@ def command(*options: str, hash_seed: int = 0) -> tuple[int, dict[str, Any], str
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=500,
         env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
     )
     assert ended.returncode in (0, 1), ended.stderr[-3000:]
@@ -101,7 +101,7 @@ def test_a_world_in_which_something_was_wrong_is_well(seed: str) -> None:
     assert simulate(seed, brokers=3).anomalies == []
 
 
-_SOONEST = ("ack_before_fsync", "reuse_offsets_after_restart", "no_entry_sync")
+_SOONEST = ("ack_before_fsync",)
 
 
 @pytest.mark.system
