@@ -127,7 +127,7 @@ class TableFiles:
     def __init__(
         self, path: Path, filesystem: FileSystem, pace: Pace | None = None, clock: Clock = SYSTEM_CLOCK
     ) -> None:
-        """``clock`` is that of the process, which may differ from the storage's."""
+        """``clock`` is the clock of the process; the storage may have another time."""
         self.name = path.name
         self.clock = clock
         self._path = path

@@ -11,8 +11,10 @@ from logstore.disk_thread import DiskThread
 
 
 class Threads:
+    """Makes threads of the operating system."""
+
     def pool(self, count: int, name: str, niceness: int = 0) -> Executor:
-        """Up to ``count`` threads, which start with the first work; ``niceness`` lowers their priority."""
+        """Return up to ``count`` threads, which start with the first work; ``niceness`` lowers their priority."""
         return ThreadPoolExecutor(count, thread_name_prefix=name, initializer=_step_back, initargs=(niceness,))
 
     def disk_thread(self, name: str) -> DiskThread:
@@ -23,7 +25,7 @@ _threads = Threads()
 
 
 def threads() -> Threads:
-    """The ones of this process."""
+    """Return what makes the threads of this process."""
     return _threads
 
 

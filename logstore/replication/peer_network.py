@@ -16,7 +16,7 @@ class Listening(Protocol):
 
 
 class PeerNetwork:
-    """TCP by the sockets of the machine."""
+    """Connects brokers by TCP sockets of the machine."""
 
     async def connect(
         self, host: str, port: str, make_protocol: Callable[[], asyncio.BaseProtocol], buffers: SocketBuffers
