@@ -1,4 +1,4 @@
-"""The whole store in one process, by a seed: its real code, on time, threads, chance and a disk that are played.
+"""A whole store in one process, by a seed: its real code. Time, threads, chance, disks and the network are played.
 
 ``docs/simulated-world.md`` tells how to write a fault and how to replay a seed.
 """
