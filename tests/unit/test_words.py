@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 PLAIN = (
     "logstore/delta",
     "logstore/log",
+    "logstore/segments",
     "tests/unit/test_words.py",
 )
 
