@@ -21,6 +21,7 @@ PLAIN = (
     "logstore/delta",
     "logstore/journal",
     "logstore/log",
+    "logstore/records",
     "logstore/segments",
     "tests/unit/test_words.py",
 )
