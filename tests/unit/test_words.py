@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 PLAIN = (
     "logstore/delta",
     "logstore/journal",
+    "logstore/kafka_batches",
     "logstore/log",
     "logstore/records",
     "logstore/segments",
