@@ -203,9 +203,7 @@ class FileSystem:
         os.unlink(path)
 
     def remove_tree(self, path: Path) -> None:
-        """Remove a directory and everything below it, as far as possible; nobody waits for it, and nothing is
-        durable.
-        """
+        """Remove a directory and everything below it, as far as possible. Nobody waits for it, nor is it durable."""
         shutil.rmtree(path, ignore_errors=True)
 
     def write_atomically(self, path: Path, content: bytes, *, mode: int = 0o644) -> None:

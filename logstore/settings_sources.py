@@ -15,7 +15,7 @@ from logstore.topic_config import CONFIG_KEYS, nearest
 
 ENV_PREFIX = "LOGSTORE_"
 CONFIG_FILE = Path("conf/logstore.toml")
-#: Fields that hold defaults of topic keys, and are not settings of one name.
+#: Fields with the defaults of topic keys; they are not single settings.
 DEFAULTS_FIELDS = ("broker_defaults", "topic_defaults")
 _TOPIC_PREFIX = "topic."
 

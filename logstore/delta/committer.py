@@ -184,7 +184,7 @@ class Committer:
         ``plan`` is called for each attempt, on its snapshot. It raises CommitRefusedError, or returns None for nothing
         to do. ``taking_back``: the commit takes table features back, and no feature prevents it. Raises
         CommitRefusedError, CommitConflictError (others kept winning), CommitStateUnknownError, CorruptionError,
-        StorageFullError, StorageError. Only after CommitStateUnknownError something may have been committed.
+        StorageFullError, StorageError. Nothing was committed, except perhaps after CommitStateUnknownError.
         """
         for attempt in range(COMMIT_ATTEMPTS_MAX):
             snapshot = self.any_snapshot() if taking_back else self.snapshot()

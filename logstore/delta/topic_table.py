@@ -418,8 +418,8 @@ class TopicTable:
             return self._committer.commit(plan)
 
     def drop_foreign_files(self) -> tuple[str, ...]:
-        """Remove files of other writers that are not served from the table (``foreign_removals``), and return their
-        paths. They stay on disk until a vacuum. Raises the errors of ``Committer.commit``.
+        """Remove unserved files of other writers from the table (``foreign_removals``), and return their paths. They
+        stay on disk until a vacuum. Raises the errors of ``Committer.commit``.
         """
         dropped: tuple[str, ...] = ()
 

@@ -108,7 +108,7 @@ class Journal:
     ) -> None:
         """Begin without files. ``require_lock`` raises LockLostError once another process may own the directory; it is
         called in a thread. ``recent_bytes`` is the size of the newest frames that are kept in memory for
-        ``stored_frames``.
+        ``recent_frame``.
         """
         self._directory = directory
         self._filesystem = filesystem

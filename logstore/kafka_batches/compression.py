@@ -89,7 +89,9 @@ def _inflate_stream(compression: Compression, data: memoryview, max_bytes: int) 
 
 
 def _blocks_are_independent(frame: memoryview) -> bool:
-    """Return whether the frame's descriptor says so; true for other bytes, which Arrow refuses."""
+    """Return whether the frame's descriptor says that its blocks are independent. Bytes that are not a frame count as
+    such, as Arrow refuses them.
+    """
     return bytes(frame[:4]) != _LZ4_MAGIC or len(frame) < 5 or bool(frame[4] & _LZ4_BLOCKS_INDEPENDENT)
 
 

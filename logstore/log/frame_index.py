@@ -106,7 +106,7 @@ class FrameIndex:
         ``truncations``: (journal position, new log end offset); each drops the frames before it that reach beyond it.
         Returns the rows that stay, as they were added, in their new order.
         """
-        if not self._base:  # the journal has only snapshots of many partitions
+        if not self._base:  # many partitions have only snapshots in the journal
             return np.empty(0, dtype=np.int64)
         base, end, position = (np.array(column, dtype=np.int64) for column in (self._base, self._end, self._position))
         wanted = np.flatnonzero(end <= _limits(position, truncations)) if truncations else np.arange(len(base))

@@ -178,8 +178,8 @@ def missing_records(
 def require_whole(
     topic: str, files: TableFiles, snapshot: TopicSnapshot, ranges: Mapping[int, tuple[int, int]], remedy: str
 ) -> None:
-    """Raise MissingRecordsError, with the cause and ``remedy``, if ``ranges`` have ``missing_records``. Raises what
-    that raises.
+    """Raise MissingRecordsError, with the cause and ``remedy``, if ``ranges`` have ``missing_records``. Also raises the
+    errors of ``missing_records``.
     """
     for partition, missing in missing_records(files, snapshot, ranges).items():
         raise MissingRecordsError(f"{missing[0].told(topic, partition)}. {remedy}")

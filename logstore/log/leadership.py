@@ -85,9 +85,7 @@ class Leadership:
         return None
 
     def acknowledge(self, end_offset: int, acks: int, acknowledgement: Acknowledgement) -> None:
-        """Count ``acknowledgement`` down when the records below ``end_offset`` are acknowledged for ``acks``, possibly
-        now.
-        """
+        """Count ``acknowledgement`` down when ``end_offset`` is reached for ``acks``; that may be at once."""
         queue, reached = self._high_watermark.appends, self._high_watermark.offset
         if acks != ACKS_ALL:
             queue = self._durable = self._durable or AcknowledgementQueue()

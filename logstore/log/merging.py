@@ -50,7 +50,7 @@ NEWEST_KEPT = 4
 GROUP_FILES_MAX = 1_000
 #: The files of a group exceed the target by this factor: joined, they lose footers and compress a little better.
 _MARGIN = 9 / 8
-#: A merged file spans at most one such part of the time for which retention or compaction waits.
+#: The time for which retention or compaction waits is divided into this many windows; a merged file spans at most one.
 _WINDOWS = 10
 _FULL = 64
 
@@ -58,7 +58,7 @@ _FULL = 64
 @dataclass(frozen=True, slots=True)
 class MergeGroup:
     """Neighbouring files that become one segment of [base_offset, end_offset): two or more, or one file of another
-    writer. ``size`` is the sum of theirs.
+    writer. ``size`` is the sum of their sizes.
     """
 
     partition: int

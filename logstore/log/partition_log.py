@@ -479,7 +479,7 @@ class PartitionLog:
         return self.snapshot_of(self.state, sealed_offset=self.sealed_offset, log_end_offset=self.log_end_offset)
 
     def snapshot_of(self, state: PartitionState, *, sealed_offset: int, log_end_offset: int) -> Frame:
-        """Return the snapshot frame of a log with that state and those ends."""
+        """Return the snapshot frame of a log with this state and these ends."""
         snapshot = state.snapshot(sealed_offset=sealed_offset, log_end_offset=log_end_offset, now_ms=self.now_ms())
         return self._frames.snapshot(sealed_offset, max(self.leader_epoch, 0), snapshot.encode())
 
@@ -507,7 +507,7 @@ class PartitionLog:
         """Compute the ends from the recovered frames. Raises CorruptionError if the journal has a hole or overlap."""
         self.active_segment.finish_recovery(self.sealed_offset)
         self.next_offset = self.log_end_offset = max(self.sealed_offset, self.index.end_offset or 0)
-        # All replicas may have more: the leader reports it, or is the only one.
+        # More records may be on all replicas: the leader reports that, or this broker is the only replica.
         self._high_watermark.offset = self.sealed_offset
         if self._leadership is not None:
             self._leadership.advance(self.log_end_offset)

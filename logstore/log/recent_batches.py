@@ -58,7 +58,9 @@ class RecentBatches:
         self.num_batches += 1
 
     def recall(self, batch: RememberedBatch) -> None:
-        """Remember a batch that was stored before this log began. Like for ``remember``, they come by rising offset."""
+        """Remember a batch that was stored before this log began. Batches come by rising offset, as for
+        ``remember``.
+        """
         self.remember(batch)
 
     def _expire(self, now_ms: int) -> None:

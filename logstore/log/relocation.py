@@ -1,4 +1,4 @@
-"""Copying the frames of the journal's oldest files forward, so that the files can be freed.
+"""Copies the frames of the journal's oldest files forward, so that the files can be freed.
 
 Only frames that an index points to are copied. A scan of the file would also find truncated frames, and their copies
 would come after the TRUNCATE frame that dropped them. Invariants: the check that a frame still counts is made in the

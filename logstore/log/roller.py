@@ -79,7 +79,7 @@ class RollResult:
 class _Piece:
     base_offset: int
     end_offset: int
-    #: A copy, so that the roll's thread makes an object for each frame, and not the event loop.
+    #: A copy, so that the roll's thread, and not the event loop, makes an object for each frame.
     frames: FrameIndex
 
 
@@ -101,7 +101,7 @@ class _Range:
 
 
 def roll_threads() -> Executor:
-    """Return the executor of a ``Roller``. Nobody waits for a roll, so its threads yield to those of requests."""
+    """Return the executor of a ``Roller``. Nobody waits for a roll, so its threads give way to those of requests."""
     return threads().pool(2, "roll", _NICENESS)
 
 

@@ -145,7 +145,7 @@ class TableFollower:
             return erase_from_table(table, topic.name, erased, config, self._clock.now_ms(), pool, clean=clean)
 
         def erase() -> TableErasure:
-            # It needs another pool, because it runs in the pool of the table's other work.
+            # A separate pool is needed, because this runs in the pool of the table's other work.
             with threads().pool(_ERASING_THREADS, "erase") as pool:
                 for _ in range(_ATTEMPTS - 1):
                     try:

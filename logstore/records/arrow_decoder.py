@@ -176,7 +176,7 @@ _COLUMN_TYPES: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
 
 
 def _checked_wire(batch: pa.RecordBatch, max_request_size: int) -> pa.RecordBatch:
-    """Return a batch of WIRE_SCHEMA after checking its values: a time or a header's key may still be wrong."""
+    """Check the values of a batch of WIRE_SCHEMA, and return it: a time or a header's key may be wrong."""
     timestamps, _, _, headers = batch.columns
     if timestamps.null_count < len(timestamps):
         _to_timestamp(timestamps)

@@ -208,7 +208,7 @@ def binary_offsets(column: pa.Array) -> np.ndarray:
     """
     if not len(column):
         return np.zeros(1, np.int32)
-    # A count is given, because a buffer may end within a further number.
+    # A count is given, because the buffer may end in the middle of a number.
     return np.frombuffer(column.buffers()[1], np.int32, column.offset + len(column) + 1)[column.offset :]
 
 

@@ -263,8 +263,8 @@ class _Others(NamedTuple):
 
 
 def _require_each_field_once(body: bytes, request: _Request[R], others: _Others, strings: int) -> None:
-    """Require that no field is doubled. ``strings`` counts the decoded ones of keys and values, with names. Raises
-    InvalidRequestError.
+    """Require that no field is doubled. ``strings`` is the number of decoded strings of keys and values, including
+    field names. Raises InvalidRequestError.
     """
     header_values, with_value = _present([header.value for header in others.flat_headers])
     strings += 1 + sum(bool(getattr(request, name)) for name in _SCHEMA_FIELDS) + others.present

@@ -85,7 +85,7 @@ def with_origins(records: pa.RecordBatch, origins: Sequence[Origin]) -> pa.Recor
 
 def int64_values(column: pa.Array) -> np.ndarray:
     """Return a view of an int64 or timestamp column; where it is null, the number has no meaning."""
-    # A count is given, because a buffer may end within a further number.
+    # A count is given, because the buffer may end in the middle of a number.
     return np.frombuffer(column.buffers()[1], np.int64, column.offset + len(column))[column.offset :]
 
 

@@ -83,7 +83,7 @@ def is_without_chain(footer: bytes) -> bool:
     """Return whether ``footer`` (up to the end of the file) is whole and has no chain in its key-value metadata.
 
     Elsewhere the name of the key means nothing: statistics hold the data of users. If even the structure is damaged, as
-    with a wrong length, the result is unknown and False.
+    with a wrong length, nothing is known, and False is returned.
     """
     try:
         fields = thrift.decode(footer[:-TRAILER_BYTES])

@@ -56,7 +56,7 @@ class OffsetRuns:
     max_timestamp_ms: int
 
 
-#: The runs that a file may have, however many other files have.
+#: The runs that each file may have at least, whatever the number in other files.
 _RUNS_MIN = 65_536
 #: The most runs of all files that are read together. Files whose rows interleave at random have nearly a run for each
 #: row, and the store sorts at most this many rows.
