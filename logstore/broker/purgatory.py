@@ -96,19 +96,21 @@ class WantedPartition:
 
     @property
     def may_have_changed(self) -> bool:
-        """Whether records may have come, or the partition may not be read any more; ``count`` finds out."""
-        log = self.log
-        return self.has_news or log.is_closed or not log.is_settled
+        """True if records may have come, or the partition may not be read any more; ``count`` finds out."""
+        return self.has_news or self.log.is_closed
 
     @property
     def has_news(self) -> bool:
-        """Whether there are records to be read, or an error to be told."""
+        """True if there are records to read or an error to return.
+
+        A leader that is not settled has an error: its end offset may be lower than one that a client has seen (C9).
+        """
         log = self.log
         return (
             self.offset != log.readable_end(self.isolation)
             or self.error is not None
             or log.quarantined is not None
-            or not log.is_leader
+            or not log.is_settled
         )
 
     def held_bytes_max(self, max_bytes: int) -> int:
