@@ -597,7 +597,7 @@ class FaultyFileSystem(FileSystem):
             # In one step: readers on other machines may have the file open, or open it now.
             restored = self._attic / "restored"
             restored.write_bytes(content)
-            os.replace(restored, path)
+            restored.replace(path)
 
 
 def _after_cut(seen: bytes, inode: _Inode, rng: random.Random) -> bytes:
