@@ -87,7 +87,7 @@ class Admission:
         require_all(self._locks)
 
     def require_ready(self) -> None:
-        """Raise BrokerNotReadyError, or the error that the journal failed with, unless the store is ready."""
+        """Raise the journal's error if it has failed, or BrokerNotReadyError while the store is not ready."""
         if self._journal.failed is not None:
             raise self._journal.failed
         if self.not_ready is not None:
@@ -214,8 +214,8 @@ class InFlightBytes:
         return not self._reserved or self._reserved + size <= self.limit
 
     def wait_for_room(self, size: int) -> "asyncio.Future[bool]":
-        """Return a future that is true when ``size`` bytes may fit, in the order of the calls. Reserve then, and call
-        ``wait_no_more`` in any case.
+        """Return a future that becomes true, in the order of the calls, when ``size`` bytes may fit. Reserve them then;
+        call ``wait_no_more`` in any case.
         """
         room: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append((size, room))

@@ -129,7 +129,7 @@ class _Wanted:
 
 def _hold_little_else(taken: Sequence[_Wanted]) -> None:
     """Copy the taken batches if the buffer that they arrived in is much larger, because the journal may hold it for
-    long. Mostly they are nearly all of it.
+    long. Usually they are nearly all of the buffer.
     """
     taken_of: dict[int, int] = {}
     for one in taken:
@@ -142,7 +142,7 @@ def _hold_little_else(taken: Sequence[_Wanted]) -> None:
 
 
 def _require_producers(header: BatchHeader, count: int) -> None:
-    """Raise the error of ``count`` batches for a partition, of which the first has ``header``."""
+    """Raise the fault of a partition's batches: their ``count``, or the ``header`` of the first."""
     if count != 1:
         raise InvalidRecordBatchError(
             f"The request has {count} record batches for the partition: send one for each partition"
@@ -190,7 +190,7 @@ class BatchProducing:
         timeout_ms: int | None = 30_000,
         turn: asyncio.Lock | None = None,
     ) -> ProducedBatches:
-        """Append one record batch for each partition, all in one append to the journal, without raising their errors.
+        """Append one record batch for each partition, all in one append to the journal. Errors are in the outcomes.
 
         ``acks``: 0 returns once they are queued, 1 when they are durable here, -1 on all in-sync replicas. Calls with
         the same ``turn`` are appended in the order of the calls, while earlier ones still wait to be acknowledged. A
@@ -278,7 +278,7 @@ class BatchProducing:
         ]
 
     async def _check(self, wanted: list[_Wanted]) -> None:
-        """Check the batches: the first ones here, as long as that takes no time."""
+        """Check the batches, the small first ones on the event loop, the rest in a thread."""
         left = _CHECK_ON_LOOP_BYTES
         for count, one in enumerate(wanted):
             left -= len(one.data)

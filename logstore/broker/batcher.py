@@ -1,7 +1,7 @@
 """Batching: small produce requests that arrive together are appended together, whichever listener they came by.
 
 Columns cost the same for one record as for a hundred. So the requests that come while an append of their topic is being
-fsynced become the next one: the journal would not have begun it earlier.
+fsynced become the next append: the journal would not have begun it earlier.
 
 Invariants: each request is answered with its own places, when they are durable. A request that must be refused is
 refused before it joins others, so that requests share only errors of the journal and of a partition. The records of a
@@ -35,8 +35,8 @@ SMALL_REQUEST_RECORDS_MAX = 1024
 _REQUESTS_MAX = 256
 _RECORDS_MAX = 2048
 _BYTES_MAX = 1 * MIB
-# Requests share timers, because a separate timer for each would mostly be set and cancelled in vain. A time-out is late
-# by at most this share of it.
+# Requests share timers, because a separate timer for each would mostly be set and cancelled in vain. A time-out comes
+# late by at most this share of its length.
 _TIME_OUT_LATE = 0.1
 _TIME_OUTS_MAX = 100
 
@@ -48,7 +48,7 @@ ToColumns = Callable[[Sequence[Any]], DecodedRecords]
 class RecordPlaces(NamedTuple):
     """Partition and offset of each record of a request, in its order.
 
-    ``errors`` has, by partition, the reason why it has not taken its records; their offsets are NO_OFFSET.
+    ``errors`` has the reason for each partition that has not taken its records; their offsets are NO_OFFSET.
     """
 
     partitions: list[int]
@@ -169,7 +169,7 @@ class Batcher:
         # By topic, partition, acks and function that makes columns: one append has one of each.
         self._queues: dict[tuple[Topic, int | None, int, ToColumns], _Queue] = {}
         self._appends: set[asyncio.Task[None]] = set()
-        # By time-out in ms: the one that requests may join.
+        # By time-out in ms, the timer that new requests join.
         self._time_outs: dict[int, _TimeOut] = {}
 
     def begin(
@@ -204,8 +204,8 @@ class Batcher:
         self._begin_if_due(queue)
 
     def _time_out(self, timeout_ms: int) -> _TimeOut:
-        """Return the timer for a request that begins now. It is late by ``_TIME_OUT_LATE`` of ``timeout_ms``, at most
-        100 ms.
+        """Return the timer for a request that begins now. It fires late by ``_TIME_OUT_LATE`` of ``timeout_ms``, at
+        most by 100 ms.
         """
         found = self._time_outs.get(timeout_ms)
         if found is None or found.ends_s < self._loop.time():
@@ -278,8 +278,7 @@ class Batcher:
     async def _append_all(self, queue: _Queue, batch: list[_Waiting]) -> None:
         try:
             records = queue.to_columns([waiting.records for waiting in batch])
-            # Each request has its own time-out, so this has none. INTERNAL is right as each request was authorized
-            # before.
+            # Each request has its own time-out, so this append has none. Each was authorized before, hence INTERNAL.
             result = await self._produce(
                 INTERNAL, queue.topic, records, partition=queue.partition, acks=queue.acks, timeout_ms=None
             )

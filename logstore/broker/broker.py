@@ -57,7 +57,7 @@ log = structlog.stdlib.get_logger(__name__)
 
 #: Opens a connection to the broker with that id.
 Connect = Callable[[int], Awaitable[Connection]]
-#: Seconds between two looks for partitions that a broker with a failed journal was given.
+#: Seconds between two checks for new partitions of a broker whose journal has failed.
 _OFFLINE_S = 1.0
 
 
@@ -265,7 +265,9 @@ class Broker:
             self._telling_offline = asyncio.create_task(self._tell_offline())
 
     async def _tell_offline(self) -> None:
-        """Let others lead what a failed journal cannot serve, until the process ends, including later partitions."""
+        """Let others lead what a failed journal cannot serve, now and for partitions that come later, until the process
+        ends.
+        """
         told: Mapping[str, Sequence[int]] = {}
         while True:
             if (here := self._coordinator.replicas_here()) != told:
@@ -304,7 +306,7 @@ class Broker:
         log.info("broker.stopped")
 
     def _topic_appeared(self, topic: Topic) -> None:
-        """Call the leadership listeners: they also follow topics whose partitions are all led by other brokers."""
+        """Call the leadership listeners: they follow topics even if other brokers lead all partitions."""
         for partition_log in topic.partitions:
             for listener in self.leadership_listeners:
                 listener(topic, partition_log.partition)
@@ -322,13 +324,13 @@ class Broker:
         )
 
     async def offsets_elsewhere(self, logs: Sequence[PartitionLog]) -> "OffsetsElsewhere":
-        """Return the offsets of those ``logs`` that other brokers lead, as their leaders report them; -1 without a
-        response.
-        """
+        """Return the leaders' offsets of those ``logs`` that other brokers lead; -1 if a leader does not answer."""
         return {} if self.others is None else await self.others.offsets(logs)
 
     async def ends_in_doubt(self, offsets: Iterable[tuple[PartitionLog, int]]) -> "OffsetsElsewhere":
-        """Return ``offsets_elsewhere`` of the partitions whose end, as this broker knows it, is below the offset."""
+        """Return ``offsets_elsewhere`` of the partitions whose end, as far as this broker knows, is below the
+        offset.
+        """
         logs = [log for log, offset in offsets if not log.is_leader and offset > log.high_watermark]
         return await self.offsets_elsewhere(logs) if logs else {}
 
@@ -338,7 +340,8 @@ class Broker:
             await self.others.router.until_known(topics)
 
     def join_cluster(self, peers: "PeerRequests", http: "PeerHttp") -> "OtherBrokers":
-        """Connect the rooms to the other brokers: records of partitions that these lead go there and come from there.
+        """Connect the rooms to the other brokers, which from now on get and serve the records of the partitions they
+        lead.
 
         Call it once, after the start.
         """

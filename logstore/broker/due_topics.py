@@ -1,8 +1,8 @@
 """Topics that are due to roll, found without a walk over idle topics, or over the idle partitions of a busy one.
 
-Invariant: every partition with un-sealed records is among those that the next ``take`` checks, alone or with its topic,
-or its topic has a time for the next check. That time is at the latest when its oldest record reaches ``segment.ms``,
-all its records have expired (``retention.ms``) or a minute has passed.
+Invariant: each partition with un-sealed records is checked by the next ``take``, alone or with its topic, or its topic
+has a time for its next check. That time is at the latest when its oldest record reaches ``segment.ms``, all its records
+have expired (``retention.ms``) or a minute has passed.
 """
 
 import heapq
@@ -94,7 +94,7 @@ class DueTopics:
         age_ms = partition_log.unsealed_ms
         wait_ms = segment_ms - age_ms
         if "delete" in config.cleanup_policy and config.retention_ms >= 0:
-            # Records that a producer dates far back have expired when they come; they must not roll one by one.
+            # Records that a producer dates far back have expired when they come; they must not cause a roll each.
             check_ms = self._check_interval_ms - age_ms
             wait_ms = min(wait_ms, check_ms if check_ms > 0 else self._ms_until_expired(partition_log, config))
         return wait_ms

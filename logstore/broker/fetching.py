@@ -53,8 +53,8 @@ T = TypeVar("T")
 
 
 class FetchPartition(NamedTuple):
-    """A partition to fetch from ``offset`` on. ``topic_id`` is as in responses; with None, the topic that has the name
-    now. ``max_bytes`` bounds its records in addition to the limits of the fetch.
+    """A partition to fetch from ``offset`` on. ``topic_id`` is written as in responses; None means the topic that has
+    the name now. ``max_bytes`` bounds its records in addition to the limits of the fetch.
     """
 
     topic: str
@@ -85,8 +85,8 @@ class _Read(Protocol[T]):
 
 @dataclass(frozen=True, slots=True)
 class _Form(Generic[T]):
-    """A form of records: how they are read, and how many bytes they hold. ``read_remote`` makes it from another
-    broker's response, with the number of records; with None it is only for partitions that are led here.
+    """A form of records: how they are read, and how many bytes they hold. ``read_remote`` makes the form and the number
+    of records from another broker's response; without it the form is only for partitions that are led here.
     """
 
     read: _Read[T]
@@ -378,13 +378,13 @@ class Fetching:
                 return fetched
             fetched.reservation.release()
             if all(new <= before for new, before in zip(now, had, strict=True)):
-                wanted_at_once = True  # a leader that can give no more has answered
+                wanted_at_once = True  # a leader that has no more to give has answered
 
     async def _first_news(
         self, sources: "Sequence[Coroutine[object, object, Fetched[T]]]", gone: Gone | None, *, ends: bool = False
     ) -> Fetched[T]:
-        """Return the responses of all ``sources``. With ``ends``, return the ones that have come when the first has
-        news. Raises the errors of ``gone``.
+        """Collect the responses of all ``sources``. With ``ends``, stop when one source has news. Raises the errors of
+        ``gone``.
         """
         fetching = [asyncio.ensure_future(source) for source in sources]
         going = None if gone is None else asyncio.ensure_future(gone())

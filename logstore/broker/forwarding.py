@@ -26,7 +26,7 @@ from logstore.log.topic import Topic
 from logstore.records.murmur2 import partition_for
 from logstore.records.offset_record import OFFSETS_TOPIC
 
-#: Marks the absence of a broker.
+#: No broker.
 NOBODY: Final = -1
 
 
@@ -108,7 +108,7 @@ class Router:
             await asyncio.gather(*map(self._topics.until_known, missing))
 
     def other_broker(self, target: Target, names: Mapping[str, str], context: RequestContext) -> int | None:
-        """Return the other broker that a request goes to; None if this one answers it, even if only with an error.
+        """Return the other broker that must answer a request; None if this one answers, even if only with an error.
 
         ``names`` are those in the request's path. Raises LeaderNotAvailableError, CoordinatorNotAvailableError,
         NotControllerError while there is no such broker, and WrongBrokerError if the client wants no forwarding.
@@ -139,7 +139,7 @@ class Router:
         )
 
     def refusal(self, topic: Topic, partition: int, context: RequestContext) -> LogStoreError | None:
-        """Return the reason why a request for a partition that another broker leads is not forwarded; None if it is."""
+        """Return the reason why a request for another leader's partition is not forwarded; None if it is."""
         leader = self.leader(topic, partition)
         if leader == NOBODY:
             return no_leader(topic, partition)

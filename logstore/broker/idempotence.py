@@ -33,7 +33,7 @@ from logstore.records.batch_identity import (
     next_sequence,
 )
 
-#: Errors that a leader finds by its state of a producer.
+#: Errors of a leader's check against its state of a producer.
 OF_A_PARTITION = (OutOfOrderSequenceError, DuplicateSequenceError, InvalidProducerEpochError)
 
 
@@ -55,7 +55,7 @@ _NEW = Claim()
 def identities_of(
     parts: Sequence[PartitionBatch], identity: ProducerIdentity | IdempotencyKey | None
 ) -> list[BatchIdentity] | None:
-    """Return the identity of each of a request's ``parts``; None if the request has none.
+    """Return an identity for each of a request's ``parts``; None if the request has none.
 
     Raises InvalidProducerRequestError.
     """
@@ -70,7 +70,7 @@ def claim(
     topic: Topic, parts: Sequence[PartitionBatch], identities: Sequence[BatchIdentity] | None, acks: int
 ) -> list[Claim]:
     """Return a claim for each of ``parts``, which may have several batches of a partition, in order. ``identities`` are
-    those of one key, or of producers; then a part may have none.
+    those of one key, or of producers; a part without a producer has none.
 
     An error belongs to a partition, and to all its batches: UnknownPartitionError, QuarantinedError, UnknownTopicError,
     NotLeaderOrFollowerError, NotEnoughReplicasError, OutOfOrderSequenceError, DuplicateSequenceError,
@@ -89,7 +89,7 @@ def claim(
 
 
 def require_partitions_named(records: Records, partition: int | None) -> None:
-    """Raise InvalidProducerRequestError if a producer leaves the partition of any record open, because sequence numbers
+    """Raise InvalidProducerRequestError if a producer leaves the partition of a record open, because sequence numbers
     count by partition.
     """
     if partition is not None or not isinstance(records, DecodedRecords):
@@ -158,7 +158,7 @@ def _claim_key(topic: Topic, parts: Sequence[PartitionBatch], identities: Sequen
         if part.partition < len(topic.partitions):
             batches.setdefault(part.partition, []).append((identity.sequence, part.batch.num_rows))
     stored: dict[int, list[RememberedBatch]] = {}
-    # Each leader has only its part of a request for several leaders: followed partitions are claimed elsewhere.
+    # The other partitions of a request for several leaders are claimed by their leaders.
     led = [partition_log for partition_log in topic.partitions if partition_log.is_leader]
     for partition_log in topic.partitions:
         partition = partition_log.partition

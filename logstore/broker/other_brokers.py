@@ -117,7 +117,7 @@ class OtherBrokers:
             raise _error(answer, InvalidConfigError)
 
     async def erase_from_journal(self, broker: int, erasure_id: str) -> ErasedBroker:
-        """Run another broker's part of an erasure. Raises PeerUnavailableError, and the broker's own errors."""
+        """Ask another broker to erase from its journal. Raises PeerUnavailableError, and the broker's own errors."""
         target = f"/erasures/{urllib.parse.quote(erasure_id)}/journal"
         answer = await self.http.ask(broker, "POST", target, INTERNAL.encode())
         if answer.status != _OK:
@@ -134,9 +134,9 @@ class OtherBrokers:
 
     async def ask_leaders(self, context: RequestContext, topic: Topic, action: str) -> list[Any]:
         """POST ``/topics/<topic>/<action>`` at each other broker that leads partitions of the topic. Return the
-        responses, decoded JSON. A request that another broker has sent on asks no broker.
+        responses, decoded JSON. If another broker has forwarded the request, ask none.
 
-        Raises LeaderNotAvailableError, and the errors with which they answer.
+        Raises LeaderNotAvailableError, and the errors with which the leaders answer.
         """
         if context.forwarding is not Forwarding.ALLOWED:
             return []

@@ -65,7 +65,7 @@ class PartitionOffsets(NamedTuple):
 
 
 Key = tuple[UUID, int]
-#: By topic id and partition, without those that are led here.
+#: The offsets of partitions that other brokers lead, by topic id and partition.
 OffsetsElsewhere = Mapping[Key, PartitionOffsets]
 NOTHING_ELSEWHERE: Final[OffsetsElsewhere] = MappingProxyType({})
 

@@ -56,8 +56,7 @@ class AppendedRequest:
         self.claims = claims
         self.new = new
         self.base_offsets = [NO_OFFSET if c.stored is None else c.stored.base_offset for c in claims]
-        #: The waits of single parts: parts that were stored before and are not acknowledged yet, and all of Kafka's
-        #: parts.
+        #: The waits of single parts: those stored before and not acknowledged yet, and all of Kafka's.
         self.waits: dict[int, Acknowledgement] = {}
         #: The append times of Kafka's new parts.
         self.append_times_ms: dict[int, int] = {}
@@ -69,8 +68,8 @@ class AppendedRequest:
         self._has_identity = one.identities is not None
 
     def refusals_in_doubt(self) -> list[tuple[int, PartitionLog, int]]:
-        """Return the parts that were refused by their leader's state of the producer, if another broker may have
-        replaced it and know more: the part's number, its log, and the leader epoch.
+        """Return parts refused because of a producer's state, if another broker may have replaced this leader and know
+        more: the part's number, its log, and the leader epoch.
         """
         found = []
         for at, claimed in enumerate(self.claims):

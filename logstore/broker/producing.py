@@ -65,7 +65,7 @@ class ProducerId(NamedTuple):
     producer_epoch: int
 
 
-#: Called with the topics of a request, the partitions of each that are led here, and the identities of their batches.
+#: Called with a request's topics, for each the partitions that are led here and the identities of their batches.
 BeforeClaim = Callable[
     [RequestContext, Sequence[tuple[Topic, Sequence[int], Sequence[BatchIdentity] | None]]], Awaitable[None]
 ]
@@ -94,7 +94,7 @@ class Producing:
         self.before_claim: list[BeforeClaim] = []
         #: The way to the leaders of other partitions; None on one node.
         self.remote: RemoteAppends | None = None
-        # Turns are counted per topic: otherwise topics that are sent to in turn would use one partition each.
+        # Turns are counted per topic. A common count would send alternating topics to one partition each.
         self._sticky: WeakKeyDictionary[Topic, Iterator[int]] = WeakKeyDictionary()
         # Few threads are enough, because each holds a request twice: as sent and as stored.
         self._encoders = threads().pool(2, "encode")
@@ -140,7 +140,7 @@ class Producing:
         timeout_ms: int | None = 30_000,
     ) -> list[ProduceResult]:
         """Produce to several topics, each named once: the frames of all are one append to the journal, in the order of
-        ``requests``. An error of one request that is not an error of a partition is raised for all of them.
+        ``requests``. An error that is not a partition's is raised for all of them.
         """
         prepared = [await self._prepare(context, request) for request in requests]
         del requests
@@ -181,7 +181,7 @@ class Producing:
 
     async def append(self, context: RequestContext, prepared: list[PreparedRequest], acks: int) -> Appended:
         """Append requests whose partitions this broker leads. Afterwards the journal has them, in the order of the
-        calls if these do not wait for the partitions' leader or a step.
+        calls unless a call waits for a partition's leader or a step.
         """
         if self.remote is not None:
             await self.remote.until_led(prepared)
@@ -203,9 +203,9 @@ class Producing:
         return appended.requests
 
     async def _confirm(self, one: AppendedRequest, refusals: Sequence[tuple[int, PartitionLog, int]]) -> None:
-        """Confirm refusals by a producer's numbers, which would end the producer's identity. A leader that was replaced
-        and does not know it yet lacks batches, so its refusal counts only if it still leads. Otherwise the producer has
-        to try again.
+        """Confirm refusals because of a producer's numbers, which would end the producer's identity. A leader that was
+        replaced and does not know it yet lacks batches, so its refusal counts only if it still leads. Otherwise the
+        producer has to try again.
         """
         for (log, epoch), parts in itertools.groupby(refusals, lambda refusal: refusal[1:]):
             if not await self._coordinator.leads_still(log.topic_id, log.partition, epoch):

@@ -1,7 +1,7 @@
 """Kafka's purgatory of fetches: the long poll of a fetch waits here for records of any of its partitions.
 
-Invariant: a fetch that waits holds no records. The indexes of its partitions have the number of bytes. It is woken when
-a partition grows, is closed or quarantined, and when its principal may have lost the permission to read.
+Invariant: a fetch that waits holds no records, because the indexes of its partitions know the number of bytes. It is
+woken when a partition grows, is closed or quarantined, and when its principal may have lost the permission to read.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class WantedPartition:
         self._counted_to = offset
 
     def max_bytes_of(self, limits: FetchLimits) -> int:
-        """Return the most bytes of the partition that are wanted."""
+        """Return the upper bound of bytes that are wanted from the partition."""
         return min(self._max_bytes, limits.max_partition_bytes)
 
     def count(self) -> None:

@@ -34,7 +34,7 @@ class KeptFrames:
     """The journal frames of a partition that is not served. All of them are kept unchanged."""
 
     tail: JournalTail
-    #: The partition's frame at the beginning of a new journal file.
+    #: The snapshot frame that begins the partition in a new journal file.
     snapshot: Frame | None
     sealed_offset: int
 
@@ -97,7 +97,7 @@ def end_at_holes(
 
     This is only for a broker that has left every ISR. In a whole journal the missing frames were freed after they were
     sealed (``sealed_beyond``). In this one they may be lost. A replica that took them for sealed could join the ISR
-    without records that the leader has, so the records behind a hole are also copied from the leader. A partition with
+    without records that the leader has, so the records after a hole are also copied from the leader. A partition with
     one replica has no copy (``has_copies``, by topic id and partition): it is left as it is, and quarantined.
     """
     ended = []

@@ -37,9 +37,9 @@ from logstore.replication.protocol import (
     encode_append,
 )
 
-# Joined requests have their own time-outs at the client's broker: the leader waits no shorter.
+# Joined requests have their own time-outs at the client's broker, and the leader must not give up earlier.
 _LONGEST_MS: Final = 300_000
-# The leader's own time-out says more than one here, so it gets this much longer.
+# The leader's time-out error says more than one from here, so it gets this much extra time.
 _ANSWER_MS: Final = 1_000
 
 
@@ -88,7 +88,9 @@ class _DividedRequest:
         self._refused.add(at)
 
     def result(self, throttle_ms: int) -> ProduceResult:
-        """Return the result. Raises the error with which all brokers have refused the request, if it is the same."""
+        """Return the result. Raises the common error if all brokers have refused the request with the same kind of
+        error.
+        """
         errors = [response.error for response in self._responses if response.error is not None]
         if len(self._refused) == len(self._responses) and len({type(error) for error in errors}) == 1:
             raise errors[0]
@@ -172,7 +174,7 @@ class RemoteAppends:
                     continue
                 leader = self._router.leader(one.topic, part.partition)
                 if leader == self._router.broker_id:
-                    here.append(at)  # it begins to lead, or will soon learn that it no longer does
+                    here.append(at)  # it is about to lead, or will soon learn that it does not
                 elif (refusal := self._router.refusal(one.topic, part.partition, context)) is not None:
                     request.place(at, NO_OFFSET, refusal, repeated=False)
                 else:

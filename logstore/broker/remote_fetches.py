@@ -39,8 +39,8 @@ class RemoteFetches:
         await self._router.until_known(names)
 
     def divide(self, context: RequestContext, found: list[WantedPartition | LogStoreError]) -> dict[int, list[Asked]]:
-        """Return, by leader, the partitions of ``found`` that others lead. A partition without a leader, or that is not
-        to be forwarded, is replaced by its error there.
+        """Return, by leader, the partitions of ``found`` that others lead. In ``found``, replace a partition that has
+        no leader, or must not be forwarded, with its error.
         """
         elsewhere: dict[int, list[Asked]] = {}
         for at, one in enumerate(found):
@@ -48,7 +48,8 @@ class RemoteFetches:
                 continue
             leader = self._router.leader(one.topic, one.log.partition)
             if leader == self._router.broker_id:
-                continue  # it begins to lead, or will learn otherwise; until then it is refused as by any leader
+                # it is about to lead, or will learn that it does not; until then it refuses as any broker does
+                continue
             if leader == NOBODY:
                 found[at] = no_leader(one.topic, one.log.partition)
             elif (refusal := self._router.refusal(one.topic, one.log.partition, context)) is not None:
@@ -66,8 +67,7 @@ class RemoteFetches:
         max_wait_ms: int,
         reservation: Reservation,
     ) -> dict[int, FetchResult[pa.Buffer] | LogStoreError]:
-        """Return the news of partitions that ``leader`` leads, by their numbers; an error of the request is that of
-        each.
+        """Return news of the asked partitions by their numbers; an error of the request becomes that of each.
 
         Records are the content of ``PartitionData``, and are not counted.
         """

@@ -77,7 +77,7 @@ class Replicas:
         self._topics: dict[PartitionKey, Topic] = {}
         #: Role changes that wait for frames on their way to the disk.
         self._waiting: dict[PartitionKey, asyncio.Task[None]] = {}
-        #: By leader and a number, connections; and the connection over which each partition is fetched.
+        #: By leader and a number, connections; below, the connection over which each partition is fetched.
         self._fetchers: dict[tuple[int, int], ReplicaFetcher] = {}
         self._fetched_by: dict[PartitionKey, ReplicaFetcher] = {}
         #: Partitions led here that have other replicas.
@@ -170,7 +170,7 @@ class Replicas:
                 state.leader_epoch, self._in_sync_replicas(topic, state), self._has_lease, self._is_followed
             )
         except FencedLeaderEpochError as error:
-            # Another cause: ZooKeeper's data was restored to an older state, and a leader by it may lack records.
+            # It can also mean that ZooKeeper's data was restored to an older state: a leader by it may lack records.
             log.error("replica.old_epoch", partition=str(partition_log), epoch=state.leader_epoch, why=error.message)
             return
         self._watch(key, partition_log)
@@ -350,7 +350,7 @@ class Replicas:
         if in_sync is None:
             return
         high_watermark, epoch_start = partition_log.high_watermark, leadership.epoch_start
-        # A follower that may not join would keep out those that are proposed with it.
+        # A proposal is refused as a whole if one follower may not join.
         joining = [
             one
             for one, follower in in_sync.followers.items()
@@ -425,18 +425,18 @@ class Replicas:
                     await self._coordinator.alter_partition(
                         topic.topic_id, partition_log.partition, seen, wanted, broker_epochs=epochs
                     )
-                except (BrokerNotReadyError, ClusterStateError):  # the outcome is open, and the next try learns it
+                except (BrokerNotReadyError, ClusterStateError):  # the outcome is open; the next try learns it
                     await asyncio.sleep(_RETRY_S)
                     if not self._leads_still(partition_log, leadership):
                         return
                     continue
                 except InvalidUpdateVersionError:
-                    return  # the event has the other state
+                    return  # an event brings the other state
                 except IneligibleReplicaError:
                     delay_s = _RETRY_S
                     return
                 except (FencedLeaderEpochError, UnknownTopicIdError):
-                    # It may have been elected again, with another epoch.
+                    # Skip it if this broker was elected again, with another epoch.
                     if self._leads_still(partition_log, leadership):
                         self._resign(key, partition_log, seen.leader_epoch)
                     return

@@ -24,11 +24,11 @@ log = structlog.stdlib.get_logger(__name__)
 
 _TICK_S = 0.1
 _REFRESH_S = 5.0
-# A table is refreshed when its log has changed, and always within this time: some changes leave no trace.
+# A table is refreshed when its log has changed, and at the latest after this time: some changes leave no trace.
 _LOOK_AT_ALL_S = 600.0
-# A roll also seals partitions that are nearly old enough: one commit now instead of one for each soon.
+# A roll also seals partitions that are nearly old enough: one commit now replaces a commit for each of them soon.
 _NEARLY_OLD = 0.5
-# The journal is pinned if at most this part of its files is needed: copying that part frees at least as much as it
+# The journal is pinned if at most this part of its bytes is needed: copying that part frees at least as much as it
 # fills.
 _PINNED_PART = 0.5
 #: This is more than there are threads for rolls: each roll also waits for the event loop or for another commit.
@@ -263,7 +263,7 @@ class RollSchedule:
             log.warning("journal.not_renewed", error=str(error))
 
     def keepers(self) -> Callable[[PartitionKey], KeepsFrames | None]:
-        """Return a function that finds, by partition, the object that knows which journal frames still count."""
+        """Return a lookup of the object that knows which journal frames of a partition still count."""
         by_id = {topic.topic_id: topic for topic in self._topics.values()}
 
         def keeper_of(key: PartitionKey) -> KeepsFrames | None:

@@ -38,8 +38,8 @@ _OPENERS = 4
 # Errors of the disk or the process, not of the table: another start may open it.
 _NOT_THE_TOPICS = frozenset({errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE})
 
-# Journals of other brokers may have records of a deleted topic. A broker that was away for longer relies on ZooKeeper
-# alone.
+# Journals of other brokers may have records of a deleted topic. A broker that was away for longer has only ZooKeeper to
+# ask.
 _REMEMBERED_MS = 30 * 86_400_000
 
 # A directory of that name makes Delta readers take its parent for a table.
@@ -63,7 +63,9 @@ def check_topic_name(name: str) -> None:
 
 
 def check_no_collision(name: str, existing: Iterable[str]) -> None:
-    """Raise TopicExistsError for the same name, InvalidTopicError for one that a metric or file name would confuse."""
+    """Raise TopicExistsError for the same name, InvalidTopicError for one that differs only by case or ``.`` and
+    ``_``.
+    """
     for other in existing:
         if other == name:
             raise TopicExistsError(f"Topic '{name}' already exists.")
@@ -193,7 +195,7 @@ class TopicCatalog:
         )
 
     def take_back(self, name: str) -> None:
-        """Undo ``create``: the topic was not reported to anyone, and nothing was produced to it."""
+        """Undo ``create`` of a topic that was never reported or written to."""
         self._root.take_back(name)
 
     def remove(self, name: str, topic_id: uuid.UUID) -> None:

@@ -106,8 +106,8 @@ class TopicChanges:
         configs: Mapping[str, str],
         replication_factor: int = 1,
     ) -> Topic:
-        """Return one of the store's own topics, made if it does not exist: only INTERNAL writes to it, no user alters
-        or deletes it.
+        """Return one of the store's own topics; make it if it does not exist. Only INTERNAL writes to it, and no user
+        alters or deletes it.
 
         With fewer brokers than ``replication_factor`` it has one replica for each broker. The controller makes it;
         another broker waits for it. Raises ClusterAuthorizationError, StorageFullError, QuarantinedError,
@@ -171,7 +171,8 @@ class TopicChanges:
         try:
             return self._topics.get(name)
         except UnknownTopicError:
-            # One of the store's own topics may come later, and its reader waits for it; its writer is refused by name.
+            # One of the store's own topics may come later, and its reader waits for it. A writer gets an error with its
+            # name.
             if not self._settings.auto_create_topics_enable or (is_internal(name) and operation is not Operation.WRITE):
                 raise
         self._authorizer.require_create(context, name)
@@ -286,7 +287,7 @@ class TopicChanges:
         checked.update({config_key(key).name: None for key, value in changes.items() if value is None})
 
         def alter() -> int:
-            topic.config_with(checked)  # here no other change of it is under way
+            topic.config_with(checked)  # no other change of the topic is under way here
             return topic.table.alter_config(checked)
 
         if validate_only:
@@ -298,7 +299,7 @@ class TopicChanges:
             try:
                 await self._coordinator.table_changed(topic.topic_id)
             except LogStoreError as error:
-                # They check the table's log every few seconds.
+                # The other brokers check the table's log every few seconds.
                 log.warning("topic.change_not_told", topic=name, why=error.message)
         return topic
 

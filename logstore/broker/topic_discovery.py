@@ -1,4 +1,5 @@
-"""The topics of a cluster on each of its brokers: those that others made appear here, those that others deleted go.
+"""The topics of a cluster on each of its brokers: topics that others made appear here, topics that others deleted
+disappear.
 
 It compares the coordinator's registrations with what is served, one topic at a time, until both agree; after an error
 it tries again later. So nothing depends on an event that came too early, or while the broker was away. The controller
@@ -48,7 +49,7 @@ class ServedTopics(Protocol):
         ...
 
     async def look_at_start(self, topic: Topic) -> None:
-        """Mend what the leaders of a topic mend after a start."""
+        """Repair what the leaders of a topic repair after a start."""
         ...
 
     async def was_removed(self, topic: Topic) -> bool:
@@ -64,7 +65,7 @@ class ServedTopics(Protocol):
         ...
 
     async def look_at_tables(self) -> None:
-        """Report unregistered tables to the coordinator, and those that still have to be removed."""
+        """Report to the coordinator the tables that are not registered, and those that still have to be removed."""
         ...
 
     async def finish_deletion(self, name: str, topic_id: UUID) -> None:
@@ -73,7 +74,9 @@ class ServedTopics(Protocol):
 
 
 class TopicDiscovery:
-    """Settles topics. It is made before the tables are read, so that what has changed since is checked again."""
+    """Makes the served topics agree with the registered ones. It is made before the tables are read, so that later
+    changes are checked again.
+    """
 
     def __init__(self, topics: ServedTopics, coordinator: Coordinator, lock: asyncio.Lock) -> None:
         self._topics = topics
@@ -100,12 +103,12 @@ class TopicDiscovery:
         coordinator.on_election(self._elected)
 
     def start(self) -> None:
-        """Begin to settle topics, once the tables were read."""
+        """Begin, once the tables were read."""
         self._started.set()
         self._tasks = [asyncio.create_task(self._settle_all()), asyncio.create_task(self._look_now_and_then())]
 
     def leadership_changed(self, topic: Topic) -> None:
-        """Check the topic's table again: when a broker of a cluster has started it leads nothing yet."""
+        """Check the topic's table again, as its leader: after its start a broker of a cluster leads nothing yet."""
         self._registered(topic.name)
 
     async def stop(self) -> None:
@@ -124,8 +127,8 @@ class TopicDiscovery:
         return reached()
 
     async def find(self, name: str, partitions: int, is_served: Callable[[], bool]) -> None:
-        """Look for the topic in the cluster before it, or this many partitions of it, is reported as missing. If the
-        cluster has them, wait until ``is_served``, for some seconds at most.
+        """Look for a topic, or this many partitions of it, before it is reported as missing. If the cluster has it,
+        wait until ``is_served``, for some seconds at most.
         """
         with contextlib.suppress(TimeoutError, LogStoreError):
             async with asyncio.timeout(_LOOK_FOR_S):
@@ -210,7 +213,7 @@ class TopicDiscovery:
             looked_at |= led
 
     async def _drop_former(self, name: str, found: RegisteredTopic | None) -> None:
-        """Drop a topic whose registration was seen, and is no longer the one of its name: it was deleted.
+        """Drop a topic whose registration was seen and is gone, or now belongs to another topic: it was deleted.
 
         A deletion removes the table before the registration. If the table still exists, a user has removed the
         registration by hand: the topic waits for its adoption.
@@ -246,8 +249,8 @@ class TopicDiscovery:
             self._registered(name)
 
     async def _look_now_and_then(self) -> None:
-        """Look at the tables now and then: a replaced controller that did not know it may have made one after this
-        election.
+        """Look at the tables now and then: a replaced controller may have made one after this one's election, before it
+        knew.
         """
         while True:
             await asyncio.sleep(_LOOK_S)

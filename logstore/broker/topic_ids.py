@@ -11,13 +11,13 @@ _SHOWN_CHARS = 36
 
 @functools.lru_cache(4096)
 def topic_id_text(topic_id: uuid.UUID) -> str:
-    """Return a topic id as in responses. Cached, because a fetch compares one per partition."""
+    """Return a topic id as responses have it. Cached, because a fetch compares one per partition."""
     return str(topic_id)
 
 
 def require_topic_id(topic: Topic, topic_id: str | None) -> None:
-    """Raise UnknownTopicIdError if the topic has another id. ``topic_id`` is as in responses; None allows any topic of
-    the name.
+    """Raise UnknownTopicIdError if the topic has another id. ``topic_id`` is written as in responses; None allows any
+    topic of the name.
     """
     if topic_id is not None and topic_id != topic_id_text(topic.topic_id):
         raise UnknownTopicIdError(

@@ -98,7 +98,7 @@ class Topics:
         self.removals.listeners.append(self._removed)
         #: Called with a topic that another broker made, once it is served here.
         self.appeared: Callable[[Topic], None] = lambda _: None
-        #: Loads the erasures from the table of ``__erasures``.
+        #: Loads the erasures in the table of ``__erasures``.
         self.load_erasures: Callable[[Topic], Awaitable[None]] = _nothing_erased
         #: None on one node.
         self.discovery: TopicDiscovery | None = None
@@ -153,7 +153,7 @@ class Topics:
             self._coordinator.listen(self._partition_changed)
         filesystem.reached("recovery.half")
         await asyncio.to_thread(self._schedule.mark_all)
-        # The topic of erasures comes first: a table that is followed may have erased records again.
+        # The topic of erasures comes first, because the table of another topic may contain erased records again.
         for topic in sorted(self._topics.values(), key=lambda topic: topic.name != ERASURES_TOPIC):
             await self.look_at_start(topic)
             if topic.name == ERASURES_TOPIC:
@@ -229,8 +229,8 @@ class Topics:
         topic.changed = self._table_changed
 
     def _table_changed(self, topic: Topic) -> None:
-        """Report the topic to the coordinator, which may already know more of the new partitions from another
-        broker.
+        """Report the topic's partitions to the coordinator, and apply their state: another broker may have registered
+        them.
         """
         self._coordinator.set_partitions(_known(topic))
         for partition_log in topic.partitions:
@@ -321,7 +321,7 @@ class Topics:
             await self.discovery.until(lambda: not any(map(is_pending, logs)), _LED_S)
 
     def is_known(self, name: str, partitions: int = 1) -> bool:
-        """Return True if ``get`` finds the topic, with this many partitions, or knows why it is not served."""
+        """Return True if ``get`` finds the topic, with this many partitions, or knows that it is quarantined."""
         topic = None if name in self._appearing else self._topics.get(name)
         return name in self._quarantined or (topic is not None and len(topic.partitions) >= partitions)
 
@@ -424,7 +424,7 @@ class Topics:
         forget_topic(topic.name)
 
     async def _removed(self, topic: Topic) -> None:
-        # The removal is durable now: a table that a power cut brings back must not be taken for a new one.
+        # This runs once the removal is durable: a table that a power cut brings back must not be taken for a new one.
         self._unserved.forget(topic.topic_id)
         self._coordinator.forget_topic(topic.topic_id)
 
@@ -471,7 +471,7 @@ class Topics:
         """Serve a topic whose table existed before this broker knew of it, with its frames in the journal."""
         begin = self._coordinator.producer_ids_begin
         recover = functools.partial(recover_topic, topic, self._unserved, producer_ids_begin=begin)
-        # Kept frames may be copied forward in the meantime, so they are recovered on the loop, without an interruption.
+        # Kept frames may be copied forward in the meantime. On the event loop nothing comes between.
         kept = any(key[0] == topic.topic_id for key in self._unserved.partitions)
         count = recover() if kept else await asyncio.to_thread(recover)
         self._unserved.served(topic)

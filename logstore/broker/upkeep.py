@@ -46,15 +46,15 @@ log = structlog.stdlib.get_logger(__name__)
 
 T = TypeVar("T")
 
-#: A partition is merged when it has more small files than this: fewer commits, and below the 50 that it may have.
+#: A partition is merged when it has more small files than this. More would save commits, but at most 50 are allowed.
 MERGE_AT = 32
 #: Another writer's commit overwrites ours within seconds; by then a follower has seen it.
 OVERWRITES_NOTICED_MS = 600_000
 _LOOK_S = 5.0
 _DELETE_S = 3_600.0
-#: The sources of one commit: about a second of work. One group may have more.
+#: The bytes of the sources of one commit: about a second of work. One group may have more.
 _STEP_BYTES = 64 * MIB
-#: The longest wait for rolls, for each row group.
+#: The longest wait for rolls before each row group.
 _ROLL_WAIT_S = 1.0
 _RETRY_S, _RETRY_MAX_S = 60.0, 3_600.0
 _NICENESS = 19
@@ -150,7 +150,7 @@ class Upkeep:
     # ---- merging ----------------------------------------------------------------------------------------------------
 
     async def settled(self) -> None:
-        """Wait for the merge under way: its sources may have left their table since it began to read them."""
+        """Wait for the merge under way: files that it reads may have left their table since it began."""
         async with self._merging:
             pass
 

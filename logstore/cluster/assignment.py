@@ -96,11 +96,11 @@ def _replicas(replication_factor: int, of_rack: Mapping[int, str | int], load: L
 def begin_reassignment(row: PartitionRegistration, target: Sequence[int]) -> PartitionRegistration:
     """Begin to move the partition to ``target``, the preferred leader first. This replaces a reassignment under way.
 
-    Until the target is in sync, the former replicas stay, with whatever else is in sync (KIP-455). A removed replica
-    raises the leader epoch, as in Kafka: it drops its log, and may come back before the leader has learned that it was
+    Until the target is in sync, the former replicas and all in sync stay (KIP-455). A removed replica raises
+    the leader epoch, as in Kafka: it drops its log, and may come back before the leader has learned that it was
     removed. In the new epoch its former position no longer counts (C4).
 
-    Raises InvalidReplicaAssignmentError for replicas that are empty or not distinct.
+    Raises InvalidReplicaAssignmentError if ``target`` is empty or has a broker twice.
     """
     if not target or len(set(target)) < len(target):
         raise InvalidReplicaAssignmentError(f"Replicas {list(target)} are not distinct ids of brokers.")

@@ -53,7 +53,7 @@ log = structlog.stdlib.get_logger(__name__)
 
 #: Kafka's `leader.imbalance.check.interval.seconds`.
 IMBALANCE_CHECK_INTERVAL_S: Final = 300.0
-#: Bounds of one multi. A conflict of one document refuses all of them.
+#: Bounds of one multi. A conflict in one document refuses all of them.
 _WRITES_MAX: Final = 50
 _BYTES_MAX: Final = 500_000
 _RETRY_S: Final = 0.1
@@ -79,7 +79,7 @@ class Controller:
         self._watched = watched
         self._broker_id = broker_id
         self._tables = tables
-        #: Its ``preferred`` applies only to the check every ``imbalance_check_interval_s``.
+        #: ``preferred`` applies only to the check every ``imbalance_check_interval_s``; otherwise it is NONE.
         self._policy = policy
         self._is_registered = is_registered
         self._interval_s = imbalance_check_interval_s
@@ -99,7 +99,7 @@ class Controller:
 
     @property
     def is_active(self) -> bool:
-        """True if this broker was elected, has read the tables since, and knows of no successor."""
+        """True if this broker was elected, has prepared since, and knows of no successor."""
         return self._epoch_version is not None and self._prepared_epoch == self.epoch
 
     def start(self) -> None:
@@ -173,8 +173,8 @@ class Controller:
                     log.info("controller.not_rebalanced", why=error.message)
 
     async def _prepare(self) -> None:
-        """Read the tables. This runs outside the controller's lock, as it waits for a change of the tables that is
-        under way.
+        """Await ``prepare`` outside the lock, because it may wait for a change of the tables that needs the
+        controller.
         """
         epoch = self.epoch
         if self.prepare is not None:
@@ -193,7 +193,7 @@ class Controller:
                 await self._find_own_election()
             return
         self._resign(f"{znodes.CONTROLLER} is gone")
-        # The view may show another process under this broker's id.
+        # The id in the view may belong to another process.
         if self._broker_id not in view.brokers or not self._is_registered():
             return
         node = await self._zookeeper.get(znodes.CONTROLLER_EPOCH)
@@ -206,7 +206,7 @@ class Controller:
         own = znodes.encode(znodes.CONTROLLER, ControllerRegistration(self._broker_id, epoch))
         try:
             await self._zookeeper.multi([raised, Create(znodes.CONTROLLER, own, ephemeral=True)])
-        except MultiRefusedError:  # another broker was faster, or this one's former try, whose response was lost
+        except MultiRefusedError:  # another broker was elected, or an earlier try of this one, whose response was lost
             await self._watched.refresh([znodes.CONTROLLER])
             return
         self._elected(epoch, 0 if node is None else node.version + 1)
@@ -332,7 +332,7 @@ class Controller:
         return found
 
     async def mark_deleting(self, topic: str, topic_id: UUID) -> None:
-        """Take the leader from every partition of the topic, for good. Raises NotControllerError and
+        """Mark the topic as being deleted: its partitions lose their leaders for good. Raises NotControllerError and
         UnknownTopicIdError.
         """
         await self._change(topic, topic_id, lambda document: replace(document, deleting=True))

@@ -120,7 +120,7 @@ ReadJournal = Callable[[Sequence[LockFile]], FoundJournal]
 
 
 class Coordinator(Protocol):
-    """Started before a broker, and stopped after it. Attributes and plain methods may be used once ``start`` has
+    """It starts before its broker and stops after it. Attributes and plain methods may be used once ``start`` has
     returned.
     """
 
@@ -170,8 +170,8 @@ class Coordinator(Protocol):
     async def start(self, read_journal: ReadJournal) -> None:
         """Join the cluster, once the journal is read and compared with the expected one.
 
-        Raises DataDirectoryError if the data directory belongs to another process or has changed, and the errors of
-        ``read_journal``.
+        Raises DataDirectoryError if the data directory belongs to another process, or is not what was written. Also
+        raises the errors of ``read_journal``.
         """
         ...
 
@@ -186,8 +186,8 @@ class Coordinator(Protocol):
 
     @property
     def has_lease(self) -> bool:
-        """True if no other broker can have been given what this one leads (C14). Read when an append with acks 0 or 1
-        is acknowledged.
+        """True if no other broker can have been given what this one leads (C14). It is read when an append with acks 0
+        or 1 is acknowledged.
         """
         ...
 
@@ -264,7 +264,7 @@ class Coordinator(Protocol):
         ...
 
     async def mark_deleting(self, topic_id: UUID) -> None:
-        """Give no partition of the topic a leader any more, as it is about to be deleted.
+        """Leave the topic's partitions without leaders from now on, because it is about to be deleted.
 
         Raises NotControllerError on a broker that is not the controller.
         """

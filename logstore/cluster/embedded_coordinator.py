@@ -43,7 +43,7 @@ log = structlog.stdlib.get_logger(__name__)
 
 #: The layout of the data directory; raised when an older release could not read it.
 FORMAT_VERSION = 2
-#: Names of segments in version 1 have no end offset. Its releases would take those of version 2 for foreign files.
+#: Segments of version 1 have names without end offsets. Its releases would take those of version 2 for foreign files.
 _OLDER_VERSIONS = (1,)
 
 _GIVE_UP_CLUSTER = "remove it: the cluster then gets a new id"
@@ -182,7 +182,7 @@ class EmbeddedCoordinator:
 
     async def find_leaders(self, topics: Sequence[KnownTopic]) -> None:
         assert self._directory is not None
-        # The broker's own directory may have been lost.
+        # The broker's own directory may have been lost, so the tables' epochs also count.
         above = max((epoch for topic in topics for epoch in topic.leader_epochs), default=0)
         epoch = max(self._directory.leader_epoch, above + 1)
         self._directory = replace(self._directory, leader_epoch=epoch)
@@ -234,7 +234,7 @@ class EmbeddedCoordinator:
         """Do nothing: no other broker reads the table."""
 
     async def mark_deleting(self, topic_id: UUID) -> None:
-        """Do nothing: the broker that deletes is the leader."""
+        """Do nothing: this broker leads all partitions, and deletes them itself."""
 
     def forget_topic(self, topic_id: UUID) -> None:
         self._partitions.pop(topic_id, None)

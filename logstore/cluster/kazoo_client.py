@@ -10,8 +10,8 @@ from typing import Any, Final
 from kazoo.client import KazooClient
 from kazoo.retry import KazooRetry
 
-#: The pauses between two attempts to connect. With kazoo's own pauses, which double, a session is lost while ZooKeeper
-#: is back.
+#: The pauses between two attempts to connect. With kazoo's own pauses, which double, a session can be lost although
+#: ZooKeeper is back.
 _RECONNECT: Final = {"max_tries": -1, "delay": 0.05, "backoff": 1.5, "max_delay": 0.2, "max_jitter": 0.2}
 #: Attempts to connect that fit into a session timeout. With more servers than that kazoo itself waits less.
 _TRIES: Final = 3
@@ -55,8 +55,8 @@ def _note_granted_timeout(client: Any, granted: Callable[[float], None]) -> None
 def _try_again_within(client: Any, seconds: float) -> None:
     """Give up a connection that does not come, or whose handshake gets no response, after ``seconds``.
 
-    kazoo waits for a whole session timeout for a machine that has gone, and for a ZooKeeper that never answers a
-    connection from the time of its start. The session ends in the meantime.
+    kazoo waits a whole session timeout for a machine that has gone, or for a ZooKeeper that never answers a connection
+    made during its start. The session ends in the meantime.
     """
     connection = client._connection  # noqa: SLF001 - see the module
     handler, invoke = client.handler, connection._invoke  # noqa: SLF001 - asks only within a handshake

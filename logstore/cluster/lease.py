@@ -17,7 +17,7 @@ RENEWAL: Final = 1 / 4
 
 
 class Lease:
-    """Only ``renewed`` makes it last longer (invariant). Time for which the process was stopped counts."""
+    """Invariant: only ``renewed`` extends the lease, and time for which the process was stopped counts."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -117,7 +117,7 @@ class LogDirectory(_Directory):
         return found
 
     def begun(self, path: Path, filesystem: FileSystem, above: int) -> "LogDirectory":
-        """Return the directory in its next incarnation, also above ``above``. It is durable on return. Raises
+        """Return the directory in its next incarnation, which is above ``above``. It is durable on return. Raises
         OSError.
         """
         next_one = replace(self, incarnation=max(self.incarnation, above) + 1)
@@ -200,9 +200,9 @@ def read_directory(path: Path, filesystem: FileSystem | None = None) -> LogDirec
 
 
 def journal_check(path: Path) -> Callable[[FoundJournal], None]:
-    """Return a check of the journal in the log directory ``path`` against the file beside it now.
+    """Return a check that compares the journal in the log directory ``path`` with the file beside it now.
 
-    The check raises JournalDiffersError. Raises DataDirectoryError.
+    The check raises JournalDiffersError; the function itself raises DataDirectoryError.
     """
     directory = read_directory(path)
 

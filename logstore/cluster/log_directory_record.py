@@ -1,8 +1,8 @@
 """``<data>/brokers/<id>/log_directory.json``: the place of a broker's log directory outside ``data`` (``log.dirs``).
 
 Tools that only get the data directory find the broker's journal by it. The broker writes it at each start. The path
-belongs to the broker's machine. Another machine has nothing there, or another broker's log directory, which its
-identity reveals.
+belongs to the broker's machine. Another machine has nothing there, or the log directory of another broker: the identity
+in it names its broker.
 """
 
 import contextlib

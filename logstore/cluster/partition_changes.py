@@ -83,7 +83,7 @@ class PartitionChanges:
         #: By topic and partition, the changes that wait, or are being written.
         self._waiting: dict[str, dict[int, _Change]] = {}
         self._writing: dict[asyncio.Task[None], None] = {}
-        #: Topics whose last write has an open outcome, or one that the view may not show.
+        #: Topics whose last write has an unknown outcome, or one that the view may not show.
         self._open: set[str] = set()
 
     async def alter(
@@ -100,7 +100,7 @@ class PartitionChanges:
         """Change a partition as ``Coordinator.alter_partition`` says."""
         waiting = self._waiting.setdefault(topic, {})
         if partition in waiting:
-            # The other change is written within this time. A leader that decides again at once would ask again until
+            # The other change is written within this time. Without the pause the leader would ask again and again until
             # then.
             await asyncio.sleep(LINGER_S)
             raise InvalidUpdateVersionError(f"A change of partition {partition} of {topic} was under way: decide anew.")
@@ -127,7 +127,7 @@ class PartitionChanges:
         """Write until each change is written or refused. Raises ZooKeeperUnavailableError for the rest."""
         path = znodes.topic_path(topic)
         if topic in self._open:
-            # The write may have been done. A refusal over an older view would end a proposal that holds.
+            # The write may have been done. A refusal based on an older view would end a proposal that holds.
             await self._zookeeper.sync()
             await self._watched.refresh([path])
             self._open.discard(topic)
@@ -209,7 +209,7 @@ async def write_topic(
     change: Callable[[TopicRegistration], TopicRegistration],
     checks: Sequence[Check] = (),
 ) -> None:
-    """Compare-and-set one document, repeatedly until no other write intervenes; the view shows it on return.
+    """Write one document by compare-and-set, again until no other write comes between; the view shows it on return.
 
     Raises UnknownTopicIdError, MultiRefusedError for one of the ``checks``, ClusterStateError and
     ZooKeeperUnavailableError.

@@ -38,7 +38,7 @@ class Preferred(enum.Enum):
     """The partitions that go back to their preferred leaders."""
 
     NONE = "none"
-    #: The partitions of brokers that lead too few of those that prefer them.
+    #: The partitions whose preferred broker leads too few of those that prefer it.
     IMBALANCED = "imbalanced"
     ALL = "all"
 
@@ -57,7 +57,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class TopicWrite:
-    """A compare-and-set: ``document`` replaces ``version`` (NEW: there is none); None removes it."""
+    """A compare-and-set: ``document`` replaces the one of ``version`` (NEW: there is none). With None it is removed."""
 
     topic: str
     document: TopicRegistration | None
@@ -146,7 +146,7 @@ def _decide(
     row = hand_over(replicas, row)
     row = finish_reassignment(replicas, row)
     row = elect_preferred(replicas, row, prefers)
-    # Leaders that one step chose and another replaced never led: one write is one change of leader.
+    # A leader that one step chose and a later step replaced never led: one write is one change of leader.
     return replace(row, leader_epoch=min(row.leader_epoch, before.leader_epoch + 1))
 
 
@@ -155,8 +155,8 @@ def _lead(row: PartitionRegistration, leader: int, isr: Iterable[int]) -> Partit
 
 
 def replace_dead_leader(replicas: _Replicas, row: PartitionRegistration) -> PartitionRegistration:
-    """Let the first live replica of the ISR lead (step 1), a stopping one only if there is no other. Without any, the
-    last ISR is kept: only its members have all acknowledged records.
+    """Let the first live replica of the ISR lead (step 1), a stopping one only if there is no other. Without a live one
+    the last ISR is kept: only its members have all acknowledged records.
     """
     if row.leader != NO_LEADER and replicas.is_live(row.leader):
         return row

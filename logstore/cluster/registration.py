@@ -6,10 +6,11 @@
    of one node becomes that of a cluster, which keeps its id: see ``is_migration``.
 2. A registration under the same id has ended, or the start is refused: two brokers never have one id.
 3. The broker leads nothing. What it led before its crash needs a new epoch, since it no longer remembers that one.
-4. A journal that is not the one registered last leaves every ISR (C12): the directory is another one, its incarnation
-   is older, or the journal in it is gone, older or another's (``ExpectedJournal``), and then gets a new directory id.
-   Meanwhile the broker's record names no directory. A crash in between begins here again. A leader that had decided to
-   take the former journal into an ISR is refused, as each such write checks the version of the record.
+4. A broker whose journal is not the one registered last leaves every ISR (C12): the directory is another one, its
+   incarnation is older, or the journal in it is gone, older or another's (``ExpectedJournal``), and then gets a new
+   directory id. Meanwhile the broker's record names no directory. After a crash in between the next start begins here.
+   A leader that had decided to take the former journal into an ISR is refused, as each such write checks the version
+   of the record.
 5. The incarnation is durable on disk, and then in ZooKeeper.
 
 ``register`` runs for each session. It creates the ephemeral node, whose czxid is the broker epoch, and raises the
@@ -63,7 +64,7 @@ log = structlog.stdlib.get_logger(__name__)
 _COORDINATOR: Final = "zookeeper"
 _CLUSTER_FILE: Final = "cluster.json"
 _GIVE_UP: Final = f"write it anew: the id of the cluster is that of {znodes.CLUSTER_ID} in ZooKeeper"
-#: A former registration may last this much longer than the session timeout: ZooKeeper rounds up to a tick.
+#: A former registration may last up to this factor times the session timeout: ZooKeeper rounds up to a tick.
 _EXPIRY_SLACK: Final = 1.5
 
 
@@ -100,7 +101,7 @@ class Registration:
         self.lease = Lease(clock)
         #: The node of this session; None while there is none.
         self._node: Node | None = None
-        #: Reads the decisions made while there was no node; a later session has no lease before.
+        #: Reads the decisions made while there was no node. A later session has no lease before that.
         self.read_view: Callable[[], Awaitable[None]] | None = None
         self._writing = asyncio.Lock()
         #: Keeps the store of one node from starting during a migration.
@@ -114,8 +115,8 @@ class Registration:
 
     @property
     def is_migration(self) -> bool:
-        """True if the directory is still that of one node: its topics have to be registered, then ``end_migration``
-        called.
+        """True if the directory is still that of one node. Its topics have to be registered before
+        ``end_migration``.
         """
         return self._data_lock is not None
 
@@ -171,7 +172,7 @@ class Registration:
     def _open_directory(self, found: FoundJournal) -> LogDirectory:
         """Return the log directory's identity, a new one if its journal is not the expected one."""
         directory = LogDirectory.open(self._log_directory, self._filesystem, self.cluster_id, self._broker_id)
-        if self._one_node is not None:  # it may have served since an interrupted migration
+        if self._one_node is not None:  # the store of one node may have served since an interrupted migration
             directory = dataclasses.replace(
                 directory, directory_id=self._one_node.directory_id, durable_end=self._one_node.durable_end
             )
@@ -338,7 +339,7 @@ class Registration:
                 except ClusterStateError:
                     if change == self._leave:
                         raise
-                    break  # its view shows no such topic, so this broker leads nothing of it
+                    break  # the view of this broker shows no such topic, so it leads nothing of it
                 changed = replace(document, partitions=tuple(change(row) for row in document.partitions))
                 if changed == document:
                     break
@@ -372,7 +373,7 @@ class Registration:
             try:
                 await self.read_view()
             except BaseException:
-                self._node = None  # treated as missing: the next try finds it
+                self._node = None  # the node counts as missing; the next try finds it
                 raise
         if self._node is not node:
             return  # the session has ended in the meantime
@@ -380,10 +381,12 @@ class Registration:
         log.info("cluster.registered", broker=self._broker_id, epoch=node.czxid)
 
     async def _own_node(self) -> Node:
-        """Return this session's node, created by this or a former try, once that of another session is gone."""
+        """Return this session's node, created by this or an earlier try; wait until a node of another session is
+        gone.
+        """
         own = Create(self._path, znodes.encode(self._path, self._wanted), ephemeral=True)
         while True:
-            # The node may exist: the response to a former try was lost, or a session is ending.
+            # The node may exist: the response to an earlier try was lost, or a session is ending.
             try:
                 await self._zookeeper.multi([own, Write(znodes.BROKER_IDS, b"", -1)])
             except MultiRefusedError as refused:
@@ -404,7 +407,7 @@ class Registration:
                         self._path, znodes.encode(self._path, self._wanted), self._node.version
                     )
                 except (VersionConflictError, NoNodeError):
-                    # Possible causes: a try whose response was lost, an edit by hand, or the end of the session.
+                    # An earlier try lost its response, a user edited the node, or the session has ended.
                     found = await self._zookeeper.get(self._path)
                     if found is not None and found.czxid == self._node.czxid:
                         data = znodes.encode(self._path, self._wanted)

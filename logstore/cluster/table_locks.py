@@ -44,11 +44,12 @@ class TableLocks:
             if found is None:
                 continue
             if found.session_id == self._zookeeper.session_id:
-                return found.czxid  # from a try whose response was lost, as no other task of this broker gets here
+                # An earlier try created it and lost the response: no other task of this broker gets here.
+                return found.czxid
             await changed.wait()
 
     async def _release(self, path: str, czxid: int) -> None:
-        """Release the lock. Without a connection it lasts until the session ends, or its next holder here takes it
+        """Release the lock. Without a connection it lasts until the session ends, or until the next task here takes it
         over.
         """
         with contextlib.suppress(ZooKeeperUnavailableError, NoNodeError):

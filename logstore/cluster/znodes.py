@@ -34,10 +34,10 @@ LOCKS: Final = "/locks"
 #: Persistent nodes that a broker creates if they are missing; parents first.
 PARENTS: Final = ("/cluster", "/brokers", BROKER_IDS, REGISTRY, TOPICS, LOCKS)
 
-#: A packet of ZooKeeper has 1 MiB (``jute.maxbuffer``); this leaves room for the names in a multi.
+#: A ZooKeeper packet has at most 1 MiB (``jute.maxbuffer``); this leaves room for the names in a multi.
 DOCUMENT_BYTES_MAX: Final = 1_000_000
 
-#: Marks a partition without a leader.
+#: Stored as the leader of a partition that has none.
 NO_LEADER: Final = -1
 
 
@@ -92,7 +92,7 @@ class LockHolder(_Document, frozen=True):
 
 
 class PartitionRegistration(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A row of a topic's document, with the names of KRaft's record of the same name.
+    """A row of a topic's document. The names are those of KRaft's record of the same name.
 
     Invariants: replicas are distinct; the leader, the ISR, ``adding`` and ``removing`` are among them; a leader is in
     the ISR.

@@ -53,7 +53,7 @@ class NodeExistsError(LogStoreError):
 
 
 class VersionConflictError(LogStoreError):
-    """The node's version is not the request's."""
+    """The node has another version than the request names."""
 
 
 class MultiRefusedError(LogStoreError):
@@ -151,7 +151,7 @@ class ZooKeeper:
     ) -> None:
         self.servers = servers
         self._clock = clock or SystemClock()
-        # A listener of its states would not notice each end of its thread.
+        # A listener to kazoo's states would not notice every end of its thread, hence the callback.
         self._client: Any = make_client(
             str(servers), session_timeout_ms / 1000, self._granted, lambda: self._call(self._thread_ended)
         )
@@ -286,11 +286,11 @@ class ZooKeeper:
         return list(children), stat.version
 
     async def sync(self, path: str = "/") -> None:
-        """Make later reads show at least what the leader of the ensemble had when it answered this."""
+        """Return once later reads show at least what the leader of the ensemble had when it answered."""
         await self._ask(self._client.sync_async, path)
 
     async def renew(self, path: str) -> Node | None:
-        """Call ``sync`` and ``exists``, sent together."""
+        """Send ``sync`` and ``exists`` together. Return the node as ``exists`` does."""
         _, node = await asyncio.gather(self.sync(path), self.exists(path))
         return node
 
@@ -352,8 +352,8 @@ class ZooKeeper:
                 f"ZooKeeper at {self.servers.hosts} did not answer about {subject} within the session timeout."
             ) from None
         except Exception as error:
-            # Not only kazoo's exceptions arrive here: a response that its thread cannot read or does not expect raises
-            # others.
+            # kazoo's exceptions are not the only ones: a response that its thread cannot read, or does not expect,
+            # raises others.
             raise _error(error, subject) from error
 
 

@@ -283,7 +283,7 @@ class ZooKeeperCoordinator:
             return "the broker stops: others lead its partitions from now on"
         if self.registration.broker_epoch == -1:
             return f"ZooKeeper has ended the session of broker {self._broker_id}: it registers again"
-        return None  # also without a connection: what needs no lease continues
+        return None  # this also holds without a connection: what needs no lease continues
 
     @property
     def damaged_topics(self) -> Mapping[str, str]:
@@ -377,8 +377,8 @@ class ZooKeeperCoordinator:
                 told()
 
     def _look_for_loss(self, old: TopicNode | None, new: TopicNode | None) -> None:
-        """Note that a document was removed by hand, as it went without ``deleting``. Its topic may have records in
-        journals alone: the controller must not place it again.
+        """Keep a topic from being placed again if its document was removed by hand, as it went without ``deleting``:
+        its records may be in journals alone.
         """
         if old is None or old.document.deleting or (new and new.document.topic_id == old.document.topic_id):
             return
@@ -407,14 +407,14 @@ class ZooKeeperCoordinator:
 
     def _believed(self, state: PartitionState) -> PartitionState:
         """Return the state as this broker may act on it. While it is not registered, another process may have its id
-        and lead: the state of that id then belongs to that process.
+        and lead: then the state is about that process.
         """
         if state.leader != self._broker_id or self._is_registered:
             return state
         return dataclasses.replace(state, leader=NO_LEADER)
 
     def _registered_again(self) -> None:
-        """Report the partitions that this broker leads; it may also be elected controller."""
+        """Report the partitions that this broker leads, and wake the controller, which may be elected here."""
         self.controller.wake(None)
         for node in list(self.view.topics.values()):
             for partition, state in enumerate(_states(node)):
@@ -431,7 +431,7 @@ class ZooKeeperCoordinator:
         self._producer_ids_begin = self._producer_ids.known_end
         if self.registration.is_migration:
             await self._migrate(topics)
-        # Only a controller that knows the tables knows which documents lack one.
+        # Only a controller that knows the tables knows which of them lack a document.
         self.controller.start()
 
     async def _migrate(self, topics: Sequence[KnownTopic]) -> None:
@@ -577,7 +577,7 @@ def _tell(listener: PartitionListener, topic_id: UUID, partition: int, state: Pa
     try:
         listener(topic_id, partition, state)
     except Exception:
-        # An error of one partition must not keep the others from their events, which would not come again.
+        # If a listener fails for one partition, the events of the others still arrive; they would not come again.
         log.exception("cluster.partition_not_told", topic_id=str(topic_id), partition=partition)
 
 

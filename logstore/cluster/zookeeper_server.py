@@ -38,7 +38,7 @@ _JVM: Final = (
     "-Xmx96m",
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
-    # A server that ends is started again; one that lives and does not respond is not.
+    # Only a server that ends is started again, so it ends when it has no memory left.
     "-XX:+ExitOnOutOfMemoryError",
     "-Dzookeeper.admin.enableServer=false",
 )
@@ -157,7 +157,9 @@ class ZooKeeperServer:
             time.sleep(0.02)
 
     def _last_lines(self) -> str:
-        """Return the last lines of the log without stack frames, which would fill them and hide the error itself."""
+        """Return the last lines of the log, without stack frames: these are more than the shown lines and follow the
+        error.
+        """
         log = self.directory / "zookeeper.log"
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
         return "\n".join([line for line in lines if not line.startswith("\tat ")][-10:])

@@ -43,7 +43,7 @@ class BrokerProcess:
         self.environment = {**os.environ, **environment}
         self._data = data
         self._process: asyncio.subprocess.Process | None = None
-        #: The write end of the watcher's pipe. The process lives while it is open.
+        #: The write end of the watcher's pipe; it stays open as long as the process should live.
         self._lifeline: int | None = None
         #: None while the broker does not run, or is not ready.
         self.entry: BrokerEntry | None = None
@@ -58,7 +58,7 @@ class BrokerProcess:
         """
         assert not self.is_running
         with contextlib.ExitStack() as opened:
-            # sys.stderr may not be a file.
+            # sys.stderr may be something other than a file.
             log = None if self.log is None else opened.enter_context(self.log.open("ab"))
             begin = 0 if log is None else log.tell()
             command = [sys.executable, "-m", "logstore.cli", "serve", "--data", str(self._data), *arguments]
@@ -97,7 +97,7 @@ class BrokerProcess:
         return self.entry
 
     def _why(self, begin: int) -> str:
-        """Return the end of an error message: the broker's last line."""
+        """Return the end of an error message: the last line of the broker's log, if it has one."""
         if self.log is None:
             return "; its reason is above."
         lines = self.log.read_bytes()[begin:].decode(errors="replace").strip().splitlines()

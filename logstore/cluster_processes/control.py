@@ -117,7 +117,7 @@ def ask_to_start_zookeeper(directory: Directory) -> ZooKeeperEntry:
 
 
 def _ask(directory: Directory, request: _Request, late: str) -> _Answer:
-    """Send a request, return the response. ``late`` is the error message if none comes."""
+    """Send a request and return the response. ``late`` is the error message if none comes."""
     with socket.socket(socket.AF_UNIX) as asking:
         asking.settimeout(_ANSWER_S)
         try:

@@ -18,8 +18,8 @@ class ReservedPorts(contextlib.ExitStack):
     """Holds ports until the block ends."""
 
     def reserve(self, host: str, port: int = 0, *, shared: bool = False) -> int:
-        """Reserve a port and return it; 0 chooses a free one. ``shared``: several processes will listen on it, with
-        SO_REUSEPORT. Raises OSError if another process has it, and keeps it for seconds.
+        """Reserve a port and return it; 0 chooses a free one. With ``shared`` several processes will listen on it, with
+        SO_REUSEPORT. Raises OSError if another process has it and keeps it for seconds.
         """
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -30,7 +30,8 @@ class ReservedPorts(contextlib.ExitStack):
                 reservation = failing.enter_context(socket.socket(family, kind, protocol))
                 reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 try:
-                    # SO_REUSEPORT is set later: with it, bind would share a port on which others of this user listen.
+                    # SO_REUSEPORT comes later: with it, bind would share a port on which other processes of this user
+                    # listen.
                     reservation.bind(address)
                 except OSError:
                     if port == 0 or time.monotonic() > deadline:

@@ -56,10 +56,10 @@ class Wanted:
     """The cluster to run.
 
     ``zookeeper`` is the user's; with None it is the former one, else the cluster's own. ``log_dirs`` has a directory
-    for each broker; with None it is ``brokers`` in the data directory. ``ports`` are fixed ports by broker; others are
-    chosen and kept, as are those of ``kafka``. ``shared_port`` is another port, on which all brokers listen (0 chooses
-    one). ``environment`` has settings of all brokers, ``environments`` those of single brokers. With ``is_service``
-    brokers write to our stderr instead of files, and a process that dies is started again.
+    for each broker; with None it is ``brokers`` in the data directory. ``ports`` are fixed ports by broker; other
+    ports, including those of ``kafka``, are chosen and kept. ``shared_port`` is another port, on which all brokers
+    listen (0 chooses one). ``environment`` has settings of all brokers, ``environments`` those of single brokers. With
+    ``is_service`` brokers write to our stderr instead of files, and a process that dies is started again.
     """
 
     directory: Directory
@@ -112,7 +112,7 @@ def _require_stopped(directory: Directory) -> None:
 
 
 def _reserve(wanted: Wanted, record: Record, reserved: ReservedPorts) -> tuple[Record, int | None]:
-    """Reserve all ports, the same as last time where possible."""
+    """Reserve all ports; those of the last run are used again."""
     where = f"end it, or remove the port from {wanted.directory.record}"
 
     def reserve(
@@ -243,7 +243,7 @@ class _Cluster:
     # ---- start ------------------------------------------------------------------------------------------------------
 
     def _progress(self, line: str) -> None:
-        """Print a line; a service has its brokers' logs instead."""
+        """Print a line of progress. A service does not, because its brokers write to the same stderr."""
         if not self._wanted.is_service:
             _say(line)
 
@@ -463,7 +463,7 @@ def _lacks_brokers(admin: Admin, ids: set[int]) -> str | None:
 
 
 def _lacks_leaders(admin: Admin, ids: set[int]) -> str | None:
-    """Describe a partition without a leader although a replica in sync runs; None without one."""
+    """Describe a partition that has no leader although a replica in sync runs; None if there is none."""
     for one in admin.partition_replicas(state="unavailable"):
         if ids.intersection(one.in_sync_replicas):
             return f"leader of {one.topic}-{one.partition}"

@@ -10,7 +10,7 @@ import msgspec
 
 from logstore.cluster.zookeeper_server import Ports, ZooKeeperServer, ZooKeeperServerError
 
-#: Seconds before each restart, in turn. A broker's session is meant to outlive the first ones.
+#: Seconds before each restart in turn. The first ones are short enough for a broker's session to survive.
 _PAUSES_S: Final = (0.0, 1.0, 2.0, 4.0, 8.0)
 #: A process that served for longer than this begins with the first pause again.
 _STEADY_S: Final = 60.0
@@ -48,7 +48,7 @@ class ZooKeeperProcess:
             await asyncio.shield(starting)
         except asyncio.CancelledError:
             with contextlib.suppress(ZooKeeperServerError):
-                self._server.signal(signal.SIGKILL)  # then the thread ends at once
+                self._server.signal(signal.SIGKILL)  # the thread then ends at once
             await asyncio.gather(starting, return_exceptions=True)
             self._server.kill()  # there was no process when the signal was sent
             raise

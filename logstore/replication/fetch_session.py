@@ -2,8 +2,8 @@
 
 The connection is the session: a fetch names only partitions that are new or whose row has changed. A row is the
 follower's acknowledgement, because its fetch offset is durable there. A fetch is answered when there is something to
-send, together with what is being fsynced at that moment. Otherwise it is answered when its time is over, then also with
-changed high watermarks.
+send, together with what is being fsynced at that moment. Otherwise it is answered when its time is over; then changed
+high watermarks are also sent.
 
 Invariants: a position is believed only after it was compared with the leader's own history, in the leader's epoch (C7).
 Only durable frames leave (C6), as they are stored.
@@ -177,12 +177,12 @@ class FetchSession:
             self._news.set_result(None)
 
     async def _wait(self, fetch: Fetch) -> None:
-        """Wait for frames or an error, at most until the fetch's time is over. Then rows with changed offsets also
-        count.
+        """Wait for frames or an error, at most until the fetch's time is over. Then rows whose offsets changed are also
+        sent.
         """
         if not self._has_any_news() and not await self._news_within(fetch.max_wait_ms / 1000):
-            # Frames are also possible: another session of the follower, on a connection that was ending, may have taken
-            # the wake-up.
+            # A row may also have frames: the wake-up may have gone to another session of the follower, whose connection
+            # was ending.
             for index, row in self._rows.items():
                 if row.told != row.ends or row.has_frames:
                     self._dirty[index] = None

@@ -45,8 +45,8 @@ class StreamOwner(Protocol):
         """Take the next message. Its body belongs to the owner."""
 
     def message_refused(self, header: Header | None, error: MalformedMessageError | UnsupportedVersionError) -> None:
-        """Note that the bytes that came are not a message, or one that is not read; nothing more is taken. ``header``
-        is None if there is none.
+        """Note that the received bytes are not a message, or not a supported one; nothing more is taken. ``header`` is
+        None if there is none.
         """
 
     def writable(self) -> None:
@@ -222,7 +222,7 @@ class MessageStream(asyncio.BufferedProtocol):
     # ---- messages ---------------------------------------------------------------------------------------------------
 
     def _read_buffer(self) -> None:
-        """Hand the owner all messages in the buffer, until it holds them."""
+        """Pass all messages in the buffer to the owner, until it calls ``hold``."""
         self._is_reading = True
         try:
             self._read_messages()

@@ -1,10 +1,10 @@
 """Proof that a broker has the cluster's secret, without sending it: HMAC-SHA256 over both HELLOs (RFC 2104).
 
-Each side proves it for this connection and this direction only. The signed text begins with a label for each direction,
-so that a proof sent back is worthless. It contains both messages whole: both nonces, both broker ids and epochs, the
-cluster id. The connecting side proves first, so a stranger learns nothing to test a guess on. Without a secret the key
-is empty, and the proof shows only that the other side has none either. Messages after the handshake are neither
-encrypted nor signed.
+Each side proves it for this connection and this direction only. The signed text begins with a label that each direction
+has for itself, so that a proof sent back is worthless. It contains both messages whole: both nonces, both broker ids
+and epochs, the cluster id. The connecting side proves first, so a stranger gets nothing to test guesses against.
+Without a secret the key is empty, and the proof shows only that the other side has none either. Messages after the
+handshake are neither encrypted nor signed.
 """
 
 import hashlib

@@ -49,7 +49,7 @@ _CORRELATIONS: Final = 1 << 32
 
 class _Request(NamedTuple):
     type: MessageType
-    #: Done before the response comes if no caller waits for it any more.
+    #: Already done when the response comes if no caller waits for it any more.
     answer: "asyncio.Future[Buffer]"
 
 
@@ -61,8 +61,8 @@ class PeerConnection:
         #: The other broker's registration, and its release.
         self.peer_epoch = -1
         self.peer_release = ""
-        #: The registration of this broker that the other one knows (``PeerSession.broker_epoch``). A new registration
-        #: needs a new connection.
+        #: This broker's registration as the other one knows it (``PeerSession.broker_epoch``). A new registration needs
+        #: a new connection.
         self.local_epoch = local.broker_epoch
         self._address = address
         self._local = local

@@ -40,7 +40,7 @@ class HttpConnection:
         self._reader, self._writer = streams
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES_MAX)
         self._ended = False
-        #: When it was given back, by the loop's clock.
+        #: The time when it was given back, by the loop's clock.
         self.idle_since = 0.0
 
     async def send(self, event: h11.Event) -> None:

@@ -69,7 +69,7 @@ _STOP_SECONDS: Final = 5.0
 _LOOKS: Final = 4
 
 _OF_THE_HANDSHAKE: Final = (MessageType.HELLO, MessageType.AUTH)
-# Stands for the request if the bytes were not a request.
+# The header for errors about bytes that were not a request.
 _NO_HEADER: Final = Header(0, 0, 0, 0, 0)
 #: Errors that end the connection.
 _ENDING: Final = (MalformedMessageError, UnsupportedVersionError)
@@ -105,9 +105,9 @@ class PeerSession:
             callback()
 
 
-#: Returns the body of the response. Its code before the first ``await`` runs in the order of requests. A LogStoreError
-#: becomes the response, and MalformedMessageError ends the connection. The handler is not cancelled when the connection
-#: ends (an append continues). It has to bound its own time, with ``PeerSession.on_close`` if it waits.
+#: Returns the body of the response. Handlers begin in the order of requests, up to their first ``await``. A
+#: LogStoreError becomes the response, and MalformedMessageError ends the connection. A handler is not cancelled when
+#: the connection ends (an append continues). It has to bound its own time, with ``PeerSession.on_close`` if it waits.
 Handler = Callable[[PeerSession, Message], Awaitable[Body]]
 #: Makes the protocol that answers HTTP/1.1 on the connection from now on; ``connection_made`` is called afterwards.
 HttpFactory = Callable[[PeerSession], asyncio.Protocol]
@@ -128,7 +128,7 @@ class PeerListener:
         self._connections_max = connections_max
         self._server: Listening | None = None
         self._address = ""
-        #: In the order in which they came.
+        #: Connections without a proof, in the order in which they came.
         self._strangers: dict[_Connection, None] = {}
         self._peers: dict[_Connection, None] = {}
         self._tasks: dict[asyncio.Task[Sequence[Buffer]], None] = {}
@@ -265,7 +265,7 @@ class _Connection:
         self._pending: deque[_Pending] = deque()
         self._pending_bytes = 0
         self._is_stopping = False
-        # The bytes that wait for the peer, or the time when it last sent; and the number of checks without a change.
+        # The unsent bytes, or else the time when the peer last sent; and the number of checks without a change.
         self._seen: tuple[int, float] = (0, 0.0)
         self._quiet_looks = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -439,7 +439,7 @@ class _Connection:
 
     def _answered(self, answer: "asyncio.Future[Sequence[Buffer]]") -> None:
         if not answer.cancelled():
-            answer.exception()  # retrieved, even if the connection ends before it is sent
+            answer.exception()  # retrieves the error even if the connection ends before it is sent
         self._send_answers()
 
     def _send_answers(self) -> None:
@@ -499,7 +499,7 @@ class _Connection:
             self._timer.cancel()
 
     def _look(self) -> None:
-        """Count checks, not time: a process that was stopped finds its peers as they were, and what they sent."""
+        """Count checks, not time: a process that was stopped must first read what its peers sent in the meantime."""
         unsent = self.stream.unsent_bytes
         seen = unsent, 0.0 if unsent else self.stream.heard_at
         is_its_turn = unsent or not self._pending

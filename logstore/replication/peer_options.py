@@ -9,9 +9,9 @@ from logstore.replication.peer_auth import ClusterSecret
 from logstore.replication.peer_network import PeerNetwork
 from logstore.settings import Settings
 
-#: The bound for both HELLOs and both proofs, together with the connection itself.
+#: Seconds for the connection, both HELLOs and both proofs together.
 HANDSHAKE_SECONDS_MAX: Final = 10.0
-# A client's request may be nothing but small records: as a batch each of them has this overhead.
+# A client's request may consist of small records: in a batch each of them has this overhead.
 _ROOM_BYTES: Final = REQUEST_RECORDS_MAX * RECORD_OVERHEAD_BYTES + MIB
 
 

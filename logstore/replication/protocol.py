@@ -3,7 +3,7 @@
 Everything is little-endian. A message is a header of 12 bytes and a body; every request has one response with the same
 correlation.
 
-Invariants: a decoder checks all that it can check. It allocates nothing by a count that the bytes after it do not
+Invariants: a decoder trusts nothing that it can check. It allocates nothing by a count that the bytes after it do not
 confirm, reads a body to its last byte, and raises MalformedMessageError for everything else. Rows are one tuple per
 partition, never per record; frames stay views of the body.
 """
@@ -31,8 +31,8 @@ from logstore.records.batch_identity import BatchIdentity
 Body = Buffer | Sequence[Buffer]
 """The bytes of a body, in one piece or in several, which are sent in their order without being joined first."""
 
-#: The version of every message. A broker refuses any other by name; HELLO (``Hello.release``) shows a newer one what
-#: its peer takes.
+#: The version of every message. A broker refuses any other by name. By HELLO (``Hello.release``) a newer broker knows
+#: what its peer takes.
 VERSION: Final = 1
 #: The longest message before the peer has proved that it knows the secret, header included.
 HANDSHAKE_BYTES_MAX: Final = 4096
@@ -71,7 +71,7 @@ RESERVED: Final = frozenset((MessageType.ENLIST, MessageType.WRITE_MARKERS, Mess
 
 # ---- header ----------------------------------------------------------------------------------------------------------
 
-# The length of what follows the length, type, version, error, correlation.
+# Fields: the length of the rest, type, version, error, correlation.
 _HEADER: Final = struct.Struct("<IBBhI")
 _LENGTH_BYTES: Final = 4
 MESSAGE_HEADER_BYTES: Final = _HEADER.size
@@ -118,7 +118,7 @@ def decode_header(data: Buffer) -> Header:
 # ---- HELLO, AUTH -----------------------------------------------------------------------------------------------------
 
 _HELLO: Final = struct.Struct("<iiq32s")
-# A stranger's name may get into the log.
+# Bounds a stranger's names, which may get into the log.
 _NAME_BYTES_MAX: Final = 64
 
 
@@ -226,8 +226,8 @@ def decode_fetch(body: Buffer) -> Fetch:
 
 
 def encode_fetched(rows: Sequence[FetchedRow], frames: Iterable[Buffer]) -> list[Buffer]:
-    """Encode a FETCHED. ``frames`` has the bytes of the frames of all rows in order, in pieces of any size; their sum
-    is that of the rows. A frame is its header of 128 bytes as stored, and its payload.
+    """Encode a FETCHED. ``frames`` has the bytes of the frames of all rows in order, in pieces of any size, as many
+    bytes as the rows name. A frame is its header of 128 bytes as stored, and its payload.
     """
     pieces = list(frames)
     assert sum(map(len, pieces)) == sum(row.frames_bytes for row in rows)

@@ -63,7 +63,7 @@ class Connection(Protocol):
 
     @property
     def is_stale(self) -> bool:
-        """True if this broker has registered again since: the leader must know which registration asks (KIP-903)."""
+        """True if this broker has registered again since: the leader must learn which registration asks (KIP-903)."""
         ...
 
     def close(self) -> None: ...
@@ -228,7 +228,8 @@ class ReplicaFetcher:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            # Unfollowed partitions are reported at once: a leader that is cut off from ZooKeeper learns from it.
+            # Unfollowed partitions are reported at once, so that a leader that is cut off from ZooKeeper learns of the
+            # change.
             wait_ms = self._wait_ms() if in_session else 0
             fetch = Fetch(wait_ms, 1, settings.response_bytes_max, rows, self._forgotten)
             self._forgotten = []
@@ -332,7 +333,7 @@ class ReplicaFetcher:
         return told
 
     def _stored(self, appended: Sequence[_Appended], error: LogStoreError | None) -> None:
-        """Acknowledge the frames with the next request. Raises ``error`` unless the disk is full."""
+        """Acknowledge the frames with the next request. Raises ``error``, except for a full disk."""
         for followed, row, _ in appended:
             if error is None:
                 self._follow_leader(followed, row)
