@@ -97,18 +97,20 @@ class WantedPartition:
     @property
     def may_have_changed(self) -> bool:
         """True if records may have come, or the partition may have become unreadable; ``count`` finds out."""
-        log = self.log
-        return self.has_news or log.is_closed or not log.is_settled
+        return self.has_news or self.log.is_closed
 
     @property
     def has_news(self) -> bool:
-        """True if there are records to read, or an error to return."""
+        """True if there are records to read or an error to return.
+
+        A leader that is not settled has an error: its end offset may be lower than one that a client has seen (C9).
+        """
         log = self.log
         return (
             self.offset != log.readable_end(self.isolation)
             or self.error is not None
             or log.quarantined is not None
-            or not log.is_leader
+            or not log.is_settled
         )
 
     def held_bytes_max(self, max_bytes: int) -> int:

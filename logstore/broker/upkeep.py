@@ -99,6 +99,8 @@ class Upkeep:
         self._known: dict[Topic, _Known] = {}
         self._stopping = asyncio.Event()
         self._merging = asyncio.Lock()
+        #: The number of callers that wait for the merge under way.
+        self._awaited = 0
         self._thread = threads().pool(1, "upkeep", _NICENESS)
         self._task: asyncio.Task[None] | None = None
 
@@ -150,9 +152,16 @@ class Upkeep:
     # ---- merging ----------------------------------------------------------------------------------------------------
 
     async def settled(self) -> None:
-        """Wait for the merge under way: files that it reads may have left their table since it began."""
-        async with self._merging:
-            pass
+        """Wait for the merge under way, which does not rest meanwhile.
+
+        Its sources may have left their table since it began to read them.
+        """
+        self._awaited += 1
+        try:
+            async with self._merging:
+                pass
+        finally:
+            self._awaited -= 1
 
     async def merge(self, topic: Topic) -> bool:
         """Merge small segments of the topic in one commit. Return True if there was anything to merge.
@@ -223,7 +232,7 @@ class Upkeep:
             nonlocal worked_since
             rested_from = self._clock.monotonic()
             rest_s = rested_from - worked_since
-            while not self._stopping.is_set():
+            while not self._stopping.is_set() and not self._awaited:
                 rested_s = self._clock.monotonic() - rested_from
                 if rested_s >= rest_s and not (self._roller.is_busy and rested_s < rest_s + _ROLL_WAIT_S):
                     break

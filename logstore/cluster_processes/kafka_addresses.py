@@ -35,7 +35,7 @@ NO_KAFKA: Final = {_LISTENERS: ""}
 
 
 def wanted_kafka_addresses(settings: Settings, broker_ids: Sequence[int]) -> dict[int, KafkaAddress]:
-    """Return each broker's address: consecutive ports from the port in ``settings`` on; empty without a Kafka listener."""
+    """Return the brokers' addresses: consecutive ports from that of ``settings`` on; empty without a Kafka listener."""
     if settings.kafka_address is None:
         return {}
     host, port = settings.kafka_address
