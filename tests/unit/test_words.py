@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 PLAIN = (
     "consumer_offsets",
     "ingest_api",
+    "logstore/kafka_listener",
     "logstore/kafka_protocol",
     "logstore/protocol",
     "tests/unit/test_words.py",
