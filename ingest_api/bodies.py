@@ -28,7 +28,7 @@ ADMIN_BODY_BYTES_MAX = MIB
 _INFLATE_STEP_BYTES = 16 * 1024
 _PROBLEMS_SHOWN_MAX = 3
 
-#: Key in the scope of a request that came over a socket; its connection knows whether ``client_ended``.
+#: Key in the scope of a request that came over a socket, for its connection, which has ``client_ended``.
 CONNECTION = "logstore.connection"
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -51,7 +51,7 @@ GroupName = Annotated[
         description=GROUP_DESCRIPTION,
     ),
 ]
-#: A group that has members: its name is not empty, unlike that of a group with nothing but commits.
+#: The group of a member request: its name must not be empty. Commits without members allow an empty name.
 MemberGroupName = Annotated[GroupName, AfterValidator(_member_group)]
 ConfigName = Annotated[str, Path(alias="name", description="Name of the configuration, as `retention.ms`.")]
 _ClusterId = Annotated[str, Path(alias="cluster_id", description=CLUSTER_DESCRIPTION)]

@@ -118,7 +118,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._refusal: tuple[HttpError, str] | None = None
         # The bytes of the request on a connection beyond the bound; None on others.
         self._surplus: bytes | None = None
-        # The head of a short request and its body so far, unless its body turns out to come later.
+        # The head of a short request, and its body so far. They are given to the application if the body is not whole.
         self._short_head: ShortHead | None = None
         self._short_body = b""
         # The time when the client's next step is due, and the call if it does not come. The timer may ring before.

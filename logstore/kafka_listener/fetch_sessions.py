@@ -53,8 +53,8 @@ class CachedPartition:
         return high_watermark == self.high_watermark and log_start_offset == self.log_start_offset
 
     def must_answer(self, answer: Answer) -> bool:
-        """Return whether the client has to get the result, and record that it did. An error has no ends, so that the
-        ends are sent after it.
+        """Return whether the client has to get the result, and record that it did. An error has the ends -1, so the
+        next result is always sent.
         """
         has_told = self.has_told(answer.high_watermark, answer.log_start_offset)
         self.high_watermark, self.log_start_offset = answer.high_watermark, answer.log_start_offset

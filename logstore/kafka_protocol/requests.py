@@ -21,7 +21,7 @@ from logstore.kafka_protocol.varints import skip_tagged_fields
 # API key and version, correlation id, length of the client id.
 _HEADER: Final = struct.Struct(">hhih")
 _FRAME_HEADER: Final = struct.Struct(">ihhih")
-# Kafka's clients have no tagged fields in this header, so the bound is only for others.
+# Kafka defines no tagged fields for this header, so its clients never reach the bound.
 _HEADER_TAGS_MAX: Final = 1000
 
 

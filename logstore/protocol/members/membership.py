@@ -34,8 +34,8 @@ _NAMED_MAX: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class MemberOptions:
-    """``topics`` is None while a regular expression has still to be matched (classic), or always, if the store matches
-    ``regex`` (consumer protocol). ``assignors`` are the client's, by preference, or the one that the store is asked
+    """``topics`` is None in the classic protocol until a regular expression was matched, and in the consumer protocol
+    if the store matches ``regex``. ``assignors`` are the client's, by preference, or the one that the store is asked
     for. Times are in seconds.
     """
 
