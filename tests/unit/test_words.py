@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 PLAIN = (
     "airflow_dags",
     "compaction_jobs",
+    "logstore/cli",
     "logstore/client",
     "logstore/spark",
     "tests/unit/test_words.py",
