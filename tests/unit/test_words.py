@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 #: The folders and files that read plainly. One that is rewritten is added here, and never leaves again.
 PLAIN = (
     "airflow_dags",
+    "benchmarks",
     "compaction_jobs",
     "logstore/cli",
     "logstore/client",
