@@ -21,6 +21,7 @@ PLAIN = (
     "airflow_dags",
     "benchmarks",
     "compaction_jobs",
+    "conf",
     "logstore/cli",
     "logstore/client",
     "logstore/spark",
