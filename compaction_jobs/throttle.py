@@ -9,8 +9,7 @@ _BURST_S = 0.25
 
 
 class Throttle:
-    """Called with the number of bytes moved, it waits until they fit into ``bytes_per_second``. Safe from any thread.
-    """
+    """Called with the number of bytes moved, waits until they fit into ``bytes_per_second``. Safe from any thread."""
 
     def __init__(
         self,

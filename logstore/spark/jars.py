@@ -67,8 +67,7 @@ def find(ivy_home: str | None = None) -> tuple[Path, ...] | None:
 
 
 def _ivy_home(given: str | None) -> Path:
-    """Return Spark's Ivy directory for Spark's settings: Java finds the home directory in the user database, not HOME.
-    """
+    """Return Spark's Ivy directory for Spark's settings: Java finds the home directory in the user database."""
     return Path(given).expanduser() if given else Path.home() / _IVY_DIRECTORY
 
 
