@@ -22,9 +22,9 @@ PLAIN = (
     "benchmarks",
     "compaction_jobs",
     "conf",
-    "logstore/cli",
-    "logstore/client",
-    "logstore/spark",
+    "consumer_offsets",
+    "ingest_api",
+    "logstore",
     "tests/unit/test_words.py",
 )
 
