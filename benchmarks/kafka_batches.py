@@ -23,7 +23,7 @@ from logstore.records.schema import HEADERS_TYPE, LOG_SCHEMA, null_headers
 _ROUNDS = 7
 _ROUND_S = 0.03
 _LIMIT = 1 << 26
-#: Each has bytes of a value, records, whether sizes vary, whether there are headers, and compression.
+#: The bytes of a value, the number of records, whether sizes vary, whether there are headers, the compression.
 CASES = [
     (100, 1, False, False, Compression.NONE),
     (100, 10, False, False, Compression.NONE),

@@ -148,7 +148,7 @@ class Confluent:
 
 @dataclass(frozen=True, slots=True)
 class IdleConsumers:
-    """Consumers that wait at the end of all partitions, each with a connection and a fetch session."""
+    """Consumers that wait at the end of all partitions, each with a fetch session: the server's load."""
 
     consumers: int = 1_000
     partitions: int = 4

@@ -44,7 +44,8 @@ def plan_retention(
 ) -> RetentionPlan | None:
     """Plan retention for a partition with these active ``files`` (by rising offset); None if there is nothing to do.
 
-    Time and size count if ``cleanup.policy`` has ``delete``, the log start offset (delete-records) always.
+    Files expire by time and size only if ``cleanup.policy`` has ``delete``, and always by the log start offset
+    (delete-records).
     """
     log_start = state.log_start
     if "delete" in config.cleanup_policy:

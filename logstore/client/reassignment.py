@@ -172,7 +172,7 @@ class _Spread:
         return len(replicas) - len({self._rack[broker] for broker in replicas})
 
     def resize(self, one: _Moving, count: int) -> None:
-        """Remove replicas, the last and fullest first, or add some on the emptiest brokers; racks count first."""
+        """Remove all but ``count`` replicas from full brokers, or add some on empty ones; distinct racks come first."""
         self._leaders.subtract(one.replicas[:1])
         while len(one.replicas) > count:
             gone = max(one.replicas[1:], key=lambda b: (-self._doubled(_without(one.replicas, b)), self._replicas[b]))

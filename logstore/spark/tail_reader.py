@@ -133,7 +133,7 @@ class Leader:
                         break  # the rest may be that of a row group
                 offset = response.next_offset
                 if rows:
-                    # Small pieces come together: all that are left, if their records are as large as these.
+                    # Ask for small pieces together: for all that are left, if their records have the same size.
                     min_bytes = max(1, min(FETCH_BYTES, (end - offset) * num_bytes // rows))
                 give_up, waits = time.monotonic() + self._retry_seconds, backoffs()
             elif time.monotonic() > give_up:
