@@ -3,6 +3,7 @@
 Those that the benches of real processes plant as well are taken from there (``tests.faults.bench.mutants``).
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,6 +137,7 @@ BUGS: dict[str, Bug] = {
 }
 
 
+@functools.cache
 def plant(name: str) -> None:
-    """Break this process for good. KeyError for a bug that is not there."""
+    """Break this process for good, once. Raises KeyError for an unknown bug."""
     BUGS[name].plant()

@@ -85,7 +85,7 @@ class World:
         began = time.monotonic()
         try:
             self._loop.run_until_complete(self._run(virtual_seconds, events))
-        except (AssertionError, LogStoreError, OSError, TimeoutError) as error:
+        except Exception as error:  # noqa: BLE001 - an error of the store that nobody expects is what a run looks for
             outcome.anomalies.append(f"the run broke off: {error!r}")
         finally:
             self._loop.run_until_complete(self._end())
