@@ -471,7 +471,7 @@ class CoordinatorShard(Generic[M]):
         work in between: a heartbeat that came in time is not too late because of others that did not.
         """
         end = self._clock.monotonic() + _TIMERS_S
-        while self._deadlines and self._deadlines[0][0] <= self.now_ms():
+        while self._state is _State.ACTIVE and self._deadlines and self._deadlines[0][0] <= self.now_ms():
             entry = heapq.heappop(self._deadlines)
             if self._is_armed(entry):
                 _, event = self._timers.pop(entry[2])
