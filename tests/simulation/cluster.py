@@ -45,8 +45,7 @@ class Cluster:
                 random.Random(f"{seed} node {broker_id}"),
                 {**_SETTINGS, **(settings or {})},
                 note,
-                self.network,
-                Membership(broker_id, self.zookeeper),
+                Membership(broker_id, self.zookeeper, self.network),
             )
             for broker_id in range(brokers)
         }

@@ -5,8 +5,7 @@ import contextlib
 import errno
 import random
 import shutil
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +15,6 @@ from logstore.broker.quotas import Quotas
 from logstore.errors import LogStoreError
 from logstore.node import Store, running_store
 from logstore.settings import Settings
-from tests.simulation.listeners import listening_store
 from tests.simulation.loop import PlayedProcess, SimulatedLoop
 from tests.simulation.network import Network
 from tests.simulation.process_disk import ProcessDisk
@@ -61,10 +59,11 @@ class PlayedClock:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A node's place in a cluster: its brokers share a data directory and a ZooKeeper."""
+    """A node's place in a cluster: its brokers share a data directory, a ZooKeeper and a network."""
 
     broker_id: int
     zookeeper: Ensemble
+    network: Network
 
 
 class Node:
@@ -75,12 +74,9 @@ class Node:
         rng: random.Random,
         settings: dict[str, object],
         note: Callable[..., None],
-        network: Network,
         member: Membership | None = None,
     ) -> None:
-        """``note`` is told of each call of the disk. ``directory`` is shared by the ``member``s of a cluster; it
-        listens on ``network``.
-        """
+        """``note`` is told of each call of the disk. ``directory`` is shared by the ``member``s of a cluster."""
         directory.mkdir(parents=True, exist_ok=member is not None)
         self.data = directory / "data"
         self.clock = PlayedClock(loop)
@@ -90,7 +86,7 @@ class Node:
             own = self.data / "brokers" / self.name
             self.disk.of_others = lambda path: path.parent == own.parent and path != own
             settings = {"broker_id": member.broker_id, "zookeeper_connect": "zookeeper:2181", **settings}
-        self._network, self._member = network, member
+        self._member = member
         self.store: Store | None = None
         #: The share of answers that do not arrive.
         self.lost_answers = 0.005
@@ -147,18 +143,15 @@ class Node:
             self.store = store
         return None
 
-    def _running_store(self, disk: ProcessDisk) -> AbstractAsyncContextManager[Store]:
-        network = self._network.of(self.name)
+    @contextlib.asynccontextmanager
+    async def _running_store(self, disk: ProcessDisk) -> AsyncIterator[Store]:
         given: dict[str, Any] = {"clock": self.clock, "filesystem": disk}
-        if self._member is not None:
-            given |= {"network": network, "zookeeper": self._member.zookeeper.client_of(self.name)}
-
-        def make_store(
-            authorizer: Authorizer, quotas: Quotas, url: str, kafka: str
-        ) -> AbstractAsyncContextManager[Store]:
-            return running_store(self._settings, authorizer, quotas, url=url, kafka=kafka, **given)
-
-        return listening_store(self._settings, network, make_store)
+        if (member := self._member) is not None:
+            given |= {"network": member.network.of(self.name), "zookeeper": member.zookeeper.client_of(self.name)}
+        async with running_store(self._settings, Authorizer(), Quotas(), **given) as store:
+            if store.member is not None:
+                store.member.answer_brokers(store.broker)
+            yield store
 
     async def stop(self) -> BaseException | None:
         """SIGTERM; with what error it ended, if with one."""
