@@ -82,6 +82,7 @@ class Nemesis:
             (self.slow_disk, 2),
             (self.clock_step, 2),
             (self.stall, 2),
+            (self.break_clients, 2),
         )
         if site.cluster is not None:
             self._kinds += (
@@ -251,6 +252,13 @@ class Nemesis:
         self._told("slow_fsync")
         self._node.process.slowness = 30.0
         await self._last(2)
+
+    async def break_clients(self) -> None:
+        """Connections of clients end, in the middle of requests and answers."""
+        self._told("break_clients")
+        for _ in range(5):
+            self._site.network.break_clients(self._node.name)
+            await self._last(0.5)
 
     # ---- the network and ZooKeeper ----------------------------------------------------------------------------------
 
