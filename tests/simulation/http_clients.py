@@ -131,8 +131,8 @@ class HttpProducer(Producer):
             return [{**found, "offset": (found["base_offset"] or 0) + at} for at in range(len(records))]
 
         def places(told: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-            if acks == "0":
-                return {}
+            if acks == "0":  # it may still be sent on
+                return {"places": [None] * len(records), "unknown": list(range(len(records)))}
             failed = [one.get("error_code") for one in told]
             return {
                 "places": [

@@ -230,23 +230,23 @@ class KafkaProducer(Producer):
             log_batch(rows, range(len(rows))), leader_epoch=-1, identity=sender, compression=compression
         )
 
-        async def work(link: Link) -> list[tuple[int, int]]:
+        async def work(link: Link) -> Mapping[str, Any]:
             kinds = messages.ProduceRequest
             part = kinds.PartitionProduceData(index=partition, records=batch)
             data = kinds.TopicProduceData(partition_data=[part], **link.named(PRODUCE, topic.name))
             request = kinds(acks={"all": -1, "1": 1, "0": 0}[acks], timeout_ms=4_000, topic_data=[data])
             told = await link.ask(PRODUCE, request, is_answered=acks != "0")
             if told is None:
-                return []
+                return {"places": [None] * len(records), "unknown": list(range(len(records)))}
             (found,) = told.responses[0].partition_responses
             require(found.error_code)
-            return [(partition, found.base_offset + at) for at in range(len(records))]
+            return {"places": [(partition, found.base_offset + at) for at in range(len(records))]}
 
         return await self.call(
             "produce",
             Log(topic.name, partition),
             work,
-            lambda places: {"places": places} if acks != "0" else {},
+            lambda told: told,
             {
                 "topic": topic.name,
                 "partition": partition,
