@@ -337,12 +337,11 @@ class FetchSession:
         return found
 
     def _taken(self, log: Log, part: Any) -> Mapping[str, Any] | LogStoreError:
-        if part.error_code:
+        try:
+            require(part.error_code)
+        except LogStoreError as error:
             self._ends.pop(log, None)
-            try:
-                require(part.error_code)
-            except LogStoreError as error:
-                return error
+            return error
         self._ends[log] = part.high_watermark, part.log_start_offset
         rows, next_offset = [], self._at[log]
         for batch in read_batches([part.records or b""]):
@@ -403,16 +402,20 @@ class KafkaReader(Reader):
             for log, offset in at.items()
         }
         process, phase = self.process, "fail"
-        told: dict[Log, Mapping[str, Any] | LogStoreError] = {}
+        told: dict[Log, Mapping[str, Any] | LogStoreError | None] = {}
         try:
             session = self._sessions.setdefault(port, FetchSession())
-            told = await session.fetch(Link(self.site, port), at, max_bytes, max_wait_ms)
+            told |= await session.fetch(Link(self.site, port), at, max_bytes, max_wait_ms)
         except (LogStoreError, NoConnectionError):
             pass
         except ConnectionLostError:
             phase = "info"
         for log, number in numbers.items():
             found = told.get(log)
+            try:
+                self.site.require_one_leader(log)
+            except LogStoreError:
+                found = told[log] = None
             if isinstance(found, Mapping):
                 self.history.complete(number, process, "fetch", "ok", **found)
             else:
@@ -463,6 +466,7 @@ class KafkaReader(Reader):
 
         async def work(link: Link) -> int | None:
             offset = await link.list_offset(log, timestamp)
+            link.site.require_one_leader(log)
             return None if offset < 0 else offset
 
         asked = {"topic": topic, "partition": partition, "timestamp": timestamp}
