@@ -131,8 +131,8 @@ class HttpProducer(Producer):
             return [{**found, "offset": (found["base_offset"] or 0) + at} for at in range(len(records))]
 
         def places(told: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-            if acks == "0":
-                return {}
+            if acks == "0":  # it may still be sent on
+                return {"places": [None] * len(records), "unknown": list(range(len(records)))}
             failed = [one.get("error_code") for one in told]
             return {
                 "places": [
@@ -178,6 +178,7 @@ class HttpReader(Reader):
     async def fetch(self, topic: str, partition: int, offset: int) -> tuple[str, Mapping[str, Any]]:
         is_json = self.rng.random() < 0.5
         max_bytes, max_wait_ms = self.rng.choice([2_000, 20_000, 200_000]), self.rng.choice([0, 0, 200])
+        log = Log(topic, partition)
 
         async def work(site: HttpSite) -> Mapping[str, Any]:
             answer = await site.ask(
@@ -188,6 +189,7 @@ class HttpReader(Reader):
                 max_bytes=max_bytes,
                 max_wait_ms=max_wait_ms,
             )
+            site.require_one_leader(log)
             return {
                 "records": rows_of_json(answer.body) if is_json else rows_of_arrow(answer.body),
                 "next_offset": int(answer.headers["logstore-next-offset"]),
@@ -196,7 +198,7 @@ class HttpReader(Reader):
             }
 
         asked = {"topic": topic, "partition": partition, "offset": offset}
-        return await self.call("fetch", Log(topic, partition), work, lambda told: told, asked)
+        return await self.call("fetch", log, work, lambda told: told, asked)
 
     async def log_start(self, topic: str, partition: int) -> int | None:
         async def work(site: HttpSite) -> int | None:
@@ -221,7 +223,9 @@ class HttpReader(Reader):
 
         async def work(site: HttpSite) -> Mapping[str, Any]:
             path = f"/topics/{topic}/partitions/{partition}/offsets"
-            return {"offset": (await site.ask("GET", path, timestamp=timestamp)).json["offset"]}
+            answer = await site.ask("GET", path, timestamp=timestamp)
+            site.require_one_leader(Log(topic, partition))
+            return {"offset": answer.json["offset"]}
 
         asked = {"topic": topic, "partition": partition, "timestamp": timestamp}
         await self.call("offset_for_time", Log(topic, partition), work, lambda told: told, asked)

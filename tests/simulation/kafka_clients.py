@@ -230,23 +230,23 @@ class KafkaProducer(Producer):
             log_batch(rows, range(len(rows))), leader_epoch=-1, identity=sender, compression=compression
         )
 
-        async def work(link: Link) -> list[tuple[int, int]]:
+        async def work(link: Link) -> Mapping[str, Any]:
             kinds = messages.ProduceRequest
             part = kinds.PartitionProduceData(index=partition, records=batch)
             data = kinds.TopicProduceData(partition_data=[part], **link.named(PRODUCE, topic.name))
             request = kinds(acks={"all": -1, "1": 1, "0": 0}[acks], timeout_ms=4_000, topic_data=[data])
             told = await link.ask(PRODUCE, request, is_answered=acks != "0")
             if told is None:
-                return []
+                return {"places": [None] * len(records), "unknown": list(range(len(records)))}
             (found,) = told.responses[0].partition_responses
             require(found.error_code)
-            return [(partition, found.base_offset + at) for at in range(len(records))]
+            return {"places": [(partition, found.base_offset + at) for at in range(len(records))]}
 
         return await self.call(
             "produce",
             Log(topic.name, partition),
             work,
-            lambda places: {"places": places} if acks != "0" else {},
+            lambda told: told,
             {
                 "topic": topic.name,
                 "partition": partition,
@@ -337,12 +337,11 @@ class FetchSession:
         return found
 
     def _taken(self, log: Log, part: Any) -> Mapping[str, Any] | LogStoreError:
-        if part.error_code:
+        try:
+            require(part.error_code)
+        except LogStoreError as error:
             self._ends.pop(log, None)
-            try:
-                require(part.error_code)
-            except LogStoreError as error:
-                return error
+            return error
         self._ends[log] = part.high_watermark, part.log_start_offset
         rows, next_offset = [], self._at[log]
         for batch in read_batches([part.records or b""]):
@@ -403,16 +402,20 @@ class KafkaReader(Reader):
             for log, offset in at.items()
         }
         process, phase = self.process, "fail"
-        told: dict[Log, Mapping[str, Any] | LogStoreError] = {}
+        told: dict[Log, Mapping[str, Any] | LogStoreError | None] = {}
         try:
             session = self._sessions.setdefault(port, FetchSession())
-            told = await session.fetch(Link(self.site, port), at, max_bytes, max_wait_ms)
+            told |= await session.fetch(Link(self.site, port), at, max_bytes, max_wait_ms)
         except (LogStoreError, NoConnectionError):
             pass
         except ConnectionLostError:
             phase = "info"
         for log, number in numbers.items():
             found = told.get(log)
+            try:
+                self.site.require_one_leader(log)
+            except LogStoreError:
+                found = told[log] = None
             if isinstance(found, Mapping):
                 self.history.complete(number, process, "fetch", "ok", **found)
             else:
@@ -463,6 +466,7 @@ class KafkaReader(Reader):
 
         async def work(link: Link) -> int | None:
             offset = await link.list_offset(log, timestamp)
+            link.site.require_one_leader(log)
             return None if offset < 0 else offset
 
         asked = {"topic": topic, "partition": partition, "timestamp": timestamp}

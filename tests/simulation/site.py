@@ -1,11 +1,12 @@
 """The store of a simulated world as clients see it: a node, or a cluster in which they find the right broker."""
 
+import contextlib
 import random
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeVar
 
 from logstore.broker.context import INTERNAL
-from logstore.errors import LogStoreError
+from logstore.errors import LogStoreError, NotLeaderOrFollowerError
 from logstore.node import Store
 from tests.simulation.cluster import Cluster
 from tests.simulation.network import Network
@@ -52,6 +53,18 @@ class Site:
         if node is None:
             raise NoConnectionError
         return await node.call(work)
+
+    def require_one_leader(self, log: Log) -> None:
+        """Raise NotLeaderOrFollowerError if a former leader may still answer, with what is old: it does not reach
+        ZooKeeper, and its followers have not told it yet that they follow another one (decision 58).
+        """
+        leaders = 0
+        for node in self.nodes:
+            if node.store is not None:
+                with contextlib.suppress(LogStoreError):
+                    leaders += node.store.broker.topic(INTERNAL, log.topic).partition(log.partition).is_settled
+        if leaders > 1:
+            raise NotLeaderOrFollowerError(f"{log.topic}-{log.partition} has {leaders} leaders")
 
     def _find(self, place: Place) -> Node | None:
         if self.cluster is None:

@@ -105,6 +105,8 @@ def test_a_seed_is_a_history_in_every_process(seed: int, brokers: int) -> None:
         "77.1",
         # acks=0 for partitions that nobody led: a task without an end was told of.
         "501.29",
+        # A former leader that did not reach ZooKeeper deleted records, and the new one showed them for a second.
+        "51.1",
     ],
 )
 def test_a_world_in_which_something_was_wrong_is_well(seed: str) -> None:

@@ -111,7 +111,9 @@ class World:
         outcome.digest, outcome.events = self.history.digest, self.history.count
         outcome.history, outcome.struck = self.history.events, self.nemesis.struck
         outcome.acknowledged = sum(
-            len(event.get("places", ())) for event in self.history.events if event["op"] == "produce"
+            sum(place is not None for place in event.get("places", ()))
+            for event in self.history.events
+            if event["op"] == "produce"
         )
         outcome.virtual_seconds = round(self._loop.time(), 3)
         outcome.wall_seconds = round(time.monotonic() - began, 3)

@@ -291,6 +291,20 @@ def test_acks_1_needs_a_lease_at_the_append_and_at_the_acknowledgement() -> None
     in_loop(scenario)
 
 
+def test_what_needs_a_lease_is_refused_without_one() -> None:
+    async def scenario() -> None:
+        lease = [True]
+        log = replicated_log(1, 2, has_lease=lambda: lease[0])
+        log.require_leader().require_lease()
+        lease[0] = False
+        with pytest.raises(NotLeaderOrFollowerError, match="ZooKeeper"):
+            log.require_leader().require_lease()
+        log.become_leader(2, None, lambda: lease[0])
+        log.require_leader().require_lease()
+
+    asyncio.run(scenario())
+
+
 def test_acks_1_of_the_only_replica_needs_no_lease() -> None:
     def scenario() -> None:
         lease = [True]
