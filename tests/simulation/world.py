@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from logstore import entropy
 from logstore.broker.context import INTERNAL
@@ -23,25 +23,42 @@ from tests.faults.bench.checker import check
 from tests.faults.bench.delta_observer import READERS, committed_offsets, read_version
 from tests.simulation.clients import Client, Producer, Reader, TopicSpec
 from tests.simulation.cluster import Cluster
+from tests.simulation.erasing import Eraser
+from tests.simulation.foreign import Stranger
 from tests.simulation.history import History
+from tests.simulation.jobs import Jobs
 from tests.simulation.loop import PlayedThreads, SimulatedLoop
-from tests.simulation.nemesis import Nemesis
+from tests.simulation.nemesis import Nemesis, Strand
 from tests.simulation.node import ConnectionLostError, NoConnectionError, Node
-from tests.simulation.site import Log, Site
+from tests.simulation.site import CONTROLLER, Log, Site
+from tests.simulation.topics import Administrator
+from tests.support.faulty_filesystem import FaultyFileSystem
+
+C = TypeVar("C", bound=Client)
 
 #: Idempotent producers send again for so long.
 _CONFIGS = {"idempotency.window.ms": str(24 * 3_600_000)}
 _TOPICS = (
     TopicSpec("events", 2, {"segment.bytes": "20000", "segment.ms": "700"}),
     TopicSpec(
-        "clicks", 1, {"message.timestamp.type": "LogAppendTime", "segment.ms": "1500", "merge.target.bytes": "40000"}
+        "clicks",
+        1,
+        {
+            "message.timestamp.type": "LogAppendTime",
+            "segment.ms": "1500",
+            "merge.target.bytes": "40000",
+            "retention.bytes": "60000",
+        },
     ),
+    TopicSpec("users", 1, {"cleanup.policy": "compact", "segment.ms": "900", "min.cleanable.dirty.ratio": "0.1"}),
 )
-_SETTINGS: dict[str, object] = {"journal_max_bytes": 64 * 1024 * 1024}
+_SETTINGS: dict[str, object] = {"journal_max_bytes": 32 * 1024 * 1024}
 #: Records a second of all producers.
 _RECORDS_S = 100
 #: Simulated seconds in which a healed store does all that it is asked for.
 _PATIENCE_S = 60.0
+#: Simulated seconds in which what was begun under faults comes to its end.
+_FINISHED_S = 240.0
 _GROUPS = ("group-0", "group-1")
 _SHM = Path("/dev/shm")
 
@@ -70,7 +87,17 @@ class World:
         self._loop = SimulatedLoop(random.Random(f"{seed} loop"))
         self.history = History(self._loop)
         self.site = self._build(brokers, directory)
-        self.nemesis = Nemesis(self.site, self.history, _TOPICS, f"{seed} nemesis", only, kind)
+        root = self.site.nodes[0].data.parent
+        beside = FaultyFileSystem(root, "beside")
+        self.eraser = self._client(Eraser, 0)
+        self.stranger = self._client(Stranger, 0, data=root / "data", disk=beside)
+        jobs_rng = random.Random(f"{seed} jobs")
+        self.jobs = Jobs(self.history, beside, root / "data", self.site.nodes[0].clock, self.history.note, jobs_rng)
+        self.administrator = Administrator(self.site, self.history, random.Random(f"{seed} administrator"))
+        self.strands: list[Nemesis] = []
+        for strand in Strand:
+            Nemesis(self.site, self.history, _TOPICS, f"{seed} nemesis", only, kind, strand, self.strands)
+        self.nemesis = self.strands[Strand.PROCESSES]
 
     def _build(self, brokers: int, directory: Path) -> Site:
         rng, note = random.Random(f"{self._seed} site"), self.history.note
@@ -93,11 +120,16 @@ class World:
             for node in self.site.nodes:
                 outcome.injected += Counter(" ".join(one.split(" ")[:2]) for one in node.disk.injected)
                 node.remove()
-        outcome.anomalies += [*self.nemesis.broken, *dict.fromkeys(self.site.unforeseen), *self._loop.errors]
+        outcome.anomalies += [
+            *(broken for strand in self.strands for broken in strand.broken),
+            *self.administrator.broken,
+            *dict.fromkeys(self.site.unforeseen),
+            *self._loop.errors,
+        ]
         outcome.anomalies += [str(anomaly) for anomaly in check(self.history.events)]
-        outcome.faults = self.nemesis.faults
+        outcome.faults = sum((strand.faults for strand in self.strands), Counter())
         outcome.digest, outcome.events = self.history.digest, self.history.count
-        outcome.history, outcome.struck = self.history.events, self.nemesis.struck
+        outcome.history, outcome.struck = self.history.events, [n for one in self.strands for n in one.struck]
         outcome.acknowledged = sum(
             len(event.get("places", ())) for event in self.history.events if event["op"] == "produce"
         )
@@ -110,17 +142,24 @@ class World:
         for topic in _TOPICS:
             await self._create(topic)
         working = [asyncio.create_task(work) for work in self._clients()]
-        striking = asyncio.create_task(self.nemesis.run())
+        ending = [asyncio.create_task(work) for work in self._finishing()]
+        striking = [asyncio.create_task(one.run()) for one in self.strands]
         end = self._loop.time() + virtual_seconds
         while self._loop.time() < end and (events is None or self.history.count < events):
             await asyncio.sleep(0.5)
-            if ended := [task for task in (striking, *working) if task.done()]:
-                ended[0].result()
-        self.nemesis.is_ending = True
-        await striking
+            for task in (*striking, *working, *ending):
+                if task.done():
+                    task.result()
+        for one in (*self.strands, self.eraser, self.stranger, self.jobs, self.administrator):
+            one.is_ending = True
+        await asyncio.gather(*striking)
         await self.nemesis.restart()
         await self.nemesis.heal()
         await asyncio.sleep(3 if self.site.cluster is None else 12)  # what waits is taken, sent again and answered
+        _, unfinished = await asyncio.wait(ending, timeout=_FINISHED_S)
+        assert not unfinished, f"not finished {_FINISHED_S} s after all was healed: {unfinished}"
+        for task in ending:
+            task.result()
         for task in working:
             task.cancel()
         await asyncio.wait(working)
@@ -136,15 +175,23 @@ class World:
         if tasks:
             await asyncio.wait(tasks)
 
-    def _clients(self) -> list[Coroutine[Any, Any, None]]:
-        def client(kind: type[Client], number: int) -> Any:
-            name = f"{kind.__name__.lower()}-{number}"
-            rng = random.Random(f"{self._seed} {name}")
-            return kind(self.site, self.history, name, rng, records_s=_RECORDS_S / 3)
+    def _client(self, kind: type[C], number: int, **options: Any) -> C:
+        name = f"{kind.__name__.lower()}-{number}"
+        rng = random.Random(f"{self._seed} {name}")
+        return kind(self.site, self.history, name, rng, records_s=_RECORDS_S / 3, **options)
 
+    def _finishing(self) -> list[Coroutine[Any, Any, None]]:
+        """Those that are told to end, and finish what they have begun."""
+        work = [self.stranger.run_statements(_TOPICS), self.jobs.run(), self.administrator.run_changes(_TOPICS)]
+        if self.site.cluster is None:
+            work.append(self.eraser.run_erasures(_TOPICS))
+        return work
+
+    def _clients(self) -> list[Coroutine[Any, Any, None]]:
+        """Those that work until they are cancelled."""
         return [
-            *(client(Producer, n).run(_TOPICS, sequenced=n > 0) for n in range(3)),
-            *(client(Reader, n).run(_TOPICS, _GROUPS[n]) for n in range(2)),
+            *(self._client(Producer, n).run(_TOPICS, sequenced=n > 0) for n in range(3)),
+            *(self._client(Reader, n).run(_TOPICS, _GROUPS[n]) for n in range(2)),
         ]
 
     async def _create(self, topic: TopicSpec) -> None:
@@ -156,12 +203,8 @@ class World:
             await store.broker.create_topic(INTERNAL, topic.name, partitions=topic.partitions, configs=configs)
 
         async def try_to() -> bool:
-            cluster = self.site.cluster
-            node = self.site.nodes[0] if cluster is None else cluster.controller()
-            if node is None:
-                return False
             with contextlib.suppress(TopicExistsError):  # the answer to the try before was lost
-                await node.call(create)
+                await self.site.call(create, CONTROLLER)
             return True
 
         await self._eventually(try_to, f"topic {topic.name} is not made")
@@ -209,9 +252,12 @@ class World:
                 return phase == "ok"
 
             await self._eventually(committed, f"offsets of {group} are not told")
+        await self.administrator.finish()
+        self.outcome.anomalies += self.eraser.left(self.site.nodes[0].data)
         for node in self.site.nodes:
             if error := await node.stop():
                 raise AssertionError(f"SIGTERM ended a healed node with {error!r}")
+        self.administrator.look_at_tables(self.site.nodes[0].data)
         tables = self.site.nodes[0].data / "topics"
         for topic, reader in itertools.product(_TOPICS, READERS):
             told = read_version(tables / topic.name, None, reader=reader, partitions=topic.partitions)
