@@ -10,6 +10,8 @@ from typing import Any
 
 from tests.faults.bench import mutants
 from tests.faults.cluster import mutants as cluster_mutants
+from tests.simulation import bugs_of_replication as replication
+from tests.simulation import bugs_of_tables as tables
 from tests.simulation.process_disk import ProcessDisk
 from tests.support.faulty_filesystem import kind_of
 
@@ -114,19 +116,30 @@ _ON_ONE_NODE = {
     mutants.free_journal_before_commit: 1,
     mutants.reuse_offsets_after_restart: 1,
     mutants.forget_sequences: 1,
-    mutants.append_time_goes_back: 3,
+    mutants.append_time_goes_back: 1,
     mutants.forget_commits_at_start: 1,
     mutants.forget_offsets_at_start: 1,
+    tables.erase_from_no_journal: 4,
+    tables.erase_from_no_old_file: 4,
+    tables.erase_the_first_of_several: 4,
+    tables.erase_neighbours: 4,
+    tables.compact_to_the_first: 4,
+    tables.roll_loses_a_row: 4,
+    tables.find_the_next_offset_by_time: 4,
+    tables.skip_the_end_of_history: 4,
+    tables.delete_records_in_memory: 4,
+    tables.refuse_what_is_stored: 4,
+    tables.alter_in_memory: 4,
+    tables.delete_the_name_alone: 4,
+    tables.leave_small_files_unsynced: 4,
 }
 _IN_A_CLUSTER = {
-    cluster_mutants.elect_without_an_epoch: 1,
     cluster_mutants.count_the_leader_alone: 4,
-    cluster_mutants.join_wherever_it_is: 4,
+    cluster_mutants.join_wherever_it_is: 1,
     cluster_mutants.tell_the_end_at_once: 2,
-    cluster_mutants.roll_all_there_is: 4,
-    cluster_mutants.lead_without_producers: 4,
-    cluster_mutants.count_producers_alone: 4,
+    cluster_mutants.lead_without_producers: 1,
     cluster_mutants.append_times_of_its_own: 2,
+    replication.snapshots_know_no_producers: 4,
 }
 #: By name.
 BUGS: dict[str, Bug] = {

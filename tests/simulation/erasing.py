@@ -46,6 +46,8 @@ class Eraser(Producer):
         super().__init__(*args, **options)
         #: Erasures whose report says that they are over.
         self.erased: list[Erased] = []
+        #: What nobody should see.
+        self.broken: list[str] = []
         #: Whether no erasure begins any more.
         self.is_ending = False
 
@@ -70,7 +72,9 @@ class Eraser(Producer):
             statement = self.history.invoke(self.process, "statement", **state)
             version = await self._erase(topic.name, key, by_expression=self.rng.random() < 0.3)
             self.history.complete(statement, self.process, "statement", "ok", **state, version=version)
-            self.erased.append(Erased(topic.name, words))
+            erased = Erased(topic.name, words)
+            self.broken += _left(self.site.nodes[0].data, [erased])
+            self.erased.append(erased)
 
     async def _erase(self, topic: str, key: str, *, by_expression: bool) -> int:
         """Erase the records of a key, and return the last version that this made when the report says ``erased``.
@@ -112,12 +116,17 @@ class Eraser(Producer):
         phase, version = await self._send(Log(topic, 0), look)
         return version if phase == "ok" else -1
 
-    def left(self, data: Path) -> Iterator[str]:
-        """Return the files below ``data`` in which erased bytes are still to be found."""
-        for path in sorted(path for path in data.rglob("*") if path.is_file()):
-            content = path.read_bytes() + _values(path)
-            if found := [one.words for one in self.erased if f"{one.words}-".encode() in content]:
-                yield f"erased records are still in {path.relative_to(data)}: {found}"
+    def look_at_disks(self, data: Path) -> None:
+        """Look for bytes of all that was erased; nobody brings them back later either."""
+        self.broken += _left(data, self.erased)
+
+
+def _left(data: Path, erased: Sequence[Erased]) -> Iterator[str]:
+    """Yield the files below ``data`` in which erased bytes are still to be found."""
+    for path in sorted(path for path in data.rglob("*") if path.is_file()):
+        content = path.read_bytes() + _values(path)
+        if found := [one.words for one in erased if f"{one.words}-".encode() in content]:
+            yield f"erased records are still in {path.relative_to(data)}: {found}"
 
 
 def _values(path: Path) -> bytes:

@@ -122,6 +122,7 @@ class World:
                 node.remove()
         outcome.anomalies += [
             *(broken for strand in self.strands for broken in strand.broken),
+            *self.eraser.broken,
             *self.administrator.broken,
             *dict.fromkeys(self.site.unforeseen),
             *self._loop.errors,
@@ -253,7 +254,7 @@ class World:
 
             await self._eventually(committed, f"offsets of {group} are not told")
         await self.administrator.finish()
-        self.outcome.anomalies += self.eraser.left(self.site.nodes[0].data)
+        self.eraser.look_at_disks(self.site.nodes[0].data)
         for node in self.site.nodes:
             if error := await node.stop():
                 raise AssertionError(f"SIGTERM ended a healed node with {error!r}")
