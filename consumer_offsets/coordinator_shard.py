@@ -479,7 +479,7 @@ class CoordinatorShard(Generic[M]):
         late because of members that have timed out.
         """
         end = self._clock.monotonic() + _TIMERS_S
-        while self._deadlines and self._deadlines[0][0] <= self.now_ms():
+        while self._state is _State.ACTIVE and self._deadlines and self._deadlines[0][0] <= self.now_ms():
             entry = heapq.heappop(self._deadlines)
             if self._is_armed(entry):
                 _, event = self._timers.pop(entry[2])

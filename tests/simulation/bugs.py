@@ -7,7 +7,7 @@ import asyncio
 import functools
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -151,25 +151,23 @@ def open_outcome_is_a_refusal() -> None:
 
 
 def commit_answered_early() -> None:
-    """OffsetCommit is answered before the commit is durable."""
+    """OffsetCommit is answered at once, and done a little later."""
     from logstore.kafka_listener import dispatch
     from logstore.kafka_protocol.messages import OffsetCommitResponse as Response
 
-    commit, held = dispatch.HANDLERS[8], []
+    commit, committing = dispatch.HANDLERS[8], []
+
+    async def later(*request: Any) -> None:
+        await asyncio.sleep(0.1)
+        await commit(*request)
 
     async def answer(store: Any, context: Any, request: Any, version: int) -> Any:
-        committing = asyncio.ensure_future(commit(store, context, request, version))
-        held.append(committing)
-        await asyncio.wait([committing], timeout=0.0001)  # a refusal is told
-        if committing.done():
-            return committing.result()
+        committing.append(asyncio.ensure_future(later(store, context, request, version)))
+        partition = Response.OffsetCommitResponsePartition
         topics = [
             Response.OffsetCommitResponseTopic(
                 name=topic.name,
-                partitions=[
-                    Response.OffsetCommitResponsePartition(partition_index=one.partition_index, error_code=0)
-                    for one in topic.partitions
-                ],
+                partitions=[partition(partition_index=one.partition_index) for one in topic.partitions],
             )
             for topic in request.topics
         ]
@@ -187,14 +185,15 @@ def sessions_of_members_never_end() -> None:
 
 def partitions_are_given_at_once() -> None:
     """A member of a consumer group gets its partitions before their former owners have given them up."""
-    from consumer_offsets.groups import reconciliation
+    from consumer_offsets.groups.consumer_group import ConsumerGroup
 
-    next_of = reconciliation._next
+    heartbeat = ConsumerGroup._heartbeat
 
-    def at_once(member: Any, epoch: int, target: Any, target_epoch: int, _: Any, owned: Any) -> Any:
-        return next_of(member, epoch, target, target_epoch, {}, owned)
+    def with_target(self: ConsumerGroup, event: Any, now_ms: int) -> Any:
+        told = heartbeat(self, event, now_ms)
+        return replace(told, assignment=self._by_topic(self._targets.get(told.member_id, frozenset())))
 
-    reconciliation._next = at_once
+    ConsumerGroup._heartbeat = with_target  # type: ignore[method-assign]
 
 
 def half_a_frame_counts() -> None:
@@ -216,12 +215,17 @@ def half_a_frame_counts() -> None:
     Connection.eof_received = eof_received  # type: ignore[method-assign]
 
 
-def relay_without_identity() -> None:
-    """A broker that sends a request on leaves out the producer's id and sequence numbers."""
-    from ingest_api import relay
-    from ingest_api.identity_headers import IDENTITY_HEADERS
+def read_on_at_the_end() -> None:
+    """An answer over HTTP that does not have all there is says to read on at the high watermark."""
+    from ingest_api.routers import records
 
-    relay._NOT_SENT = frozenset(relay._NOT_SENT) | IDENTITY_HEADERS  # type: ignore[misc]
+    respond = records.RecordsResponse
+
+    def response(*body: Any, headers: Any, **options: Any) -> Any:
+        end = {"Logstore-Next-Offset": headers["Logstore-High-Watermark"]}
+        return respond(*body, headers={**headers, **end}, **options)
+
+    records.RecordsResponse = response  # type: ignore[assignment,misc]
 
 
 _ON_ONE_NODE = {
@@ -245,6 +249,7 @@ _ON_ONE_NODE = {
     sessions_of_members_never_end: 1,
     partitions_are_given_at_once: 1,
     half_a_frame_counts: 1,
+    read_on_at_the_end: 1,
 }
 _IN_A_CLUSTER = {
     cluster_mutants.elect_without_an_epoch: 1,
@@ -256,7 +261,6 @@ _IN_A_CLUSTER = {
     cluster_mutants.count_producers_alone: 4,
     cluster_mutants.append_times_of_its_own: 2,
     open_outcome_is_a_refusal: 1,
-    relay_without_identity: 1,
 }
 #: By name.
 BUGS: dict[str, Bug] = {

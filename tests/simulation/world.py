@@ -138,11 +138,8 @@ class World:
         for task in working:
             task.cancel()
         await asyncio.wait(working)
-        await self._eventually(group.is_settled, f"the members of {group.name} do not settle")
-        for task in members:
-            task.cancel()
-        await asyncio.wait(members)
-        await self._read_all()
+        await asyncio.sleep(2)  # what they had sent is done
+        await self._read_all(group, members)
 
     async def _end(self) -> None:
         """End all that is left, also of processes that were killed."""
@@ -212,8 +209,8 @@ class World:
             await asyncio.sleep(0.2)
         raise AssertionError(f"{what} for {_PATIENCE_S} s after all was healed: {why}")
 
-    async def _read_all(self) -> None:
-        """The last word of the log: of readers over the store, and of those of the table."""
+    async def _read_all(self, shared: Group, members: list[asyncio.Task[None]]) -> None:
+        """The last word of the log: of readers over the store, of the group's members, and of readers of the table."""
         for node in self.site.nodes:
             node.lost_answers = 0.0
         await self._eventually(self._all_in_sync, "a replica is not in the ISR")
@@ -232,6 +229,10 @@ class World:
             await self._eventually(roll, f"{topic.name}-{partition} is not whole on its replicas")
             told = await self._read_log(client, topic, partition)
             self.history.tell("final", "final", topic=topic.name, partition=partition, **told)
+        await self._eventually(shared.is_settled, f"the members of {shared.name} do not settle")
+        for task in members:
+            task.cancel()
+        await asyncio.wait(members)
         commits = [*itertools.product(_TOPICS, _GROUPS), (_SHARED, _MEMBERS)]
         for topic, group in commits:
 
