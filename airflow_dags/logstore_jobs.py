@@ -1,10 +1,10 @@
-"""Runs `logstore job retention|compact|merge|vacuum` on a schedule: one DAG per job. Its first task asks the job which
-topics have work (`--dry-run`), and each of these gets a mapped task of its own.
+"""Runs `logstore job retention|compact|merge|vacuum` on a schedule, with one DAG per job. Its first task asks the job
+which topics have work (`--dry-run`), and each of these gets its own mapped task.
 
-Invariants: this file imports nothing of logstore. The jobs run as commands of the store's own environment, so the two
+Invariants: this file imports nothing of logstore. The jobs run as commands in the store's own environment, so the two
 environments need nothing in common. Airflow's variables are read only when a task runs, never when this file is parsed.
-Their values, and names of topics, are arguments of a command without a shell. A task that fails says why in the job's
-own words. docs/airflow.md has the variables, and the rules for jobs that meet.
+Their values, and names of topics, are arguments of a command without a shell. A task that fails reports the reason in
+the job's own words. docs/airflow.md has the variables, and the rules for jobs that meet.
 """
 
 import json
@@ -25,11 +25,11 @@ JOBS = {
     "merge": ("35 * * * *", timedelta(hours=6), "Join small segments that the store has not joined by itself."),
     "vacuum": ("35 3 * * *", timedelta(hours=6), "Delete files that no reader needs any more."),
 }
-#: The pool whose slots mapped tasks take. It must exist: airflow pools set logstore 2 "jobs of logstore".
+#: The pool from which mapped tasks take slots. It must exist: airflow pools set logstore 2 "jobs of logstore".
 POOL = os.environ.get("LOGSTORE_AIRFLOW_POOL", "default_pool")
-#: Airflow takes 1,024 mapped tasks by default. More topics than this share tasks.
+#: Airflow allows 1,024 mapped tasks by default. More topics than this share tasks.
 TASKS_MAX = 500
-#: Exit code of a job for wrong arguments: to try again is of no use.
+#: The exit code of a job for wrong arguments, after which a retry is of no use.
 USAGE = 2
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,10 @@ class Job:
         self._process: subprocess.Popen[str] | None = None
 
     def run(self) -> list[dict[str, Any]]:
-        """The report of each topic. AirflowFailException with the job's own line if it refuses its arguments."""
+        """Run the job; return the report of each topic.
+
+        Raises AirflowFailException with the job's own line if the job refuses its arguments.
+        """
         log.info("%s", " ".join(self._arguments))
         line = ""
         with tempfile.TemporaryFile("w+") as output:
@@ -68,13 +71,13 @@ class Job:
         if code == USAGE:
             raise AirflowFailException(line.strip())
         try:
-            # Spark's own lines come before the report, if it is spark-submit that runs the job.
+            # If spark-submit runs the job, Spark's own lines come before the report.
             return json.loads(text[text.index("{\n") :])["topics"]
         except ValueError:
             raise AirflowException(f"the job ended with code {code} and without a report: {line.strip()}") from None
 
     def stop(self) -> None:
-        """End the job, its JVM too, if it is under way: its topic is then as before or as after one of its commits."""
+        """End the job and its JVM if it is under way: its topic is then as before or as after one of its commits."""
         if self._process and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGTERM)
             try:
@@ -86,7 +89,7 @@ class Job:
 
 @task
 def topics_with_work(job: str, params: dict[str, Any]) -> list[list[str]]:
-    """The topics of each mapped task; none for a dry run, which ends here."""
+    """Return the topics of each mapped task; none for a dry run, which ends here."""
     globs = params["topics"] or Variable.get("logstore_topics", default=["*"], deserialize_json=True)
     if not (isinstance(globs, list) and globs and all(isinstance(glob, str) for glob in globs)):
         raise AirflowFailException(f'the Airflow variable logstore_topics is {globs!r}, not a list like ["a-*", "b"]')
@@ -98,7 +101,7 @@ def topics_with_work(job: str, params: dict[str, Any]) -> list[list[str]]:
         else:
             reasons = sorted({waiting["message"] for waiting in report["waiting"]})
             log.info("%s has nothing to do in %s: %s", job, report["topic"], "; ".join(reasons))
-            if job != "vacuum":  # which also sees to it that the log remembers removals for long enough
+            if job != "vacuum":  # vacuum also makes the log remember removals for long enough
                 continue
         names.append(report["topic"])
     size = -(-len(names) // TASKS_MAX)
@@ -124,7 +127,7 @@ class LogstoreJob(BaseOperator):
         self._running: Job | None = None
 
     def execute(self, context: Any) -> None:  # noqa: ARG002 - Airflow's signature
-        """AirflowException with the job's own message for each topic that failed."""
+        """Run the job. Raises AirflowException with the job's own message for each topic that failed."""
         self._running = Job(self.job, self.topics)
         reports = self._running.run()
         for report in reports:
@@ -134,7 +137,7 @@ class LogstoreJob(BaseOperator):
             raise AirflowException("; ".join(failed))
 
     def on_kill(self) -> None:
-        """The task is stopped by hand or out of time."""
+        """Stop the job when the task is stopped by hand or has timed out."""
         if self._running:
             self._running.stop()
 
@@ -149,7 +152,7 @@ for job, (schedule, timeout, description) in JOBS.items():
         # each other.
         catchup=False,
         max_active_runs=1,
-        # Each may start a Spark of its own.
+        # Each may start its own Spark.
         max_active_tasks=2,
         # The pause is Airflow's default_task_retry_delay.
         default_args={"retries": 2, "execution_timeout": timeout},

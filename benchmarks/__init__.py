@@ -1,1 +1,1 @@
-"""The store beside a real Apache Kafka on one machine: ``make bench``. How and why: docs/benchmarks.md."""
+"""The store beside a real Apache Kafka on one machine: ``make bench``. docs/benchmarks.md explains how and why."""

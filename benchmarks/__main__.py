@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_cases(
     cases: Sequence[Case], given: argparse.Namespace, peers: Peers, console: Console
 ) -> tuple[list[CaseResult], dict[str, str]]:
-    """Results by case, and the reasons of cases without a result."""
+    """Run the cases; return the results, and the reasons of cases without a result."""
     results: list[CaseResult] = []
     failed: dict[str, str] = {}
     for case in cases:
@@ -116,7 +116,7 @@ def run_cases(
 
 
 def find_peers(console: Console, *, alone: bool) -> Peers:
-    """The tools to compare with; missing ones are told."""
+    """Find the tools to compare with, and print which are missing."""
     kafka = "as was asked for" if alone else find_kafka()
     if not isinstance(kafka, Kafka):
         console.print(f"benchmarks: ours alone, without Kafka: {kafka}")

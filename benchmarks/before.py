@@ -9,14 +9,14 @@ from benchmarks.measure import Target
 from benchmarks.run import Case, Contender, Stage
 from benchmarks.server import BenchmarkError, Turn
 
-#: Bounds of a change's cost: of the rate, CPU a record, memory and the time of a start.
+#: Limits for the cost of a change: of the rate, CPU per record, memory and the time of a start.
 _LOSS = 0.1
 _LOSS_OF_SINGLE_RECORDS = 0.15
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """``contender``, whose store and client are those of ``checkout``."""
+    """A ``contender`` with the store and client of ``checkout``."""
 
     contender: Contender
     checkout: Path
@@ -34,9 +34,9 @@ class Before:
 
 
 def beside(case: Case, checkout: Path) -> Case:
-    """``case`` without the programs of others, and with an earlier store beside each of ours.
+    """Return ``case`` without other programs, and with an earlier store beside each of ours.
 
-    Raises BenchmarkError if ``checkout`` has no environment of its own.
+    Raises BenchmarkError if ``checkout`` has no environment.
     """
     if not (checkout / ".venv/bin/python").exists():
         raise BenchmarkError(f"{checkout} has no .venv: run conf/bootstrap.sh there")

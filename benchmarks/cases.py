@@ -1,8 +1,8 @@
 """The cases: the contenders of each, and the targets.
 
-``DEFAULT`` takes about half an hour, ``KAFKA`` and ``CLUSTER`` a third of it each. ``MATRIX`` goes from the first two
-and their like along one axis at a time: payload, partitions, connections, records a request; an hour more. A case's
-first contender is ours.
+``DEFAULT`` takes about half an hour, ``KAFKA`` and ``CLUSTER`` a third of it each. ``MATRIX`` varies cases like the
+first two along one axis at a time: payload, partitions, connections, records per request; it takes an hour more. The
+first contender of a case is ours.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ LARGE = Workload(value_bytes=1_000)
 SINGLE = Workload(value_bytes=100, batch=1, connections=32)
 FSYNC = "kafka fsync"
 
-#: The broker serves all of Kafka's contenders of a case.
+#: One broker serves all of Kafka's contenders of a case.
 MEMORY = Target("peak_mb", "kafka", at_most=1 / 3)
 
 
@@ -320,7 +320,7 @@ def kafka_consume(name: str, workload: Workload, records: int, *, sealed: bool) 
     )
 
 
-#: Kafka's clients, at our listener and at Kafka's.
+#: Kafka's clients, with our listener and with Kafka's.
 KAFKA: tuple[Case, ...] = (
     kafka_produce("kafka-produce-defaults-100", SMALL, defaults=True, kafka_fsync=1.2),
     kafka_produce("kafka-produce-defaults-1k", LARGE, defaults=True, kafka_fsync=1.2),
@@ -428,8 +428,8 @@ CLUSTER: tuple[Case, ...] = (
         "cluster-latency-1000",
         "1,000 records/s, one a request, from the time they are due; three replicas beside one",
         (
-            # Eight connections, shared by three leaders, would hold 1,000 a second only if no answer took 8 ms; and
-            # behind a leader whose connections are all taken, requests to the others would wait, too.
+            # Eight connections, shared by three leaders, would sustain 1,000 a second only if no response took 8 ms.
+            # Behind a leader whose connections are all busy, requests to the others would also wait.
             HttpLatency(replace(SINGLE, spread=False), needs=ZOOKEEPER, brokers=REPLICAS),
             HttpLatency(replace(SINGLE, spread=False), name=ONE_BROKER),
         ),
@@ -481,9 +481,9 @@ MATRIX: tuple[Case, ...] = (*_matrix(), aged(10_000), empty_replica(10))
 
 
 def choose(patterns: Sequence[str], *, full: bool = False) -> list[Case]:
-    """Cases by name (``fetch-*`` is a pattern), in their order; without patterns the default ones, or all.
+    """Return cases by name (``fetch-*`` is a pattern), in their order; without patterns the default ones, or all.
 
-    Raises BenchmarkError for a pattern that no case has.
+    Raises BenchmarkError for a pattern that matches no case.
     """
     everything = (*DEFAULT, *KAFKA, *CLUSTER, *MATRIX)
     if not patterns:

@@ -1,8 +1,8 @@
-"""A cluster of our store on this machine: a ZooKeeper, and brokers that ``logstore cluster start`` keeps.
+"""A cluster of our store on this machine: a ZooKeeper, and brokers that ``logstore cluster start`` runs.
 
-Every topic has three replicas, and ``min.insync.replicas`` is 2. A cluster that takes turns with others stands still
-for minutes, which must not pass for a failure: hence the times of ``_PATIENT``. One that is to lose a broker has a
-``session_timeout_ms`` of its own, and never stands still.
+Every topic has three replicas, and ``min.insync.replicas`` is 2. A cluster that takes turns with others is paused for
+minutes, which must not count as a failure: hence the times of ``_PATIENT``. A cluster that loses a broker in its case
+has its own ``session_timeout_ms``, and is never paused.
 """
 
 import json
@@ -48,7 +48,7 @@ _LOOK_SECONDS = 0.02
 
 
 class Cluster(Storage):
-    """``brokers`` of them, with the ids 1, 2, ... ``settings``: names of LOGSTORE_* without that prefix."""
+    """A cluster of ``brokers`` with the ids 1, 2, ... ``settings`` has names of LOGSTORE_* without that prefix."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Cluster(Storage):
     ) -> None:
         self.data = data
         self.urls: dict[int, str] = {}
-        #: By the measure of a sample, the brokers whose CPU time it is, one like the other.
+        #: Brokers with the same role, by the measure of a sample that has their mean CPU time.
         self.roles: Mapping[str, Sequence[int]] = {}
         self._pids: dict[int, int] = {}
         self._log = data.parent / f"{data.name}.log"
@@ -105,7 +105,7 @@ class Cluster(Storage):
 
     @property
     def cpu_s_by_measure(self) -> Mapping[str, float]:
-        """``server_cpu_us`` has all brokers and ZooKeeper; of ``roles`` each has the mean of its brokers."""
+        """CPU seconds: ``server_cpu_us`` of all brokers and ZooKeeper, for each of ``roles`` its brokers' mean."""
         own = {measure: sum(map(self.cpu_s_of, brokers)) / len(brokers) for measure, brokers in self.roles.items()}
         return {**super().cpu_s_by_measure, **own}
 
@@ -125,11 +125,11 @@ class Cluster(Storage):
         self._zookeeper.stop()
 
     def kill_broker(self, broker: int) -> None:
-        """``kill -9``."""
+        """Kill a broker with ``kill -9``."""
         os.kill(self._pids[broker], signal.SIGKILL)
 
     def stop_broker(self, broker: int) -> None:
-        """SIGTERM, and wait for its end."""
+        """Send SIGTERM, and wait for the end of the broker."""
         os.kill(self._pids[broker], signal.SIGTERM)
         self._await_end([self._pids[broker]])
 
@@ -138,7 +138,7 @@ class Cluster(Storage):
         await_that(lambda: not any(map(_is_running, pids)), _END_SECONDS, f"the processes {pids} have ended")
 
     def start_broker(self, broker: int) -> None:
-        """Start one that has ended; returns when it is ready."""
+        """Start a broker that has ended; return when it is ready."""
         self._await_end([self._pids[broker]])
         try:
             self._pids[broker] = ask_to_start(Directory(self.data), broker).pid
@@ -147,7 +147,7 @@ class Cluster(Storage):
 
     @property
     def controller(self) -> int | None:
-        """The broker that decides who leads."""
+        """The broker that decides which replicas lead."""
         with Admin(self.url) as admin:
             return admin.describe_cluster().controller_id
 
@@ -159,9 +159,9 @@ class Cluster(Storage):
         self.await_in_sync(topic, partitions)
 
     def await_in_sync(self, topic: str, partitions: int) -> None:
-        """Until every broker knows that all partitions have a leader, and all of their replicas are in sync.
+        """Wait until every broker knows that all partitions have a leader, and all of their replicas are in sync.
 
-        BenchmarkError after two minutes.
+        Raises BenchmarkError after two minutes.
         """
         for broker in self.urls:
             await_that(
@@ -171,17 +171,17 @@ class Cluster(Storage):
             )
 
     def _in_sync(self, broker: int, topic: str) -> int:
-        """Partitions with a leader whose replicas are all in sync, as a broker knows them."""
+        """Return how many partitions have a leader and all replicas in sync, according to a broker."""
         found = self.replicas(topic, broker)
         return sum(one.leader >= 0 and len(one.in_sync_replicas) == len(one.replicas) for one in found)
 
     def replicas(self, topic: str, broker: int | None = None) -> list[PartitionReplicas]:
-        """By partition, as a broker knows them, or any."""
+        """Return the replicas by partition, according to a broker, or to any."""
         with Admin(self.url if broker is None else self.urls[broker], request_timeout_ms=60_000) as admin:
             return [found for found in admin.partition_replicas() if found.topic == topic]
 
     def servers(self, topic: str, workload: Workload) -> list[dict[str, Any]]:
-        """Requests to one partition go to its leader, those to all partitions to all brokers in turn."""
+        """Return servers: requests to one partition go to its leader, those to all partitions to brokers in turn."""
         if workload.spread:
             return [{**address_of(url), "paths": workload.paths(topic)} for url in self.urls.values()]
         paths: dict[int, list[str]] = {}
@@ -191,7 +191,7 @@ class Cluster(Storage):
 
 
 def await_that(is_so: Callable[[], bool], seconds: float, what: str) -> None:
-    """Look again and again. BenchmarkError: ``what`` is not so after that time."""
+    """Look again and again until ``is_so``. Raises BenchmarkError with ``what`` after that time."""
     end = time.monotonic() + seconds
     while not is_so():
         if time.monotonic() > end:
@@ -200,7 +200,7 @@ def await_that(is_so: Callable[[], bool], seconds: float, what: str) -> None:
 
 
 def _is_running(pid: int) -> bool:
-    """Whether it runs; one that nobody has reaped yet does not."""
+    """Return True if the process runs; one that is not reaped yet does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

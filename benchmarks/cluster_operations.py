@@ -1,5 +1,5 @@
-"""What only a cluster does: failover, rolling restarts, replicas that catch up, work by role. Contenders, as those of
-``ours``. Those whose brokers end have a cluster that never stands still: nobody has a turn beside them.
+"""Operations of a cluster alone: failover, rolling restarts, replicas that catch up, work by role. Contenders like
+those of ``ours``. If brokers end in a case, its cluster is never paused, and it is the only contender.
 """
 
 import shutil
@@ -25,8 +25,8 @@ _BEFORE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """CPU time a record by role: all requests go to one partition, through its leader, or through a broker that has no
-    replica of it (``forwarded``).
+    """CPU time per record by role: all requests go to one partition, through its leader, or through a broker that has
+    no replica of it (``forwarded``).
     """
 
     workload: Workload
@@ -59,8 +59,8 @@ class Roles:
 
 @dataclass(frozen=True, slots=True)
 class LeaderKilled:
-    """``kill -9`` of the leader of all partitions, which is the controller, too: the time until the Python producer has
-    an acknowledgement of a record for each partition. The producer was there before.
+    """``kill -9`` of the leader of all partitions, which is also the controller: the time until the Python producer,
+    which was already running, has an acknowledgement of a record for each partition.
     """
 
     partitions: int
@@ -87,7 +87,7 @@ class LeaderKilled:
         return turn
 
     def _elect_one(self, cluster: Cluster) -> int:
-        """Have one broker lead everything: the others stop, and come back as followers."""
+        """Make one broker lead everything: the others stop, and come back as followers."""
         leader, *others = cluster.urls
         for broker in others:
             cluster.stop_broker(broker)
@@ -99,7 +99,7 @@ class LeaderKilled:
         return leader
 
     def _send_to_all(self, producer: Producer) -> None:
-        """A record to each partition; returns when all are acknowledged."""
+        """Send a record to each partition; return when all are acknowledged."""
         sent = [producer.send(TOPIC, b"a record", partition=number) for number in range(self.partitions)]
         for delivery in sent:
             delivery.result(120)
@@ -163,8 +163,8 @@ class RollingRestart:
 @dataclass(frozen=True, slots=True)
 class EmptyReplica:
     """A broker whose log directory is gone takes its place again, in a topic of one partition with a history in the
-    table, while nobody else does anything: seconds from the start of its process until it is in the ISR, and its CPU
-    time until then. Another load of the machine moves the first of them only.
+    table, without other load. Measured are the seconds from the start of its process until it is in the ISR, and its
+    CPU time until then. Other load of the machine affects only the seconds.
     """
 
     workload: Workload

@@ -32,7 +32,7 @@ VALUE_BYTES = 100
 KEY_BYTES = 14
 RECORD_BYTES = KEY_BYTES + VALUE_BYTES
 TOPIC = "users"
-#: Records of a batch that is made at once, and of a segment of ours: as many rolls as Kafka would have segments.
+#: Records that are generated at once, and such batches per segment of ours: as many rolls as Kafka would have segments.
 _BLOCK = 100_000
 _SEGMENT_BLOCKS = 10
 _CLEANED = re.compile(r"cleaned log (\S+)-(\d+) .*?processed in ([\d.,]+) seconds", re.DOTALL)
@@ -40,7 +40,7 @@ _WAIT_SECONDS = 300
 
 
 def keys_of(numbers: npt.NDArray[np.int64]) -> pa.BinaryArray:
-    """Keys of 14 bytes, such as ``key-0000012345``."""
+    """Return keys of 14 bytes, such as ``key-0000012345``."""
     digits = (numbers[:, None] // 10 ** np.arange(9, -1, -1)) % 10 + ord("0")
     text = np.hstack([np.tile(np.frombuffer(b"key-", np.uint8), (len(numbers), 1)), digits.astype(np.uint8)])
     return _fixed(text)
@@ -53,7 +53,7 @@ def _fixed(rows: npt.NDArray[np.uint8]) -> pa.BinaryArray:
 
 
 def blocks(records: int, seed: int) -> Iterator[tuple[pa.BinaryArray, pa.BinaryArray]]:
-    """Keys and values of a partition, ``_BLOCK`` at a time; values are random bytes, which no codec makes smaller."""
+    """Yield keys and values of a partition, ``_BLOCK`` at a time; values are random bytes, which do not compress."""
     chance = np.random.default_rng(seed)
     for begin in range(0, records, _BLOCK):
         count = min(_BLOCK, records - begin)
@@ -75,7 +75,7 @@ def make_table(data: Path) -> None:
 
 
 def roll(data: Path, records: int, seed: int) -> None:
-    """Append ``records`` to each partition, as rolls do it."""
+    """Append ``records`` to each partition, as rolls do."""
     from logstore.delta.topic_table import RollPart, TopicTable
     from logstore.records.schema import LOG_SCHEMA
     from logstore.segments.writer import SegmentWriter
@@ -143,8 +143,8 @@ class Cleaned:
 
 
 def run_ours(data: Path, *, spark: bool = False) -> Cleaned:
-    """BenchmarkError if not every key has one record afterwards. CPU seconds leave out those of Spark's processes."""
-    # Ours syncs what it writes, and would wait for all that Kafka has not.
+    """Run the job. Raises BenchmarkError if keys have several records left. CPU seconds exclude Spark's processes."""
+    # Ours syncs what it writes, and would otherwise wait for Kafka's unsynced data.
     os.sync()
     ran = subprocess.run(
         [sys.executable, "-c", _JOB, str(data), "spark" if spark else "here"],
@@ -180,8 +180,10 @@ class Cleaner:
         self.broker.create_topic(TOPIC, PARTITIONS, {"min.cleanable.dirty.ratio": "0.0001"})
 
     def run(self, records: int, seed: int, confluent: str) -> Cleaned:
-        """Load records and wait until both partitions are clean. Partitions are cleaned side by side, so the longer
-        one counts. CPU seconds are those of the broker from the end of the load on.
+        """Load records and wait until both partitions are clean.
+
+        Partitions are cleaned in parallel, so the longer one counts. CPU seconds are those of the broker after the
+        load.
         """
         at = self._log.stat().st_size
         with self.broker.awake():
@@ -208,7 +210,7 @@ class Cleaner:
             return Cleaned(max(found.values()), self.broker.cpu_s - before)
 
     def _cleaned(self, at: int) -> dict[str, float]:
-        """Seconds by partition, of the log from ``at`` on."""
+        """Return seconds by partition, from the log after position ``at``."""
         text = self._log.read_bytes()[at:].decode(errors="replace")
         found: dict[str, float] = {}
         for topic, partition, seconds in _CLEANED.findall(text):

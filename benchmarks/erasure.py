@@ -40,7 +40,7 @@ _PART = 10_000
 
 
 def values_of(count: int, chance: np.random.Generator) -> pa.BinaryArray:
-    """JSON objects, of which a codec makes about half: random hexadecimal digits in a frame of text."""
+    """Return JSON objects that a codec halves: random hexadecimal digits in a frame of text."""
     head, tail = (
         b'{"event":"view","session":"',
         b'","page":"/products/list","referrer":"https://example.org/","ok":true}',
@@ -55,7 +55,7 @@ def values_of(count: int, chance: np.random.Generator) -> pa.BinaryArray:
 
 
 def write_segment(data: Path, partition: int, base: int, keys: npt.NDArray[np.int64]) -> dict[str, object]:
-    """One file, in a process of its own: its fields."""
+    """Write one file, in a separate process; return its fields."""
     from dataclasses import asdict
 
     from logstore.records.schema import LOG_SCHEMA
@@ -75,12 +75,12 @@ def write_segment(data: Path, partition: int, base: int, keys: npt.NDArray[np.in
 
 
 def keys_in(records: int, per_key: float) -> int:
-    """The number of keys of each partition."""
+    """Return the number of keys of each partition."""
     return max(1, int(records // PARTITIONS / per_key))
 
 
 def make_topic(data: Path, records: int, per_key: float) -> None:
-    """A compacted topic of which each key has ``per_key`` records on average; nothing was compacted."""
+    """Create a compacted topic with ``per_key`` records of each key on average; nothing was compacted."""
     from logstore.delta.topic_table import RollPart, TopicTable
     from logstore.segments.writer import Segment
     from logstore.table_root import open_root
@@ -107,7 +107,7 @@ def make_topic(data: Path, records: int, per_key: float) -> None:
 
 
 def compact(data: Path, _: float) -> int:
-    """Records that are left."""
+    """Compact the topic; return the number of records that are left."""
     from rich.console import Console
 
     from compaction_jobs.applications import SparkApplication
@@ -128,7 +128,7 @@ def compact(data: Path, _: float) -> int:
 
 
 def erase(data: Path, per_key: float) -> int:
-    """Records that went."""
+    """Erase records; return how many were erased."""
     from logstore.broker.authorizer import Authorizer
     from logstore.broker.context import INTERNAL
     from logstore.broker.quotas import Quotas
@@ -198,7 +198,7 @@ def turns(directory: Path, records: int, per_key: float, rounds: int) -> Iterato
     try:
         make_topic(made, records, per_key)
         for number in range(rounds):
-            # Each begins a round as often as the other.
+            # Both begin a round equally often.
             for name in ("compact", "erase") if number % 2 == 0 else ("erase", "compact"):
                 yield name, take_turn(name, made, directory / name, per_key)
     finally:

@@ -6,12 +6,12 @@ import socket
 from pathlib import Path
 
 _PORTS_BEGIN = 10_000
-#: Not the seed of a test: two runs of it may be beside each other.
+#: It must not use the seed of a test: two runs of it may work side by side.
 _CHANCE = random.SystemRandom()
 
 
 def free_port() -> int:
-    """A free port on loopback: none of those that the kernel gives to others."""
+    """Return a free port on loopback, outside the range from which the kernel takes ports."""
     kernels_begin = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         port = _CHANCE.randrange(_PORTS_BEGIN, kernels_begin)

@@ -1,6 +1,4 @@
-"""Consumer groups: commits of offsets over HTTP, and the start of a store that has many. Contenders, as those of
-``ours``.
-"""
+"""Consumer groups: commits over HTTP, and the start of a store that has many. Contenders like those of ``ours``."""
 
 import json
 import time
@@ -13,14 +11,14 @@ from benchmarks.run import Stage
 from benchmarks.server import BenchmarkError, Result, Store, Turn, run_load, turn_of
 
 _OFFSETS_TOPIC = "__consumer_offsets"
-# An empty topic takes commits of its first offset.
+# An empty topic accepts commits of its first offset.
 _OFFSET = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CommitOffsets:
-    """Commits of so many offsets each, to groups in turn; with a ``rate`` (requests a second) an open loop, else as
-    fast as answers come. A record is an offset.
+    """Commits of ``offsets`` offsets each, to groups in turn; with a ``rate`` (requests per second) an open loop, else
+    as fast as responses come. A record is an offset.
     """
 
     groups: int
@@ -59,8 +57,8 @@ class CommitOffsets:
 
 @dataclass(frozen=True, slots=True)
 class LoadOffsets:
-    """What the committed offsets of many keys add to a start: ``ready_s`` and ``resident_mb`` beyond those of the same
-    store without them. They are in the table, as after a clean stop.
+    """The cost of the committed offsets of many keys for a start: ``ready_s`` and ``resident_mb`` beyond those of the
+    same store without them. They are in the table, as after a clean stop.
     """
 
     groups: int
@@ -93,7 +91,7 @@ class LoadOffsets:
 
 
 def _restarted(store: Store) -> tuple[float, float]:
-    """Seconds until the store was ready, and its resident MB a moment later."""
+    """Restart the store; return the seconds until it was ready, and its resident MB a moment later."""
     store.stop()
     store.start()
     time.sleep(1)
@@ -101,6 +99,6 @@ def _restarted(store: Store) -> tuple[float, float]:
 
 
 def _commit(offsets: int) -> bytes:
-    """A request to commit an offset of each partition."""
+    """Return a request body that commits an offset of each partition."""
     asked = [{"topic": TOPIC, "partition": number, "offset": _OFFSET} for number in range(offsets)]
     return json.dumps({"offsets": asked}).encode()

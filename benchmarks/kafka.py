@@ -1,7 +1,7 @@
 """A real Apache Kafka from Maven artifacts: its jars, one broker on loopback or three, and its own tools.
 
-The jars are fetched once into ``.cache/kafka-peer`` (``KAFKA_PEER_HOME`` names another place, which may have them in
-``libs/`` already). The broker's ports are free ones, its data a directory of its own.
+The jars are fetched once into ``.cache/kafka-peer`` (``KAFKA_PEER_HOME`` names another place, which may already have
+them in ``libs/``). The broker gets free ports and a separate data directory.
 """
 
 import base64
@@ -22,7 +22,7 @@ from benchmarks.server import ROOT, BenchmarkError, Server, SingleServer, Store,
 _PEER = ROOT / "benchmarks/kafka-peer"
 _START_SECONDS = 120
 _PATIENCE_MS = 3_600_000
-# As Kafka's own scripts start it.
+# These are the options of Kafka's own scripts.
 _BROKER_OPTIONS = [
     *("-Xms1G", "-Xmx1G", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"),
     *("-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent", "-Djava.awt.headless=true"),
@@ -48,7 +48,7 @@ class Kafka:
         return [self.java, *options, log4j, "-cp", f"{self.libs}/*", main_class, *arguments]
 
     def tool(self, main_class: str, *arguments: str, timeout: float = 120) -> str:
-        """The output of one of Kafka's own tools."""
+        """Run one of Kafka's own tools; return its output."""
         return run_command(self.command(_TOOL_OPTIONS, main_class, *arguments), timeout=timeout)
 
 
@@ -58,7 +58,7 @@ def find_java() -> str | None:
 
 
 def find_kafka() -> Kafka | str:
-    """Kafka, fetched if need be; or what is missing, as a sentence."""
+    """Return Kafka, fetched if needed; or a sentence on what is missing."""
     java = find_java()
     if not java:
         return "Java is missing (sudo apt-get install default-jre-headless)"
@@ -67,13 +67,13 @@ def find_kafka() -> Kafka | str:
 
 
 def find_spark_source() -> tuple[Path, ...] | str:
-    """The jars of Spark's own Kafka source, fetched if need be; or what is missing, as a sentence."""
+    """Return the jars of Spark's own Kafka source, fetched if needed; or a sentence on what is missing."""
     jars = _fetch("spark-jars", "spark-pom.xml")
     return jars if isinstance(jars, str) else tuple(sorted(jars.glob("*.jar")))
 
 
 def find_connect() -> Kafka | str:
-    """Kafka Connect, MirrorMaker 2 and the file connectors, fetched if need be; or what is missing, as a sentence."""
+    """Return Kafka Connect, MirrorMaker 2 and the file connectors, fetched if needed; or what is missing."""
     java = find_java()
     if not java:
         return "Java is missing (sudo apt-get install default-jre-headless)"
@@ -82,7 +82,7 @@ def find_connect() -> Kafka | str:
 
 
 def _fetch(name: str, pom: str) -> Path | str:
-    """The directory of the jars of a ``pom``; or what is missing, as a sentence."""
+    """Return the directory of the jars of a ``pom``; or a sentence on what is missing."""
     home = Path(os.environ.get("KAFKA_PEER_HOME") or ROOT / ".cache/kafka-peer").absolute()
     jars = home / name
     if not jars.is_dir():
@@ -90,7 +90,7 @@ def _fetch(name: str, pom: str) -> Path | str:
         if not maven:
             return "Maven is missing, which fetches Kafka's jars (sudo apt-get install maven)"
         home.mkdir(parents=True, exist_ok=True)
-        # Tests in several processes ask at once. The first one fetches, the others wait for it.
+        # Tests in several processes come here at once. The first one fetches, the others wait for it.
         with FileLock(home / f"{name}.lock"):
             if not jars.is_dir():
                 return _copy(maven, pom, jars)
@@ -98,9 +98,9 @@ def _fetch(name: str, pom: str) -> Path | str:
 
 
 def _copy(maven: str, pom: str, jars: Path) -> Path | str:
-    """``jars``, the directory, with what the ``pom`` names; or what is missing, as a sentence."""
+    """Return the directory ``jars`` with the artifacts of the ``pom``; or a sentence on what is missing."""
     arriving = jars.with_name(f"{jars.name}.arriving")
-    # Of a run that was killed.
+    # It may remain from a run that was killed.
     shutil.rmtree(arriving, ignore_errors=True)
     goal = ["dependency:copy-dependencies", f"-DoutputDirectory={arriving}"]
     try:
@@ -112,13 +112,13 @@ def _copy(maven: str, pom: str, jars: Path) -> Path | str:
 
 
 class KafkaServer(Server):
-    """Something that Kafka's clients can be pointed to. ``bootstrap``: its addresses."""
+    """A server for Kafka's clients. ``bootstrap`` has its addresses."""
 
     kafka: Kafka
     bootstrap: str
-    #: Of a new topic.
+    #: Replicas of a new topic.
     replicas = 1
-    #: The topic that all who read here read, once it is there.
+    #: The topic that all readers share, once it exists.
     filled: str | None = None
 
     def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
@@ -143,8 +143,8 @@ class Broker(SingleServer, KafkaServer):
     """One node in KRaft mode on an empty ``directory``: broker and controller, or the broker ``node_id`` of the cluster
     of ``first``.
 
-    It stands still while others have their turn, which must not pass for a failure: hence its session's length. For the
-    same reason it would wait as long for the end of its former session, were it killed and started again.
+    It is paused while others have their turn, which must not count as a failure: hence the length of its session. For
+    the same reason, after a kill and a restart, it would wait as long for the end of its former session.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Broker(SingleServer, KafkaServer):
         self._properties = directory / "server.properties"
         listeners = f"PLAINTEXT://{self.bootstrap}"
         if first is None:
-            # An id may not begin with a dash: the tool takes it for an option.
+            # An id may not begin with a dash, which the tool takes for an option.
             cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
             self.cluster_id = f"L{cluster_id[1:]}"
             self.controller = f"127.0.0.1:{controller_port}"
@@ -188,7 +188,7 @@ class Broker(SingleServer, KafkaServer):
         self.start()
 
     def start(self) -> None:
-        """Until it says that it has started; ``ready_s`` is how long that took."""
+        """Start the broker, and wait until it reports that; ``ready_s`` is how long it took."""
         log = self._directory / "broker.log"
         command = self.kafka.command(_BROKER_OPTIONS, "kafka.Kafka", str(self._properties))
         began = time.monotonic()
@@ -205,13 +205,13 @@ class Broker(SingleServer, KafkaServer):
 
 
 class KafkaCluster(KafkaServer):
-    """``count`` brokers, the first of them with the controller. A topic has a replica on each."""
+    """A cluster of ``count`` brokers, the first of them with the controller. A topic has a replica on each."""
 
     def __init__(self, kafka: Kafka, directory: Path, count: int) -> None:
         self.kafka = kafka
         self.replicas = count
         self._brokers: list[Broker] = []
-        # As of the session: nobody fetches while all stand still.
+        # As with the session: no broker fetches while all are paused.
         patient = {"replica.lag.time.max.ms": str(_PATIENCE_MS), "replica.socket.timeout.ms": str(_PATIENCE_MS)}
         try:
             for node_id in range(1, count + 1):
@@ -233,7 +233,7 @@ class KafkaCluster(KafkaServer):
 
 
 class ListeningStore(Store, KafkaServer):
-    """Our store with a Kafka listener, for Kafka's own clients. Topics are made over HTTP."""
+    """Our store with a Kafka listener, for Kafka's own clients. Topics are created over HTTP."""
 
     def __init__(self, kafka: Kafka, data: Path, settings: Mapping[str, str] | None = None) -> None:
         self.kafka = kafka

@@ -1,8 +1,8 @@
 """The codec of Kafka's record batches, in C and in numpy: ``python -m benchmarks.kafka_batches``.
 
-Rounds alternate between the two, and between the operations; a figure is the best round's, in million records a second
-of CPU and microseconds of CPU a batch. ``validate`` has the CRC and all checks, ``decode`` makes columns, ``encode`` a
-batch with its CRC.
+Rounds alternate between the two, and between the operations; a figure is the best round's, in million records per
+second of CPU and microseconds of CPU per batch. ``validate`` includes the CRC and all checks, ``decode`` makes columns,
+``encode`` makes a batch with its CRC.
 """
 
 import time
@@ -23,7 +23,7 @@ from logstore.records.schema import HEADERS_TYPE, LOG_SCHEMA, null_headers
 _ROUNDS = 7
 _ROUND_S = 0.03
 _LIMIT = 1 << 26
-#: bytes of a value, records, whether sizes vary, whether there are headers, compression
+#: The bytes of a value, the number of records, whether sizes vary, whether there are headers, the compression.
 CASES = [
     (100, 1, False, False, Compression.NONE),
     (100, 10, False, False, Compression.NONE),
@@ -40,7 +40,7 @@ CASES = [
 
 def records_of(size: int, count: int, *, varied: bool, headers: bool) -> pa.RecordBatch:
     random = Random(1)
-    # Half random and half text: compresses to about 60 %.
+    # Half of it is random and half is text, which compresses to about 60 %.
     values = [
         random.randbytes(length // 2) + b"a" * (length - length // 2)
         for length in (random.randint(size // 2, size * 3 // 2) if varied else size for _ in range(count))

@@ -1,4 +1,4 @@
-"""The machine and versions of a run, so that a result can be read years later."""
+"""The machine and versions of a run, so that a result can be understood years later."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ _SYNCS = 200
 
 
 def describe(directory: Path, peers: Peers) -> dict[str, str]:
-    """``directory`` is where the data will be."""
+    """Describe the machine; ``directory`` is where the data will be."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": _first_line("git", "-C", str(ROOT), "describe", "--always", "--dirty"),
@@ -43,7 +43,7 @@ def _processor() -> str:
 
 
 def _sync_ms(directory: Path) -> float:
-    """The median of what one fdatasync takes after an append of 4 KB."""
+    """Return the median time of one fdatasync after an append of 4 KB."""
     times = []
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
         for _ in range(_SYNCS):

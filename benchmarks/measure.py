@@ -1,6 +1,6 @@
 """Measures, goals and results of a run: plain values and arithmetic, no processes.
 
-A ratio is always ours over theirs within one round, when both ran one after the other; a machine that was slower for a
+A ratio is always ours over theirs within one round, when both ran one after the other: a machine that was slower for a
 while slowed both down. Reports give the median of a ratio over the rounds, with the lowest and the highest.
 """
 
@@ -11,16 +11,17 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One turn of one contender. None: not measured there. A MB is a million bytes.
+    """One turn of one contender. None means that it was not measured. A MB is a million bytes.
 
-    ``mb_s`` counts keys and values alone. ``server_cpu_us`` and ``client_cpu_us`` are CPU time per record.
-    ``peak_mb`` is the most that the server process has had resident since its start (VmHWM), ``resident_mb`` what it
-    has at the end of the turn. ``ready_s``: from the start of the process until it is ready, ``live_s``: until it says
-    that it lives, ``stop_s``: from SIGTERM to its end. ``joined_s``: from its start until its replicas are in sync,
-    which took ``joined_cpu_s`` of CPU time. ``outage_s``: from the end of a leader until each partition has
-    acknowledged a record. ``longest_ms``: the longest wait of a request. ``rest_percent``: of a core, without requests.
-    CPU time a record of a cluster's parts: ``leader_cpu_us``, ``follower_cpu_us`` (of one), ``forwarder_cpu_us`` (of a
-    broker that sends records on). ``throttled``: answers 429. ``errors``: those that a client's program saw.
+    ``mb_s`` counts only keys and values. ``server_cpu_us`` and ``client_cpu_us`` are CPU time per record. ``peak_mb``
+    is the highest resident size of the server process since its start (VmHWM), ``resident_mb`` that at the end of the
+    turn. ``ready_s`` is the time from the start of the process until it is ready, ``live_s`` until its liveness check
+    succeeds, ``stop_s`` from SIGTERM to its end. ``joined_s`` is from its start until its replicas are in sync, which
+    took ``joined_cpu_s`` of CPU time. ``outage_s`` is from the end of a leader until each partition has acknowledged a
+    record. ``longest_ms`` is the longest wait of a request, ``rest_percent`` the share of a core without requests.
+    ``leader_cpu_us``, ``follower_cpu_us`` (of one) and ``forwarder_cpu_us`` (of a broker that forwards records) are CPU
+    time per record of a cluster's parts. ``throttled`` counts responses with 429, ``errors`` those that a client's
+    program saw.
     """
 
     records_s: float | None = None
@@ -85,8 +86,8 @@ assert list(METRICS) == [field.name for field in fields(Sample)]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``of`` / ``against`` in ``metric`` (without ``against``: the figure of ``of``) is to be at least or at most
-    so much; without a bound it is only told. Both are names of contenders.
+    """A goal: ``of`` / ``against`` in ``metric`` (without ``against``: the figure of ``of``) has to be at least or at
+    most this value; without a bound it is only reported. Both are names of contenders.
     """
 
     metric: str
@@ -102,7 +103,7 @@ class Target:
         return f"<= {self.at_most:,.4g}" if self.at_most is not None else ""
 
     def reached(self, value: float) -> bool | None:
-        """None without a bound."""
+        """Return True if the value reaches the bound; None without a bound."""
         if self.at_least is not None:
             return value >= self.at_least
         return value <= self.at_most if self.at_most is not None else None
@@ -110,7 +111,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A target, and the value of every round that had one."""
+    """A target, and its value in every round that had one."""
 
     target: Target
     values: tuple[float, ...]
@@ -126,13 +127,13 @@ class Finding:
 
     @property
     def text(self) -> str:
-        """``1.23 (1.10-1.31)``: the median, the lowest and the highest."""
+        """The text ``1.23 (1.10-1.31)``: the median, the lowest and the highest."""
         numbers = [_short(value) for value in (self.median, min(self.values), max(self.values))]
         return f"{numbers[0]} ({numbers[1]}-{numbers[2]})"
 
 
 def find(target: Target, samples: Mapping[str, Sequence[Sample]]) -> Finding | None:
-    """Round for round, ``samples`` by contender; None when not one round has both values."""
+    """Compute the target for each round of ``samples`` (by contender); None if no round has both values."""
     own = [getattr(sample, target.metric) for sample in samples.get(target.of, ())]
     if target.against is None:
         values = [value for value in own if value is not None]
@@ -143,7 +144,7 @@ def find(target: Target, samples: Mapping[str, Sequence[Sample]]) -> Finding | N
 
 
 def median_sample(samples: Sequence[Sample]) -> Sample:
-    """Each figure's median over the turns."""
+    """Return each figure's median over the turns."""
     middle = {}
     for name in METRICS:
         values = [value for sample in samples if (value := getattr(sample, name)) is not None]

@@ -1,4 +1,4 @@
-"""Operations of a store beside answers: rolls, starts, recovery, waiting readers. Contenders, as those of ``ours``."""
+"""Operations of a store besides requests: rolls, starts, recovery, waiting readers. Contenders like in ``ours``."""
 
 import itertools
 import socket
@@ -18,7 +18,7 @@ from benchmarks.workload import Workload
 from logstore.client.admin import Admin
 from logstore.client.producer import Producer
 
-# After this the work that a start leaves for later is done.
+# After these seconds the work that a start leaves for later is done.
 _AT_REST_SECONDS = 12
 
 
@@ -65,7 +65,7 @@ class LatencyWhileRolling:
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """How fast un-sealed records become a Delta table's: from the request to roll until its answer."""
+    """How fast unsealed records become a Delta table's: from the roll request until its response."""
 
     workload: Workload
     records: int
@@ -97,7 +97,7 @@ class Roll:
 
 @dataclass(frozen=True, slots=True)
 class ColdStart:
-    """A process on an empty directory, until it answers."""
+    """The start of a process on an empty directory, until it responds."""
 
     name: str = "ours"
     needs: tuple[str, ...] = ()
@@ -130,7 +130,7 @@ class BrokerColdStart:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The start after kill -9 with so many records in the journal alone, until it answers; then all must be there."""
+    """The start after kill -9 with this many records only in the journal, until it responds; then all must exist."""
 
     workload: Workload
     records: int
@@ -159,7 +159,7 @@ class Recovery:
 @dataclass(frozen=True, slots=True)
 class BrokerRecovery:
     """The same for a broker: a killed one reads the last segment of every partition again, and waits until its former
-    session is over (broker.session.timeout.ms, 9 s as it ships).
+    session is over (broker.session.timeout.ms, 9 s by default).
     """
 
     workload: Workload
@@ -238,7 +238,7 @@ class ManyTopics:
 
 @dataclass(frozen=True, slots=True)
 class IdlePolls:
-    """The resident memory of a store with many long polls at the end of a topic that is in the journal alone."""
+    """The resident memory of a store with many long polls at the end of a topic that is only in the journal."""
 
     workload: Workload
     records: int
@@ -281,10 +281,9 @@ class IdlePolls:
 
 @dataclass(frozen=True, slots=True)
 class EventStreams:
-    """Many Server-Sent Events clients on one topic, and records at a fixed rate: every client has all, in one order.
+    """Many Server-Sent Events clients on one topic, and records at a fixed rate: every client gets all, in one order.
 
-    Records of the sample are those that all clients got, together; the latency is from when a record was due to be
-    produced.
+    Records of the sample are the sum over all clients; the latency counts from when a record was due to be produced.
     """
 
     streams: int = 1_000

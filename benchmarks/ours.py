@@ -24,15 +24,13 @@ from benchmarks.server import (
 from benchmarks.workload import CONTENT_TYPES, Form, Workload, write_bodies
 
 TOPIC = "bench"
-#: A machine that fills a topic more slowly than this is no machine for benchmarks.
+#: A machine that fills a topic more slowly than this is not fit for benchmarks.
 _FILL_BYTES_S = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class HttpProduce:
-    """Bodies made beforehand, posted as fast as answers come; every answer after its fsync, in a cluster on all
-    replicas.
-    """
+    """Bodies made beforehand, posted as fast as responses come, each after its fsync, in a cluster on all replicas."""
 
     workload: Workload
     form: Form = "json"
@@ -51,7 +49,7 @@ class HttpProduce:
 
 @dataclass(frozen=True, slots=True)
 class WrkProduce:
-    """wrk, one thread: the leanest client for small requests."""
+    """wrk with one thread, the leanest client for small requests."""
 
     workload: Workload
     form: Form = "json"
@@ -102,7 +100,7 @@ class HttpLatency:
 
 @dataclass(frozen=True, slots=True)
 class ClientProduce:
-    """``logstore.Producer``: columns in (``send_batch``), or one record a call (``send``)."""
+    """``logstore.Producer``: columns (``send_batch``), or one record per call (``send``)."""
 
     workload: Workload
     call: str = "send_batch"
@@ -122,7 +120,7 @@ class ClientProduce:
 
 @dataclass(frozen=True, slots=True)
 class HttpFetch:
-    """The whole topic from its beginning, Arrow answers: from the journal (``sealed`` False) or from Parquet."""
+    """The whole topic from its beginning as Arrow, from the journal (``sealed`` False) or from Parquet."""
 
     workload: Workload
     records: int
@@ -148,7 +146,7 @@ class HttpFetch:
 
 @dataclass(frozen=True, slots=True)
 class ClientConsume:
-    """``logstore.Consumer`` over the whole topic: columns (``poll_arrow``) or one object a record (``poll``)."""
+    """``logstore.Consumer`` over the whole topic: columns (``poll_arrow``) or one object per record (``poll``)."""
 
     workload: Workload
     records: int
@@ -168,14 +166,14 @@ class ClientConsume:
 
 
 def run_client(specification: Mapping[str, Any], checkout: Path) -> Result:
-    """The Python client of ``checkout``."""
+    """Run the Python client of ``checkout``."""
     return run_load("logstore_client", specification, python=python_of(checkout), checkout=checkout)
 
 
 def http_specification(
     stage: Stage, store: Storage, workload: Workload, form: Form, topic: str = TOPIC
 ) -> dict[str, object]:
-    """The arguments of the HTTP load programs, but for the time."""
+    """Return the arguments of the HTTP load programs, except the time."""
     return {
         "servers": store.servers(topic, workload),
         "content_type": CONTENT_TYPES[form],
@@ -186,12 +184,12 @@ def http_specification(
     }
 
 
-#: A topic that rolls only when it is told to.
+#: Configuration of a topic that rolls only on request.
 NO_ROLL = {"segment.bytes": str(2**31 - 1), "segment.ms": str(86_400_000)}
 
 
 def fill(stage: Stage, store: Storage, workload: Workload, records: int, topic: str = TOPIC) -> None:
-    """Post ``records`` records in Arrow, and check that they are there."""
+    """Post ``records`` records in Arrow, and check that they are stored."""
     before = store.stored(topic)
     specification = http_specification(stage, store, workload, "arrow", topic)
     seconds = max(300, records * workload.record_bytes // _FILL_BYTES_S)
@@ -209,7 +207,7 @@ def filled_store(
     sealed: bool,
     settings: Mapping[str, str] | None = None,
 ) -> Store:
-    """A store, standing still, with so many records: all in the journal, or all in Parquet."""
+    """Return a paused store with this many records: all in the journal, or all in Parquet."""
     store = stage.store(name, settings)
     store.create_topic(TOPIC, workload.partitions, NO_ROLL)
     fill(stage, store, workload, records)
@@ -222,7 +220,7 @@ def filled_store(
 def _checked_load(
     program: str, specification: Mapping[str, Any], store: Storage, checkout: Path = ROOT
 ) -> Callable[[float], Result]:
-    """A load that fails when the store does not show all that it has acknowledged in this turn and before."""
+    """Return a load that fails if the store does not show all records that it has ever acknowledged."""
     acknowledged = 0
 
     def load(seconds: float) -> Result:

@@ -1,5 +1,5 @@
-"""Ratios as a picture: a row for each, a dot at the median, a line from the lowest round to the highest, a mark where
-it is to be. Logarithmic, so that twice as fast and half as fast are equally far from even.
+"""Ratios as a picture: a row for each, a dot at the median, a line from the lowest round to the highest, a mark at the
+target. It is logarithmic, so that twice as fast and half as fast are equally far from even.
 """
 
 import math
@@ -16,7 +16,7 @@ _TITLE = "ours / theirs: the median, the lowest and the highest round; | is the 
 
 
 def ratios_svg(findings: Sequence[tuple[str, Finding]]) -> str:
-    """``findings``: the case's name with each. Those without somebody to compare with are no ratios, and left out."""
+    """Return the picture. ``findings`` has the case's name with each; those without a comparison are left out."""
     ratios = [(case, found) for case, found in findings if found.target.against is not None and min(found.values) > 0]
     ends = [value for _, found in ratios for value in (*found.values, *_bounds(found))]
     low, high = min([0.5, *ends]) / 1.1, max([2.0, *ends]) * 1.1

@@ -1,4 +1,4 @@
-"""One table of a run, for the terminal, as Markdown and as JSON; the plot is made in ``plot``."""
+"""One table of a run, for the terminal, as Markdown and as JSON; ``plot`` makes the plot."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,12 +12,12 @@ from benchmarks.measure import METRICS, Finding, Sample, median_sample
 from benchmarks.plot import ratios_svg
 from benchmarks.run import CaseResult
 
-#: A table that is broken to fit is no table.
+#: A table that is folded to fit cannot be read.
 _WIDTH_MIN = 200
 
 
 def rows(results: Sequence[CaseResult]) -> tuple[list[str], list[list[str]]]:
-    """Head and body: a row for each contender of each case, with the medians of its measures over the rounds.
+    """Return head and body: a row for each contender of each case, with the medians of its measures over the rounds.
 
     The last column has the findings: the ratio of ours to it, or our own figure, and the target.
     """
@@ -104,7 +104,7 @@ def write(
     environment: Mapping[str, str],
     settings: Mapping[str, float],
 ) -> list[Path]:
-    """``<name>.json``, ``.md`` and ``.svg`` in ``directory``."""
+    """Write ``<name>.json``, ``.md`` and ``.svg`` in ``directory``."""
     directory.mkdir(parents=True, exist_ok=True)
     texts = {
         "json": as_json(results, environment, settings),

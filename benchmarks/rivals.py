@@ -1,7 +1,7 @@
 """Kafka's clients: its own performance tools (Java) and confluent-kafka (Python over librdkafka).
 
-They are on Kafka's side of the comparisons, and with ``ours`` they have our store's Kafka listener instead of a broker.
-``fsync``: the topic has flush.messages=1, so that the broker syncs before it acknowledges, as our store always does.
+They are on Kafka's side of the comparisons; with ``ours`` they use our store's Kafka listener instead of a broker. With
+``fsync`` the topic has flush.messages=1, so that the broker syncs before it acknowledges, as our store always does.
 """
 
 import itertools
@@ -26,11 +26,11 @@ PRODUCED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class JavaProduce:
-    """ProducerPerformance, acks=all, without keys (it knows none), values drawn from the same ones as ours.
+    """ProducerPerformance with acks=all, without keys (it has none), and values drawn from the same ones as ours.
 
-    It sends a number of records, not for a time: as many as its best turn so far did in the time of this one, and so
-    many at least that they outweigh the warm-up of its JVM. ``defaults``: its batches are as the producer ships, else
-    of 256 KiB within 5 ms.
+    It sends a number of records, not for a time: as many as its best turn so far sent in that time, and at least enough
+    to outweigh the warm-up of its JVM. With ``defaults`` its batches are the producer's default, else 256 KiB within 5
+    ms.
     """
 
     workload: Workload
@@ -39,7 +39,7 @@ class JavaProduce:
     defaults: bool = False
     name: str = "kafka"
     needs: tuple[str, ...] = ("kafka",)
-    #: Three brokers, and as many replicas; min.insync.replicas 2.
+    #: Use three brokers with three replicas and min.insync.replicas 2.
     replicated: bool = False
     ours: bool = False
 
@@ -80,14 +80,14 @@ class JavaProduce:
 
 @dataclass(frozen=True, slots=True)
 class JavaConsume:
-    """ConsumerPerformance over the whole topic; the time of its fetches alone, without that of joining its group."""
+    """ConsumerPerformance over the whole topic; only its fetches count, without the time of joining its group."""
 
     workload: Workload
     records: int
     name: str = "kafka"
     needs: tuple[str, ...] = ("kafka",)
     ours: bool = False
-    #: From Parquet instead of the journal; of ours alone.
+    #: Read from Parquet instead of the journal; only for ours.
     sealed: bool = False
 
     def start(self, stage: Stage) -> Turn:
@@ -111,7 +111,7 @@ class JavaConsume:
 
 @dataclass(frozen=True, slots=True)
 class Confluent:
-    """confluent-kafka in Python. ``call``: produce (a loop, keyed), latency (a fixed rate, linger 0) or consume."""
+    """confluent-kafka in Python. ``call`` is produce (a loop, keyed), latency (a fixed rate, linger 0) or consume."""
 
     workload: Workload
     call: str = "produce"
@@ -148,9 +148,7 @@ class Confluent:
 
 @dataclass(frozen=True, slots=True)
 class IdleConsumers:
-    """Consumers that wait at the end of all partitions, each with a connection and a fetch session of its own: the
-    server's share of a core.
-    """
+    """Consumers that wait at the end of all partitions, each with a fetch session: the server's load."""
 
     consumers: int = 1_000
     partitions: int = 4
@@ -168,7 +166,7 @@ class IdleConsumers:
         specification |= {"max_wait_ms": self.max_wait_ms}
 
         def turn(seconds: float) -> Sample:
-            # Each consumer has asked several times, and the joining of all is over.
+            # By then each consumer has asked several times, and all have joined.
             seconds = max(10.0, seconds, 2 * self.max_wait_ms / 1000)
             with broker.awake():
                 result = run_load("idle_consumers", {**specification, "pids": list(broker.pids), "seconds": seconds})
@@ -184,12 +182,12 @@ _numbers = itertools.count()
 
 
 def server_of(stage: Stage, name: str, *, ours: bool) -> KafkaServer:
-    """The one that a contender's clients are pointed to, standing still."""
+    """Return the paused server for a contender's clients."""
     return stage.listening_store(name) if ours else stage.broker()
 
 
 def topic_of(broker: KafkaServer, name: str, partitions: int, *, fsync: bool) -> str:
-    """A new topic for one contender."""
+    """Create a new topic for one contender; return its name."""
     topic = f"{name.replace(' ', '-').replace(',', '')}-{next(_numbers)}"
     configs = {"flush.messages": "1"} if fsync else {}
     if broker.replicas > 1:
@@ -199,7 +197,7 @@ def topic_of(broker: KafkaServer, name: str, partitions: int, *, fsync: bool) ->
 
 
 def filled_topic(stage: Stage, broker: KafkaServer, workload: Workload, records: int, *, sealed: bool = False) -> str:
-    """A topic with so many records, sent by Kafka's producer; all that read it read the same one.
+    """Return a topic with this many records, sent by Kafka's producer; all readers share it.
 
     Ours has them in the journal, or ``sealed``.
     """

@@ -11,15 +11,13 @@ from benchmarks.kafka import Broker, Kafka, KafkaCluster, ListeningStore
 from benchmarks.measure import METRICS, Finding, Sample, Target, find
 from benchmarks.server import ROOT, BenchmarkError, Storage, Store, Turn
 
-#: The measures of a turn that are told at once.
+#: The measures of a turn that are printed at once.
 _TOLD = ("records_s", "p99_ms", "ready_s", "joined_s", "outage_s", "longest_ms", "errors", "rest_percent")
 
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """Tools of this machine, None where one is missing. ``confluent``, ``wrk`` and ``zookeeper`` (the Java that runs
-    it) are paths.
-    """
+    """Tools of this machine, None if missing. ``confluent``, ``wrk`` and ``zookeeper`` (its Java) are paths."""
 
     kafka: Kafka | None = None
     confluent: str | None = None
@@ -28,7 +26,7 @@ class Peers:
 
 
 class Contender(Protocol):
-    """One of those that are compared. ``needs`` names fields of Peers."""
+    """One side of a comparison. ``needs`` names fields of Peers."""
 
     @property
     def name(self) -> str: ...
@@ -37,15 +35,14 @@ class Contender(Protocol):
     def needs(self) -> tuple[str, ...]: ...
 
     def start(self, stage: "Stage") -> Turn:
-        """Start servers, make topics and bodies. The function that it returns is called once for every turn."""
+        """Start servers, make topics and bodies; return the function to call for every turn."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``contenders``: ours first. ``targets``: the goals, and ratios that are only reported.
-
-    ``rounds``: at most so many, for cases that need no more.
+    """A case. ``contenders`` begin with ours; ``targets`` are the goals, and ratios that are only reported; ``rounds``
+    is a maximum, for cases that need no more.
     """
 
     name: str
@@ -57,7 +54,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """``samples``: by contender, one for each round. ``absent``: contenders left out, and the missing tools."""
+    """The samples of each contender, one per round. ``absent`` has contenders left out, and the missing tools."""
 
     case: Case
     samples: Mapping[str, Sequence[Sample]]
@@ -71,9 +68,7 @@ class CaseResult:
 
 @dataclass
 class Stage:
-    """The surroundings of a case's contenders: a directory; one broker of Kafka, and a cluster of them, if any of the
-    contenders asks for it.
-    """
+    """The surroundings of a case's contenders: a directory, and a broker or a cluster of Kafka if one needs it."""
 
     directory: Path
     peers: Peers
@@ -84,11 +79,11 @@ class Stage:
     _kafka_cluster: KafkaCluster | None = None
 
     def store(self, name: str, settings: Mapping[str, str] | None = None) -> Store:
-        """A store of its own; it ends with the case."""
+        """Start a separate store, which ends with the case."""
         return self.stack.enter_context(Store(self._data(name), settings, checkout=self.checkout))
 
     def listening_store(self, name: str) -> ListeningStore:
-        """The same with a listener for Kafka's clients."""
+        """Start a store with a listener for Kafka's clients."""
         assert self.peers.kafka is not None
         return self.stack.enter_context(ListeningStore(self.peers.kafka, self._data(name)))
 
@@ -100,19 +95,19 @@ class Stage:
         *,
         session_timeout_ms: int | None = None,
     ) -> Cluster:
-        """The same of a cluster. One with a ``session_timeout_ms`` is not to stand still."""
+        """Start a cluster. One with a ``session_timeout_ms`` must not be paused."""
         cluster = Cluster(self._data(name), brokers, settings, session_timeout_ms=session_timeout_ms)
         return self.stack.enter_context(cluster)
 
     def storage(self, name: str, brokers: int) -> Storage:
-        """A store for one broker, or else a cluster."""
+        """Start a store for one broker, else a cluster."""
         return self.store(name) if brokers == 1 else self.cluster(name, brokers)
 
     def _data(self, name: str) -> Path:
         return self.directory / name.replace(" ", "-").replace(",", "")
 
     def broker(self) -> Broker:
-        """The broker, standing still."""
+        """Return the broker, paused."""
         if self._broker is None:
             assert self.peers.kafka is not None
             self._broker = Broker(self.peers.kafka, self.directory / "kafka")
@@ -121,7 +116,7 @@ class Stage:
         return self._broker
 
     def kafka_cluster(self) -> KafkaCluster:
-        """Three brokers, standing still."""
+        """Return three brokers, paused."""
         if self._kafka_cluster is None:
             assert self.peers.kafka is not None
             self._kafka_cluster = KafkaCluster(self.peers.kafka, self.directory / "kafka-cluster", REPLICAS)
@@ -133,7 +128,7 @@ class Stage:
 def run_case(
     case: Case, directory: Path, peers: Peers, *, rounds: int, seconds: float, tell: Callable[[str], None]
 ) -> CaseResult:
-    """``rounds`` rounds after one to warm up, which does not count. Raises BenchmarkError; it names the contender."""
+    """Run ``rounds`` rounds after one warm-up, which does not count. Raises BenchmarkError naming the contender."""
     lacking = {
         contender.name: ", ".join(need for need in contender.needs if getattr(peers, need) is None)
         for contender in case.contenders
@@ -161,7 +156,7 @@ def run_case(
 
 @contextmanager
 def _named(side: str) -> Iterator[None]:
-    """A failure says on which side and when it was."""
+    """Add the side and the round to the message of a failure."""
     try:
         yield
     except BenchmarkError as error:

@@ -1,8 +1,8 @@
 """Server processes under measurement: our store, and the parts that it shares with a Kafka broker and with clusters.
 
 Invariants: a server runs only during its turn (SIGSTOP before and after), so that the work that it puts off (rolls,
-cleaning, garbage) costs its own turns and nobody else's. A server listens on loopback, and is ended by its own pid,
-with SIGKILL: its data are thrown away.
+cleaning, garbage) costs only its own turns. A server listens on loopback, and is ended by its own pid, with SIGKILL,
+because its data are thrown away.
 """
 
 import json
@@ -36,20 +36,20 @@ Turn = Callable[[float], Sample]
 
 
 class BenchmarkError(RuntimeError):
-    """A server or a load program failed; the message is for the person who runs the benchmark."""
+    """Raised if a server or a load program failed; the message is for the user who runs the benchmark."""
 
 
 class Server(ABC):
-    """Processes that serve together, and what /proc knows of them: CPU time and memory are sums."""
+    """Processes that serve together, and their figures in /proc: CPU time and memory are sums."""
 
     @property
     @abstractmethod
     def pids(self) -> Sequence[int]:
-        """The processes that are measured, and stand still together."""
+        """The processes that are measured, and paused together."""
 
     @abstractmethod
     def kill(self) -> None:
-        """End all of them; nothing happens to what has ended."""
+        """End all of them; those that have ended are ignored."""
 
     def pause(self) -> None:
         self._signal(signal.SIGSTOP)
@@ -79,7 +79,7 @@ class Server(ABC):
 
     @property
     def cpu_s_by_measure(self) -> Mapping[str, float]:
-        """The same, by the measure of a sample that it counts for."""
+        """CPU time by the measure of a sample for which it counts."""
         return {"server_cpu_us": self.cpu_s}
 
     @property
@@ -115,7 +115,7 @@ class SingleServer(Server):
 
 
 def cpu_s_of(pid: int) -> float:
-    """CPU time of a process since its start, of user and system."""
+    """Return the CPU time of a process since its start, of user and system."""
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except FileNotFoundError:
@@ -136,13 +136,13 @@ def _ended() -> BenchmarkError:
 
 
 class Storage(Server):
-    """Our store: one broker, or those of a cluster. ``url`` has the addresses of all, separated by commas."""
+    """Our store: one broker, or those of a cluster. ``url`` has all addresses, separated by commas."""
 
     url: str
 
     @abstractmethod
     def servers(self, topic: str, workload: Workload) -> list[dict[str, Any]]:
-        """The ``servers`` of a load program: where requests of ``workload`` are posted to, and their paths."""
+        """Return the ``servers`` of a load program: where requests of ``workload`` are posted, and their paths."""
 
     @abstractmethod
     def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str] | None = None) -> None: ...
@@ -152,7 +152,7 @@ class Storage(Server):
             admin.roll(topic)
 
     def stored(self, topic: str) -> int:
-        """Records that readers see."""
+        """Return the number of records that readers see."""
         with Admin(self.url, request_timeout_ms=60_000) as admin:
             return sum(
                 found.high_watermark - found.log_start_offset for found in admin.describe_topic(topic).partitions
@@ -161,8 +161,7 @@ class Storage(Server):
 
 class Store(SingleServer, Storage):
     """``logstore serve`` on ``data``, with the defaults and ``settings`` (names of LOGSTORE_* without that prefix).
-
-    ``live_s`` is known of one that has a ``port`` of its own.
+    ``live_s`` is only known if ``port`` is given.
     """
 
     live_s: float | None = None
@@ -178,7 +177,7 @@ class Store(SingleServer, Storage):
         self.start()
 
     def start(self) -> None:
-        """Until it is ready; ``ready_s`` is how long that took, ``live_s`` until it first answered."""
+        """Start, and wait until it is ready after ``ready_s``; ``live_s`` is the time until its first response."""
         began = time.monotonic()
         self.process = spawn(
             ["serve", "--data", str(self.data), "--host", "127.0.0.1", "--port", str(self._port)],
@@ -197,7 +196,7 @@ class Store(SingleServer, Storage):
         self.url = line.removeprefix("listening on ").strip()
 
     def _answers(self, url: str) -> bool:
-        """Whether it did before it ended, or was ready."""
+        """Return True if it responded before it ended."""
         while self.process.poll() is None:
             try:
                 with urlopen(url, timeout=_START_SECONDS):
@@ -207,7 +206,7 @@ class Store(SingleServer, Storage):
         return False
 
     def stop(self) -> float:
-        """SIGTERM; the seconds until it has ended."""
+        """Send SIGTERM; return the seconds until it has ended."""
         began = time.monotonic()
         self.process.terminate()
         self.process.wait(_START_SECONDS)
@@ -221,7 +220,7 @@ class Store(SingleServer, Storage):
         return [{**self.address, "paths": workload.paths(topic)}]
 
     def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
-        # Not by our client: an earlier store does not know all that it asks for.
+        # Our client is not used here, because an earlier store does not know all of its requests.
         with httpx.Client(base_url=self.url, timeout=120) as client:
             (cluster,) = client.get("/v3/clusters").raise_for_status().json()["data"]
             entries = [{"name": name, "value": value} for name, value in (configs or {}).items()]
@@ -234,10 +233,10 @@ class Store(SingleServer, Storage):
 def spawn(
     arguments: Sequence[str], *, directory: Path, log: Path, settings: Mapping[str, str], checkout: Path
 ) -> subprocess.Popen[str]:
-    """``logstore`` of a checkout, with stderr in ``log``; ``settings``: environment variables."""
+    """Start ``logstore`` of a checkout, with stderr in ``log``; ``settings`` are environment variables."""
     # Settings of this shell or of conf/logstore.toml are for another store.
     environment = {name: text for name, text in os.environ.items() if not name.startswith("LOGSTORE_")}
-    # An installed store has its modules compiled; the round that warms up compiles those of a checkout.
+    # An installed store has its modules compiled; the warm-up round compiles those of a checkout.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with log.open("ab") as errors:
         return subprocess.Popen(
@@ -252,7 +251,7 @@ def spawn(
 
 
 def first_line(process: subprocess.Popen[str]) -> str:
-    """What a process has printed when it is ready; empty if it ends before, or takes too long."""
+    """Return the line that a process prints when it is ready; empty if it ends before, or takes too long."""
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], _START_SECONDS)
     return process.stdout.readline() if ready else ""
@@ -280,7 +279,7 @@ class Result:
 
 
 def python_of(checkout: Path) -> str:
-    """The interpreter of a checkout's environment; of this one's it is the one that runs."""
+    """Return the interpreter of a checkout's environment; for this checkout it is the running one."""
     return sys.executable if checkout == ROOT else str(checkout / ".venv/bin/python")
 
 
@@ -303,7 +302,7 @@ def result_of(found: Mapping[str, Any]) -> Result:
 
 
 def run_command(command: list[str], *, timeout: float, input_text: str = "", directory: Path = ROOT) -> str:
-    """The stdout of a program that ended with exit code 0 within its time."""
+    """Run a program that must end with exit code 0 within its time; return its stdout."""
     try:
         done = subprocess.run(
             command, input=input_text, capture_output=True, text=True, timeout=timeout, cwd=directory, check=False
@@ -316,9 +315,10 @@ def run_command(command: list[str], *, timeout: float, input_text: str = "", dir
 
 
 def turn_of(server: Server, record_bytes: int, load: Callable[[float], Result]) -> Turn:
-    """A turn in which ``load`` (called with its seconds) runs on ``server`` while all others stand still.
+    """Return a turn in which ``load`` (called with its seconds) runs on ``server`` while all others are paused.
 
-    Pages that it left unwritten are on the disk before the next turn begins. BenchmarkError if no record got through.
+    Pages that it left unwritten are on the disk before the next turn begins. Raises BenchmarkError if no record got
+    through.
     """
 
     def turn(seconds: float) -> Sample:
@@ -350,13 +350,13 @@ def turn_of(server: Server, record_bytes: int, load: Callable[[float], Result]) 
 
 
 def _cpu_s_of_loads() -> float:
-    """CPU time of all load programs that have ended, with their start."""
+    """Return the CPU time of all load programs that have ended, including their start."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def allow_open_files(count: int) -> None:
-    """For this process and those that it starts."""
+    """Raise the limit of open files for this process and its children."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < count:
         raise BenchmarkError(f"{count} open files are needed, `ulimit -Hn` allows {hard}")

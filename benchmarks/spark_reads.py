@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PARTITIONS = 2
-#: Names of what is asked, by what it is compared with: rows a second of the first by those of the second.
+#: Pairs of queries to compare: the rows per second of the first divided by those of the second.
 RATIOS = (
     ("read_offsets, sealed", "kafka"),
     ("read_offsets, tail", "kafka"),
@@ -106,7 +106,7 @@ def _run(stack: ExitStack, directory: Path, given: argparse.Namespace) -> None:
 
 
 def _sealed_store(stage: Stage, name: str, workload: Workload, records: int, segments: int) -> Store:
-    """A store, standing still, with so many segments of each partition."""
+    """Return a paused store with this many segments of each partition."""
     if segments == 1:
         return filled_store(stage, name, workload, records, sealed=True)
     store = stage.store(name)
@@ -132,7 +132,7 @@ def _session(jars: Sequence[Path]) -> "SparkSession":
 
 
 def _range(share: float, records: int) -> tuple[int, int]:
-    """Offsets of each partition, from its middle."""
+    """Return offsets of each partition, from its middle."""
     length = int(records * share / PARTITIONS)
     start = 0 if share == 1 else records // PARTITIONS // 2
     return start, start + length
@@ -144,7 +144,7 @@ def _by_read_offsets(spark: "SparkSession", url: str, records: int) -> Callable[
     def query(share: float) -> "DataFrame":
         start, end = _range(share, records)
         starts, ends = dict.fromkeys(range(PARTITIONS), start), dict.fromkeys(range(PARTITIONS), end)
-        # The columns that Spark's Kafka source has without headers.
+        # These are the columns that Spark's Kafka source has without headers.
         return read_offsets(spark, TOPIC, starts, ends, bootstrap=url).drop("headers")
 
     return query
@@ -155,7 +155,7 @@ def _by_source(
 ) -> Callable[[float], "DataFrame"]:
     def query(share: float) -> "DataFrame":
         if share == 1:
-            # Kafka's producer does not give each partition as many records: no range of offsets is said.
+            # Kafka's producer does not give each partition the same number of records, so no range of offsets is set.
             return spark.read.format(name).options(**options).load()
         start, end = _range(share, records)
         offsets = {
@@ -183,7 +183,7 @@ def _measure(
     rounds: int,
     records: int,
 ) -> dict[str, list[float]]:
-    """Seconds of each query, from making the DataFrame to its last row."""
+    """Return the seconds of each query, from creating the DataFrame to its last row."""
     seconds: dict[str, list[float]] = {name: [] for name in queries}
     for number in range(rounds + 1):
         for name, query in queries.items():

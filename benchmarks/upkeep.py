@@ -1,5 +1,5 @@
-"""Upkeep of tables: joining small segments; rolls and starts of an old topic; reads of a table of which another writer
-has deleted rows. Contenders, as those of ``ours``.
+"""Upkeep of tables: joining small segments; rolls and starts of an old topic; reads of a table in which another writer
+has deleted rows. Contenders like those of ``ours``.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from tests.support.table_features import turn_on
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """MB/s of record data of ``logstore job merge``, from its begin to its end; the start of Python does not count."""
+    """MB/s of record data of ``logstore job merge``, from beginning to end; the start of Python does not count."""
 
     workload: Workload
     rolls: int
@@ -58,7 +58,7 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class MaskedConsume:
-    """As ``ClientConsume`` of sealed history, rolled many times. With ``masked`` each tenth file has a deletion
+    """``ClientConsume`` of sealed history that was rolled many times. With ``masked`` each tenth file has a deletion
     vector for a hundredth of its rows.
     """
 
@@ -89,7 +89,7 @@ class MaskedConsume:
 
 
 def mask_rows(table: Path, *, each_file: int = 10, each_row: int = 100) -> int:
-    """Delete rows of a table as Spark does with deletion vectors on; how many."""
+    """Delete rows of a table as Spark does with deletion vectors on; return how many."""
     files = open_table(table)
     state = LogReplay(files).state().table
     assert state is not None
@@ -116,8 +116,8 @@ def _bound(file: AddedFile, at: int) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class AgedTopic:
-    """A topic that was rolled so many times, with one record each: a roll (its time, and CPU time of the store by
-    record), and the start of the store. The store merges beside it, as it does by itself.
+    """A topic that was rolled ``rolls`` times, with one record each: a roll (its time, and CPU time of the store per
+    record), and the start of the store. The store merges meanwhile, as it always does.
     """
 
     rolls: int

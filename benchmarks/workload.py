@@ -1,6 +1,6 @@
 """The records that are sent, the same for every contender, and request bodies of them made beforehand.
 
-Values and keys are drawn from a fixed seed: two runs send the same bytes.
+Values and keys are drawn from a fixed seed, so that two runs send the same bytes.
 """
 
 import string
@@ -25,9 +25,9 @@ _LETTERS = np.frombuffer((string.ascii_letters + string.digits + "-_").encode(),
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """``payload``: JSON objects with much in common, or JSON strings of random letters, which do not compress to less
-    than three quarters. ``batch``: records of a request. ``spread``: whether the records of a request may go to all
-    partitions (by key), or each request to one, all partitions in turn.
+    """A load. ``payload`` is JSON objects with much in common, or JSON strings of random letters, which do not compress
+    to less than three quarters. ``batch`` is the records per request. ``spread``: the records of a request may go to
+    all partitions (by key); else each request goes to one, all partitions in turn.
     """
 
     value_bytes: int = 100
@@ -40,7 +40,7 @@ class Workload:
 
     @property
     def record_bytes(self) -> int:
-        """Key and value of one record."""
+        """The size of key and value of one record."""
         return self.value_bytes + (len(_key(0)) if self.keyed else 0)
 
     def paths(self, topic: str) -> list[str]:
@@ -50,7 +50,7 @@ class Workload:
 
 
 def values(workload: Workload, count: int, seed: int = 0) -> list[bytes]:
-    """JSON texts of exactly ``value_bytes`` bytes each."""
+    """Return JSON texts of exactly ``value_bytes`` bytes each."""
     rng = np.random.default_rng(seed)
     size = workload.value_bytes
     if workload.payload == "random":
@@ -66,7 +66,7 @@ def values(workload: Workload, count: int, seed: int = 0) -> list[bytes]:
 
 
 def keys(count: int, seed: int = 0) -> list[bytes]:
-    """JSON texts, evenly drawn from a hundred thousand."""
+    """Return JSON texts, evenly drawn from a hundred thousand."""
     return [_key(number) for number in np.random.default_rng(seed).integers(0, _KEYS, count).tolist()]
 
 
@@ -75,12 +75,12 @@ def _key(number: int) -> bytes:
 
 
 def batches(workload: Workload) -> list[pa.RecordBatch]:
-    """Several requests' worth of records in the wire schema."""
+    """Return several requests' worth of records in the wire schema."""
     return [_columns(workload, *records) for records in _requests(workload)]
 
 
 def write_bodies(directory: Path, workload: Workload, form: Form) -> list[str]:
-    """Files of several bodies, to be sent in turn, in a new directory below ``directory``."""
+    """Write files of several bodies, to be sent in turn, in a new directory below ``directory``; return their paths."""
     place = Path(tempfile.mkdtemp(prefix="bodies-", dir=directory))
     paths = []
     for number, (body_keys, body_values) in enumerate(_requests(workload)):

@@ -1,10 +1,10 @@
-"""``spark-submit compaction_jobs/__main__.py retention --data DIR``: what ``logstore job`` runs, in Spark's hands."""
+"""``spark-submit compaction_jobs/__main__.py retention --data DIR`` runs the same as ``logstore job``, under Spark."""
 
 import sys
 from pathlib import Path
 
 if not __package__:
-    # Run as a file: the modules beside it belong to a package and must not be importable by themselves.
+    # When this runs as a file, its directory is on the path, but its modules must only be importable as a package.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from logstore.cli.job import app

@@ -1,6 +1,7 @@
-"""The Spark session of a job, started when it is first needed, and the errors of a session. Under ``spark-submit`` the
-session is the submitted application's, with its settings. Elsewhere ``logstore.spark.session`` makes one. A session
-that runs in this process already is used, and not stopped.
+"""The Spark session of a job, started on first use, and the errors of a session.
+
+Under ``spark-submit`` the session is the submitted application's, with its settings. Elsewhere
+``logstore.spark.session`` creates one. A session that already runs in this process is used, and not stopped.
 """
 
 import logging
@@ -30,7 +31,7 @@ class SparkApplication:
 
     @property
     def session(self) -> "SparkSession":
-        """SparkStartError, SparkJarsError."""
+        """The session. Raises SparkStartError, SparkJarsError."""
         with self._starting:
             if self._session is None:
                 self._session, self._owned = _start(self._name)
@@ -46,7 +47,7 @@ class SparkApplication:
     ) -> None:
         if self._session is not None and self._owned:
             if isinstance(error, KeyboardInterrupt):
-                # Messages of tasks that are stopped halfway tell nothing new.
+                # Messages of tasks that are stopped halfway are of no use.
                 self._session.sparkContext.setLogLevel("OFF")
             self._session.stop()
 
@@ -75,10 +76,10 @@ def _submitted(name: str) -> "SparkSession":
 
 
 def _leave_interrupts_to_python() -> None:
-    """PySpark's handler of Ctrl-C calls the JVM in the middle of a call to it: pages of tracebacks, and no end."""
+    """Replace PySpark's handler of Ctrl-C, which calls the JVM within a call to it: pages of tracebacks, and no end."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # py4j need not repeat the KeyboardInterrupt.
+    # py4j need not log the KeyboardInterrupt again.
     logging.getLogger().addHandler(logging.NullHandler())
 
 
@@ -95,7 +96,7 @@ def spark_errors(doing: str) -> Iterator[None]:
 
 
 def _one_line(text: str) -> str:
-    # A Python traceback out of an executor ends in the exception; Spark's own text has the reason in its first line,
+    # A Python traceback from an executor ends with the exception; Spark's own text has the reason in its first line,
     # which py4j puts after one of its own.
     found = re.findall(r"^(?:logstore\.errors\.\w+|\w*Error): (.+)$", text, re.MULTILINE)
     lines = (line.strip().removeprefix(": ") for line in text.splitlines())

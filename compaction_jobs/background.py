@@ -1,12 +1,12 @@
 """The process of ``logstore serve --jobs``: ``python -m compaction_jobs.background``, started by ``background_jobs``.
 
-It reads one line (``JobsOptions``) and writes a line (``JobRun``) for each pass of a job. All other output, Spark's
-too, goes to stderr. It works until its input ends: the store has gone, however it went, or wants it to go. Jobs may be
-ended anywhere, so those under way get a moment and no more.
+It reads one line (``JobsOptions``) and writes a line (``JobRun``) for each pass of a job. All other output, including
+Spark's, goes to stderr. It works until its input ends: the store has ended, in whatever way, or wants it to end. Jobs
+can be interrupted anywhere, so those under way get only a moment.
 
-Two kinds of work go on beside each other, with Kafka's pauses: retention and vacuum 30 s after the start, and then
-every ``log.retention.check.interval.ms``; key compaction of the dirtiest topics, ``log.cleaner.threads`` at once, until
-none is dirty enough, and again after ``log.cleaner.backoff.ms``.
+Two kinds of work run side by side, with Kafka's pauses: retention and vacuum 30 s after the start, and then every
+``log.retention.check.interval.ms``; key compaction of the dirtiest topics, ``log.cleaner.threads`` at once, until none
+is dirty enough, and again after ``log.cleaner.backoff.ms``.
 """
 
 import os
@@ -37,13 +37,13 @@ from logstore.table_root import open_root
 
 log = structlog.stdlib.get_logger(__name__)
 
-#: Kafka's default of log.initial.task.delay.ms: what a store rolls after its start is seen by the first look.
+#: Kafka's default of log.initial.task.delay.ms. The first pass then sees what a store rolls after its start.
 INITIAL_DELAY_S: Final = 30.0
-#: A tenth of the weight of the store's threads: a store under full load still lets jobs go on.
+#: A tenth of the weight of the store's threads, so that jobs still progress under full load of the store.
 _NICENESS: Final = 10
-#: Jobs under way that end within this time end whole.
+#: Seconds that jobs under way get to end properly.
 _LAST_WORK_S: Final = 2.0
-#: In this order: the second deletes what the first removes, where no delay keeps it. The store merges by itself.
+#: The order matters: vacuum deletes what retention removes, unless a delay keeps it. The store merges by itself.
 _UPKEEP: Final = ("retention", "vacuum")
 
 #: A due topic with the mark of its log.
@@ -51,7 +51,7 @@ _Due = tuple[JobTopic, int | None]
 
 
 class BackgroundJobs:
-    """The passes over a store's topics. ``report`` takes the result of each; ``stopping`` cuts them short."""
+    """The passes over a store's topics. ``report`` receives the result of each; ``stopping`` cuts them short."""
 
     def __init__(self, options: JobsOptions, report: Callable[[JobRun], None], stopping: threading.Event) -> None:
         self._options = options
@@ -66,7 +66,7 @@ class BackgroundJobs:
         self._throttle = None if rate is None else Throttle(rate)
 
     def keep_up(self) -> None:
-        """Retention and vacuum, until ``stopping``."""
+        """Run retention and vacuum until ``stopping``."""
         interval_s = self._options.retention_check_interval_ms / 1000
         pause_s = min(INITIAL_DELAY_S, interval_s)
         while not self._stopping.wait(pause_s):
@@ -75,7 +75,7 @@ class BackgroundJobs:
             pause_s = interval_s
 
     def clean(self) -> None:
-        """Key compaction, until ``stopping``."""
+        """Run key compaction until ``stopping``."""
         while not self._stopping.is_set():
             if not self.cleaner_pass():
                 self._stopping.wait(self._options.cleaner_backoff_ms / 1000)
@@ -88,7 +88,7 @@ class BackgroundJobs:
         return self._finish(job, began, reports)
 
     def cleaner_pass(self) -> bool:
-        """Compact the dirtiest topics, as many as there are threads; whether one was."""
+        """Compact the dirtiest topics, as many as there are threads; return True if any changed."""
         began = time.monotonic()
         dirty, clean = dirtiest_first(self._take("compact"), self._clock.now_ms())
         dirtiest = dirty[: self._options.cleaner_threads]
@@ -111,7 +111,7 @@ class BackgroundJobs:
         context = JobContext(spark, Progress(Console(file=sys.stderr)), self._clock, throttle=self._throttle)
         try:
             reports = run_job(job, [topic], context, self._options.url).topics
-        except Exception as error:  # a fault of one topic keeps no other from its work
+        except Exception as error:  # a fault in one topic must not stop the work on others
             log.exception("job.unforeseen", job=job, topic=topic.name)
             reports = (TopicReport(topic.name, error=f"{type(error).__name__}: {error}"),)
         report = reports[0] if reports else None
@@ -133,7 +133,7 @@ class BackgroundJobs:
 
 
 class _SharedSpark:
-    """One Spark application for all that work at the same time. It ends with the last of them, and its JVM's memory."""
+    """One Spark application shared by all current work. It ends with the last user, which frees its JVM's memory."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -180,17 +180,17 @@ def main() -> None:
     end = time.monotonic() + _LAST_WORK_S
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
-    os._exit(0)  # threads of jobs under way are not waited for; a JVM ends with its input
+    os._exit(0)  # do not wait for threads of jobs under way; a JVM ends with its input
 
 
 def _end_all(fault: threading.ExceptHookArgs) -> None:
-    """A thread that ends by a fault would leave its jobs undone; the store starts the process again."""
+    """End the process after a thread's fault, which would leave its jobs undone; the store starts it again."""
     threading.__excepthook__(fault)
     os._exit(1)
 
 
 def _own_output() -> BinaryIO:
-    """Standard output, for this module only: what others print there, the JVM too, goes to stderr."""
+    """Return standard output for this module only: other output, including the JVM's, goes to stderr."""
     output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return output

@@ -1,9 +1,9 @@
-"""The tasks of a compaction: which files of a partition are written anew, and as which segments.
+"""The tasks of a compaction: which files of a partition are rewritten, and as which segments.
 
-A file is written anew if it holds a record that goes: an older one of its key, one without a key, one below the log
-start, or a tombstone whose time is over. So is a file with a tombstone that no compaction has met, because the footer
-of the new file notes that time, and a file of another writer. Every other file stays as it is. Footers tell where
-tombstones are. No value is read, except of row groups with a tombstone whose time may be over.
+A file is rewritten if it holds a record that goes: an older one of its key, one without a key, one below the log start
+offset, or an expired tombstone. So is a file with a tombstone that no compaction has met, because the footer of the new
+file notes that time, and a file of another writer. Every other file stays as it is. Footers show where tombstones are.
+No value is read, except in row groups with a tombstone that may have expired.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ OPERATION = "key-compaction"
 
 
 def sources_of(plans: Sequence[CompactionPlan]) -> list[Source]:
-    """The files of all plans, in order, with their rows numbered through."""
+    """Return the files of all plans, in order, with their rows numbered consecutively."""
     sources = []
     row = 0
     for plan in plans:
@@ -39,9 +39,9 @@ def write_tasks(
     config: TopicConfig,
     now_ms: int,
 ) -> list[WriteTask]:
-    """One task for each segment to write, by rising row. ``sources`` are the plan's, of which ``kept`` records stay.
+    """Return one task for each segment to write, by rising row.
 
-    CorruptionError, OSError.
+    ``sources`` are the plan's, of which ``kept`` records stay. Raises CorruptionError, OSError.
     """
     dirty_from = len(plan.clean)
     rewritten = [
@@ -89,7 +89,7 @@ def _has_tombstones(files: TableFiles, source: Source) -> bool:
 
 
 def _has_expired(files: TableFiles, source: Source, now_ms: int, delete_retention_ms: int) -> bool:
-    """Whether a file that was compacted before holds a tombstone whose time is over."""
+    """Return True if a file that was compacted before holds an expired tombstone."""
     if not source.num_records:
         return False
     footer = read_footer(files, source.path, source.partition)

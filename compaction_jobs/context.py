@@ -9,14 +9,14 @@ from logstore.clock import Clock
 from logstore.limits import MIB
 from logstore.table_files import TableFiles
 
-#: Planned bytes of a topic up to which a job works by itself.
+#: A topic with more planned bytes than this is compacted by Spark.
 HERE_BYTES_MAX = 16 * 1024 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """``full``: vacuum also deletes files of other writers that no commit names. ``here_bytes_max``: a topic with more
-    planned bytes is compacted by Spark. ``throttle`` bounds reads and writes of data files together.
+    """The context. With ``full``, vacuum also deletes foreign files that no commit names. A topic with more planned
+    bytes than ``here_bytes_max`` is compacted by Spark. ``throttle`` bounds reads and writes of data files together.
     """
 
     spark: SparkApplication
@@ -28,12 +28,12 @@ class JobContext:
     throttle: Throttle | None = None
 
     def paced(self, files: TableFiles) -> TableFiles:
-        """``files``, no faster than the job may be."""
+        """Return ``files``, throttled to the speed of the job."""
         return files if self.throttle is None else files.paced(self.throttle)
 
     @property
     def pace_of_tasks(self) -> float | None:
-        """Bytes a second of each of Spark's tasks, of which all cores have one. SparkStartError."""
+        """Bytes per second for each of Spark's tasks, one per core. Raises SparkStartError."""
         if self.throttle is None:
             return None
         return self.throttle.bytes_per_second / self.spark.session.sparkContext.defaultParallelism

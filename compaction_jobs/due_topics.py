@@ -1,7 +1,7 @@
-"""Topics that a job may have something to do for, found without reading the logs of the others.
+"""Topics that may need work by a job, found without reading the logs of the others.
 
-Invariant: a topic is passed over only while its log looks as it did before the job's last run on it, and the first
-moment at which that run said that it would do something has not come; or for a while after a failure.
+Invariant: a topic is passed over only while its log has not changed since the job's last run on it, and the time has
+not come at which that run expected work; or for a while after a failure.
 """
 
 import threading
@@ -14,14 +14,14 @@ from compaction_jobs.topics import JobTopic, open_topic
 from logstore.errors import LogStoreError
 from logstore.table_root import TableRoot
 
-#: The pause after a failure of a topic: the first, then twice as long each time, up to the second.
+#: The pause after a failure of a topic: the first value, doubled each time, up to the second.
 RETRY_MS, RETRY_MAX_MS = 60_000, 3_600_000
 
 
 @dataclass(slots=True)
 class _Seen:
-    """``mark`` of the log before the last run, None if the next run must look again. ``due_ms`` is None if only a
-    change of the log makes the topic due. ``retry_ms`` is 0 without a failure.
+    """The state of a topic. ``mark`` is its log's before the last run, None if the next run must look again. ``due_ms``
+    is None if only a change of the log makes it due. ``retry_ms`` is 0 without a failure.
     """
 
     mark: int | None = None
@@ -31,7 +31,7 @@ class _Seen:
 
 
 class OpenTopics:
-    """The topics of a store, for all its jobs. Their tables stay open, and read only what is new in their logs.
+    """The topics of a store, for all its jobs. Their tables stay open, and read only new entries of their logs.
 
     ``defaults`` are the store's topic keys. Safe from any thread.
     """
@@ -43,7 +43,7 @@ class OpenTopics:
         self._topics: dict[str, JobTopic] = {}
 
     def all(self) -> dict[str, JobTopic]:
-        """The topics that are there now, by name. OSError."""
+        """Return the current topics by name. Raises OSError."""
         root = self._root
         with self._lock:
             opened = {name: self._topics.get(name) or open_topic(root, name, self._defaults) for name in root.tables()}
@@ -52,21 +52,21 @@ class OpenTopics:
 
 
 class DueTopics:
-    """The due topics of one job. Times are of the job's clock, in ms."""
+    """The due topics of one job. Times are the job's clock, in ms."""
 
     def __init__(self, topics: OpenTopics) -> None:
         self._topics = topics
         self._seen: dict[str, _Seen] = {}
 
     def take(self, now_ms: int) -> list[tuple[JobTopic, int | None]]:
-        """The topics that are due, by name, with the marks of their logs for ``ran``. OSError."""
+        """Return the due topics, by name, with the marks of their logs for ``ran``. Raises OSError."""
         topics = self._topics.all()
         self._seen = {name: self._seen.get(name, _Seen()) for name in topics}
         marked = [(topic, topic.table.log_mark()) for topic in topics.values()]
         return [(topic, mark) for topic, mark in marked if _is_due(self._seen[topic.name], mark, now_ms)]
 
     def ran(self, topic: JobTopic, mark: int | None, report: TopicReport | None, now_ms: int) -> None:
-        """The job has run on a topic; without a report the topic was deleted meanwhile."""
+        """Note that the job has run on a topic; without a report the topic was deleted meanwhile."""
         if report is None:
             self._seen.pop(topic.name, None)
             return
@@ -89,7 +89,7 @@ def _is_due(seen: _Seen, mark: int | None, now_ms: int) -> bool:
 def dirtiest_first(
     topics: Sequence[tuple[JobTopic, int | None]], now_ms: int
 ) -> tuple[list[tuple[JobTopic, int | None]], list[tuple[JobTopic, int | None]]]:
-    """The topics that are to be compacted, by the dirty ratio of their dirtiest partition; and the others."""
+    """Return the topics to compact, by the dirty ratio of their dirtiest partition, and the other topics."""
     ratios = {topic.name: _dirty_ratio(topic, now_ms) for topic, _ in topics}
     dirty = [found for found in topics if ratios[found[0].name] is not None]
     clean = [found for found in topics if ratios[found[0].name] is None]
@@ -97,12 +97,12 @@ def dirtiest_first(
 
 
 def _dirty_ratio(topic: JobTopic, now_ms: int) -> float | None:
-    """None if no partition is due."""
+    """Return the highest dirty ratio of a topic's due partitions, or None if none is due."""
     try:
         snapshot = topic.table.snapshot()
         config = topic.config(snapshot)
     except (LogStoreError, OSError):
-        return None  # the run says what is wrong with it
+        return None  # the run reports the problem
     if not config.compacted:
         return None
     found = (plan_compaction(p, s, snapshot.segments(p), config, now_ms) for p, s in snapshot.partitions.items())

@@ -24,17 +24,17 @@ JOBS: dict[str, Callable[[JobContext, JobTopic], TopicReport]] = {
     "vacuum": vacuum.run,
 }
 
-# A job does its work without the store: it only asks for a refresh and for un-rolled records.
+# A job works without the store: it only requests a refresh and the number of unrolled records.
 _STORE_TIMEOUT_MS = 10_000
-#: Jobs that more rolled records may make due.
+#: Reasons that may pass when more records are rolled.
 _ROLLS_HELP: frozenset[Reason] = frozenset({"empty", "clean", "ratio", "young", "few"})
 
 
 def topics_of(job: str, root: TableRoot, patterns: Sequence[str], defaults: Mapping[str, str]) -> list[JobTopic]:
-    """The topics that ``job`` works on, by names and globs; all topics without any. ``defaults`` are the store's topic
-    keys.
+    """Return the topics that ``job`` works on, by names and globs; all topics if there are none.
 
-    Raises DataDirectoryError, UnknownTopicError; InvalidRequestError for a topic that is named and not compacted.
+    ``defaults`` are the store's topic keys. Raises DataDirectoryError, UnknownTopicError; InvalidRequestError for a
+    topic that is named and not compacted.
     """
     topics = select_topics(root, patterns, defaults)
     if job == "compact":
@@ -48,12 +48,14 @@ def _may_be_compacted(topic: JobTopic) -> bool:
     try:
         return key_compaction.is_compacted(topic.config(topic.table.snapshot()))
     except (LogStoreError, OSError):
-        return True  # the run says what is wrong with it, and goes on with the others
+        return True  # the run reports the problem, and continues with the others
 
 
 def run_job(job: str, topics: Sequence[JobTopic], context: JobContext, url: str | None = None) -> JobReport:
-    """Errors of a topic are in the report and not raised. ``url`` names the store that runs on the data directory; it
-    reads a topic's table anew when the job is done with it, so that all readers see the result.
+    """Run a job on topics. Errors of a topic are in the report and not raised.
+
+    ``url`` names the store that runs on the data directory. It reads a topic's table again when the job is done with
+    it, so that all readers see the result.
     """
     began = context.clock.monotonic()
     with ExitStack() as stack:
@@ -81,7 +83,7 @@ def _run(job: str, topic: JobTopic, context: JobContext, store: Admin | None) ->
 
 
 def _with_store(store: Admin, topic: JobTopic, context: JobContext, report: TopicReport) -> TopicReport:
-    """Have the store read the table if the job changed it, and ask it for the number of un-rolled records."""
+    """Refresh the topic in the store if the job changed it, and add the numbers of unrolled records to the report."""
     try:
         if report.versions:
             store.refresh(topic.name)

@@ -1,8 +1,9 @@
-"""Key compaction: the latest record of each key below the clean point stays, at its offset and in its order. It is
-Kafka's log cleaner on segments. A small topic is compacted in this process, a large one by Spark, with the same plans,
-tasks and writer of segments; files that lose no record stay as they are. The dirtiest partitions come first. A commit
-(``dataChange=false``: a stream notices nothing) replaces files and moves ``cleaned``. Files at or above the clean point
-are not opened.
+"""Key compaction: the latest record of each key below the clean point stays, at its offset and in its order.
+
+It is Kafka's log cleaner on segments. A small topic is compacted in this process, a large one by Spark, with the same
+plans, tasks and segment writer; files that lose no record stay as they are. The dirtiest partitions come first. A
+commit (``dataChange=false``: streams are not affected) replaces files and moves ``cleaned``. Files at or above the
+clean point are not opened.
 """
 
 from collections.abc import Collection, Sequence
@@ -24,7 +25,7 @@ from logstore.limits import MIB
 from logstore.segments.joining import WriteTask, Written
 from logstore.topic_config import TopicConfig
 
-#: Planned bytes after which a commit secures what was done.
+#: After this many planned bytes a commit secures the work.
 _COMMIT_BYTES = 1024 * MIB
 
 
@@ -49,7 +50,7 @@ def _attempt(
     require_whole(topic, snapshot, {plan.partition: plan.clean_point for plan in plans})
     needed = sum(plan.size for plan in plans)
     if context.dry_run:
-        # Only reading the keys tells which records stay.
+        # The number of records that stay is known only after reading the keys.
         files = [file for plan in plans for file in plan.files]
         return AttemptResult(frozenset(plan.partition for plan in plans), totals(files), None, bytes_needed_max=needed)
     outcome = AttemptResult(bytes_needed_max=needed)
@@ -59,7 +60,7 @@ def _attempt(
 
 
 def _batches(plans: Sequence[CompactionPlan], *, here: bool) -> list[list[CompactionPlan]]:
-    """Plans that are committed together: a job that is killed loses the work on one batch. Spark takes all at once."""
+    """Return the plans of each commit: a job that is killed loses the work on one batch. Spark takes all at once."""
     if not here:
         return [list(plans)]
     batches: list[list[CompactionPlan]] = []
@@ -81,7 +82,7 @@ def _compact(
     config: TopicConfig,
     now_ms: int,
 ) -> AttemptResult:
-    """Write what stays of the plans' partitions, and commit it."""
+    """Write the records that stay in the plans' partitions, and commit them."""
     try:
         with disk_errors(f"compacting topic {topic.name!r}"):
             tasks, written = _write(context, topic, plans, config, now_ms)
@@ -107,7 +108,7 @@ def _compact(
 def _write(
     context: JobContext, topic: JobTopic, plans: Sequence[CompactionPlan], config: TopicConfig, now_ms: int
 ) -> tuple[list[WriteTask], list[Written]]:
-    """The tasks of all plans and the segments of all tasks."""
+    """Return the tasks of all plans and the segments of all tasks."""
     if sum(plan.size for plan in plans) > context.here_bytes_max:
         return compact_by_spark(context, topic, plans, config, now_ms)
     segments, size = sum(len(plan.files) for plan in plans), sum(plan.size for plan in plans)

@@ -1,6 +1,6 @@
-"""Finds the rows of a partition that key compaction keeps, in this process: by keys alone, no value is read.
+"""Finds the rows of a partition that key compaction keeps, in this process, from keys alone: no value is read.
 
-Kafka's way: the keys of dirty files give a map of each key's last row. A row of a dirty file stays if it is its key's
+As in Kafka, the keys of dirty files give a map of each key's last row. A row of a dirty file stays if it is its key's
 last. A row of a clean file stays if its key is not in the map, because an earlier compaction left one row of each key
 there. So a run with few dirty records costs a map of these and one look at the other keys.
 
@@ -26,7 +26,7 @@ from logstore.table_files import TableFiles
 #: Bytes of distinct keys, with a row number for each, that the map may hold.
 KEY_BYTES_MAX = 512 * MIB
 _ROW_BYTES = 16
-#: Rows whose keys are folded into the map, or looked up in it, at once: each time costs as much as the map is large.
+#: Rows whose keys are merged into the map, or looked up in it, at once: the cost of each time grows with the map.
 _FOLD_ROWS_MIN = 1 << 19
 _UNITS_IN_FLIGHT = 8
 
@@ -34,12 +34,12 @@ T = TypeVar("T")
 
 
 class KeysDoNotFitError(Exception):
-    """The dirty keys of a partition are more than ``KEY_BYTES_MAX``."""
+    """Raised if the dirty keys of a partition take more than ``KEY_BYTES_MAX``."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptRows:
-    """The rows that stay of each source of a partition, numbered as ``Source.first_row`` does; rising."""
+    """The rows that stay of each source of a partition, rising, and numbered as in ``Source.first_row``."""
 
     of_source: list[Rows]
 
@@ -55,7 +55,7 @@ def find_kept(
     log_start: int,
     pool: Executor,
 ) -> KeptRows:
-    """Of ``clean`` sources, then of ``dirty`` ones, which come after them.
+    """Find the rows that stay of ``clean`` sources, then of ``dirty`` ones, which come after them.
 
     Raises KeysDoNotFitError, CorruptionError, OSError.
     """
@@ -78,7 +78,7 @@ def _by_source(sources: Sequence[Source], rows: Rows) -> list[Rows]:
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """Row groups that are looked at together: source, index and first row of each."""
+    """Row groups that are processed together: source, index and first row of each."""
 
     groups: tuple[tuple[Source, int, int], ...]
 
@@ -102,7 +102,7 @@ def _units(files: TableFiles, sources: Sequence[Source], rows_min: int) -> Itera
 
 
 def _map(pool: Executor, function: Callable[[_Unit], T], units: Iterator[_Unit]) -> Iterator[T]:
-    """As ``pool.map``, with few units in flight: memory is bounded by them."""
+    """Yield results as ``pool.map`` does, with few units in flight, which bounds memory."""
     flying: deque[Future[T]] = deque()
     try:
         for unit in units:
@@ -117,7 +117,7 @@ def _map(pool: Executor, function: Callable[[_Unit], T], units: Iterator[_Unit])
 
 
 def _keys_of(files: TableFiles, source: Source, index: int, row: int, log_start: int) -> tuple[pa.BinaryArray, Rows]:
-    """Keys of a row group, and the rows that have them: those from the log start on."""
+    """Return the keys of a row group, and their rows, from the log start offset on."""
     batch = read_row_group(files, source.path, index, ["offset", "key"])
     keys = batch.column("key")
     rows = np.arange(row, row + batch.num_rows, dtype=np.int64)
@@ -128,18 +128,18 @@ def _keys_of(files: TableFiles, source: Source, index: int, row: int, log_start:
 
 
 def _last_of_unit(files: TableFiles, unit: _Unit, log_start: int) -> tuple[pa.BinaryArray, Rows]:
-    """The keys of a unit of one row group, each once, and the last row of each."""
+    """Return the distinct keys of a unit of one row group, and the last row of each."""
     ((source, index, row),) = unit.groups
     keys, rows = _keys_of(files, source, index, row, log_start)
     encoded = keys.dictionary_encode()
     last = np.empty(len(encoded.dictionary), dtype=np.int64)
-    # Of several rows of a key the last one is written last.
+    # If a key has several rows, the last one is written last.
     last[encoded.indices.to_numpy()] = rows
     return encoded.dictionary, last
 
 
 def _not_in(files: TableFiles, unit: _Unit, log_start: int, keys: pa.ChunkedArray) -> Rows:
-    """The rows of a unit whose key is none of ``keys``."""
+    """Return the rows of a unit whose key is not in ``keys``."""
     found = [_keys_of(files, *group, log_start) for group in unit.groups]
     overwritten = pc.is_in(pa.chunked_array([chunk for chunk, _ in found], pa.binary()), value_set=keys)
     rows = np.concatenate([rows for _, rows in found])
@@ -148,7 +148,7 @@ def _not_in(files: TableFiles, unit: _Unit, log_start: int, keys: pa.ChunkedArra
 
 
 class _LastRows:
-    """The last row of each key among those that are added."""
+    """The last row of each key that was added."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -156,14 +156,14 @@ class _LastRows:
         self._folded_rows = self._added_rows = 0
 
     def add(self, keys: pa.BinaryArray, rows: Rows) -> None:
-        """No key twice among ``keys``. KeysDoNotFitError."""
+        """Add ``keys``, each once, with their rows. Raises KeysDoNotFitError."""
         self._parts.append(pa.table({"key": keys, "row": rows}))
         self._added_rows += len(rows)
         if self._added_rows >= max(self._folded_rows, _FOLD_ROWS_MIN):
             self._fold()
 
     def folded(self) -> pa.Table:
-        """Columns ``key`` and ``row``. KeysDoNotFitError."""
+        """Return the columns ``key`` and ``row``. Raises KeysDoNotFitError."""
         if self._added_rows:
             self._fold()
         return self._parts[0] if self._parts else pa.table({"key": pa.array([], pa.binary()), "row": _no_rows()})
@@ -171,7 +171,7 @@ class _LastRows:
     def _fold(self) -> None:
         table = self._parts[0]
         if len(self._parts) > 1:
-            # One thread: several take longer, as long as the map fits into the processor's caches or nearly so.
+            # One thread is faster than several, as long as the map more or less fits into the processor's caches.
             folded = pa.concat_tables(self._parts).group_by("key", use_threads=False).aggregate([("row", "max")])
             table = folded.rename_columns(["key", "row"])
             self._parts = [table]

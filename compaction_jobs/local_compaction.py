@@ -26,7 +26,7 @@ _PARTITIONS_AT_ONCE = 2
 
 @dataclass(slots=True)
 class LocalResult:
-    """Tasks and their segments; plans that Spark has to do, because their keys do not fit."""
+    """Tasks and their segments; plans whose keys do not fit, which Spark has to do."""
 
     tasks: list[WriteTask] = field(default_factory=list)
     written: list[Written] = field(default_factory=list)
@@ -36,7 +36,10 @@ class LocalResult:
 def compact_here(
     context: JobContext, topic: JobTopic, plans: Sequence[CompactionPlan], config: TopicConfig, now_ms: int
 ) -> LocalResult:
-    """The segments of partitions, written; several partitions at a time. StorageFullError, OSError, CorruptionError."""
+    """Write the segments of partitions, several partitions at a time.
+
+    Raises StorageFullError, OSError, CorruptionError.
+    """
     result = LocalResult()
     with (
         threads().pool(thread_count(), "compaction") as pool,
@@ -66,7 +69,7 @@ def _compact(
     now_ms: int,
     pool: Executor,
 ) -> tuple[list[WriteTask], list[Written]]:
-    """KeysDoNotFitError, StorageFullError, OSError, CorruptionError."""
+    """Compact one partition. Raises KeysDoNotFitError, StorageFullError, OSError, CorruptionError."""
     files = context.paced(topic.table.files)
     sources = sources_of([plan])
     clean = len(plan.clean)
@@ -91,9 +94,10 @@ def write_all(
     pool: Executor,
     kept: Sequence[Sequence[Rows] | None],
 ) -> list[Written]:
-    """The segments of ``tasks``, with the rows of each source that are ``kept``; None keeps all from the log start on.
+    """Write the segments of ``tasks``, with the ``kept`` rows of each source; None keeps all from the log start offset
+    on.
 
-    One that fails stops those that have not begun. OSError, CorruptionError.
+    A failure stops the tasks that have not begun. Raises OSError, CorruptionError.
     """
 
     def write(number: int) -> Written:
@@ -109,7 +113,7 @@ def write_all(
 
 
 class _InOrder:
-    """Rows of neighbouring sources, as ``logstore.segments.joining`` takes them."""
+    """Rows of adjacent sources, as ``logstore.segments.joining`` takes them."""
 
     def __init__(self, parts: Sequence[Rows]) -> None:
         self._rows = np.concatenate([np.empty(0, dtype=np.int64), *parts])

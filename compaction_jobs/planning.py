@@ -1,13 +1,13 @@
-"""Plans of jobs for a partition, made from its facts, its active files, its configuration and the time.
+"""Plans of jobs for a partition, from its state, its active files, its configuration and the time.
 
-Pure functions; no Spark, no disk. Semantics are Kafka's (``UnifiedLog.deleteOldSegments``, ``LogCleanerManager``), on
-segments as the unit, by the ranges that they stand for: a segment without records counts like any other. Invariants:
+Pure functions; no Spark, no disk. Semantics are Kafka's (``UnifiedLog.deleteOldSegments``, ``LogCleanerManager``), with
+segments as the unit, by the ranges that they cover: a segment without records counts like any other. Invariants:
 
-* a retention plan removes a prefix of the files, and moves the log start forward only, never beyond ``sealed``; a file
-  of another writer with records in several places goes when the last of them is below the log start;
-* the last segment of a partition is never removed: its footer has the state at ``sealed``. Its records are;
+* a retention plan removes a prefix of the files, and moves the log start offset only forward, never beyond ``sealed``;
+  a foreign file with records in several places goes when the last of them is below the log start offset;
+* the last segment of a partition is never removed, because its footer has the state at ``sealed``. Its records are;
 * a compaction plan covers all files with a part in [log start, clean point), and none that reaches beyond it. The
-  segments that it writes have the place of the files that they replace, and cover it without a gap.
+  segments that it writes take the place of the files that they replace, and cover it without a gap.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -29,8 +29,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RetentionPlan:
-    """``expired`` files lie wholly below the new ``log_start``. ``boundary`` has records below it and is rewritten
-    without them: the log start is inside it, or it is the last file.
+    """``expired`` files are wholly below the new ``log_start``. ``boundary`` has records below it and is rewritten
+    without them: the log start offset is inside it, or it is the last file.
     """
 
     partition: int
@@ -42,21 +42,22 @@ class RetentionPlan:
 def plan_retention(
     partition: int, state: PartitionState, files: Sequence[SegmentFile], config: TopicConfig, now_ms: int
 ) -> RetentionPlan | None:
-    """Retention's plan for a partition with these active ``files`` (by rising offset); None if there is nothing to do.
+    """Plan retention for a partition with these active ``files`` (by rising offset); None if there is nothing to do.
 
-    By time and by size if ``cleanup.policy`` has ``delete``; by the log start (delete-records) always.
+    Files expire by time and size only if ``cleanup.policy`` has ``delete``, and always by the log start offset
+    (delete-records).
     """
     log_start = state.log_start
     if "delete" in config.cleanup_policy:
         live = [file for file in files if file.end_offset > log_start]
         count = _expired_by_size(live, config.retention_bytes)
         count = max(count, _expired_by_time(live, log_start, config.retention_ms, now_ms))
-        # Segments behind a younger one that was removed by size.
+        # These are expired segments behind a younger one that was removed by size.
         count += _expired_by_time(live[count:], log_start, config.retention_ms, now_ms)
         if count:
             log_start = max(log_start, live[count].base_offset if count < len(live) else state.sealed)
     below = tuple(file for file in files if file.end_offset <= log_start)
-    # A file of another writer has no footer.
+    # A foreign file has no footer.
     ends_with_segment = below and below[-1] is files[-1] and any(map(known_segment_name, below[-1].paths))
     expired = below[:-1] if ends_with_segment else below
     first_left = files[len(expired)] if len(expired) < len(files) else None
@@ -67,8 +68,9 @@ def plan_retention(
 
 
 def _removable(expired: Sequence[SegmentFile], left: Iterable[SegmentFile]) -> tuple[SegmentFile, ...]:
-    """``expired`` without the records of another writer's files that have records in what is ``left``, too: these go
-    with the last of them.
+    """Return ``expired`` without those parts of foreign files that also have records in ``left``.
+
+    Such records go with the file's last ones.
     """
     removable = tuple(expired)
     needed = {path for file in left if file.shared for path in file.paths}
@@ -79,7 +81,7 @@ def _removable(expired: Sequence[SegmentFile], left: Iterable[SegmentFile]) -> t
 
 
 def _expired_by_time(files: Sequence[SegmentFile], log_start: int, retention_ms: int, now_ms: int) -> int:
-    """How many leading files have no record from ``log_start`` on of the last ``retention_ms``."""
+    """Return how many leading files have no record from ``log_start`` on of the last ``retention_ms``."""
     if retention_ms < 0:
         return 0
 
@@ -91,7 +93,7 @@ def _expired_by_time(files: Sequence[SegmentFile], log_start: int, retention_ms:
 
 
 def _expired_by_size(files: Sequence[SegmentFile], retention_bytes: int) -> int:
-    """How many leading files can go so that those after them still have ``retention_bytes``."""
+    """Return how many leading files can go so that those after them still have ``retention_bytes``."""
     if retention_bytes < 0:
         return 0
     excess = sum(file.size for file in files) - retention_bytes
@@ -107,9 +109,9 @@ def _count_leading(items: Sequence[T], holds: Callable[[T], bool]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CompactionPlan:
-    """Keep the latest record of each key in [log_start, clean_point), all of which ``files`` have.
+    """A plan to keep the latest record of each key in [log_start, clean_point), which ``files`` cover completely.
 
-    An earlier compaction has been below ``first_dirty``. ``files`` are by rising offset; sizes in bytes. ``changed``:
+    An earlier compaction reached ``first_dirty``. ``files`` are by rising offset; sizes in bytes. ``changed`` is set if
     other files have come there since (``clean_files``), so that none is clean.
     """
 
@@ -122,19 +124,19 @@ class CompactionPlan:
 
     @property
     def clean(self) -> tuple[SegmentFile, ...]:
-        """The leading files that an earlier compaction left: no key is in them twice. No file of another writer."""
+        """The leading files that an earlier compaction left, with no key twice and no foreign file."""
         if self.changed:
             return ()
         return self.files[: _count_leading(self.files, lambda f: f.end_offset <= self.first_dirty and not f.foreign)]
 
     @property
     def dirty(self) -> tuple[SegmentFile, ...]:
-        """The files behind the clean ones."""
+        """The files after the clean ones."""
         return self.files[len(self.clean) :]
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """The size of all files in bytes."""
         return sum(file.size for file in self.files)
 
     @property
@@ -146,7 +148,7 @@ class CompactionPlan:
 def plan_compaction(
     partition: int, state: PartitionState, files: Sequence[SegmentFile], config: TopicConfig, now_ms: int
 ) -> CompactionPlan | None:
-    """Key compaction's plan for a partition with these active ``files`` (by rising offset); None if it is not due.
+    """Plan key compaction for a partition with these active ``files`` (by rising offset); None if it is not due.
 
     The clean point is the end of history, or the base of the first dirty segment with a record younger than
     ``min.compaction.lag.ms``. It is due when the share of dirty bytes is above ``min.cleanable.dirty.ratio``, or a
@@ -170,23 +172,23 @@ def plan_compaction(
 
 
 def is_changed(state: PartitionState, files: Sequence[SegmentFile]) -> bool:
-    """Whether the files below the clean point are others than those that a compaction left there."""
+    """Return True if the files below the clean point are not those that a compaction left there."""
     return clean_digest(files, state.cleaned) != state.clean_digest
 
 
 def dirty_files(files: Iterable[SegmentFile], first_dirty: int) -> list[SegmentFile]:
-    """Those with records that were never compacted."""
+    """Return the files with records that were never compacted."""
     return [file for file in files if file.num_records and file.end_offset > first_dirty]
 
 
 def is_young(file: SegmentFile, lag_ms: int, now_ms: int) -> bool:
-    """Whether it has a record that ``min.compaction.lag.ms`` keeps from being compacted."""
+    """Return True if ``min.compaction.lag.ms`` keeps a record of the file from being compacted."""
     return bool(lag_ms > 0 and file.num_records and file.max_timestamp_ms > now_ms - lag_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteGroup:
-    """Neighbouring files that become one segment of [base_offset, end_offset)."""
+    """Adjacent files that become one segment of [base_offset, end_offset)."""
 
     files: tuple[SegmentFile, ...]
     base_offset: int
@@ -196,10 +198,10 @@ class RewriteGroup:
 def rewrite_groups(
     plan: CompactionPlan, rewritten: Sequence[bool], sizes: Sequence[float], segment_bytes: int
 ) -> list[RewriteGroup]:
-    """The segments that take the place of the ``rewritten`` ones among the plan's files; the others stay as they are.
+    """Group the ``rewritten`` ones of the plan's files into new segments; the others stay as they are.
 
     Neighbours become one segment, as many as fit into ``segment_bytes`` by their expected ``sizes``. Files without
-    records go with a neighbour that is rewritten, and so do gaps that an earlier release or a DELETE left.
+    records join a neighbour that is rewritten, and so do gaps that an earlier release or a DELETE left.
     """
     files = plan.files
     bounds: list[tuple[int, int]] = []

@@ -17,7 +17,7 @@ from logstore.segments.writer import Segment
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over active files; bytes as Parquet."""
+    """Sums over active files; bytes of Parquet."""
 
     segments: int = 0
     records: int = 0
@@ -32,19 +32,20 @@ class Totals:
 
 NOTHING = Totals()
 
-#: Bounds of the lines that say why nothing was done, and of the names on each.
+#: Limits on the lines that say why nothing was done, and on the names in each.
 _REASONS_MAX = 20
 _NAMES_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
 class TopicReport:
-    """The result for one topic, or with ``--dry-run`` the expected one. ``partitions`` were touched. ``before`` counts
-    the records that the job found, ``after`` those that it left; None if only a real run can tell. ``versions`` of the
-    Delta table are its commits. ``deleted_files`` and their bytes are vacuum's. ``error`` is set if it failed.
-    ``waiting`` has the reason for each partition that was not touched; for vacuum, the files left on disk. ``busy``:
-    nothing was done, because another run of the job is working on the topic. New segments take ``bytes_needed_max``
-    beside the old ones.
+    """The result for one topic, or with ``--dry-run`` the expected one.
+
+    ``partitions`` were touched. ``before`` counts the records that the job found, ``after`` those that it left, or is
+    None if only a real run can know. ``versions`` of the Delta table are its commits. ``deleted_files`` and their bytes
+    are vacuum's. ``error`` is set if it failed. ``waiting`` has the reason for each partition that was not touched; for
+    vacuum, the files left on disk. ``busy`` is set if nothing was done because another run of the job is working on the
+    topic. New segments take ``bytes_needed_max`` beside the old ones.
     """
 
     topic: str
@@ -74,7 +75,7 @@ class JobReport:
 
     @property
     def busy(self) -> bool:
-        """Another run of the job has a topic: what it does not do now is left to the next run."""
+        """True if another run of the job has a topic; the work on it is left to the next run."""
         return any(topic.busy for topic in self.topics)
 
     def as_json(self) -> str:
@@ -86,7 +87,7 @@ def totals(files: Iterable[SegmentFile | Segment]) -> Totals:
 
 
 def print_summary(report: JobReport, console: Console) -> None:
-    """Topics where something was done or failed, then one line for all."""
+    """Print the topics where something was done or failed, then one line for all."""
     vacuum = any(topic.deleted_files is not None for topic in report.topics)
     columns = ["topic", "deleted files", "bytes"] if vacuum else ["topic", "partitions", "segments", "records", "bytes"]
     table = Table(*columns, "seconds", box=None, header_style="bold", pad_edge=False)
@@ -116,7 +117,7 @@ def print_summary(report: JobReport, console: Console) -> None:
 
 
 def _why_nothing(topics: Iterable[TopicReport]) -> Iterator[str]:
-    """A line for each reason, with the topics that have it."""
+    """Yield a line for each reason, with its topics."""
     names: dict[str, list[str]] = {}
     for topic in topics:
         for name, message in _reasons(topic):
@@ -129,13 +130,13 @@ def _why_nothing(topics: Iterable[TopicReport]) -> Iterator[str]:
 
 
 def _reasons(topic: TopicReport) -> Iterator[tuple[str, str]]:
-    """Partitions of a topic with the same reason in one line; otherwise the one that falls due first."""
+    """Yield one line if all partitions of a topic have the same reason, otherwise the one that falls due first."""
     if topic.busy:
         yield topic.topic, "another run of the job is working on it"
     elif topic.waiting and topic.waiting[0].partition is None:
         yield from ((topic.topic, waiting.message) for waiting in topic.waiting)
     elif topic.waiting:
-        # A partition without segments says the least.
+        # A partition without segments is the least informative.
         first = min(topic.waiting, key=lambda w: (w.due_ms is None, w.due_ms or 0, w.reason == "empty"))
         unrolled = sum(waiting.unrolled_records or 0 for waiting in topic.waiting)
         what = "record of the topic is" if unrolled == 1 else "records of the topic are"
@@ -158,7 +159,7 @@ def _changes(before: Totals, after: Totals | None) -> list[str]:
 
 
 class Progress:
-    """One line for each step; on a terminal the last one moves, with the time it has taken."""
+    """Prints one line for each step; on a terminal the last one moves, with its elapsed time."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -1,11 +1,11 @@
-"""Retention: old segments leave the topic, by time, by size, or because their records were deleted.
+"""Retention removes old segments from the topic, by time, by size, or because their records were deleted.
 
-Two commits a topic at most. First the files that lie wholly below the new log start are removed, together with the new
-log start (``dataChange=true``, no adds); then files with records below it that stay are replaced by ones without them
-(``dataChange=false``), so that plain Delta readers agree with the log start: the file with the log start inside, or the
-last one of a partition, which keeps the state at ``sealed``. A killed job is continued by the next run from the last
-commit. Only prefixes are removed; nothing at or above ``sealed`` is touched. No data file is read but the one of a
-partition with the log start inside.
+It makes at most two commits per topic. First the files wholly below the new log start offset are removed, together with
+the new log start offset (``dataChange=true``, no adds). Then files with records below it that stay are replaced by ones
+without them (``dataChange=false``), so that plain Delta readers agree with the log start offset: the file that contains
+it, or the last one of a partition, which keeps the state at ``sealed``. After a killed job the next run continues from
+the last commit. Only prefixes are removed; nothing at or above ``sealed`` is touched. The only data file read is a
+partition's file that contains the log start offset.
 """
 
 from collections.abc import Collection, Sequence
@@ -44,7 +44,7 @@ def _attempt(
     removed = totals(file for plan in plans for file in plan.expired)
     require_whole(topic, snapshot, {plan.partition: plan.log_start for plan in plans})
     if context.dry_run:
-        # Only reading a boundary file tells how much of it stays.
+        # How much of a boundary file stays is known only after reading it.
         needed = sum(plan.boundary.size for plan in boundaries if plan.boundary)
         touched = frozenset(plan.partition for plan in plans)
         return AttemptResult(touched, removed, None if boundaries else NOTHING, bytes_needed_max=needed)
@@ -64,7 +64,7 @@ def _attempt(
 def _cut(
     context: JobContext, topic: JobTopic, snapshot: TopicSnapshot, plans: Sequence[RetentionPlan]
 ) -> AttemptResult:
-    """Replace each partition's boundary file by its records from the log start on."""
+    """Replace each partition's boundary file by its records from the log start offset on."""
     config = topic.config(snapshot)
     tasks: list[WriteTask] = []
     kept: list[list[Rows] | None] = []
@@ -86,7 +86,7 @@ def _cut(
             now_ms=context.clock.now_ms(),
         )
         tasks.append(task)
-        # Of a file without a record from the log start on only the footer is read.
+        # If a file has no record from the log start offset on, only its footer is read.
         kept.append(None if file.max_offset >= plan.log_start else [])
         parts[plan.partition] = RewritePart(plan.partition, (file.path,), log_start=plan.log_start)
     try:

@@ -31,7 +31,8 @@ PLANS_MAX = 5
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
     """The result of one attempt: files that its commits removed and added, and the partitions that they left out.
-    ``added`` is None if a dry run cannot know it. The plan needs space for ``bytes_needed_max`` at most.
+
+    ``added`` is None if a dry run cannot know it. The plan needs at most ``bytes_needed_max`` of space.
     """
 
     partitions: frozenset[int] = frozenset()
@@ -56,21 +57,23 @@ Attempt = Callable[[JobContext, JobTopic, TopicSnapshot, Collection[int]], Attem
 
 
 class PlanOvertakenError(CommitRefusedError):
-    """Other commits removed the files that a job had planned with, again and again. The files are not damaged."""
+    """Raised if other commits repeatedly removed the files of a job's plan. The files are not damaged."""
 
     retriable = True
 
 
-#: ``retention_waits`` or ``compaction_waits``.
+#: ``retention_waits``, ``compaction_waits`` or ``merge_waits``.
 Waits = Callable[[int, PartitionState, Sequence[SegmentFile], TopicConfig, int], Waiting]
 
 
 def rewrite(
     context: JobContext, topic: JobTopic, job: str, attempt: Attempt, waits: Waits, *, removes_records: bool = True
 ) -> TopicReport:
-    """Run ``attempt`` on the partitions of a topic until none is left out; ``waits`` gives the reasons for untouched
-    partitions. A job that ``removes_records`` leaves an append-only table alone. A run passes over a topic that another
-    run of the same ``job`` is working on. Raises PlanOvertakenError, and as ``attempt``.
+    """Run ``attempt`` on the partitions of a topic until none is left out.
+
+    ``waits`` gives the reasons for untouched partitions. A job that ``removes_records`` leaves an append-only table
+    alone. A run passes over a topic that another run of the same ``job`` is working on. Raises PlanOvertakenError, and
+    as ``attempt``.
     """
     if removes_records and (snapshot := topic.table.snapshot()).is_append_only:
         there = totals(file for p in snapshot.partitions for file in snapshot.segments(p))
@@ -139,9 +142,9 @@ def commit(
 
 
 def require_whole(topic: JobTopic, snapshot: TopicSnapshot, ends: Mapping[int, int]) -> None:
-    """Raise MissingRecordsError if somebody took records out of a partition below its end in ``ends``.
+    """Raise MissingRecordsError if another writer removed records of a partition below its end in ``ends``.
 
-    Readers pass over gaps below a log start or a clean point, so the job would hide the loss.
+    Readers pass over gaps below a log start offset or a clean point, so the job would hide the loss.
     """
     history.require_whole(
         topic.name,
@@ -155,7 +158,7 @@ def require_whole(topic: JobTopic, snapshot: TopicSnapshot, ends: Mapping[int, i
 
 @contextmanager
 def disk_errors(doing: str) -> Iterator[None]:
-    """An OSError of the block as StorageError or StorageFullError."""
+    """Turn an OSError of the block into StorageError or StorageFullError."""
     try:
         yield
     except OSError as error:
@@ -165,9 +168,7 @@ def disk_errors(doing: str) -> Iterator[None]:
 def refused_as_overtaken(
     topic: JobTopic, partitions: Collection[int], planned: Collection[str], error: StorageError | CorruptionError
 ) -> AttemptResult:
-    """The error of reading ``planned`` files as a refusal, if the files left the table meanwhile; otherwise the error
-    is raised.
-    """
+    """Return the error of reading ``planned`` files as a refusal if they left the table meanwhile; else raise it."""
     paths = {path for name in planned for path in foreign_records(name).paths}
     if paths <= topic.table.snapshot().paths:
         raise error

@@ -1,9 +1,9 @@
 """Merge: many small segments of a partition become few of ``merge.target.bytes``, by the rule of
-``logstore.log.merging``. A store merges by itself as it goes; the job is for a backlog.
+``logstore.log.merging``. A store merges continuously by itself; the job is for a backlog.
 
-Every commit replaces neighbours by one segment of the same records and the same range (``dataChange=false``). A small
-backlog is joined in this process, a large one by Spark; the function that writes a segment is the same. A killed job
-leaves the commits that it has made, and at worst files that no commit names.
+Every commit replaces adjacent segments by one with the same records and the same range (``dataChange=false``). A small
+backlog is joined in this process, a large one by Spark, with the same function to write a segment. A killed job leaves
+the commits that it has made, and at worst files that no commit names.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -24,11 +24,11 @@ from logstore.segments.joining import WriteTask, Written, write_here
 from logstore.table_files import TableFiles
 from logstore.threads import threads
 
-#: Joined in this process: that takes less time than Spark takes to start.
+#: Up to this size joining in this process takes less time than starting Spark.
 LOCAL_BYTES_MAX = 1 * GIB
-#: Each works on a segment of its own, and holds a row group or two; encoding leaves the interpreter to the others.
+#: Each thread works on one segment and holds a row group or two; encoding leaves the interpreter to the others.
 _THREADS = 4
-#: Sources of one commit: what a killed job has to do again.
+#: Bytes of the sources in one commit, which a killed job has to process again.
 _LOCAL_COMMIT_BYTES, _SPARK_COMMIT_BYTES = 256 * MIB, 8 * GIB
 
 
@@ -41,7 +41,7 @@ def _attempt(
 ) -> AttemptResult:
     whole = AttemptResult()
     left = partitions
-    # Joined files may be joined again: each plan has fewer files than the one before.
+    # Joined files may be joined again; each plan has fewer files than the one before.
     while groups := _plan(topic, snapshot, left):
         if context.dry_run:
             files = [file for group in groups for file in group.files]
@@ -68,7 +68,7 @@ def _plan(topic: JobTopic, snapshot: TopicSnapshot, partitions: Collection[int])
 
 
 def _batches(groups: Sequence[MergeGroup], uses_spark: bool) -> Iterator[list[MergeGroup]]:
-    """The groups of each commit."""
+    """Yield the groups of each commit."""
     batch: list[MergeGroup] = []
     size, size_max = 0, _SPARK_COMMIT_BYTES if uses_spark else _LOCAL_COMMIT_BYTES
     for group in groups:

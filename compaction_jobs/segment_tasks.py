@@ -1,6 +1,8 @@
-"""The work of the executors: read the keys of segments, and write segments by ``logstore.segments.joining``. This
-module is sent to the executors by value; besides, they need only ``logstore``. Invariants: a task reads the files that
-the driver planned, whole, or fails; an attempt that fails or is given up leaves at worst a file that no commit names.
+"""The work of the executors: read the keys of segments, and write segments by ``logstore.segments.joining``.
+
+This module is sent to the executors by value; besides, they need only ``logstore``. Invariants: a task reads the whole
+files that the driver planned, or fails; an attempt that fails or is abandoned leaves at worst a file that no commit
+names.
 """
 
 import json
@@ -30,8 +32,9 @@ _WRITTEN_SCHEMA = pa.schema([("task", pa.int32()), ("expired", pa.int64()), ("se
 def scan_keys(
     table: str, sources: Sequence[Source], log_start: dict[int, int], pace: float | None = None
 ) -> Callable[[Batches], Batches]:
-    """Gives KEY_COLUMNS of the sources whose indices come in: records with a key, from the log start on. No task reads
-    and writes more than ``pace`` bytes a second; the same holds below.
+    """Return a function from indices of sources to KEY_COLUMNS: records with a key, from the log start offset on.
+
+    No task reads and writes more than ``pace`` bytes a second; this also holds for the functions below.
     """
 
     def scan(batches: Batches) -> Batches:
@@ -66,7 +69,7 @@ def _keys_of(files: TableFiles, source: Source, log_start: int) -> Batches:
 
 
 def count_by_source(first_rows: Rows) -> Callable[[Batches], Batches]:
-    """How many of the rows that come in lie in each source; ``first_rows`` of the sources, rising."""
+    """Return a function that counts the rows in each source. ``first_rows`` of the sources are rising."""
 
     def count(batches: Batches) -> Batches:
         counts = np.zeros(len(first_rows), dtype=np.int64)
@@ -82,13 +85,16 @@ def count_by_source(first_rows: Rows) -> Callable[[Batches], Batches]:
 
 
 def tasks_of_sources(sources: Sequence[Source], tasks: Sequence[WriteTask]) -> Rows:
-    """The number of the task that writes each source; -1 for a file that stays as it is."""
+    """Return the number of the task that writes each source; -1 for a file that stays as it is."""
     by_path = {source.path: number for number, task in enumerate(tasks) for source in task.sources}
     return np.array([by_path.get(source.path, -1) for source in sources], dtype=np.int64)
 
 
 def assign_tasks(first_rows: Rows, tasks: Rows) -> Callable[[Batches], Batches]:
-    """Each row with the task that writes it, if there is one. ``first_rows`` and ``tasks`` are of the sources."""
+    """Return a function that adds to each row the task that writes it, and drops rows without one.
+
+    ``first_rows`` and ``tasks`` are those of the sources.
+    """
 
     def assign(batches: Batches) -> Batches:
         for batch in batches:
@@ -106,7 +112,7 @@ def assign_tasks(first_rows: Rows, tasks: Rows) -> Callable[[Batches], Batches]:
 
 
 def write_whole(tasks: Sequence[WriteTask], pace: float | None = None) -> Callable[[Batches], Batches]:
-    """Runs the tasks whose numbers come in, with all records from the log start on."""
+    """Return a function that runs the tasks with the given numbers, with all records from the log start offset on."""
 
     def write(batches: Batches) -> Batches:
         for batch in batches:
@@ -117,7 +123,7 @@ def write_whole(tasks: Sequence[WriteTask], pace: float | None = None) -> Callab
 
 
 def write_kept(tasks: Sequence[WriteTask], pace: float | None = None) -> Callable[[Batches], Batches]:
-    """Runs the tasks that come in as TASK_COLUMNS, sorted by row, with the records of those rows."""
+    """Return a function that runs the tasks in TASK_COLUMNS, sorted by row, with the records of those rows."""
 
     def write(batches: Batches) -> Batches:
         kept = _KeptRows(batches)
@@ -128,7 +134,7 @@ def write_kept(tasks: Sequence[WriteTask], pace: float | None = None) -> Callabl
 
 
 def written_from_row(task: int, expired: int, segment: str) -> Written:
-    """A row of WRITTEN_COLUMNS."""
+    """Parse a row of WRITTEN_COLUMNS."""
     return Written(task, expired, Segment(**json.loads(segment)))
 
 
@@ -138,7 +144,7 @@ def _as_batch(written: Written) -> pa.RecordBatch:
 
 
 class _KeptRows:
-    """Sorted rows of several tasks, one after the other, taken bit by bit."""
+    """Sorted rows of several tasks, one after the other, taken piece by piece."""
 
     def __init__(self, batches: Batches) -> None:
         self._batches = batches
@@ -154,7 +160,7 @@ class _KeptRows:
         return int(self._tasks[0])
 
     def take(self, end: int) -> Rows:
-        """The rows below ``end`` that were not taken before."""
+        """Return the rows below ``end`` that were not taken before."""
         taken = []
         while self.next_task() is not None:
             count = int(np.searchsorted(self._rows, end))

@@ -1,6 +1,6 @@
-"""The space that a job needs at most, told before it writes, and refused if it is not there.
+"""The space that a job needs at most, reported before it writes; the job is refused if it is not available.
 
-New segments stand beside the old ones, which stay until a vacuum. They are hardly ever larger, unless the topic's
+New segments are written beside the old ones, which stay until a vacuum. They are hardly ever larger, unless the topic's
 compression has changed: values that a codec makes less than 5 % smaller are written without it.
 """
 
@@ -13,12 +13,12 @@ from logstore.errors import StorageFullError
 from logstore.limits import MIB
 from logstore.segments.joining import WriteTask
 
-#: Left for rolls and commits that come meanwhile.
+#: Reserved for rolls and commits that come meanwhile.
 _RESERVE_BYTES = 16 * MIB
 
 
 def require_space(context: JobContext, topic: JobTopic, old: Iterable[SegmentFile]) -> None:
-    """StorageFullError if the files that are to be replaced would not fit once more; OSError."""
+    """Raise StorageFullError if a second copy of the files to be replaced would not fit; OSError."""
     files = topic.table.files
     needed, free = sum(file.size for file in old), files.free_bytes()
     context.progress.note(f"{topic.name}: {needed:,} bytes are needed at most; {free:,} are free")
@@ -30,6 +30,6 @@ def require_space(context: JobContext, topic: JobTopic, old: Iterable[SegmentFil
 
 
 def replaced(plan_files: Iterable[SegmentFile], tasks: Iterable[WriteTask]) -> list[SegmentFile]:
-    """The files that ``tasks`` replace."""
+    """Return the files that ``tasks`` replace."""
     paths = {source.path for task in tasks for source in task.sources}
     return [file for file in plan_files if file.path in paths]

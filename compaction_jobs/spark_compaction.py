@@ -1,7 +1,8 @@
-"""Key compaction by Spark, of what is too large for this process. Two passes over the planned partitions: the first
-reads offsets and keys only and finds each key's last record; the second reads the files that lose one and writes them
-anew. Keys are shuffled, partly reduced before that, so that a key in most of the records holds nothing up; the driver
-gets counts.
+"""Key compaction by Spark, for data too large for this process.
+
+It makes two passes over the planned partitions: the first reads only offsets and keys and finds each key's last record;
+the second reads the files that lose a record and rewrites them. Keys are shuffled after a partial reduction, so that a
+key in most of the records causes no delay; the driver gets only counts.
 """
 
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 def compact_by_spark(
     context: JobContext, topic: JobTopic, plans: Sequence[CompactionPlan], config: TopicConfig, now_ms: int
 ) -> tuple[list[WriteTask], list[Written]]:
-    """The segments of all plans, written. SparkStartError, StorageError, StorageFullError, CorruptionError."""
+    """Write the segments of all plans. Raises SparkStartError, StorageError, StorageFullError, CorruptionError."""
     sources, log_start = sources_of(plans), {plan.partition: plan.log_start for plan in plans}
     first_rows = np.array([source.first_row for source in sources])
     spark = context.spark.session
@@ -65,7 +66,7 @@ def compact_by_spark(
 
 
 def write_what_is_empty(tasks: Sequence[WriteTask], written: Sequence[Written]) -> list[Written]:
-    """The segments of tasks that no row came in for."""
+    """Write the segments of tasks for which no row came in."""
     done = {w.task for w in written}
     return [write_empty(number, task) for number, task in enumerate(tasks) if number not in done]
 
@@ -73,7 +74,7 @@ def write_what_is_empty(tasks: Sequence[WriteTask], written: Sequence[Written]) 
 def _latest_rows(
     spark: "SparkSession", table: str, sources: Sequence[Source], log_start: dict[int, int], pace: float | None
 ) -> "DataFrame":
-    """One column ``row``: the number of each key's last record."""
+    """Return one column ``row``: the number of each key's last record."""
     numbers = spark.range(0, len(sources), 1, min(len(sources), 4 * spark.sparkContext.defaultParallelism))
     keys = numbers.mapInArrow(scan_keys(table, sources, log_start, pace), KEY_COLUMNS)
     return keys.groupBy("partition", "key").agg({"row": "max"}).toDF("partition", "key", "row").select("row")

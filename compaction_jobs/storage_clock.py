@@ -1,7 +1,7 @@
 """The clock of a job for deletions: never ahead of the storage's clock.
 
-A job may run on another machine than the store and its storage, with a clock of its own that is wrong. A time that both
-clocks have reached has passed: at worst something is deleted later, never earlier.
+A job may run on another machine than the store and its storage, with a wrong clock. A time that both clocks have
+reached has passed: at worst something is deleted later, never earlier.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from logstore.table_root import TableRoot
 
 @dataclass(frozen=True, slots=True)
 class StorageClock(SystemClock):
-    """The time of the storage that holds the tables of ``root``. Blocking; StorageError."""
+    """The time of the storage that holds the tables of ``root``. It blocks, and raises StorageError."""
 
     root: TableRoot
 

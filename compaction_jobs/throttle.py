@@ -1,15 +1,15 @@
-"""An upper bound on what a job reads and writes, as Kafka's ``log.cleaner.io.max.bytes.per.second``: both together."""
+"""An upper bound on the sum of a job's reads and writes, like Kafka's ``log.cleaner.io.max.bytes.per.second``."""
 
 import threading
 import time
 from collections.abc import Callable
 
-#: Work that may be done at once before a wait: what a short rest has left.
+#: Seconds of work that may be done at once before a wait, if there was a rest before.
 _BURST_S = 0.25
 
 
 class Throttle:
-    """Call it with bytes that were moved: it waits until they fit into ``bytes_per_second``. Safe from any thread."""
+    """Called with the number of bytes moved, waits until they fit into ``bytes_per_second``. Safe from any thread."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ _GLOB = re.compile(r"[*?\[]")
 
 @dataclass(frozen=True, slots=True)
 class JobTopic:
-    """``defaults`` are the store's topic keys; ``named``: requested by its whole name, not by a glob."""
+    """A topic. ``defaults`` are the store's topic keys; ``named`` is set if it was requested by name, not by a glob."""
 
     name: str
     table: TopicTable
@@ -24,11 +24,11 @@ class JobTopic:
     named: bool
 
     def config(self, snapshot: TopicSnapshot) -> TopicConfig:
-        """InvalidConfigError for a table property that was set past the store."""
+        """Return the configuration. Raises InvalidConfigError for a table property that was set bypassing the store."""
         return TopicConfig.parse(snapshot.config_overrides, self.defaults)
 
     def is_deleted(self) -> bool:
-        """False, too, if that cannot be seen."""
+        """Return True if the topic is deleted; False also if that cannot be determined."""
         try:
             return not self.table.files.exists()
         except OSError:
@@ -36,10 +36,10 @@ class JobTopic:
 
 
 def select_topics(root: TableRoot, patterns: Sequence[str], defaults: Mapping[str, str]) -> list[JobTopic]:
-    """The topics that match any pattern, by name; all of them without one.
+    """Return the topics that match any pattern, by name; all of them without one.
 
-    A copy of a topic's directory, or a link to it, is no topic. Raises DataDirectoryError if ``root`` is no store's,
-    UnknownTopicError for a pattern without a match, except a pattern for all topics where there are none.
+    A copy of a topic's directory, or a link to it, is not a topic. Raises DataDirectoryError if ``root`` is not a
+    store's, UnknownTopicError for a pattern without a match, except a pattern for all topics where there are none.
     """
     if not root.exists():
         raise DataDirectoryError(f"{root.data} is not a store's data directory: there is no {root.where()}")
@@ -57,17 +57,17 @@ def select_topics(root: TableRoot, patterns: Sequence[str], defaults: Mapping[st
 
 
 def open_topic(root: TableRoot, name: str, defaults: Mapping[str, str], *, named: bool = False) -> JobTopic | None:
-    """The topic whose table is called ``name``; None if that is a copy of a topic's directory, or a link to it."""
-    # Not TopicTable.open: a dry run writes nothing, not even an fsync.
+    """Open the topic of table ``name``; return None if that is a copy of a topic's directory, or a link to it."""
+    # TopicTable.open would write, but a dry run must not cause even an fsync.
     table = TopicTable(root.open(name))
     return None if _is_copy(root, table) else JobTopic(name, table, defaults, named)
 
 
 def _is_copy(root: TableRoot, table: TopicTable) -> bool:
-    """Whether the store would refuse the table, because it is another topic's."""
+    """Return True if the store would refuse the table because it is another topic's."""
     if root.link_target(table.files.name) is not None:
         return True
     try:
         return table.snapshot().topic_name not in {None, table.files.name}
     except (LogStoreError, OSError):
-        return False  # the run says what is wrong with it, and goes on with the others
+        return False  # the run reports the problem, and continues with the others

@@ -1,11 +1,11 @@
-"""Vacuum: files that left the table ``file.delete.delay.ms`` ago are deleted from storage.
+"""Vacuum deletes files from storage that left the table ``file.delete.delay.ms`` ago.
 
 The removals in the Delta log decide, so that a file that no commit has named yet (a roll between its file and its
 commit) is never touched. The log forgets removals after some days. Segments that it forgot, and those of jobs that were
-killed before their commit, are unnamed; the table has their offsets in other files. They are deleted by their age, of
-seven days at least. ``--full`` does the same with files whose names are not ours. A segment of offsets that the table
-lacks stays in any case. The files of deletion vectors go as those of data do. Where the delay is longer than the log
-remembers, a run has the log remember longer; else a vacuum commits nothing.
+killed before their commit, are unnamed, and the table has their offsets in other files. They are deleted by age, after
+at least seven days. ``--full`` does the same with files whose names are not ours. A segment with offsets that the table
+lacks always stays. Files of deletion vectors are treated like data files. If the delay is longer than the log
+remembers, a run makes the log remember longer; else a vacuum commits nothing.
 """
 
 from compaction_jobs.context import JobContext
@@ -29,7 +29,10 @@ UNNAMED_AGE_MS_MIN = 7 * 24 * 3_600_000
 
 
 def run(context: JobContext, topic: JobTopic) -> TopicReport:
-    """StorageError, CorruptionError; CommitConflictError, CommitStateUnknownError of the commit about removals."""
+    """Vacuum a topic.
+
+    Raises StorageError, CorruptionError; CommitConflictError, CommitStateUnknownError of the commit about removals.
+    """
     files = topic.table.files
     try:
         return _run(context, topic, files)
@@ -45,7 +48,7 @@ def _run(context: JobContext, topic: JobTopic, files: TableFiles) -> TopicReport
     if kept_ms is not None and kept_ms < delay_ms and not dry_run:
         versions = (topic.table.keep_removals(delay_ms),)
         snapshot = topic.table.snapshot()
-    # Listed after the snapshot: a file that another commit names meanwhile is young.
+    # Files are listed after the snapshot, so a file that another commit names meanwhile is young.
     there = {entry.name: entry for entry in files.list("") if may_be_deleted(entry.name)}
     unnamed = unnamed_files(files, snapshot, there.values())
     deletable = {**unnamed.superseded, **(unnamed.others if context.full else {})}

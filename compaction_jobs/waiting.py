@@ -1,7 +1,7 @@
 """Why a job leaves a partition alone, and until when: the reasons behind an empty plan of ``planning``.
 
-Pure functions, as the plans. Invariant: where ``due_ms`` is given, the plan of that millisecond is the first that is
-not None, if nothing is written until then.
+The functions are pure, like the plans. Invariant: if ``due_ms`` is given, the plan of that millisecond is the first
+that is not None, as long as nothing is written before.
 """
 
 from bisect import bisect_left
@@ -18,19 +18,20 @@ from logstore.log.merging import target_bytes
 from logstore.topic_config import LONG_MAX, TopicConfig
 
 #: ``policy`` and ``unlimited``: the configuration keeps everything. ``empty``: there is nothing to work on. ``clean``:
-#: nothing new since the last compaction. ``young``: too young for the job. ``ratio``: too little is dirty.
-#: ``few``: too few small segments to join. ``unnamed``: files that no commit names, or whose removal has no time.
+#: nothing is new since the last compaction. ``young``: it is too young for the job. ``ratio``: too little is dirty.
+#: ``few``: there are too few small segments to join. ``unnamed``: files that no commit names, or whose removal has no
+#: time.
 Reason = Literal["policy", "unlimited", "empty", "clean", "young", "ratio", "few", "unnamed", "append-only"]
 
-#: Year 9999; later times have no date.
+#: The year 9999; later times have no date.
 _LAST_MS = 253_402_300_799_999
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """``partition`` None stands for the whole topic. ``segment`` is the file that is in the way. ``due_ms`` (since
-    1970) is None if time alone changes nothing. ``unrolled_records`` are not in the table yet; None if no store could
-    be asked.
+    """A reason to wait. ``partition`` None means the whole topic. ``segment`` is the file that is the obstacle.
+    ``due_ms`` (since 1970) is None if time alone changes nothing. ``unrolled_records`` are not in the table yet; None
+    if no store could be asked.
     """
 
     partition: int | None
@@ -42,14 +43,14 @@ class Waiting:
 
 
 def append_only_waits(partition: int) -> Waiting:
-    """Why no job removes records from the table, whatever the configuration of the topic says."""
+    """Return why no job removes records from the table, whatever the topic's configuration."""
     return Waiting(partition, "append-only", f"the table property {APPEND_ONLY_PROPERTY} is true: no record is removed")
 
 
 def retention_waits(
     partition: int, state: PartitionState, files: Sequence[SegmentFile], config: TopicConfig, now_ms: int
 ) -> Waiting:
-    """Why ``plan_retention`` of the same arguments is None."""
+    """Return why ``plan_retention`` returns None for the same arguments."""
     if "delete" not in config.cleanup_policy:
         return Waiting(partition, "policy", "cleanup.policy is compact: only what delete-records deleted is removed")
     if config.retention_ms < 0 and config.retention_bytes < 0:
@@ -77,7 +78,7 @@ def retention_waits(
 def compaction_waits(
     partition: int, state: PartitionState, files: Sequence[SegmentFile], config: TopicConfig, now_ms: int
 ) -> Waiting:
-    """Why ``plan_compaction`` of the same arguments is None, or the topic is not compacted."""
+    """Return why ``plan_compaction`` returns None for the same arguments, or that the topic is not compacted."""
     if not config.compacted:
         return Waiting(partition, "policy", "cleanup.policy is delete: keys are not compacted")
     first_dirty = state.log_start if is_changed(state, files) else max(state.cleaned, state.log_start)
@@ -87,7 +88,7 @@ def compaction_waits(
         if not any(file.num_records for file in live):
             return Waiting(partition, "empty", "it has no segments with records; only what is rolled can be compacted")
         return Waiting(partition, "clean", f"nothing was rolled since the last compaction, up to offset {first_dirty}")
-    # The plan changes only when a segment is no longer young, or a record overdue; once due, it stays due.
+    # The plan changes only when a segment is no longer young, or a record is overdue; once due, it stays due.
     lag, overdue = config.min_compaction_lag_ms, config.max_compaction_lag_ms
     times = {file.max_timestamp_ms + lag for file in dirty}
     if overdue < LONG_MAX:
@@ -121,12 +122,12 @@ def merge_waits(
     config: TopicConfig,
     now_ms: int,  # noqa: ARG001
 ) -> Waiting:
-    """Why ``plan_merge`` of the same arguments is empty."""
+    """Return why ``plan_merge`` returns nothing for the same arguments."""
     if not config.merge_target:
         return Waiting(partition, "policy", "merge.target.bytes=0 joins no segments")
     if not files:
         return Waiting(partition, "empty", "it has no segments; only what is rolled can be joined")
-    # Without numbers: partitions with the same reason share one line.
+    # The message has no numbers, so that partitions with the same reason share one line.
     message = (
         f"segments of less than {target_bytes(config)} bytes (merge.target.bytes) are too few in one partition to be "
         "joined, too different in size, or apart"
@@ -142,10 +143,10 @@ def vacuum_waits(
     *,
     full: bool,
 ) -> list[Waiting]:
-    """Why files that are not active are still on disk after a vacuum.
+    """Return why files that are not active are still on disk after a vacuum.
 
-    ``removed`` are bytes of files that a commit took out of the table, and when, by name; those that no commit names go
-    once they are ``age_ms`` old.
+    ``removed`` has by name the bytes of files that a commit removed from the table, and the time; files that no commit
+    names go once they are ``age_ms`` old.
     """
     waits = []
     dated = {name: removed_ms + delay_ms for name, (_, removed_ms) in removed.items() if removed_ms is not None}
@@ -175,10 +176,10 @@ def vacuum_waits(
 
 
 def instant(ms: int) -> str:
-    """As ``2026-11-21T08:00:00Z``; the number's text for a time without a date."""
+    """Return the time as ``2026-11-21T08:00:00Z``, or the number as text for a time without a date."""
     if not 0 <= ms <= _LAST_MS:
         return f"{ms} ms"
-    # Rounded up to the next second, so that the time has come then. The very last second has no next one.
+    # It is rounded up to the next second, so that the time has come then. The very last second has no next one.
     return datetime.fromtimestamp(min(-(-ms // 1000), _LAST_MS // 1000), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -56,14 +56,14 @@ check_java() {
     elif ! command -v java >/dev/null; then
         fail "Java >= $JAVA_MIN is missing: sudo apt-get install default-jre-headless"
     fi
-    # `openjdk version "17.0.15"`, `java version "1.8.0_412"`
+    # The output has `openjdk version "17.0.15"` or `java version "1.8.0_412"`.
     major=$("$java" -version 2>&1 | sed -nE 's/.* version "(1\.)?([0-9]+).*/\2/p' | head -n 1)
     [ "${major:-0}" -ge "$JAVA_MIN" ] ||
         fail "Java ${major:-of unknown version} is too old, Java >= $JAVA_MIN is needed: sudo apt-get install openjdk-17-jre-headless"
 }
 
-# pip's own output goes to the log; here one line says how far it is. The lock names everything, so that pip has nothing
-# to resolve; and most modules are never imported: Python compiles those that are.
+# pip's own output goes to the log; here one line shows the progress. The lock names everything, so pip resolves
+# nothing. Most modules are never imported, so Python compiles only those that are.
 install() {
     local total
     total=$(grep -c '==' $LOCK)
@@ -71,7 +71,7 @@ install() {
         --no-input --progress-bar off 2>&1 | tee "$LOG" | progress "$total" ||
         { tail -n 20 "$LOG" >&2; fail "the installation failed: see $LOG"; }
     [ $VENV = .venv ] || return 0
-    # PyPI's `logstore` is another project's, and ours had that name before: either would lie over this one.
+    # PyPI's `logstore` is another project's, and ours had that name before: either would overwrite files of this one.
     "$VENV/bin/python" -m pip uninstall --yes logstore >>"$LOG" 2>&1
     "$VENV/bin/python" -m pip install --no-deps --no-build-isolation --editable . --disable-pip-version-check --no-input \
         >>"$LOG" 2>&1 || { tail -n 20 "$LOG" >&2; fail "the installation failed: see $LOG"; }
@@ -106,14 +106,14 @@ if [ "${1:-install}" = check ]; then
     exit
 fi
 
-# What this project itself is installed from, with the C compilers that are there now.
+# The inputs of the installation of this project, including the C compilers that exist now.
 sources() {
     cat pyproject.toml logstore/__init__.py conf/build_hook.py logstore/kafka_batches/record_codec.c
     echo "${CC:-}"
     command -v cc gcc clang || true
 }
 
-# A .venv that was moved, or made by a Python that is gone, does not count.
+# A .venv that was moved, or made by a Python that no longer exists, does not count.
 stamp() {
     echo "$({ cat "$1" && if [ $VENV = .venv ]; then sources; fi; } | cksum) in $PWD"
 }
@@ -122,7 +122,7 @@ installed() {
     [ "$(cat "$VENV/.installed-$(basename "$1")" 2>/dev/null)" = "$(stamp "$1")" ]
 }
 
-# requirements.lock has all of conf/demo.lock.
+# requirements.lock includes all of conf/demo.lock.
 if { installed $LOCK || { [ $LOCK = conf/demo.lock ] && installed requirements.lock; }; } && $VENV/bin/python -c "" 2>/dev/null; then
     exit
 fi

@@ -1,7 +1,7 @@
 """Compiles the codec of Kafka's record batches when a wheel is built or the checkout is installed as editable.
 
 Hatchling calls it: pyproject.toml, ``[tool.hatch.build.targets.wheel.hooks.custom]``. Without a compiler, or with one
-that fails, the package has no library and uses its numpy codec: a line says so, and nothing else is different.
+that fails, the package has no library and uses its numpy codec: it prints a warning, and nothing else differs.
 """
 
 import os
@@ -34,7 +34,7 @@ class RecordCodecHook(BuildHookInterface[Any]):
         except (OSError, subprocess.SubprocessError) as error:
             self.app.display_warning(f"Kafka's record batches will go through numpy, which is slower: {error}")
             return
-        # It depends on the platform, and on no version of Python.
+        # The library depends on the platform, but not on the version of Python.
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["tag"] = f"py3-none-{platform}"
         build_data["pure_python"] = False
@@ -42,20 +42,20 @@ class RecordCodecHook(BuildHookInterface[Any]):
 
 
 def compiler() -> list[str] | None:
-    """The command of the C compiler: ``CC``, or the first that is installed; None without one."""
+    """Return the command of the C compiler: ``CC``, or the first that is installed; None without one."""
     if named := shlex.split(os.environ.get("CC", "")):
         return named
     return next(([name] for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
 
 
 def compile_codec(source: Path, library: Path, options: Sequence[str] = ()) -> None:
-    """Raises OSError without a compiler, subprocess.SubprocessError if it fails."""
+    """Compile ``library``. Raises OSError without a compiler, subprocess.SubprocessError if it fails."""
     command = compiler()
     if command is None:
         raise FileNotFoundError("there is no C compiler (sudo apt-get install gcc libc6-dev)")
-    # Then moved: a process that runs keeps the library that it has loaded.
+    # It is moved into place afterwards: a running process keeps the library that it has loaded.
     made = library.with_name(f"{library.name}.{os.getpid()}")
-    # The library says which source it was made from.
+    # The library contains the checksum of its source.
     crc = zlib.crc32(source.read_bytes())
     try:
         subprocess.run(  # noqa: S603

@@ -1,4 +1,4 @@
-"""Writes ``docs/configuration.md`` from the tables of keys, so that the page says what the code does.
+"""Writes ``docs/configuration.md`` from the tables of keys, so that the page agrees with the code.
 
 ``python -m conf.configuration_page docs/configuration.md`` (``make docs``).
 """
@@ -52,7 +52,7 @@ Set a topic's own values when it is created (`logstore topic create flights --co
 
 
 def render() -> str:
-    """The whole page, in Markdown."""
+    """Return the whole page, in Markdown."""
     lines = [_INTRODUCTION]
     for name, attribute in plain_settings().items():
         field = Settings.model_fields[attribute]
@@ -67,7 +67,7 @@ def render() -> str:
 
 
 def _choices(annotation: object) -> str:
-    """The words that a setting of a few words takes."""
+    """Return the allowed words of a setting that has only a few."""
     return (
         f" One of {', '.join(f'`{word}`' for word in get_args(annotation))}."
         if get_origin(annotation) is Literal

@@ -1,5 +1,5 @@
-"""Writes ``logstore/kafka_protocol/messages.pyi``: for type checkers, the classes that ``messages`` makes of Kafka's
-definitions; those of the APIs that the store serves.
+"""Writes ``logstore/kafka_protocol/messages.pyi`` for type checkers: the classes that ``messages`` makes of Kafka's
+definitions, for the APIs that the store serves.
 
 ``python -m conf.kafka_messages_stub`` (``make docs``).
 """

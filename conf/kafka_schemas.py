@@ -1,8 +1,8 @@
-"""Writes ``logstore/kafka_protocol/schemas`` from Kafka's own jar of clients, which has the definitions of all its
+"""Writes ``logstore/kafka_protocol/schemas`` from Kafka's own clients jar, which contains the definitions of all its
 messages.
 
-``python -m conf.kafka_schemas`` fetches the jar with Maven; ``python -m conf.kafka_schemas JAR`` takes one that is
-there. Another release of Kafka is another ``VERSION`` and ``JAR_SHA256`` here; the tests of the room say which
+``python -m conf.kafka_schemas`` fetches the jar with Maven; ``python -m conf.kafka_schemas JAR`` uses an existing one.
+For another release of Kafka change ``VERSION`` and ``JAR_SHA256`` here; the tests of ``kafka_protocol`` show which
 versions of which APIs have changed.
 """
 
@@ -23,7 +23,7 @@ ARTIFACT = f"org.apache.kafka:kafka-clients:{VERSION}"
 SCHEMAS = Path(__file__).parent.parent / "logstore/kafka_protocol/schemas"
 
 _DEFINITIONS = "common/message/"
-# What decides the bytes. Descriptions, types of entities and hints to Kafka's own generator stay behind.
+# The keys that determine the bytes. Descriptions, types of entities and hints to Kafka's own generator are left out.
 _OF_MESSAGES = (
     "name",
     "type",
@@ -49,7 +49,7 @@ _COMMENT = re.compile(r'("(?:[^"\\]|\\.)*")|//[^\n]*')
 
 
 def stripped_schemas(jar: zipfile.ZipFile) -> dict[str, Any]:
-    """All messages that have a version, by name, as they are stored."""
+    """Return all messages that have a version, by name, as they are stored."""
     messages = [
         _stripped(_definition(jar.read(name).decode()), _OF_MESSAGES)
         for name in sorted(jar.namelist())
@@ -64,7 +64,7 @@ def stripped_schemas(jar: zipfile.ZipFile) -> dict[str, Any]:
 
 
 def _definition(text: str) -> dict[str, Any]:
-    """JSON with comments."""
+    """Parse JSON with comments."""
     definition: dict[str, Any] = json.loads(_COMMENT.sub(lambda found: found[1] or "", text))
     return definition
 
@@ -75,7 +75,7 @@ def _stripped(definition: dict[str, Any], keys: tuple[str, ...]) -> dict[str, An
         if nested in kept:
             kept[nested] = [_stripped(each, _OF_FIELDS) for each in kept[nested]]
     if "default" in kept:
-        # Kafka's definitions write a default as text or as a value of JSON.
+        # Kafka's definitions write a default as text or as a JSON value.
         kept["default"] = str(kept["default"]).lower() if isinstance(kept["default"], bool) else str(kept["default"])
     return kept
 
@@ -90,7 +90,7 @@ def _fetched(directory: Path) -> Path:
 
 
 def write(path: Path) -> None:
-    """Writes what the jar at ``path`` has, with its licence."""
+    """Write the definitions in the jar at ``path``, with its licence."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if digest != JAR_SHA256:
         sys.exit(f"{path} is not {ARTIFACT}: its SHA-256 is {digest}, not {JAR_SHA256}")
@@ -99,7 +99,7 @@ def write(path: Path) -> None:
         lines = ",\n".join(json.dumps(message, separators=(",", ":")) for message in schemas.pop("messages"))
         head = json.dumps(schemas, separators=(",", ":"))[:-1]
         SCHEMAS.mkdir(exist_ok=True)
-        # A line for each message, so that a difference can be read.
+        # Each message has one line, so that a difference can be read.
         (SCHEMAS / "schemas.json").write_text(f'{head},"messages":[\n{lines}\n]}}\n')
         for name in ("LICENSE", "NOTICE"):
             (SCHEMAS / name).write_bytes(jar.read(name))

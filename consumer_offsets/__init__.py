@@ -1,7 +1,7 @@
-"""Consumer groups: their committed offsets, kept in the internal topic ``__consumer_offsets``.
+"""Consumer groups and their committed offsets, which are kept in the internal topic ``__consumer_offsets``.
 
-``group_coordinator`` (requests of groups) over ``coordinator_shard`` (what loads, appends and answers for one partition
-of an internal topic), in which ``offsets_machine`` lives, whose data are ``committed_offsets``. The package stands on
-the broker's interface, and knows no HTTP. Installed with ``logstore``; needs its extra ``server``. Clients reach groups
-through ``logstore.Consumer`` and ``logstore.Admin``.
+``group_coordinator`` takes the requests of groups. Below it a ``coordinator_shard`` loads, appends and responds for one
+partition of the internal topic. Its state machine is ``groups_machine``, which keeps offsets in ``committed_offsets``.
+The package uses the broker's interface and knows no HTTP. It is installed with ``logstore`` and needs its extra
+``server``. Clients reach groups through ``logstore.Consumer`` and ``logstore.Admin``.
 """

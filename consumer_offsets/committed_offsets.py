@@ -1,13 +1,13 @@
-"""The committed offsets of one partition of ``__consumer_offsets``: some 150 bytes a key instead of a few objects.
+"""The committed offsets of one partition of ``__consumer_offsets``, in about 150 bytes a key instead of a few objects.
 
 A row of one table of numbers is a key (group, topic, partition) with its latest commit. Names and topic ids are
-interned; the rows of a group are linked, so that a group is read without a look at others. A dict finds them, but for
-the first of each group, which the group itself leads to: most groups have one row or many. Invariants (``validate``):
-of two records of a key the one with the higher offset in the log counts; a name is held as long as a row names it; rows
-of deleted keys are used again.
+interned. The rows of a group are linked, so that a group is read without a look at other groups. A dict finds every row
+but the first of each group, which the group itself points to: most groups have either one row or many. Invariants
+(``validate``): of two records of a key the one with the higher offset in the log counts; a name is held as long as a
+row names it; rows of deleted keys are used again.
 
-Offsets that a transaction has committed are *pending*, by producer: they count once its marker says so, and then at the
-place of their own record.
+Offsets that a transaction has committed are *pending*, by producer: they count once its marker commits them, and then
+at the log offset of their own record.
 """
 
 import struct
@@ -22,13 +22,13 @@ from logstore.records.offset_record import OffsetCommit, OffsetKey
 
 T = TypeVar("T", bound=Hashable)
 
-#: The producer of records that belong to no transaction.
+#: The producer id of records outside transactions.
 NO_PRODUCER_ID: Final = -1
 
 _NONE: Final = -1
-# A key is one whole number: the index of the group, and below it that of the place.
+# A key is one integer: the index of the group above the index of the topic and partition.
 _BITS: Final = 31
-# One call packs or unpacks a row; numpy looks at a column of all of them. A free row has no group.
+# One call packs or unpacks a row; numpy looks at a column of all rows. A free row has no group.
 _ROW: Final = struct.Struct("<3q5i")
 _COLUMNS: Final = np.dtype(
     [
@@ -46,12 +46,12 @@ _FREE: Final = _ROW.pack(0, 0, 0, 0, 0, _NONE, _NONE, _NONE)
 
 
 class _Interned(Generic[T]):
-    """Values by a small index, as long as somebody holds them."""
+    """Values by a small index, which are kept as long as somebody holds them."""
 
     __slots__ = ("_free", "_holders", "_values", "indexes")
 
     def __init__(self) -> None:
-        #: By value; only of those that are held.
+        #: The index of each value that is held.
         self.indexes: dict[T, int] = {}
         self._values: list[T | None] = []
         self._holders = array("i")
@@ -89,28 +89,28 @@ class CommittedOffsets:
         self._groups: _Interned[str] = _Interned()
         self._places: _Interned[TopicPartition] = _Interned()
         self._topic_ids: _Interned[str] = _Interned()
-        #: By key; without the first row of each group.
+        #: The row of each key, without the first row of each group.
         self._rows: dict[int, int] = {}
         self._table = bytearray()
         self._free = array("i")
-        #: By row: few commits have any.
+        #: The metadata of a row: few commits have any.
         self._metadata: dict[int, str] = {}
-        # The rows of a group: the first one by the group's index, the others by links to both sides.
+        # The rows of a group are a list with links to both sides, which begins at the group's index in ``_first``.
         self._first, self._next, self._previous = array("i"), array("i"), array("i")
         self._pending: dict[int, dict[OffsetKey, tuple[int, OffsetCommit | None]]] = {}
 
     def __len__(self) -> int:
-        """The number of committed offsets."""
+        """Return the number of committed offsets."""
         return len(self._next) - len(self._free)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     def groups(self) -> list[str]:
-        """Groups with a committed offset."""
+        """Return the groups with a committed offset."""
         return list(self._groups.indexes)
 
     def commits(self, group: str) -> dict[TopicPartition, OffsetCommit]:
-        """The commits of the group; none of those that are pending."""
+        """Return the commits of the group, without the pending ones."""
         found: dict[TopicPartition, OffsetCommit] = {}
         for row in self._rows_of(group):
             _, offset, timestamp, epoch, generation, _, place, topic_id = self._row(row)
@@ -120,11 +120,11 @@ class CommittedOffsets:
         return found
 
     def keys(self, group: str) -> list[TopicPartition]:
-        """The keys of ``commits``."""
+        """Return the keys of ``commits``."""
         return [self._places[self._row(row)[6]] for row in self._rows_of(group)]
 
     def pending(self, group: str) -> set[TopicPartition]:
-        """Places for which a transaction that is still open has committed an offset."""
+        """Return the partitions for which an open transaction has committed an offset."""
         return {
             TopicPartition(key.topic, key.partition)
             for keys in self._pending.values()
@@ -133,23 +133,23 @@ class CommittedOffsets:
         }
 
     def expired(self, before_ms: int) -> list[str]:
-        """Groups with a commit that is older than ``before_ms``."""
+        """Return the groups with a commit that is older than ``before_ms``."""
         columns = self._columns()
         return self._groups_of(columns, columns["commit_timestamp"] < before_ms)
 
     def of_topic(self, topic: str) -> list[str]:
-        """Groups with a commit to the topic, whatever its id was."""
+        """Return the groups with a commit to the topic, whatever its id was."""
         columns = self._columns()
         places = [index for place, index in self._places.indexes.items() if place.topic == topic]
         return self._groups_of(columns, np.isin(columns["place"], places))
 
     def current(self, topic_ids: Mapping[str, str]) -> list[str]:
-        """Groups with a commit to one of the topics, by name, while it had that id."""
+        """Return the groups with a commit to one of the topics, by name, while it had that id."""
         columns = self._columns()
         return self._groups_of(columns, self._are_current(columns, topic_ids))
 
     def stale(self, topic_ids: Mapping[str, str]) -> list[str]:
-        """Groups with a commit to any other topic, or to one of the topics while it had another id."""
+        """Return the groups with a commit to any other topic, or to one of the topics while it had another id."""
         columns = self._columns()
         return self._groups_of(columns, ~self._are_current(columns, topic_ids))
 
@@ -163,7 +163,7 @@ class CommittedOffsets:
             if topic_id is not None:
                 wanted[index] = self._topic_ids.indexes.get(topic_id, _NONE)
         used = columns["group"] != _NONE
-        # Index -1 of a free row is that of the last place; it has no group.
+        # The place of a free row is -1, which indexes the last place; so its group is checked.
         return used & (wanted[columns["place"]] == columns["topic_id"]) if len(wanted) else used
 
     def _groups_of(self, columns: Any, rows: Any) -> list[str]:
@@ -171,7 +171,7 @@ class CommittedOffsets:
         return [self._groups[index] for index in np.unique(groups).tolist()]
 
     def _row(self, row: int) -> tuple[int, ...]:
-        """By _COLUMNS."""
+        """Return the values of the row, in the order of _COLUMNS."""
         return _ROW.unpack_from(self._table, row * _ROW.size)
 
     def _rows_of(self, group: str) -> Iterator[int]:
@@ -186,14 +186,16 @@ class CommittedOffsets:
     def replay(
         self, log_offset: int, key: OffsetKey, commit: OffsetCommit | None, producer_id: int = NO_PRODUCER_ID
     ) -> None:
-        """A record of the log at ``log_offset``: a commit, or a deletion (None). With a producer it is pending."""
+        """Apply a record of the log at ``log_offset``: a commit, or a deletion (None). With a producer id it is
+        pending.
+        """
         if producer_id != NO_PRODUCER_ID:
             self._pending.setdefault(producer_id, {})[key] = log_offset, commit
             return
         self._store(log_offset, key, commit)
 
     def replay_marker(self, producer_id: int, *, committed: bool) -> None:
-        """The end of the producer's transaction: its offsets count from now on, or are forgotten."""
+        """End the producer's transaction: its offsets count from now on, or are forgotten."""
         ended = self._pending.pop(producer_id, {})
         if committed:
             for key, (log_offset, commit) in ended.items():
@@ -207,7 +209,8 @@ class CommittedOffsets:
         if before is not None and before[0] > log_offset:
             return
         if commit is None:
-            # What open transactions have committed before it is deleted, too: no row is left to say so later.
+            # Earlier commits of open transactions are deleted as well: no row is left whose log offset would outrank
+            # them.
             for keys in self._pending.values():
                 if key in keys and keys[key][0] < log_offset:
                     del keys[key]
@@ -219,7 +222,7 @@ class CommittedOffsets:
             group, place = self._groups.hold(key.group), self._places.hold(named)
             row = self._add(group, place)
         else:
-            # After the hold: mostly it is the same topic.
+            # The id is released after the hold, because it is mostly the same topic.
             self._topic_ids.release(before[7])
         _ROW.pack_into(
             self._table,
@@ -243,7 +246,7 @@ class CommittedOffsets:
         return first if self._row(first)[6] == place else self._rows.get(group << _BITS | place, _NONE)
 
     def _add(self, group: int, place: int) -> int:
-        """A row for the key, behind the first one of its group."""
+        """Return a row for the key, linked behind the first row of its group."""
         if self._free:
             row = self._free.pop()
         else:
@@ -286,7 +289,7 @@ class CommittedOffsets:
         self._free.append(row)
 
     def validate(self) -> None:
-        """Assert the invariants. For tests: it looks at every row."""
+        """Assert the invariants. Only tests call it, because it looks at every row."""
         assert len(self._table) == _ROW.size * len(self._next)
         linked = [(group, row, self._row(row)) for group in self.groups() for row in self._rows_of(group)]
         used = {row for _, row, _ in linked}

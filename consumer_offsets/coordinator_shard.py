@@ -1,14 +1,14 @@
 """A shard of a coordinator: the state machine of one partition of an internal topic, its log, and its timers.
 
-Kafka's name for it is a coordinator of CoordinatorRuntime. The shard loads the machine from the log, gives it events,
-and does what it asks for. Invariants, all on the event loop:
+In Kafka it is a coordinator of CoordinatorRuntime. The shard loads the machine from the log, gives it events, and
+carries out their effects. Invariants, all on the event loop:
 
-* Nothing but the shard appends to its partition. The records of one event are in one frame: after a crash all of them
-  are there, or none. Appends are in the order of the events.
-* One append is under way at a time, with the records of all events that came during the one before, the last of each
-  key. The machine is told of durable records in the order of the events (``stored``).
-* An answer goes out when all records of its event, and of those before it, are below the high watermark.
-* The machine is what the log makes of it: when an append fails, or its outcome is unknown, a new machine is loaded.
+* Only the shard appends to its partition. The records of one event are in one frame: after a crash all of them exist,
+  or none. Appends are in the order of the events.
+* One append is under way at a time, with the records of all events that came during the previous one, the last of each
+  key. The machine is notified of durable records in the order of the events (``stored``).
+* A response goes out when all records of its event, and of earlier events, are below the high watermark.
+* The machine is the result of the log: when an append fails, or its outcome is unknown, a new machine is loaded.
 """
 
 import asyncio
@@ -43,12 +43,12 @@ from logstore.records.offset_record import wire_batch
 
 log = structlog.stdlib.get_logger(__name__)
 
-# The loop does other work between two reads of a load, and a frame is encoded without holding it up.
+# The sizes let the event loop do other work between two reads of a load, and while a frame is encoded.
 _LOAD_BYTES = 256 * KIB
 _APPEND_BYTES = 512 * KIB
 _LOAD_WAIT_MS = 500
 _LOAD_AGAIN_S = 1.0
-# Each session that ends in a large group writes the whole group.
+# Every session that ends in a large group writes the whole group.
 _TIMERS_S = 0.01
 _NO_PRODUCER_EPOCH = -1
 
@@ -57,21 +57,23 @@ class Machine(Protocol):
     """The state of a partition: pure, synchronous, without a clock. ``now_ms`` is that of the shard."""
 
     def replay(self, records: pa.Table, producer_id: int, producer_epoch: int) -> None:
-        """Records of the log, by rising offset: the columns of LOG_SCHEMA. CorruptionError if nobody wrote them."""
+        """Apply records of the log, by rising offset: the columns of LOG_SCHEMA. Raises CorruptionError if they are
+        damaged.
+        """
         ...
 
     def replay_marker(self, producer_id: int, producer_epoch: int, *, committed: bool) -> None:
-        """The end of a producer's transaction."""
+        """Apply the end of a producer's transaction."""
         ...
 
     def on_loaded(self, now_ms: int) -> Iterable[Effect]:
-        """The whole log is replayed."""
+        """Return the first effects, now that the whole log is replayed."""
         ...
 
     def apply(self, event: Any, now_ms: int) -> Iterable[Effect]: ...
 
     def stored(self, offsets: Sequence[int], records: Sequence[Any]) -> None:
-        """The records that an event appended are durable, at ``offsets``."""
+        """Apply the records of an event: they are durable, at ``offsets``."""
         ...
 
 
@@ -90,7 +92,7 @@ class _State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Append:
-    """The records of one event, and the answers that wait for them."""
+    """The records of one event, and the responses that wait for them."""
 
     records: list[Record]
     encoded: list[tuple[bytes, bytes | None]]
@@ -98,9 +100,9 @@ class _Append:
 
 
 class CoordinatorShard(Generic[M]):
-    """``load`` it when this broker leads the partition, ``unload`` it when another one does.
+    """The owner calls ``load`` when this broker leads the partition, and ``unload`` when another one does.
 
-    ``on_change`` is told when a machine is loaded, and when there is none any more.
+    ``on_change`` is called when a machine is loaded, and when there is no longer one.
     """
 
     def __init__(
@@ -123,7 +125,7 @@ class CoordinatorShard(Generic[M]):
         self._state = _State.UNLOADED
         self._failure: LogStoreError | None = None
         self._machine: M | None = None
-        #: Rises with every load and unload: what began before it has no say any more.
+        #: Rises with every load and unload: work that began before it is ignored.
         self._incarnation = 0
         self._loading: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
@@ -134,7 +136,7 @@ class CoordinatorShard(Generic[M]):
         self._under_way: list[_Append] = []
         self._writing: asyncio.Task[None] | None = None
         self._timers: dict[Hashable, tuple[int, object]] = {}
-        # (time, number, key); a timer that was replaced or cancelled leaves its entry behind.
+        # An entry is (time, number, key); a timer that was replaced or cancelled leaves its entry behind.
         self._deadlines: list[tuple[int, int, Hashable]] = []
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
@@ -142,22 +144,23 @@ class CoordinatorShard(Generic[M]):
     # ---- loading ----------------------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Begin to load a new machine from the log. Requests are refused meanwhile, those that wait get that error.
+        """Begin to load a new machine from the log. Until then requests are refused, and waiting requests get that
+        error.
 
-        The machine before it, if there is one, can be read until then: what it tells was durable.
+        The previous machine, if there is one, can be read until then: its state was durable.
         """
         self._end(_State.LOADING, self._load_in_progress())
         self._loading = asyncio.create_task(self._load(self._incarnation))
 
     def unload(self) -> None:
-        """Another broker leads the partition: forget everything, and refuse requests."""
+        """Forget everything and refuse requests, because another broker leads the partition."""
         self._end(_State.UNLOADED, self._not_coordinator())
         self._machine = None
         self._settled.set()
         self._on_change(self)
 
     async def close(self) -> None:
-        """Take no more requests, and wait for the appends that are on their way. The machine can still be read."""
+        """Take no more requests, and wait for the appends under way. The machine can still be read."""
         if self._state is _State.ACTIVE:
             self._state = _State.CLOSED
             if self._writing is not None:
@@ -169,7 +172,7 @@ class CoordinatorShard(Generic[M]):
             await asyncio.wait([loading])
 
     def _end(self, state: _State, reason: LogStoreError) -> None:
-        """End what belongs to the machine until now."""
+        """End everything that belongs to the machine until now."""
         self._incarnation += 1
         self._state, self._failure = state, None
         self._settled.clear()
@@ -204,7 +207,7 @@ class CoordinatorShard(Generic[M]):
     async def _load_machine(self) -> None:
         began = self._clock.monotonic()
         if self._writing is not None:
-            # An append of the machine before may still get its offsets: the new one has to read it.
+            # An append of the previous machine may still get its offsets, and the new machine has to read it.
             await asyncio.wait([self._writing])
         while True:
             try:
@@ -227,11 +230,12 @@ class CoordinatorShard(Generic[M]):
             return
 
     async def _replayed(self) -> tuple[M, int]:
-        """A machine with the whole log behind it, and the number of records."""
+        """Return a machine that has replayed the whole log, and the number of records."""
         machine, count = self._new_machine(), 0
         self._log.require_served()
         at = self._log.log_start_offset
-        # To the end, not to the high watermark: records between the two may be read later, and nobody else appends.
+        # The load reads to the end, not to the high watermark: only this shard appends, and it can wait for the records
+        # between the two.
         while at < self._log.next_offset:
             fetched = await self._broker.fetch(
                 INTERNAL,
@@ -252,7 +256,7 @@ class CoordinatorShard(Generic[M]):
         return machine, count
 
     async def until_settled(self, timeout_ms: int) -> None:
-        """Wait until it is loaded or cannot be; as long as ``timeout_ms`` at most, without an error."""
+        """Wait until the shard is loaded or has failed, at most ``timeout_ms``, without an error."""
         if not self._settled.is_set():
             waiting = asyncio.ensure_future(self._settled.wait())
             try:
@@ -262,22 +266,22 @@ class CoordinatorShard(Generic[M]):
 
     @property
     def failure(self) -> LogStoreError | None:
-        """Why the log could not be read."""
+        """The reason why the log could not be read."""
         return self._failure
 
     @property
     def is_active(self) -> bool:
-        """Whether it takes requests."""
+        """True if the shard takes requests."""
         return self._state is _State.ACTIVE
 
     @property
     def is_readable(self) -> bool:
-        """Whether there is a machine to read: one that is loaded, or was before."""
+        """True if there is a machine to read, which is loaded now or was loaded before."""
         return self._machine is not None
 
     @property
     def machine(self) -> M:
-        """The machine, to read what is durable. Raises the error of ``require_active`` if there is none."""
+        """The machine, for reading durable state. Raises the error of ``require_active`` if there is none."""
         if self._machine is None:
             self.require_active()
         assert self._machine is not None
@@ -313,15 +317,17 @@ class CoordinatorShard(Generic[M]):
     # ---- events -----------------------------------------------------------------------------------------------------
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch that never step: the wall clock's at the load, and what has passed since."""
+        """Return milliseconds since the epoch that never step: the wall clock's time at the load, and the time since
+        then.
+        """
         return self._wall_ms + round((self._clock.monotonic() - self._monotonic_s) * 1000)
 
     def request(self, event: Callable[[int], object]) -> "asyncio.Future[Any]":
-        """Apply an event, made with the token of its answer; the answer comes in the future.
+        """Apply an event, made with the token of its response, which comes in the future.
 
-        Raises the errors of ``require_active``. The future may be cancelled: the event has happened all the same. It
-        fails with the error of the append, or with that of ``load`` or ``unload`` if these come first; then the outcome
-        of an append that is on its way is open.
+        Raises the errors of ``require_active``. The future may be cancelled, which does not undo the event. It fails
+        with the error of the append, or with that of ``load`` or ``unload`` if these come first; then the outcome of an
+        append under way is unknown.
         """
         self.require_active()
         token = next(self._tokens)
@@ -331,17 +337,17 @@ class CoordinatorShard(Generic[M]):
         return future
 
     def apply(self, event: object) -> None:
-        """Apply an event that nobody waits for. Raises as ``require_active``."""
+        """Apply an event without a response. Raises what ``require_active`` raises."""
         self.require_active()
         assert self._machine is not None
         try:
             self._perform(self._machine.apply(event, self.now_ms()))
         except BaseException:
-            self.load()  # the machine may be half changed
+            self.load()  # The machine may be half changed.
             raise
 
     def replay_marker(self, producer_id: int, producer_epoch: int, *, committed: bool) -> None:
-        """A marker in the log that ends a producer's transaction is below the high watermark."""
+        """Apply a marker that ends a producer's transaction and is below the high watermark."""
         self.require_active()
         self.machine.replay_marker(producer_id, producer_epoch, committed=committed)
 
@@ -363,7 +369,7 @@ class CoordinatorShard(Generic[M]):
             if self._writing is None:
                 self._writing = asyncio.create_task(self._write())
         elif answers:
-            # They may tell of what an earlier event did.
+            # The responses may report what an earlier event did.
             before = self._queue or self._under_way
             if before:
                 before[-1].answers.extend(answers)
@@ -406,7 +412,7 @@ class CoordinatorShard(Generic[M]):
             self._writing = None
 
     def _take(self) -> list[_Append]:
-        """The next appends, at least one: as many as fit into a frame."""
+        """Return the next appends, as many as fit into a frame, but at least one."""
         sizes: dict[bytes, int] = {}
         count, num_bytes = 0, 0
         for append in self._queue:
@@ -421,10 +427,10 @@ class CoordinatorShard(Generic[M]):
         return taken
 
     async def _append(self, appends: Sequence[_Append]) -> list[int]:
-        """The offsets of the records, once all are below the high watermark.
+        """Append the records, and return their offsets once all are below the high watermark.
 
-        Of several with one key only the last is written, as one frame has them all: the others have its offset. A group
-        whose members join at once would be written whole for each of them.
+        Of several records with one key only the last is written, because one frame has them all; the others get its
+        offset. Otherwise a group whose members join together would be written whole for each of them.
         """
         encoded = [record for append in appends for record in append.encoded]
         latest = dict(encoded)
@@ -437,7 +443,7 @@ class CoordinatorShard(Generic[M]):
         return [offsets[key] for key, _ in encoded]
 
     def _append_failed(self, error: Exception) -> None:
-        """The machine has changed, and the log has not, or nobody knows."""
+        """Load again: the machine has changed, and the log has not, or its outcome is unknown."""
         log.warning("shard.append_failed", shard=self.name, error=str(error))
         reason = error if isinstance(error, LogStoreError) else self._load_in_progress()
         for append in (*self._under_way, *self._queue):
@@ -467,11 +473,13 @@ class CoordinatorShard(Generic[M]):
         self._timers.pop(key, None)
 
     def run_due(self) -> None:
-        """Apply the events of timers that are due, in the order of their times. If that takes long the loop does other
-        work in between: a heartbeat that came in time is not too late because of others that did not.
+        """Apply the events of timers that are due, in the order of their times.
+
+        If that takes long, the event loop does other work in between: a heartbeat that came in time must not become
+        late because of members that have timed out.
         """
         end = self._clock.monotonic() + _TIMERS_S
-        while self._deadlines and self._deadlines[0][0] <= self.now_ms():
+        while self._state is _State.ACTIVE and self._deadlines and self._deadlines[0][0] <= self.now_ms():
             entry = heapq.heappop(self._deadlines)
             if self._is_armed(entry):
                 _, event = self._timers.pop(entry[2])
@@ -496,5 +504,5 @@ class CoordinatorShard(Generic[M]):
 def _fail(future: "asyncio.Future[Any]", error: LogStoreError) -> None:
     if not future.done():
         future.set_exception(error)
-        # Who asked may have gone: no warning about a lost exception.
+        # The caller may be gone: asyncio must not warn about an exception that nobody retrieved.
         future.exception()

@@ -1,4 +1,4 @@
-"""What a state machine asks of its shard. The effects of one event are atomic."""
+"""The effects that a state machine asks its shard for. The effects of one event are atomic."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from typing import Any, Protocol
 
 
 class Record(Protocol):
-    """What a machine appends."""
+    """A record that a machine appends."""
 
     def encoded(self) -> tuple[bytes, bytes | None]:
-        """Key and value."""
+        """Return key and value."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``response`` to the request with that token; a LogStoreError is raised to who asked. It goes out once the records
-    beside it, and all earlier ones of the machine, are durable.
+    """``response`` for the request with that token; a LogStoreError is raised to the caller. It is sent once the
+    records beside it, and all earlier ones of the machine, are durable.
     """
 
     request: int
@@ -25,7 +25,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class AppendRecord:
-    """If it cannot be appended, the shard drops the machine, and replays the log into a new one."""
+    """A record to append. If that fails, the shard drops the machine, and replays the log into a new one."""
 
     record: Record
 
@@ -48,6 +48,6 @@ Effect = Answer | AppendRecord | ArmTimer | CancelTimer
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    """A timer of ArmTimer is due. A machine ignores one that it has cancelled, or armed anew for later."""
+    """A timer of ArmTimer that is due. A machine ignores one that it has cancelled, or armed again for later."""
 
     key: Any

@@ -1,7 +1,7 @@
-"""The topics that consumer groups follow: which there are, and which of them a regular expression matches.
+"""The topics that consumer groups follow: which exist, and which of them a regular expression matches.
 
-Invariant: what a regex matched is remembered, and of later topics it sees those alone that have come or gone since: a
-thousand regexes and thousands of topics would hold up the event loop for seconds.
+Invariant: the matches of a regex are remembered, and it is matched again only with topics that were made or deleted
+since then. A thousand regexes and thousands of topics would otherwise hold up the event loop for seconds.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from logstore.broker.context import INTERNAL
 from logstore.errors import InvalidRegularExpressionError
 from logstore.limits import KIB
 
-# Topics are made and deleted many at a time: groups are told once.
+# Topics are made and deleted many at a time: groups are notified once.
 _TELL_AFTER_S = 0.1
 _REGEXES_CACHED = 100
-# Of all that regexes match together; a member keeps its own names anyway.
+# The limit is for the matches of all regexes together; a member keeps its own names anyway.
 _MATCHES_CACHED = 1_000_000
-# A regex that was not looked at for so many changes is matched with all topics.
+# A regex that was not matched during this many changes is matched with all topics.
 _CHANGES_KEPT = 1_000
 # Names are short. At RE2's own bound a pattern of 20 characters takes 9 MB, and 0.1 s of the event loop.
 _REGEX_BYTES_MAX = 256 * KIB
@@ -37,18 +37,18 @@ class _Matching(NamedTuple):
 
 
 class FollowedTopics:
-    """``on_change`` is called, soon after, when a topic was made, deleted or has grown."""
+    """``on_change`` is called soon after a topic was made, was deleted or has grown."""
 
     def __init__(self, broker: Broker, on_change: Callable[[TopicsChanged], None]) -> None:
         self._broker = broker
         self._on_change = on_change
         self._image: dict[str, TopicDescription] = {}
         self._is_stale = True
-        #: Of the image.
+        #: The version of the image.
         self._version = 0
-        #: What regexes matched in the image of a version: many members have the same one.
+        #: The matches of each regex in the image of a version: many members have the same regex.
         self._matching: LRUCache[str, _Matching] = LRUCache(_MATCHES_CACHED, lambda found: 1 + len(found.names))
-        #: Topics that have come or gone, with the version since when, the last one last.
+        #: Topics that were made or deleted, with the version of that change, the latest last.
         self._changed: dict[str, int] = {}
         #: Changes up to this version are not all kept.
         self._forgotten = 0
@@ -66,7 +66,7 @@ class FollowedTopics:
 
     @property
     def topics(self) -> TopicImage:
-        """All topics, without the store's own. The mapping is not changed later."""
+        """All topics but the internal ones. The mapping is never changed."""
         if self._is_stale:
             image = {
                 topic.name: TopicDescription(topic.topic_id, len(topic.partitions))
@@ -82,7 +82,7 @@ class FollowedTopics:
         return self._image
 
     def matching(self, regex: str) -> frozenset[str]:
-        """Topics whose whole name matches. InvalidRegularExpressionError."""
+        """Return the topics whose whole name matches. Raises InvalidRegularExpressionError."""
         topics = self.topics
         found = self._matching.get(regex)
         if found is not None and found.version == self._version:
@@ -101,21 +101,23 @@ class FollowedTopics:
         return names
 
     def changed(self) -> TopicsChanged:
-        """What groups are told now."""
+        """Return the topics in the form of an event for groups."""
         return TopicsChanged(self.topics, self._matches)
 
     def _matches(self, regexes: frozenset[str]) -> Mapping[str, frozenset[str]]:
         return {regex: self._matching_durable(regex) for regex in regexes}
 
     def _matching_durable(self, regex: str) -> frozenset[str]:
-        """One that another version of RE2 took keeps no group from being loaded: it matches nothing."""
+        """Return the matches of a stored regex. One that only another version of RE2 accepts matches nothing, so that
+        its group can still be loaded.
+        """
         try:
             return self.matching(regex)
         except InvalidRegularExpressionError:
             return frozenset()
 
     def _on_leadership(self, topic: Topic, partition: int) -> None:  # noqa: ARG002
-        # The new partitions of a topic are led from the moment they are there.
+        # The new partitions of a topic are led from the moment they exist.
         if not topic.is_internal:
             self._tell()
 
@@ -135,7 +137,7 @@ class FollowedTopics:
 
 @lru_cache(_REGEXES_CACHED)
 def compiled(regex: str) -> Any:
-    """The pattern, of RE2: its time is linear in the text. InvalidRegularExpressionError."""
+    """Compile the pattern with RE2, whose time is linear in the text. Raises InvalidRegularExpressionError."""
     options = re2.Options()
     options.log_errors = False
     options.max_mem = _REGEX_BYTES_MAX

@@ -1,10 +1,10 @@
-"""The group coordinator: commit and reset offsets, delete groups; ``group_queries`` reads them.
+"""The group coordinator commits and resets offsets, and deletes groups; ``group_queries`` reads them.
 
 Invariants: a committed offset names a partition that exists. The offset belongs to the topic, not to its name: when a
-topic is deleted its offsets are gone at once, also if a topic of the same name is made again. By ``commit`` and
-``reset`` it is in [0, high watermark] at the time of the commit by the word of the partition's leader, wherever that
-is; a leader that does not tell refuses nothing; and a request is committed as a whole or refused as a whole. Kafka's
-clients commit each offset by itself (``commit_each``), also outside of the log, to groups of any name.
+topic is deleted its offsets disappear at once, even if a topic of the same name is created again. With ``commit`` and
+``reset`` it is in [0, high watermark], which the partition's leader reports at the time of the commit, whichever broker
+that is; without a report nothing is refused. These requests are committed or refused as a whole. Kafka's clients commit
+each offset by itself (``commit_each``), also outside of the log, and to groups of any name.
 """
 
 import asyncio
@@ -55,12 +55,12 @@ from logstore.records.offset_record import NO_GENERATION, NO_LEADER_EPOCH, OFFSE
 
 _TIMEOUT_MS = 30_000
 _DELETED_AT_ONCE = 500
-#: Of consumer instances.
+#: The session time-out of consumer instances.
 _SESSION_TIMEOUT_MS = 45_000
 
 
 class GroupCoordinator(GroupQueries):
-    """Runs on the broker's event loop. ``start`` it after the broker. Its shards are the only writers of its topic.
+    """Runs on the broker's event loop. It is started after the broker. Its shards are the only writers of its topic.
 
     ``members`` takes the requests of members, ``instances`` has the consumers that the store holds for clients.
     """
@@ -94,7 +94,7 @@ class GroupCoordinator(GroupQueries):
     @classmethod
     @contextlib.asynccontextmanager
     async def running(cls, broker: Broker, *, clock: Clock | None = None) -> AsyncIterator[Self]:
-        """``start`` and ``close`` around a block."""
+        """Run a coordinator from ``start`` to ``close`` around a block."""
         coordinator = await cls.start(broker, clock=clock)
         try:
             yield coordinator
@@ -105,7 +105,7 @@ class GroupCoordinator(GroupQueries):
     async def start(cls, broker: Broker, *, clock: Clock | None = None) -> Self:
         """Load the groups, and follow topics and leaders.
 
-        Groups that cannot be read are refused until a restart finds the topic mended; others are served.
+        Groups that cannot be read are refused until a restart finds the topic repaired; other groups are served.
         """
         coordinator = cls(broker, clock or SystemClock())
         coordinator.instances.start()
@@ -127,7 +127,7 @@ class GroupCoordinator(GroupQueries):
         self.instances.topics_changed()
 
     def coordinator_of(self, context: RequestContext, group: str) -> int:
-        """Id of the broker that coordinates the group; -1 while none does, or before there are any groups.
+        """Return the id of the group's coordinator; -1 while it has none, or before there are any groups.
 
         Raises GroupAuthorizationError.
         """
@@ -135,8 +135,8 @@ class GroupCoordinator(GroupQueries):
         return self._shards.coordinator_of(group)
 
     async def until_there(self, context: RequestContext, group: str) -> None:
-        """In a cluster: have the topic of groups made before a request goes to the coordinator of its first group, who
-        is not known before. An error is left to the request.
+        """Make sure that the topic of groups exists in a cluster, before the first request of a group, whose
+        coordinator is not known earlier. Errors are left to the request.
         """
         if self._shards.has_topic or self._broker.others is None:
             return
@@ -163,16 +163,17 @@ class GroupCoordinator(GroupQueries):
         transactional_id: str | None = None,
         timeout_ms: int = _TIMEOUT_MS,
     ) -> None:
-        """Commit offsets, lower ones than before too; returns when that is durable.
+        """Commit offsets, which may be lower than before, and return when they are durable.
 
         A commit with ``member_id``, ``group_instance_id`` or ``generation`` (of a classic group, or the member's epoch)
-        is taken from a member of that generation only: UnknownMemberIdError, IllegalGenerationError. One of a
-        transaction (``producer_id``, ``producer_epoch``, ``transactional_id``) is refused: InvalidRequestError.
+        is accepted from a member of that generation only. Raises UnknownMemberIdError or IllegalGenerationError
+        otherwise. Raises InvalidRequestError for a commit in a transaction (``producer_id``, ``producer_epoch``,
+        ``transactional_id``).
 
-        Raises GroupAuthorizationError, TopicAuthorizationError (of one of the topics), InvalidGroupError,
-        InvalidRequestError (none, or a partition twice), OffsetMetadataTooLargeError, UnknownTopicError,
-        UnknownTopicIdError, UnknownPartitionError, OffsetOutOfRangeError; RequestTimedOutError (it may or may not be
-        committed); BrokerNotReadyError, ThrottledError, StorageFullError, StorageError.
+        Raises GroupAuthorizationError, TopicAuthorizationError (for one of the topics), InvalidGroupError,
+        InvalidRequestError (no offsets, or a partition twice), OffsetMetadataTooLargeError, UnknownTopicError,
+        UnknownTopicIdError, UnknownPartitionError, OffsetOutOfRangeError; RequestTimedOutError (the outcome is
+        unknown); BrokerNotReadyError, ThrottledError, StorageFullError, StorageError.
         """
         self._authorizer.require(context, Operation.READ, ResourceType.GROUP, group)
         check_group_name(group, may_be_empty=True)
@@ -190,10 +191,11 @@ class GroupCoordinator(GroupQueries):
         *,
         timeout_ms: int = _TIMEOUT_MS,
     ) -> dict[TopicPartition, LogStoreError | None]:
-        """Commit as Kafka's OffsetCommit does: each offset that can be, also outside of the log, in a group of any
-        name. By partition why it was not; of two for one the last counts.
+        """Commit each offset that can be committed, as Kafka's OffsetCommit does, also outside of the log, in a group
+        of any name.
 
-        Raises as ``commit`` what is about the group, or about the append.
+        Return the error of each partition, or None. Of two offsets for a partition the last counts. Raises what
+        ``commit`` raises about the group and the append.
         """
         self._authorizer.require(context, Operation.READ, ResourceType.GROUP, group)
         names = list(dict.fromkeys(asked.topic for asked in offsets))
@@ -219,7 +221,7 @@ class GroupCoordinator(GroupQueries):
                 outcomes[place] = error
                 del accepted[place]
         shard = await self._shards.of(group, timeout_ms)
-        # Once more: a topic may have gone meanwhile. From here to the append nothing awaits.
+        # Check once more: a topic may have been deleted meanwhile. From here to the append nothing awaits.
         commits: dict[TopicPartition, OffsetCommit] = {}
         now = self._clock.now_ms()
         for place, asked in accepted.items():
@@ -242,8 +244,10 @@ class GroupCoordinator(GroupQueries):
         offsets: Sequence[OffsetToCommit],
         member: CommittingMember,
     ) -> None:
-        """As ``commit``, by the consumer instance of that id: where it began to read is forgotten in the same frame. An
-        offset may be beyond the end, as in REST Proxy and Kafka. It also raises UnknownInstanceError.
+        """Commit offsets of the consumer instance with that id, as ``commit`` does.
+
+        The same frame forgets where the instance began to read. An offset may be beyond the end, as in REST Proxy and
+        Kafka. It also raises UnknownInstanceError.
         """
         self._authorizer.require(context, Operation.READ, ResourceType.GROUP, key.group)
         elsewhere = await self._check_commit(context, offsets, member.generation, bounded=False)
@@ -274,9 +278,9 @@ class GroupCoordinator(GroupQueries):
         """Commit the ``target``, or given offsets, for a group without members: all or none. A group that does not
         exist is made. With ``dry_run`` nothing is committed.
 
-        ``topics`` has the partitions of each topic, none for all of them; None: all topics that the group has committed
-        to, and of these a shift takes the partitions with a commit. Raises as ``commit``; UnknownGroupError,
-        NonEmptyGroupError, and as ``offset_reset.reset_offset``.
+        ``topics`` has the partitions of each topic, an empty list for all of them. None means all topics that the group
+        has committed to; then a shift takes only the partitions with a commit. Raises what ``commit`` and
+        ``offset_reset.reset_offset`` raise, UnknownGroupError, NonEmptyGroupError.
         """
         self._authorizer.require(context, Operation.READ, ResourceType.GROUP, group)
         check_group_name(group, may_be_empty=True)
@@ -292,7 +296,7 @@ class GroupCoordinator(GroupQueries):
         elsewhere = await self._check_commit(context, offsets, NO_GENERATION)
         if not dry_run:
             shard = await self._shards.of(group, timeout_ms)
-            # Somebody may have joined meanwhile.
+            # A member may have joined meanwhile.
             self._require_empty(group)
             await self._append(shard, group, offsets, CommittingMember(), None, elsewhere, timeout_ms)
         return [
@@ -303,7 +307,9 @@ class GroupCoordinator(GroupQueries):
         ]
 
     def _reset_topics(self, group: str, target: ResetTarget) -> dict[str, Sequence[int]]:
-        """All topics that the group has committed to. A shift begins at a commit, so it is of partitions with one."""
+        """Return all topics that the group has committed to. A shift begins at a commit, so it takes the partitions
+        with one.
+        """
         known: dict[str, list[int]] = {}
         for key, _ in self._known(group):
             known.setdefault(key.topic, []).append(key.partition)
@@ -332,8 +338,8 @@ class GroupCoordinator(GroupQueries):
     async def _check_commit(
         self, context: RequestContext, offsets: Sequence[OffsetToCommit], generation: int, *, bounded: bool = True
     ) -> OffsetsElsewhere | None:
-        """Check all that can be refused, and return the ends that other leaders know. None if not ``bounded``: offsets
-        may then be beyond the end.
+        """Check everything that can be refused, and return the ends that other leaders know. None if not ``bounded``:
+        then offsets may be beyond the end.
         """
         _check_request(offsets)
         for name in dict.fromkeys(asked.topic for asked in offsets):
@@ -367,7 +373,7 @@ class GroupCoordinator(GroupQueries):
     async def delete(self, context: RequestContext, group: str, *, timeout_ms: int = _TIMEOUT_MS) -> None:
         """Delete a group without members, and all its committed offsets.
 
-        Raises GroupAuthorizationError, UnknownGroupError, NonEmptyGroupError, and as ``commit`` when it cannot.
+        Raises GroupAuthorizationError, UnknownGroupError, NonEmptyGroupError, and what ``commit`` raises if it fails.
         """
         self._authorizer.require(context, Operation.DELETE, ResourceType.GROUP, group)
         self._known(group)
@@ -377,11 +383,11 @@ class GroupCoordinator(GroupQueries):
     async def delete_offsets(
         self, context: RequestContext, group: str, places: Sequence[TopicPartition], *, timeout_ms: int = _TIMEOUT_MS
     ) -> dict[TopicPartition, LogStoreError | None]:
-        """Delete committed offsets of topics that no member is subscribed to (KIP-496). For each of ``places`` why it
-        was not: TopicAuthorizationError, UnknownTopicError, UnknownPartitionError, GroupSubscribedToTopicError.
+        """Delete committed offsets of topics that no member is subscribed to (KIP-496).
 
-        Raises GroupAuthorizationError, UnknownGroupError, NonEmptyGroupError (members whose subscriptions nobody can
-        read), and as ``commit`` when it cannot.
+        Return for each of ``places`` None, or TopicAuthorizationError, UnknownTopicError, UnknownPartitionError,
+        GroupSubscribedToTopicError. Raises GroupAuthorizationError, UnknownGroupError, NonEmptyGroupError (nobody can
+        read the members' subscriptions), and what ``commit`` raises if it fails.
         """
         self._authorizer.require(context, Operation.DELETE, ResourceType.GROUP, group)
         names = list(dict.fromkeys(place.topic for place in places))
@@ -398,7 +404,7 @@ class GroupCoordinator(GroupQueries):
             except LogStoreError as error:
                 outcomes[place] = error
         shard = await self._shards.of(group, timeout_ms)
-        # From here to the append nothing awaits: nobody subscribes meanwhile.
+        # From here to the append nothing awaits, so that nobody subscribes meanwhile.
         subscribed = shard.machine.subscribed_topics(group)
         is_subscribed = GroupSubscribedToTopicError(f"Members of group {group} are subscribed to the topic: stop them.")
         for place, outcome in outcomes.items():
@@ -411,12 +417,12 @@ class GroupCoordinator(GroupQueries):
     async def delete_groups(
         self, context: RequestContext, groups: Sequence[str], *, timeout_ms: int = _TIMEOUT_MS
     ) -> dict[str, LogStoreError | None]:
-        """Delete several, each as ``delete``: by name the error of those that were not."""
+        """Delete several groups, each as ``delete`` does. Return the error of each name, or None."""
         names = list(dict.fromkeys(groups))
         elsewhere = self._elsewhere(context)
         outcomes = {} if elsewhere is None else dict(await elsewhere.delete(context, names))
         here = [name for name in names if name not in outcomes]
-        # So many at a time: the event loop does other work in between.
+        # Groups are deleted in chunks, so that the event loop does other work in between.
         for at in range(0, len(here), _DELETED_AT_ONCE):
             some = here[at : at + _DELETED_AT_ONCE]
             answers = await asyncio.gather(
@@ -439,7 +445,9 @@ class GroupCoordinator(GroupQueries):
     def _check_offsets(
         self, offsets: Sequence[OffsetToCommit], generation: int, elsewhere: OffsetsElsewhere | None
     ) -> dict[TopicPartition, OffsetCommit]:
-        """The commits to append, once every offset is checked. ``elsewhere`` None: one may be beyond the end."""
+        """Check every offset, and return the commits to append. With ``elsewhere`` None an offset may be beyond the
+        end.
+        """
         now = self._clock.now_ms()
         commits: dict[TopicPartition, OffsetCommit] = {}
         for asked in offsets:
@@ -457,7 +465,9 @@ class GroupCoordinator(GroupQueries):
         return commits
 
     def _commit_of(self, asked: OffsetToCommit, generation: int, now_ms: int) -> tuple[PartitionLog, OffsetCommit]:
-        """The commit to append, and the partition's log. Raises what ``commit`` raises of topics and partitions."""
+        """Return the partition's log and the commit to append. Raises what ``commit`` raises about topics and
+        partitions.
+        """
         topic = self._broker.topic(INTERNAL, asked.topic)
         require_topic_id(topic, asked.topic_id)
         log = topic.partition(asked.partition)

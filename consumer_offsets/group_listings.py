@@ -1,11 +1,11 @@
-"""Groups as a list shows them, a page at a time: what a broker tells its clients, and other brokers."""
+"""Groups as a list shows them, a page at a time, to clients and to other brokers."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class GroupListing:
-    """As GroupDescription, in numbers. ``partitions`` are those that the lags count, see ``GroupCoordinator.lag``."""
+    """A GroupDescription in numbers. ``partitions`` are those that the lags count, see ``GroupCoordinator.lag``."""
 
     group: str
     kind: str
@@ -21,7 +21,7 @@ class GroupListing:
 
 @dataclass(frozen=True, slots=True)
 class GroupListings:
-    """A page. ``next`` is the name that the next page comes ``after``; None: there are no more."""
+    """A page. ``next`` is the name that the next page comes ``after``; None: this is the last page."""
 
     groups: list[GroupListing]
     next: str | None

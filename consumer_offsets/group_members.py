@@ -1,6 +1,6 @@
-"""The requests of members of groups, for whatever protocol they come by.
+"""Handles the requests of group members, whichever protocol they arrive by.
 
-Invariant: a response that tells of a new epoch or generation is given once the record of it is durable.
+Invariant: a response with a new epoch or generation is given once the record of it is durable.
 """
 
 import dataclasses
@@ -25,17 +25,19 @@ from logstore.errors import InvalidRequestError
 E = TypeVar("E", events.JoinGroup, events.SyncGroup, events.Heartbeat, events.LeaveGroup, events.ConsumerGroupHeartbeat)
 
 _TIMEOUT_MS = 30_000
-#: A rebalance is over by then: the longest time-out of a member, and some time to make it durable.
+#: Every rebalance ends within the longest time-out of a member and the time to make it durable.
 _REBALANCE_TIMEOUT_MAX_MS = 2**31 - 1
 
 
 class GroupMembers:
-    """Events come with any ``request``: the shard gives them their tokens. ``timeout_ms`` bounds the time for the load
-    of the group's shard, and for an answer that waits for no other member.
+    """The requests of group members.
 
-    All raise GroupAuthorizationError, the error in the response (``groups.responses``), NotCoordinatorError,
-    CoordinatorLoadInProgressError, BrokerNotReadyError, QuarantinedError; RequestTimedOutError, and as
-    ``Broker.produce``.
+    Events come with any ``request``: the shard replaces it by a token. ``timeout_ms`` bounds the load of the group's
+    shard, and a response that waits for no other member.
+
+    All methods raise GroupAuthorizationError, the error in the response (``groups.responses``), NotCoordinatorError,
+    CoordinatorLoadInProgressError, BrokerNotReadyError, QuarantinedError, RequestTimedOutError, and what
+    ``Broker.produce`` raises.
     """
 
     def __init__(self, authorizer: Authorizer, shards: GroupShards, topics: FollowedTopics) -> None:
@@ -46,10 +48,11 @@ class GroupMembers:
     async def join(
         self, context: RequestContext, group: str, event: events.JoinGroup, *, timeout_ms: int = _TIMEOUT_MS
     ) -> JoinGroupResponse:
-        """Join a classic group. Answered when the rebalance is complete.
+        """Join a classic group, and return when the rebalance is complete.
 
-        A client that makes its member's id (KIP-1082) gives it as ``new_member_id``, too: a request sent again is of
-        the same member. For others it is the id that the member gets, in MemberIdRequiredError first (KIP-394).
+        A client that generates its member id (KIP-1082) sends it as ``new_member_id`` as well: a repeated request is of
+        the same member. For other clients ``new_member_id`` is the id that the member gets, first in
+        MemberIdRequiredError (KIP-394).
         """
         if not event.new_member_id:
             raise InvalidRequestError("member_id is empty: send an id of the client's own, a UUID for example.")
@@ -63,7 +66,7 @@ class GroupMembers:
     async def sync(
         self, context: RequestContext, group: str, event: events.SyncGroup, *, timeout_ms: int = _TIMEOUT_MS
     ) -> SyncGroupResponse:
-        """The member's assignment, once the leader has sent it."""
+        """Return the member's assignment, once the leader has sent it."""
         shard = await self._shard(context, group, timeout_ms)
         response = await self._asked(shard, group, event, _REBALANCE_TIMEOUT_MAX_MS)
         assert isinstance(response, SyncGroupResponse)
@@ -72,14 +75,14 @@ class GroupMembers:
     async def heartbeat(
         self, context: RequestContext, group: str, event: events.Heartbeat, *, timeout_ms: int = _TIMEOUT_MS
     ) -> None:
-        """RebalanceInProgressError: join again."""
+        """Keep the member alive. Raises RebalanceInProgressError if it has to join again."""
         response = await self._asked(await self._shard(context, group, timeout_ms), group, event, timeout_ms)
         assert isinstance(response, HeartbeatResponse)
 
     async def leave(
         self, context: RequestContext, group: str, event: events.LeaveGroup, *, timeout_ms: int = _TIMEOUT_MS
     ) -> LeaveGroupResponse:
-        """Members that could not leave have their errors in the response."""
+        """Remove members. The response holds the errors of those that could not leave."""
         response = await self._asked(await self._shard(context, group, timeout_ms), group, event, timeout_ms)
         assert isinstance(response, LeaveGroupResponse)
         return response
@@ -92,7 +95,7 @@ class GroupMembers:
         *,
         timeout_ms: int = _TIMEOUT_MS,
     ) -> ConsumerGroupHeartbeatResponse:
-        """The heartbeat of KIP-848. Raises TopicAuthorizationError, too."""
+        """Handle the heartbeat of KIP-848. It may also raise TopicAuthorizationError."""
         for topic in sorted(event.subscribed_topics or ()):
             self._authorizer.require(context, Operation.READ, ResourceType.TOPIC, topic)
         shard = await self._shard(context, group, timeout_ms)
@@ -105,11 +108,11 @@ class GroupMembers:
         return response
 
     async def until_durable(self, context: RequestContext, group: str) -> None:
-        """Wait until what can be read of the group's members at the call is durable, to tell of it: a generation that a
-        failed append takes back was never there.
+        """Wait until the members that can be read now are durable, before they are reported: a failed append may take a
+        generation back.
         """
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
-        # Not that of the next load: the machine that was read may be one whose append has failed.
+        # A shard that loads again is not waited for: the machine that was read may be the one whose append failed.
         shard = self._shards.active_of(group)
         if shard is not None:
             await answered(group, shard.request(Barrier), _TIMEOUT_MS)

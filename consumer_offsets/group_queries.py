@@ -1,7 +1,8 @@
-"""What can be asked of consumer groups: their committed offsets, lags, members, and lists of them.
+"""Queries of consumer groups: their committed offsets, lags, members, and lists of groups.
 
-In a cluster each broker knows the groups that it coordinates, and asks others for theirs (``groups_elsewhere``).
-All of it is durable, but for ``GroupQueries.describe``. Each name of a group or topic is asked for at the authorizer.
+In a cluster each broker knows the groups that it coordinates, and asks the other brokers for theirs
+(``groups_elsewhere``). All results are durable, except for ``GroupQueries.describe``. The authorizer is asked for each
+name of a group or topic.
 """
 
 import asyncio
@@ -31,19 +32,21 @@ from logstore.limits import FETCH_BYTES_MAX, SHOWN_NAME_LENGTH_MAX
 from logstore.records.log_batches import int64_values
 from logstore.records.offset_record import NO_GENERATION, OffsetCommit
 
-if TYPE_CHECKING:  # one node needs nothing of it
+if TYPE_CHECKING:  # A single node does not need this module.
     from consumer_offsets.groups_elsewhere import GroupsElsewhere
 
-#: Of a page of groups: that many partitions, and the loop does other work in between.
+#: The partitions in a page of groups, and those between two turns of the event loop.
 _PAGE_PARTITIONS = 100_000
 _STEP = 2_000
-#: Of one group: of that many partitions the oldest record is looked at.
+#: In a group, the oldest record behind is read for this many partitions at most.
 _TIMED_PARTITIONS_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedOffset:
-    """``leader_epoch`` is that of the record before ``offset`` (-1: not known), ``timestamp`` the commit's, in ms."""
+    """``leader_epoch`` is that of the record before ``offset`` (-1: not known), ``timestamp`` that of the commit, in
+    ms.
+    """
 
     topic: str
     partition: int
@@ -55,11 +58,11 @@ class CommittedOffset:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """``lag`` is the number of offsets from ``committed_offset``, or from ``log_start_offset`` without one (None), to
+    """``lag`` is the number of offsets from ``committed_offset``, or from ``log_start_offset`` if that is None, to
     ``high_watermark``. ``member`` reads the partition.
 
-    ``records_behind`` of these offsets have a record; the timestamp of the first one is ``lag_ms`` ago. Both are None
-    where they were not asked for, or cannot be known.
+    ``records_behind`` of these offsets have a record, and the timestamp of the first one is ``lag_ms`` ago. Both are
+    None if they were not requested, or cannot be known.
     """
 
     topic: str
@@ -74,7 +77,7 @@ class PartitionLag:
 
 
 class GroupQueries:
-    """The groups that this broker coordinates."""
+    """The queries of groups that this broker coordinates."""
 
     def __init__(self, broker: Broker, shards: GroupShards) -> None:
         self._broker = broker
@@ -82,25 +85,25 @@ class GroupQueries:
         self._shards = shards
 
     def groups(self, context: RequestContext) -> list[str]:
-        """Names of the groups with members or committed offsets that the principal may describe, sorted."""
+        """Return the names of the groups with members or committed offsets that the principal may describe, sorted."""
         return self._authorizer.authorize(context, Operation.DESCRIBE, ResourceType.GROUP, self._names())
 
     async def all_groups(self, context: RequestContext) -> list[str]:
-        """As ``groups``, of all brokers. CoordinatorNotAvailableError."""
+        """Return ``groups`` of all brokers. Raises CoordinatorNotAvailableError."""
         elsewhere = self._elsewhere(context)
         return sorted([*self.groups(context), *(await elsewhere.names(context) if elsewhere else ())])
 
     async def list_all_groups(
         self, context: RequestContext, *, after: str | None = None, limit: int, states: Collection[str] | None = None
     ) -> GroupListings:
-        """As ``list_groups``, of all brokers. CoordinatorNotAvailableError."""
+        """Return ``list_groups`` of all brokers. Raises CoordinatorNotAvailableError."""
         here = await self.list_groups(context, after=after, limit=limit, states=states)
         if (elsewhere := self._elsewhere(context)) is None:
             return here
         return _merged([here, *await elsewhere.listings(context, after=after, limit=limit, states=states)], limit)
 
     def _elsewhere(self, context: RequestContext) -> "GroupsElsewhere | None":
-        """The groups of other brokers; None on one node, and for a request that one of them has sent."""
+        """Return the groups of other brokers; None on a single node, and for a request that another broker has sent."""
         if self._broker.others is None or context.forwarding is not Forwarding.ALLOWED:
             return None
         from consumer_offsets.groups_elsewhere import GroupsElsewhere
@@ -110,8 +113,8 @@ class GroupQueries:
     async def list_groups(
         self, context: RequestContext, *, after: str | None = None, limit: int, states: Container[str] | None = None
     ) -> GroupListings:
-        """The groups that ``groups`` names, by name, at most ``limit`` of those whose name comes ``after``; only those
-        in one of the ``states``. A page with many partitions has fewer groups.
+        """Return the groups that ``groups`` names, in order of their names, at most ``limit`` whose name comes
+        ``after``; only groups in one of the ``states``. A page with many partitions has fewer groups.
         """
         found: list[GroupListing] = []
         looked_at, rest = 0, 0
@@ -130,7 +133,7 @@ class GroupQueries:
             try:
                 committed, described = dict(self._known(name)), self._described(name)
             except (UnknownGroupError, NotCoordinatorError, CoordinatorLoadInProgressError, QuarantinedError):
-                continue  # it is gone, or has moved, meanwhile
+                continue  # The group was deleted, or has moved, meanwhile.
             if states is not None and described.state not in states:
                 continue
             lags = [each.lag for each in self._lags(context, described, committed, elsewhere)]
@@ -152,8 +155,9 @@ class GroupQueries:
         return GroupListings(found, None)
 
     async def overview(self, context: RequestContext) -> list[GroupDescription]:
-        """The groups that ``groups`` names, without their members. CoordinatorLoadInProgressError if this broker does
-        not know all that it coordinates.
+        """Return the groups that ``groups`` names, without their members.
+
+        Raises CoordinatorLoadInProgressError if this broker has not loaded all groups that it coordinates.
         """
         self._shards.require_loaded()
         found = []
@@ -163,19 +167,22 @@ class GroupQueries:
             try:
                 found.append(self._described(name, with_members=False))
             except (NotCoordinatorError, CoordinatorLoadInProgressError, QuarantinedError):
-                continue  # it has moved meanwhile
+                continue  # The group has moved meanwhile.
         return found
 
     def pending(self, context: RequestContext, group: str) -> frozenset[TopicPartition]:
-        """Partitions for which an open transaction has committed an offset. GroupAuthorizationError, and as
-        ``committed``.
+        """Return the partitions for which an open transaction has committed an offset.
+
+        Raises GroupAuthorizationError, and what ``committed`` raises.
         """
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
         return frozenset(self._shards.machine(group).offsets.pending(group))
 
     def check_fetch(self, context: RequestContext, group: str, member_id: str, member_epoch: int) -> None:
-        """Raise UnknownMemberIdError, StaleMemberEpochError if the group is one of KIP-848 and this is no member of it
-        (OffsetFetch version 9); GroupAuthorizationError, and as ``committed``.
+        """Check a member of a group of KIP-848 (OffsetFetch version 9).
+
+        Raises UnknownMemberIdError or StaleMemberEpochError if it is not a member, GroupAuthorizationError, and what
+        ``committed`` raises.
         """
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
         self._shards.machine(group).check_fetch(group, member_id, member_epoch)
@@ -183,7 +190,8 @@ class GroupQueries:
     def committed(
         self, context: RequestContext, group: str, topic: str | None = None, *, require_stable: bool = False
     ) -> list[CommittedOffset]:
-        """Committed offsets, by topic and partition: of ``topic``, or of all topics that the principal may describe.
+        """Return the committed offsets, by topic and partition: of ``topic``, or of all topics that the principal may
+        describe.
 
         Raises GroupAuthorizationError, UnknownGroupError; for ``topic`` TopicAuthorizationError, UnknownTopicError;
         with ``require_stable`` UnstableOffsetCommitError if an open transaction has committed one of them;
@@ -210,10 +218,10 @@ class GroupQueries:
     def lag(
         self, context: RequestContext, group: str, elsewhere: OffsetsElsewhere = NOTHING_ELSEWHERE
     ) -> list[PartitionLag]:
-        """The lag in all partitions of the topics that the group has committed to, or that are assigned to its members,
-        and that the principal may describe, in order.
+        """Return the lag in all partitions of the topics that the group has committed to, or that are assigned to its
+        members, and that the principal may describe, in order.
 
-        ``elsewhere``: the offsets of partitions that other brokers lead; those whose leader does not tell are left out.
+        ``elsewhere`` has the offsets of partitions that other brokers lead; a partition without them is left out.
         Raises GroupAuthorizationError, UnknownGroupError.
         """
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
@@ -221,12 +229,12 @@ class GroupQueries:
         return list(self._lags(context, self._described(group), committed, elsewhere))
 
     async def fetch_lag(self, context: RequestContext, group: str) -> list[PartitionLag]:
-        """As ``lag``, with the offsets that the leaders of all partitions tell now."""
+        """Return ``lag`` with the offsets that the leaders of all partitions report now."""
         topics = {each.topic for each in self.lag(context, group)}
         return self.lag(context, group, await self._offsets_elsewhere(topics))
 
     async def fetch_lag_in_records(self, context: RequestContext, group: str) -> list[PartitionLag]:
-        """As ``fetch_lag``, with ``records_behind``, and with ``lag_ms`` where the principal may read the topic."""
+        """Return ``fetch_lag`` with ``records_behind``, and with ``lag_ms`` where the principal may read the topic."""
         lags = [await self._in_records(context, lag) for lag in await self.fetch_lag(context, group)]
         behind = [at for at, lag in enumerate(lags) if lag.records_behind != 0][:_TIMED_PARTITIONS_MAX]
         times = await self._times(context, [lags[at] for at in behind])
@@ -242,11 +250,11 @@ class GroupQueries:
         try:
             count = await self._broker.count_records(context, topic, lag.partition, _begin(lag), lag.high_watermark)
         except LogStoreError:
-            return lag  # a damaged segment: the reader of it gets the reason
+            return lag  # A segment is damaged: its readers get the reason.
         return replace(lag, records_behind=count)
 
     async def _times(self, context: RequestContext, lags: Sequence[PartitionLag]) -> list[int | None]:
-        """The timestamps of the first records behind which a group is, in ms."""
+        """Return the timestamps in ms of the first records that the group has still to read."""
         if not lags:
             return []
         wanted = [FetchPartition(lag.topic, lag.partition, _begin(lag)) for lag in lags]
@@ -254,7 +262,7 @@ class GroupQueries:
         try:
             fetched = await self._broker.fetch_records(context.answered_here(), wanted, limits)
         except LogStoreError:
-            return [None] * len(lags)  # over a quota: the lag in records is there
+            return [None] * len(lags)  # The request is over a quota: the lag in records is known all the same.
         fetched.reservation.release()
         times: list[int | None] = [None] * len(lags)
         for at, answer in fetched.answers.items():
@@ -267,7 +275,9 @@ class GroupQueries:
         return await self._broker.offsets_elsewhere([log for topic in served for log in topic.partitions])
 
     def describe(self, context: RequestContext, group: str) -> GroupDescription:
-        """The group and its members. GroupAuthorizationError, UnknownGroupError, and as ``committed``."""
+        """Return the group and its members. Raises GroupAuthorizationError, UnknownGroupError, and what ``committed``
+        raises.
+        """
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
         self._known(group)
         return self._described(group)
@@ -275,7 +285,7 @@ class GroupQueries:
     # ---- groups and topics ------------------------------------------------------------------------------------------
 
     def _names(self, after: str | None = None) -> list[str]:
-        """Groups with members or committed offsets, those whose name comes ``after``, sorted."""
+        """Return the groups with members or committed offsets whose name comes ``after``, sorted."""
         topic_ids = {topic.name: str(topic.topic_id) for topic in self._broker.topics(INTERNAL, include_internal=True)}
         machines = self._shards.machines()
         names = (each for machine in machines for each in {*machine.offsets.current(topic_ids), *machine.groups()})
@@ -316,7 +326,7 @@ class GroupQueries:
         return sorted(current.items())
 
     def _current(self, group: str) -> dict[TopicPartition, OffsetCommit]:
-        """Commits whose topics are still the ones that they were made to."""
+        """Return the commits whose topics are still the ones that they were made to."""
         commits = self._shards.machine(group).offsets.commits(group)
         return {key: commit for key, commit in commits.items() if self._is_current(key, commit)}
 
@@ -336,12 +346,12 @@ def _begin(lag: PartitionLag) -> int:
 
 
 def _merged(pages: Sequence[GroupListings], limit: int) -> GroupListings:
-    """Pages that begin behind the same name, as one: as far as all of them go, and at most ``limit`` groups."""
+    """Merge pages that begin behind the same name, as far as all of them reach, and at most ``limit`` groups."""
     end = min((page.next for page in pages if page.next is not None), default=None)
     groups = sorted((one for page in pages for one in page.groups), key=lambda one: one.group)
     reached = [one for one in groups if end is None or one.group <= end]
     if reached and not reached[0].group:
-        limit += 1  # as in a page of one broker
+        limit += 1  # A page of one broker also lets the empty name not count.
     if len(reached) <= limit:
         return GroupListings(reached, end)
     return GroupListings(reached[:limit], reached[limit - 1].group)

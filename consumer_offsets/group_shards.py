@@ -34,29 +34,31 @@ T = TypeVar("T")
 
 GroupShard = CoordinatorShard[GroupsMachine]
 
-#: Readers of the table see commits that are this old; compaction leaves the latest of each key.
+#: Readers of the table see commits after this time; compaction keeps the latest of each key.
 OFFSETS_TOPIC_CONFIGS = {"cleanup.policy": "compact", "segment.ms": "5000"}
-# In a cluster the topic has fewer replicas than it should have if no further broker comes for so long.
+# In a cluster the topic gets fewer replicas than configured if no further broker registers for this long.
 _BROKERS_SETTLED_S = 10.0
 _LOOK_S = 0.5
-# A start waits for its offsets however many there are.
+# A start waits until all offsets are loaded, however many there are.
 _LOAD_TIMEOUT_MS = 3_600_000
 
 
 class GroupShards:
-    """They follow the leadership of the topic's partitions. ``new_machine`` makes an empty machine."""
+    """The shards of this broker, which follow the leadership of the topic's partitions. ``new_machine`` makes an empty
+    machine.
+    """
 
     def __init__(self, broker: Broker, clock: Clock, new_machine: Callable[[], GroupsMachine]) -> None:
         self._broker = broker
         self._clock = clock
         self._new_machine = new_machine
-        #: Told when a shard has loaded its machine, and when it has none any more.
+        #: Called when a shard has loaded its machine, and when it no longer has one.
         self.listeners: list[Callable[[GroupShard], None]] = []
         self._topic: Topic | None = None
         self._shards: dict[int, GroupShard] = {}
-        #: Why the topic cannot be read at all.
+        #: The reason why the topic cannot be read at all.
         self._quarantined: QuarantinedError | None = None
-        #: What is read as long as the topic is not there.
+        #: The empty machine that is read as long as the topic does not exist.
         self._nothing = new_machine()
         self._is_closed = False
         self._making: asyncio.Task[None] | None = None
@@ -64,7 +66,7 @@ class GroupShards:
     async def start(self) -> None:
         """Load the groups, and follow leaders.
 
-        Groups that cannot be read are refused until a restart finds the topic mended; others are served.
+        Groups that cannot be read are refused until a restart finds the topic repaired; other groups are served.
         """
         self._broker.leadership_listeners.append(self._on_leadership)
         try:
@@ -74,12 +76,13 @@ class GroupShards:
                 self._making = asyncio.create_task(self._make_topic())
             return
         except LeaderNotAvailableError:
-            return  # another broker has just made it: its partitions come with their leadership
+            return  # Another broker has just made the topic: its partitions come with their leadership.
         except QuarantinedError as error:
             self._quarantined = error
             return
-        # One after another: the memory of a load is that of one partition. With other replicas nothing is waited for: a
-        # load waits until they fetch from this broker, and they are answered when it has started.
+        # The partitions are loaded one after another, to bound the memory. The start does not wait for partitions with
+        # other replicas: their load waits until these replicas fetch, which they can do only once this broker has
+        # started.
         for partition_log in topic.partitions:
             self._on_leadership(topic, partition_log.partition)
             shard = self._shards.get(partition_log.partition)
@@ -96,7 +99,7 @@ class GroupShards:
         await asyncio.gather(*(shard.close() for shard in self._shards.values()), return_exceptions=True)
 
     async def _make_topic(self) -> None:
-        """In a cluster the controller makes the topic when there are brokers enough for its replicas, or when no more
+        """Make the topic from the controller when there are enough brokers for its replicas, or when no more of them
         come. So a broker that is asked for a group need not ask for the topic.
         """
         factor, settled, brokers = self._broker.settings.offsets_topic_replication_factor, 0.0, 0
@@ -112,11 +115,11 @@ class GroupShards:
 
     @property
     def has_topic(self) -> bool:
-        """Whether this broker knows the topic of groups, or why it cannot be read."""
+        """True if this broker knows the topic of groups, or why it cannot be read."""
         return self._topic is not None or self._quarantined is not None
 
     async def make_topic(self) -> None:
-        """Make the topic of groups, unless it is there. Raises as ``Broker.internal_topic``."""
+        """Make the topic of groups unless it exists. Raises what ``Broker.internal_topic`` raises."""
         settings = self._broker.settings
         await self._broker.internal_topic(
             INTERNAL,
@@ -146,65 +149,72 @@ class GroupShards:
     # ---- lookups ----------------------------------------------------------------------------------------------------
 
     def coordinator_of(self, group: str) -> int:
-        """Id of the broker that coordinates the group; -1 while none does, or before there are any groups."""
+        """Return the id of the group's coordinator; -1 while it has none, or before there are any groups."""
         if self._topic is None:
             return -1
         partition = partition_for(group, len(self._topic.partitions))
         return self._broker.partition_state(INTERNAL, self._topic, partition).leader
 
     def active(self) -> list[GroupShard]:
-        """Those that take requests."""
+        """Return the shards that take requests."""
         return [shard for shard in self._shards.values() if shard.is_active]
 
     def require_loaded(self) -> None:
-        """CoordinatorLoadInProgressError if one of them is still to be read, so that ``machines`` are not all."""
+        """Raise CoordinatorLoadInProgressError if a shard is not read yet, so that ``machines`` is not complete."""
         for shard in self._shards.values():
             if not shard.is_readable and shard.failure is None:
                 with contextlib.suppress(NotCoordinatorError):
                     shard.require_active()
 
     def machines(self) -> list[GroupsMachine]:
-        """Those of the shards that are loaded."""
+        """Return the machines of the shards that are loaded."""
         return [shard.machine for shard in self._shards.values() if shard.is_readable]
 
     def machine(self, group: str) -> GroupsMachine:
-        """The machine of the group, to read. QuarantinedError, NotCoordinatorError, CoordinatorLoadInProgressError."""
+        """Return the machine of the group, for reading.
+
+        Raises QuarantinedError, NotCoordinatorError, CoordinatorLoadInProgressError.
+        """
         shard = self._of(group)
         return self._nothing if shard is None else shard.machine
 
     def found(self, group: str) -> GroupShard | None:
-        """The shard of the group, loaded or not; None as long as nothing was written. Raises as ``machine``."""
+        """Return the shard of the group, loaded or not; None if nothing was written. Raises what ``machine`` raises."""
         return self._of(group)
 
     def active_of(self, group: str) -> GroupShard | None:
-        """The shard of the group, if it takes requests now; None as long as there are no groups. Raises as ``of``."""
+        """Return the shard of the group if it takes requests now; None if there are no groups. Raises what ``of``
+        raises.
+        """
         shard = self._of(group)
         if shard is not None:
             shard.require_active()
         return shard
 
     async def of(self, group: str, timeout_ms: int) -> GroupShard:
-        """The shard of the group, once it is loaded. Its topic is made when it is first needed.
+        """Return the shard of the group, once it is loaded. Its topic is made when it is first needed.
 
-        Raises as ``machine``; BrokerNotReadyError, CoordinatorNotAvailableError.
+        Raises what ``machine`` raises, BrokerNotReadyError, CoordinatorNotAvailableError.
         """
         if self._is_closed:
             raise BrokerNotReadyError("The store is stopping. Try again in a few seconds.")
         self._of(group)
         await self.make_topic()
         shard = self._of(group)
-        if shard is None:  # the topic was made, and ZooKeeper has not heard of it
+        if shard is None:  # The topic was made, and this broker does not see it in ZooKeeper yet.
             raise CoordinatorNotAvailableError(
                 f"{OFFSETS_TOPIC} was made a moment ago, and nobody coordinates group {group!r} yet: try again."
             )
         await shard.until_settled(timeout_ms)
-        self._of(group)  # which tells if its log could not be read
+        self._of(group)  # This raises an error if the log could not be read.
         shard.require_active()
         return shard
 
     def _of(self, group: str) -> GroupShard | None:
-        """The shard of the group; None as long as nothing was committed. QuarantinedError, NotCoordinatorError; this is
-        also told while another broker may have taken commits by now.
+        """Return the shard of the group; None if nothing was committed.
+
+        Raises QuarantinedError, and NotCoordinatorError, which it also raises while another broker may have taken
+        commits.
         """
         if self._topic is None:
             if self._quarantined is not None:
@@ -226,7 +236,9 @@ class GroupShards:
 
 
 async def answered(group: str, answer: "asyncio.Future[T]", timeout_ms: int) -> T:
-    """The answer of a shard; RequestTimedOutError without one. The event goes on if the caller is cancelled."""
+    """Return the response of a shard. Raises RequestTimedOutError without one. The event continues if the caller is
+    cancelled.
+    """
     await asyncio.wait([answer], timeout=timeout_ms / 1000)
     if not answer.done():
         raise RequestTimedOutError(
@@ -240,7 +252,9 @@ def _unreadable(group: str, error: LogStoreError) -> QuarantinedError:
 
 
 def check_group_name(group: str, *, may_be_empty: bool = False) -> None:
-    """Raise InvalidGroupError for a name that no client can give a group. ``may_be_empty``: as for commits in Kafka."""
+    """Raise InvalidGroupError for a name that no client can give a group. Kafka's commits allow an empty name
+    (``may_be_empty``).
+    """
     if not is_group_name(group) and not (may_be_empty and not group):
         shown = group if len(group) <= SHOWN_NAME_LENGTH_MAX else group[:32] + "..."
         raise InvalidGroupError(f"Group name {shown!r} is not allowed: use 1 to {GROUP_NAME_BYTES_MAX} bytes of UTF-8.")

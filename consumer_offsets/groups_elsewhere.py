@@ -1,6 +1,4 @@
-"""The groups that other brokers coordinate, for requests that are about several groups: each broker is asked for its
-own.
-"""
+"""The groups that other brokers coordinate, for requests about several groups: each broker is asked for its own."""
 
 import asyncio
 import urllib.parse
@@ -40,21 +38,21 @@ class GroupsElsewhere:
         self._others = others
 
     async def names(self, context: RequestContext) -> list[str]:
-        """The names of all of them that the principal may describe. CoordinatorNotAvailableError."""
+        """Return the names of all groups that the principal may describe. Raises CoordinatorNotAvailableError."""
         found = await self._ask_all(context, "/groups", list[str])
         return [name for names in found for name in names]
 
     async def listings(
         self, context: RequestContext, *, after: str | None, limit: int, states: Iterable[str] | None
     ) -> Sequence[GroupListings]:
-        """A page of each broker. CoordinatorNotAvailableError."""
+        """Return a page of each broker. Raises CoordinatorNotAvailableError."""
         query = {"limit": str(limit)} | ({} if after is None else {"after": after})
         if states is not None:
             query["states"] = ",".join(states)
         return await self._ask_all(context, f"/group-listings?{urllib.parse.urlencode(query)}", GroupListings)
 
     async def delete(self, context: RequestContext, groups: Sequence[str]) -> Mapping[str, LogStoreError | None]:
-        """Delete those of ``groups`` that others coordinate: by name, why not."""
+        """Delete those of ``groups`` that other brokers coordinate. Return the error of each name, or None."""
         outcomes: dict[str, LogStoreError | None] = {}
         by_broker: dict[int, list[str]] = {}
         for group in groups:

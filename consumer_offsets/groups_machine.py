@@ -1,8 +1,8 @@
-"""The state machine of a partition of ``__consumer_offsets``: its groups, with their committed offsets, and consumer
+"""The state machine of a partition of ``__consumer_offsets``: its groups with their committed offsets, and its consumer
 instances.
 
-Invariants: an offset that is read here is durable, because commits count when their records do, not when they are asked
-for. A group is in memory as long as it has a member, one to come, or a record in the log.
+Invariants: an offset that is read here is durable, because a commit counts once its record is stored, not when it is
+requested. A group is in memory as long as it has a member, a member that is still to join, or a record in the log.
 """
 
 from collections import Counter
@@ -32,14 +32,14 @@ from logstore.records.offset_record import (
     decode_key,
 )
 
-#: The token of the machine's own requests to a group; those of shards count from 1.
+#: The token of the machine's own requests to a group; the tokens of a shard count from 1.
 OWN_REQUEST: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CommitOffsets:
-    """All or nothing; answered with None. ``member`` says who commits; ``instance`` is the id of the consumer instance
-    that does, UnknownInstanceError if it is not there any more.
+    """Commit all offsets or none; the response is None. ``member`` is the committing member; ``instance`` has the id of
+    the committing consumer instance, and UnknownInstanceError is raised if it no longer exists.
     """
 
     request: int
@@ -51,7 +51,7 @@ class CommitOffsets:
 
 @dataclass(frozen=True, slots=True)
 class DeleteOffsets:
-    """Offsets of topics that are gone, whoever is in the group. Answered with None."""
+    """Delete offsets of topics that were deleted, whichever members the group has. The response is None."""
 
     request: int
     group: str
@@ -60,7 +60,7 @@ class DeleteOffsets:
 
 @dataclass(frozen=True, slots=True)
 class DeleteGroup:
-    """The group, with all its offsets, those too that are on their way. Answered with None, or NonEmptyGroupError."""
+    """Delete the group with all its offsets, also those under way. The response is None, or NonEmptyGroupError."""
 
     request: int
     group: str
@@ -69,7 +69,7 @@ class DeleteGroup:
 @dataclass(frozen=True, slots=True)
 class ExpireOffsets:
     """Delete offsets of the group that were committed before ``before_ms``, and are not being committed again, if it
-    has had no member since then. Answered with their number.
+    has had no member since then. The response is their number.
     """
 
     request: int
@@ -79,7 +79,7 @@ class ExpireOffsets:
 
 @dataclass(frozen=True, slots=True)
 class MemberRequest:
-    """A request of a member, made with the token of its answer; answered with a response of ``groups.responses``."""
+    """A request of a member, made with the token of its response, which is one of ``groups.responses``."""
 
     group: str
     event: events.Event
@@ -87,7 +87,7 @@ class MemberRequest:
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Changes nothing. Answered with None, as every answer when all that was done before is durable."""
+    """An event that changes nothing. Like every response, its None comes when all that was done before is durable."""
 
     request: int
 
@@ -114,7 +114,7 @@ Event = (
 
 
 class GroupsMachine:
-    """``new_group`` makes the machine of one group, of that name; ``topics`` tells which topics there are now."""
+    """``new_group`` makes the machine of the group with that name; ``topics`` gives the topics that exist now."""
 
     def __init__(self, new_group: Callable[[str], Group], topics: Callable[[], TopicsChanged]) -> None:
         self.offsets = CommittedOffsets()
@@ -122,61 +122,65 @@ class GroupsMachine:
         self._new_group = new_group
         self._topics = topics
         self._groups: dict[str, Group] = {}
-        #: By group, how many records of a place are on their way.
+        #: For each group, the number of records under way for each partition.
         self._on_their_way: dict[str, Counter[TopicPartition]] = {}
-        #: By group, how many members are still to join with the ids that they were given; and of all groups.
+        #: For each group, the number of members that were given an id and have not joined; and the sum for all groups.
         self._pending: dict[str, int] = {}
         self._pending_total = 0
-        #: By group, what its members bring into its record; and of all groups.
+        #: For each group, the bytes that its members bring into its record; and the sum for all groups.
         self._sizes: dict[str, int] = {}
         self._num_bytes = 0
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     def groups(self) -> list[str]:
-        """Groups that have had members, and are not deleted."""
+        """Return the groups that have had members, and are not deleted."""
         return list(self._groups)
 
     def describe(self, group: str, *, with_members: bool = True, now_ms: int | None = None) -> GroupDescription | None:
-        """As the group is now: durable after a Barrier. None: it never had a member. ``now_ms`` as in ``Group``."""
+        """Return the present state of the group, which is durable after a Barrier; None if it never had a member.
+        ``now_ms`` is that of ``Group``.
+        """
         found = self._groups.get(group)
         return None if found is None else found.describe(with_members=with_members, now_ms=now_ms)
 
     def subscribed_topics(self, group: str) -> frozenset[str] | None:
-        """The topics that members subscribe to, or None: any. NonEmptyGroupError if members do not subscribe."""
+        """Return the topics that members subscribe to; None: any topic. Raises NonEmptyGroupError if members do not
+        subscribe.
+        """
         found = self._groups.get(group)
         return frozenset() if found is None else found.subscribed_topics()
 
     def check_fetch(self, group: str, member_id: str, member_epoch: int) -> None:
-        """Raise UnknownMemberIdError, StaleMemberEpochError if a group of KIP-848 has no such member."""
+        """Raise UnknownMemberIdError or StaleMemberEpochError if a group of KIP-848 has no such member."""
         found = self._groups.get(group)
         if found is not None:
             found.check_fetch(member_id, member_epoch)
 
     def is_known(self, group: str) -> bool:
-        """Whether it has had members, and is not deleted."""
+        """Return whether the group has had members, and is not deleted."""
         return group in self._groups
 
     def is_empty(self, group: str) -> bool:
-        """Whether it has no members."""
+        """Return whether the group has no members."""
         found = self._groups.get(group)
         return found is None or found.is_empty
 
     def knows(self, group: str, member_id: str) -> bool:
-        """Whether the group has a member of this id, or one that was given it and has not joined yet."""
+        """Return whether the group has a member with this id, or gave it to one that has not joined yet."""
         found = self._groups.get(group)
         return found is not None and found.knows(member_id)
 
     def keys(self, group: str) -> list[TopicPartition]:
-        """Places with a committed offset, or with one that is on its way."""
+        """Return the partitions with a committed offset, or with one that is under way."""
         return list(dict.fromkeys([*self.offsets.keys(group), *self._on_their_way.get(group, ())]))
 
     def unused(self) -> list[str]:
-        """Groups that had members and have none, nor an offset."""
+        """Return the groups that had members, and now have neither a member nor an offset."""
         return [name for name, group in self._groups.items() if group.is_empty and not self.keys(name)]
 
     def groups_of_topic(self, topic: str) -> list[str]:
-        """Groups with such a place in the topic."""
+        """Return the groups with such a partition of the topic."""
         on_their_way = (group for group, places in self._on_their_way.items() if any(topic == p.topic for p in places))
         return list(dict.fromkeys([*self.offsets.of_topic(topic), *on_their_way]))
 
@@ -262,7 +266,7 @@ class GroupsMachine:
         return group
 
     def _done(self, name: str, effects: Sequence[Effect]) -> Iterator[Effect]:
-        """The effects of a group, as those of the machine; a group of which nothing is left is forgotten."""
+        """Yield the effects of a group as effects of the machine, and forget the group if nothing is left of it."""
         for effect in effects:
             match effect:
                 case ArmTimer(key, at_ms):
@@ -283,8 +287,10 @@ class GroupsMachine:
             del self._groups[name]
 
     def _asked_by_member(self, group: Group, request: events.Event, now_ms: int) -> Sequence[Effect]:
-        """ThrottledError answers who asks for an id when too many have one (KIP-394) and have not joined, and whose
-        group would bring more when all groups bring too much. Others go on.
+        """Apply a member's request, or throttle it.
+
+        ThrottledError (KIP-394) is for a member that asks for an id when too many have one and have not joined, and for
+        one whose group would grow when all groups bring too much. Other requests are served.
         """
         match request:
             case events.JoinGroup(member_id="", instance_id=None, requires_known_member_id=True) if (
@@ -323,7 +329,7 @@ class GroupsMachine:
     def _asked(
         self, group: str, event: events.CommitOffsets | events.DeleteGroup, now_ms: int
     ) -> Generator[Effect, None, LogStoreError | None]:
-        """The effects of the machine's own request to a group, and its refusal."""
+        """Yield the effects of the machine's own request to a group, and return its refusal."""
         effects = self._group(group).apply(event, now_ms)
         own = [effect for effect in effects if isinstance(effect, Answer) and effect.request == OWN_REQUEST]
         yield from self._done(group, [effect for effect in effects if effect not in own])

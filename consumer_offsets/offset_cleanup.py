@@ -1,7 +1,7 @@
-"""Deletes committed offsets that nobody wants: of topics that are gone, and those that have expired.
+"""Deletes committed offsets that nobody wants: offsets of deleted topics, and expired ones.
 
-Invariant: an offset belongs to the topic, not to its name: when a topic is deleted its offsets are gone at once, also
-if a topic of the same name is made again.
+Invariant: an offset belongs to the topic, not to its name: when a topic is deleted its offsets disappear at once, even
+if a topic of the same name is created again.
 """
 
 import asyncio
@@ -23,10 +23,11 @@ from logstore.records.offset_record import OffsetCommit
 
 log = structlog.stdlib.get_logger(__name__)
 
-# Without replicas enough in sync nothing is acknowledged: the deletion of a topic, whose offsets nobody sees, goes on.
+# Without enough replicas in sync nothing is acknowledged. Then the deletion of a topic continues, because nobody sees
+# its offsets.
 _WAIT_S = 5.0
 
-# Groups whose offsets expire are dealt with so many at a time.
+# The offsets of this many groups expire at a time.
 _EXPIRED_GROUPS = 100
 
 
@@ -51,11 +52,11 @@ class OffsetCleanup:
             await self._expiring
 
     async def expire_offsets(self) -> int:
-        """Delete the offsets that were committed more than ``offsets.retention.minutes`` ago; their number.
+        """Delete the offsets that were committed more than ``offsets.retention.minutes`` ago, and return their number.
 
-        As Kafka does (KIP-211): a group with members keeps its offsets, and in another one an offset lives as long
-        after its own commit, or after the last member has gone. A group without members is gone with its last offset,
-        or if it has none.
+        This is Kafka's rule (KIP-211): a group with members keeps its offsets. In a group without members an offset
+        lives that long after its own commit, or after the last member has left. Such a group disappears with its last
+        offset, or if it has none.
         """
         before_ms = self._clock.now_ms() - self._broker.settings.offsets_retention_minutes * 60_000
         count = 0
@@ -74,11 +75,11 @@ class OffsetCleanup:
             try:
                 await self.expire_offsets()
             except LogStoreError as error:
-                # A shard has moved, or loads again, meanwhile.
+                # A shard has moved, or is loading again.
                 log.warning("group_offsets.not_expired", error=str(error))
 
     async def _on_topic_deleted(self, deleted: Topic) -> None:
-        # Whatever id they were made to: nobody sees them any more.
+        # Offsets for any id of the topic are deleted: nobody sees them any more.
         for shard in self._shards.active():
             machine = shard.machine
             stale = {
@@ -110,7 +111,7 @@ async def _delete_unseen(shard: GroupShard, stale: Mapping[str, Sequence[TopicPa
 
 
 async def _asked(shard: GroupShard, events: Sequence[Callable[[int], object]]) -> list[Any]:
-    """The answers to events that nobody waits for; none to those that fail."""
+    """Return the responses to events that nobody waits for, without those that fail."""
     answers: list[asyncio.Future[Any]] = []
     try:
         answers = [shard.request(event) for event in events]

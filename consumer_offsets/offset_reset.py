@@ -1,6 +1,6 @@
-"""Where a reset sends a group (Kafka's ``kafka-consumer-groups --reset-offsets``): an offset for each partition.
+"""Finds the offset of each partition that a group is reset to (Kafka's ``kafka-consumer-groups --reset-offsets``).
 
-Invariant: an offset that is found here is in [log start, high watermark] of its partition, at the time of the look.
+Invariant: an offset that is found here is in [log start, high watermark] of its partition, at that time.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from logstore.errors import InvalidRequestError, OffsetOutOfRangeError
 class ResetTo(StrEnum):
     EARLIEST = "earliest"
     LATEST = "latest"
-    #: Where the group is; the high watermark of a partition without a commit.
+    #: The committed offset; the high watermark of a partition without a commit.
     CURRENT = "current"
     OFFSET = "offset"
     TIMESTAMP = "timestamp"
@@ -24,7 +24,7 @@ class ResetTo(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ResetTarget:
-    """``value`` is the offset (-n: n before the high watermark), the time in ms, or by how many offsets to shift."""
+    """``value`` is the offset (-n: n before the high watermark), the time in ms, or the number of offsets to shift."""
 
     to: ResetTo
     value: int = 0
@@ -32,7 +32,7 @@ class ResetTarget:
 
 @dataclass(frozen=True, slots=True)
 class OffsetReset:
-    """``previous_offset`` None: the group had no offset there."""
+    """``previous_offset`` is None if the group had no offset in the partition."""
 
     topic: str
     partition: int
@@ -48,11 +48,11 @@ async def reset_offset(
     target: ResetTarget,
     committed: int | None,
 ) -> int:
-    """The offset that ``target`` means in a partition where the group has ``committed``; ``ends`` as its leader tells
-    them.
+    """Return the offset that ``target`` means in a partition where the group has ``committed``. The leader has reported
+    ``ends``.
 
-    OFFSET outside the log is OffsetOutOfRangeError; SHIFT ends at the ends of the log, and without a commit is
-    InvalidRequestError.
+    Raises OffsetOutOfRangeError if OFFSET is outside the log, InvalidRequestError if SHIFT has no commit to begin at.
+    SHIFT stops at the ends of the log.
     """
     log.require_served()
     start, end = ends.log_start_offset, ends.high_watermark

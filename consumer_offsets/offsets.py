@@ -1,4 +1,4 @@
-"""Offsets to commit, and who commits them."""
+"""Offsets to commit, and the members that commit them."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,8 @@ from logstore.records.offset_record import NO_GENERATION
 class OffsetToCommit:
     """``offset`` is the next one to read; ``metadata`` is the consumer's own text.
 
-    ``topic_id`` is the id of the topic that was read; None: whichever topic has the name now. ``leader_epoch`` is that
-    of the record before the offset, -1 if there is none; None: as this broker knows it.
+    ``topic_id`` is the id of the topic that was read; None: the topic that has the name now. ``leader_epoch`` is the
+    epoch of the record before the offset, -1 if there is none; None: the epoch that this broker knows.
     """
 
     topic: str
@@ -24,7 +24,7 @@ class OffsetToCommit:
 
 @dataclass(frozen=True, slots=True)
 class CommittingMember:
-    """``generation`` is the member epoch in a consumer group. By default nobody in particular: the group is empty."""
+    """``generation`` is the member epoch in a consumer group. The default is no member: the group has to be empty."""
 
     member_id: str = UNKNOWN_MEMBER_ID
     generation: int = NO_GENERATION

@@ -1,4 +1,4 @@
-"""Long requests in steps: the event loop does other work in between."""
+"""Splits long requests into steps, between which the event loop does other work."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -6,14 +6,14 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 
-#: Each of them takes some 10 us.
+#: Each step takes about 10 us.
 _STEP: Final = 200
-#: Not 0: threads, such as the journal's, must get a turn, too.
+#: With 0, threads such as the journal's would not get a turn.
 _PAUSE_S: Final = 0.001
 
 
 async def in_steps(things: Iterable[T]) -> AsyncIterator[T]:
-    """The same things."""
+    """Yield the same things, with a pause after each step."""
     for number, thing in enumerate(things, start=1):
         yield thing
         if number % _STEP == 0:

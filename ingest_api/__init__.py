@@ -1,7 +1,7 @@
 """The HTTP edge of the log store: a FastAPI application over one broker, and the listener that serves it.
 
-Nothing below imports this package or a web framework. ``logstore.node`` puts both together. Installed with
-``logstore``; needs its extra ``server``.
+Only ``logstore.node``, which puts both together, imports this package; nothing else imports a web framework. It is
+installed with ``logstore`` and needs its extra ``server``.
 """
 
 from ingest_api.app import create_app

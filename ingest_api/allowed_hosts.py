@@ -1,9 +1,9 @@
-"""Allowed hosts: the names by which the store may be called. Web pages from elsewhere change nothing in it.
+"""Allowed hosts: the names by which the store may be called. Foreign web pages cannot change anything in it.
 
 A browser sends requests for any page that it shows, also to this machine. A page may give its own name the address of
 this store (DNS rebinding) and is then free to read and write: ``Host`` then has the page's name, and is refused. Or a
-page sends a request without reading the answer: ``Origin`` then has the page's name, and is refused for methods that
-may change something. An address needs no such check: nobody can make it lead elsewhere.
+page sends a request without reading the response: ``Origin`` then has the page's name, and is refused for methods that
+may change something. An address needs no such check, because nobody can redirect it.
 """
 
 import functools
@@ -32,7 +32,9 @@ class AllowedHosts:
 
     @classmethod
     def of(cls, settings: Settings) -> "AllowedHosts":
-        """The names of ``allowed.hosts``, ``host`` itself, and this machine's names if others reach the store."""
+        """Return the names of ``allowed.hosts``, ``host`` itself, and this machine's names if others can reach the
+        store.
+        """
         names = {*settings.allowed_hosts, settings.host}
         if not is_loopback(settings.host):
             machine = socket.gethostname()
@@ -40,7 +42,9 @@ class AllowedHosts:
         return cls(names)
 
     def check(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Raise MisdirectedRequestError, ForeignOriginError. A request without ``Host`` (HTTP/1.0) is no browser's."""
+        """Raise MisdirectedRequestError or ForeignOriginError if it is refused. Without ``Host`` (HTTP/1.0) it is no
+        browser's.
+        """
         host: bytes | None = None
         origins: list[bytes] = []
         for name, value in headers:
@@ -72,7 +76,9 @@ class AllowedHosts:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches ``host``; False for names other than localhost, which may be anything."""
+    """Return whether only this machine reaches ``host``; False for names other than localhost, which may be
+    anything.
+    """
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

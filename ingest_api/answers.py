@@ -1,6 +1,6 @@
-"""Bodies of answers of the record routes: made column by column, large ones sent in pieces.
+"""Response bodies of the record routes: made column by column, large ones sent in pieces.
 
-Invariant: every answer with a body has a Content-Length.
+Invariant: every response with a body has a Content-Length.
 """
 
 import itertools
@@ -21,13 +21,13 @@ from logstore.errors import LogStoreError
 from logstore.filesystem import Buffer
 
 _PIECE_BYTES = 256 * 1024
-# For fewer records, an object each costs less than the steps over columns.
+# For fewer records, an object for each costs less than the steps over columns.
 _MATRIX_RECORDS_MIN = 64
 _OFFSETS_BEGIN, _OFFSETS_END = b'{"offsets":[', b'],"key_schema_id":null,"value_schema_id":null}'
 
 
 class _Offset(msgspec.Struct, gc=False):
-    """The place of a record, or why it has none."""
+    """The place of a record, or the reason why it has none."""
 
     partition: int | None
     offset: int | None
@@ -45,7 +45,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class BytesResponse(Response):
-    """A Response with status 200 and a body of bytes, made in the fewest steps."""
+    """A Response with status 200 and a body of bytes, made in as few steps as possible."""
 
     def __init__(self, body: bytes, media_type: str) -> None:
         self.status_code = 200
@@ -58,8 +58,8 @@ class BytesResponse(Response):
 
 
 class RecordsResponse(Response):
-    """A large body, sent as fast as the client takes it (``protocol`` cuts off a slow client); reserved until it is
-    sent.
+    """A large body, sent as fast as the client reads it (``protocol`` cuts off a slow client). Its memory is reserved
+    until it is sent.
 
     The pieces of ``body`` are sent as they are, small ones together.
     """
@@ -86,7 +86,7 @@ class RecordsResponse(Response):
                 else:
                     gathered.append(piece)
                     size += len(piece)
-            # Send the rest, small or empty. The server takes it when no more than such a rest of the earlier pieces is
+            # Send the rest, small or empty. The server accepts it when at most such a rest of the earlier pieces is
             # still to be sent.
             await send({"type": "http.response.body", "body": b"".join(gathered)})
 
@@ -97,7 +97,7 @@ async def _send_more(send: Send, piece: Buffer) -> None:
 
 
 def common_error(places: RecordPlaces) -> LogStoreError | None:
-    """The error of the request as a whole, if all of its partitions have the same kind of error."""
+    """Return the error of the request as a whole, if all of its partitions have the same kind of error."""
     if not places.errors or any(offset != NO_OFFSET for offset in places.offsets):
         return None
     first, *others = places.errors.values()
@@ -107,7 +107,7 @@ def common_error(places: RecordPlaces) -> LogStoreError | None:
 def offsets_of(
     partitions: Iterable[int], offsets: Iterable[int], errors: Mapping[int, LogStoreError] | None = None
 ) -> bytes:
-    """The v2 answer: one object per record, in the order of the request.
+    """Return the v2 response: one object per record, in the order of the request.
 
     Records that were not stored have no place and the error of their partition, from ``errors``, as in REST Proxy v2.
     """
@@ -125,10 +125,10 @@ def _told(error: LogStoreError) -> dict[str, Any]:
 
 
 def produced_offsets(result: ProduceResult) -> bytes:
-    """As ``offsets_of``.
+    """Return the bytes that ``offsets_of`` returns.
 
-    No Python object per record: every record's text has the same length, numbers begin with spaces where they are
-    shorter (which JSON allows), and all texts are one matrix of bytes.
+    There is no Python object per record: every record's text has the same length, shorter numbers begin with spaces
+    (which JSON allows), and all texts are one matrix of bytes.
     """
     partitions, offsets = result.places()
     if errors := result.errors():
@@ -157,9 +157,9 @@ def produced_offsets(result: ProduceResult) -> bytes:
 
 
 def produced_ranges(result: ProduceResult) -> bytes:
-    """The answer by ranges, for bodies in columns: offsets are consecutive within a partition.
+    """Return the response by ranges, for bodies in columns: offsets are consecutive within a partition.
 
-    If records of some partitions were not stored, every range also says whether there was an error.
+    If records of some partitions were not stored, every range also has its error, or null.
     """
     ranges: list[dict[str, Any]] = [
         {"partition": produced.partition, "base_offset": produced.base_offset, "count": produced.count}

@@ -33,7 +33,7 @@ from logstore.broker.quotas import Quotas
 from logstore.errors import LogStoreError
 from logstore.settings import Settings
 
-if TYPE_CHECKING:  # one node relays nothing
+if TYPE_CHECKING:  # A single node relays nothing.
     from ingest_api.relay import Relay
 
 _DESCRIPTION = (
@@ -43,19 +43,19 @@ _DESCRIPTION = (
 
 
 def create_app(settings: Settings, authorizer: Authorizer, quotas: Quotas) -> "Application":
-    """The application, without a store: ``open`` gives it one.
+    """Return the application without a store, which ``open`` passes to it.
 
-    Until then ``state.api`` is None, and only what needs no store is answered: whether the process lives, its metrics,
-    the description of the interface.
+    Until then ``state.api`` is None, and only requests that need no store get a response: liveness, the metrics of the
+    process, and the description of the interface.
     """
-    # Without the time at which each series was made: nobody here uses these lines, and there are as many again.
+    # The times at which series were made are left out: nobody here uses these lines, which would double the output.
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     app = Application(
         Guard(authorizer, quotas, AllowedHosts.of(settings)),
         title="logstore",
         version=__version__,
         description=_DESCRIPTION,
-        # ``routers.description`` has routes of its own: FastAPI's pages would load their scripts from elsewhere.
+        # ``routers.description`` has its own routes, because FastAPI's pages load their scripts from another server.
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
@@ -67,41 +67,42 @@ def create_app(settings: Settings, authorizer: Authorizer, quotas: Quotas) -> "A
 
 
 class Application(FastAPI):
-    """FastAPI behind one guard, with a short way to the routes for records.
+    """FastAPI behind one guard, with a shortcut to the routes for records.
 
-    The order, for every request: ``RequestLog``, search of the route, guard, in a cluster ``Relay``, endpoint. FastAPI
-    sees no request that the guard has refused, none without a route, and none that another broker answers.
+    Every request passes, in this order: ``RequestLog``, search of the route, guard, in a cluster ``Relay``, endpoint.
+    FastAPI sees no request that the guard has refused, none without a route, and none that another broker handles.
 
-    The record routes pass by FastAPI: its regular expressions, layers of middleware and dependencies would take longer
+    The record routes bypass FastAPI: its regular expressions, layers of middleware and dependencies would take longer
     than the records themselves.
     """
 
     def __init__(self, guard: Guard, **options: Any) -> None:
         super().__init__(**options)
         self.guard = guard
-        #: None on one node.
+        #: None on a single node.
         self.relay: Relay | None = None
         self.state.api = None
         self.router.route_class = DeclaredRoute
         self.declared_routes = RouteTable(ROUTERS)
-        # As they are: ``include_router`` would make each route anew at the first request of every store.
+        # The routes are added as they are: ``include_router`` would make each route again at the first request of every
+        # store.
         self.router.routes.extend(self.declared_routes)
         self.short_requests = ShortRequests(self.declared_routes.find, guard)
         self._answer_logged = RequestLog(self._admit, guard.request_id_of)
 
     def open(self, state: ApiState, relay: "Relay | None" = None) -> None:
-        """Answer everything from now on."""
+        """Respond to all requests from now on."""
         self.guard.in_cluster = relay is not None
         self.relay = relay
         self.state.api = self.short_requests.state = state
 
     def stop_waiting(self) -> None:
-        """Long polls answer at once, and readiness is denied."""
+        """Let long polls respond at once, and report that the store is not ready."""
         if self.state.api is not None:
             self.state.api.stopping.set()
 
     def close(self) -> None:
-        """To be called after the last answer."""
+        """Release what the application holds. It is called after the last response."""
         if self.state.api is not None:
             self.state.api.close()
 
@@ -114,7 +115,7 @@ class Application(FastAPI):
 
     def build_middleware_stack(self) -> ASGIApp:
         stack = super().build_middleware_stack()
-        # ServerErrorMiddleware would answer unexpected errors with text: RequestLog answers them for every way.
+        # ServerErrorMiddleware would respond to unexpected errors with text: RequestLog handles them on every way.
         assert isinstance(stack, ServerErrorMiddleware)
         return stack.app
 
@@ -143,8 +144,8 @@ class Application(FastAPI):
             await super().__call__(scope, receive, send)
 
     async def _await_names(self, found: FoundRoute, context: RequestContext, method: str) -> None:
-        """In a cluster: what the path names may have been made at another broker a moment ago, or be made by the
-        request, as the topic of groups by the first of them.
+        """Wait in a cluster until this broker knows the names in the path. They may have been created at another broker
+        a moment ago, or by this request, such as the topic of groups for the first group.
         """
         assert self.relay is not None
         await self.relay.until_target_known(found)

@@ -1,8 +1,8 @@
 """Reading request bodies: bounded in bytes before they are read, bounded in time while they are read.
 
-Invariants: no more than ``max_bytes`` (as sent, and as inflated) are ever held; every byte held is reserved in the
-bytes in flight, and nothing is reserved for bytes that were only announced (otherwise a few clients that announce much
-and send nothing would keep all others out); a client that sends too slowly is cut off.
+Invariants: at most ``max_bytes`` (as sent, and as inflated) are ever held. Every byte held is reserved in the bytes in
+flight, and nothing is reserved for bytes that were only announced; otherwise a few clients that announce much and send
+nothing would keep all others out. A client that sends too slowly is cut off.
 """
 
 import asyncio
@@ -24,18 +24,18 @@ from logstore.records.byte_order_mark import without_byte_order_mark
 from logstore.records.inflate import Inflater
 
 ADMIN_BODY_BYTES_MAX = MIB
-# Inflation goes in steps of this many compressed bytes, so that its output is reserved as it grows.
+# Inflation takes steps of this many compressed bytes, so that its output is reserved as it grows.
 _INFLATE_STEP_BYTES = 16 * 1024
 _PROBLEMS_SHOWN_MAX = 3
 
-#: In the scope of a request that came over a socket: its connection, which says whether ``client_ended``.
+#: Key in the scope of a request that came over a socket, for its connection, which has ``client_ended``.
 CONNECTION = "logstore.connection"
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 async def receive_body(request: Request, reservation: Reservation, *, max_bytes: int) -> bytes:
-    """The body as sent.
+    """Return the body as sent.
 
     Raises RequestTooLargeError past ``max_bytes``, ThrottledError when the bytes in flight have no room for it,
     SlowRequestError for a client that sends less than CLIENT_BYTES_PER_SECOND_MIN over ``request.body.timeout.ms``,
@@ -45,7 +45,7 @@ async def receive_body(request: Request, reservation: Reservation, *, max_bytes:
     if declared > max_bytes:
         raise _too_large(max_bytes)
     reservation.require(declared)
-    # One buffer: a client that sends byte by byte must not make us hold an object for each.
+    # There is one buffer, so that a client that sends byte by byte does not make an object of each.
     body = bytearray()
     window = api_state(request).settings.request_body_timeout_ms / 1000
     size_at_window_end = CLIENT_BYTES_PER_SECOND_MIN * window
@@ -74,7 +74,8 @@ async def receive_body(request: Request, reservation: Reservation, *, max_bytes:
 
 
 def inflate(body: bytes, coding: str | None, reservation: Reservation, *, max_bytes: int) -> bytes:
-    """``body`` without its Content-Encoding. Blocking. The output is reserved as it grows, on top of what was sent.
+    """Return ``body`` without its Content-Encoding. Blocking. The output is reserved as it grows, in addition to the
+    input.
 
     Raises RequestTooLargeError past ``max_bytes``, InvalidRequestError for bytes that are not of that coding,
     ThrottledError.
@@ -93,7 +94,7 @@ def inflate(body: bytes, coding: str | None, reservation: Reservation, *, max_by
 
 
 async def receive_json_body(request: Request, taken: Sequence[str] = JSON_REQUEST_TYPES) -> bytes:
-    """The body of an administrative request, inflated, without a byte order mark; empty if there is none.
+    """Return the body of an administrative request, inflated, without a byte order mark; empty if there is none.
 
     A body needs a Content-Type of ``taken`` (UnsupportedMediaTypeError); a request without a body needs none.
     """
@@ -107,7 +108,7 @@ async def receive_json_body(request: Request, taken: Sequence[str] = JSON_REQUES
 
 
 async def receive_model(request: Request, model: type[Model], taken: Sequence[str] = JSON_REQUEST_TYPES) -> Model:
-    """The body as ``model``; InvalidRequestError names each field that is wrong."""
+    """Return the body as ``model``. Raises InvalidRequestError, which names each wrong field."""
     found = await receive_model_or_none(request, model, taken)
     if found is None:
         raise InvalidRequestError("The request body is empty: send a JSON object as application/json.")
@@ -117,7 +118,7 @@ async def receive_model(request: Request, model: type[Model], taken: Sequence[st
 async def receive_model_or_none(
     request: Request, model: type[Model], taken: Sequence[str] = JSON_REQUEST_TYPES
 ) -> Model | None:
-    """``receive_model``, but None for an empty body."""
+    """Return what ``receive_model`` returns, but None for an empty body."""
     body = await receive_json_body(request, taken)
     if not body:
         return None
@@ -127,14 +128,15 @@ async def receive_model_or_none(
         names = [field.alias or name for name, field in model.model_fields.items()]
         problems = problems_in(error.errors(include_url=False, include_context=False, include_input=False), names)
         raise InvalidRequestError(f"The request body is not acceptable. {problems}.") from None
-    # pydantic keeps the last of two fields of one name; this finds them. Numbers stay text: they are not looked at.
+    # pydantic keeps the last of two fields with one name; this finds them. Numbers stay text, because they are not
+    # used.
     json.loads(body, object_pairs_hook=_require_each_field_once, parse_int=str)
     return found
 
 
 def problems_in(errors: Sequence[Mapping[str, Any]], names: Sequence[str] = ()) -> str:
-    """The first few errors that pydantic found, each after the name of its field. ``names`` are those of the body's
-    own fields.
+    """Return the first few errors that pydantic found, each after the name of its field. ``names`` are the fields of
+    the body itself.
     """
     problems = [f"{'.'.join(map(str, found['loc'])) or 'body'}: {_problem(found, names)}" for found in errors]
     more = len(problems) - _PROBLEMS_SHOWN_MAX
@@ -157,7 +159,7 @@ def _require_each_field_once(fields: list[tuple[str, object]]) -> None:
 
 
 async def client_left(request: Request) -> bool:
-    """Returns when the client has gone (True), or has closed its side and may still read an answer (False).
+    """Return when the client has gone (True), or has closed its side and may still read a response (False).
 
     Nothing of the body may be left to receive.
     """
@@ -169,8 +171,9 @@ async def client_left(request: Request) -> bool:
 
 
 async def answer_wanted(request: Request) -> None:
-    """Returns when a long poll is to be answered at once: the client will send nothing more, or the server begins to
-    stop. Raises ClientDisconnectedError when the client has gone.
+    """Return when a long poll has to end at once: the client will send nothing more, or the server begins to stop.
+
+    Raises ClientDisconnectedError when the client has gone.
     """
     leaving = asyncio.create_task(client_left(request))
     stopping = asyncio.create_task(api_state(request).stopping.wait())
@@ -191,6 +194,6 @@ def _too_large(max_bytes: int) -> RequestTooLargeError:
 
 
 def _content_length(headers: Iterable[tuple[bytes, bytes]]) -> int:
-    """The declared length, 0 if there is none. The server has checked its form and that the body keeps to it."""
+    """Return the declared length, 0 if there is none. The server has checked its form and that the body keeps to it."""
     text = next((value for name, value in headers if name == b"content-length"), b"")
     return int(text) if text.isdigit() and len(text) < 20 else 0

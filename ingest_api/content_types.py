@@ -1,7 +1,7 @@
-"""Media types of requests and answers, and the compression of bodies.
+"""Media types of requests and responses, and the compression of bodies.
 
 Owns the reading of Content-Type, Accept and Content-Encoding (RFC 9110, sections 8.3, 8.4 and 12.5.1). Raises
-UnsupportedMediaTypeError (415) and NotAcceptableError (406), both naming what the resource takes.
+UnsupportedMediaTypeError (415) and NotAcceptableError (406), both naming what the resource accepts.
 """
 
 import functools
@@ -21,7 +21,7 @@ KAFKA = "application/vnd.kafka+json"
 KAFKA_JSON_V2 = "application/vnd.kafka.json.v2+json"
 KAFKA_BINARY_V2 = "application/vnd.kafka.binary.v2+json"
 
-#: Media types of answers with metadata, the best first.
+#: Media types of responses with metadata, the best first.
 METADATA_TYPES = (KAFKA_V2, KAFKA, JSON)
 #: Media types of bodies in plain JSON (administration, delete-records).
 JSON_REQUEST_TYPES = (JSON, KAFKA_V2, KAFKA)
@@ -60,7 +60,7 @@ class MediaRange:
 
 
 def parse_media_ranges(header: str) -> Sequence[MediaRange]:
-    """The elements of a list of media ranges with their parameters; ValueError if it is malformed."""
+    """Return the elements of a list of media ranges with their parameters. Raises ValueError if it is malformed."""
     return _parse_again(header) if len(header) <= _HEADER_CACHED_MAX else _parse(header)
 
 
@@ -97,7 +97,7 @@ def _parse(header: str) -> Sequence[MediaRange]:
 
 
 def request_media_type(headers: Headers, taken: Sequence[str]) -> str:
-    """The media type of the body, one of ``taken``; UnsupportedMediaTypeError if it is none of them.
+    """Return the media type of the body, one of ``taken``. Raises UnsupportedMediaTypeError if it is another one.
 
     A charset other than UTF-8 is refused for any type; other parameters are ignored.
     """
@@ -124,7 +124,9 @@ def request_media_type(headers: Headers, taken: Sequence[str]) -> str:
 
 
 def request_coding(headers: Headers) -> str | None:
-    """The body's compression, one of CONTENT_CODINGS, or None; UnsupportedMediaTypeError for any other, or several."""
+    """Return the body's compression, one of CONTENT_CODINGS, or None. Raises UnsupportedMediaTypeError for any other,
+    or several.
+    """
     given = ",".join(headers.getlist("content-encoding")).strip().lower()
     coding = {"": None, "identity": None, "x-gzip": "gzip"}.get(given, given)
     if coding is not None and coding not in CONTENT_CODINGS:
@@ -136,10 +138,10 @@ def request_coding(headers: Headers) -> str | None:
 
 
 def answer_media_type(headers: Headers, given: Sequence[str]) -> str:
-    """The media type that the client likes best of ``given`` (the server's order decides among equals).
+    """Return the media type that the client prefers of ``given`` (the server's order decides among equals).
 
-    NotAcceptableError if Accept is malformed or excludes them all. For each type the most specific range counts, so
-    that ``*/*, application/json;q=0`` excludes JSON.
+    Raises NotAcceptableError if Accept is malformed or excludes them all. For each type the most specific range counts,
+    so that ``*/*, application/json;q=0`` excludes JSON.
     """
     accept = ",".join(value for value in headers.getlist("accept") if value.strip()).strip()
     if not accept:
@@ -161,7 +163,7 @@ def answer_media_type(headers: Headers, given: Sequence[str]) -> str:
 
 
 def asks_for(headers: Headers, media_types: Sequence[str]) -> bool:
-    """Whether Accept, which is well formed, has one of ``media_types`` by its name, so not by a wildcard alone."""
+    """Return whether Accept, which is well formed, has one of ``media_types`` by name, so not only by a wildcard."""
     accept = ",".join(value for value in headers.getlist("accept") if value.strip())
     return any(found.q and found.kind in media_types for found in parse_media_ranges(accept.strip()))
 

@@ -35,7 +35,7 @@ def _member_group(name: str) -> str:
     return name
 
 
-# The pattern is for the description only: a name of another form is not found, which is 404.
+# The pattern is only for the description: a name of another form is not found, which is 404.
 TopicName = Annotated[
     str,
     Path(
@@ -51,7 +51,7 @@ GroupName = Annotated[
         description=GROUP_DESCRIPTION,
     ),
 ]
-#: Of a group that has members: unlike a group that is only committed to, it has a name that is not empty.
+#: The group of a member request: its name must not be empty. Commits without members allow an empty name.
 MemberGroupName = Annotated[GroupName, AfterValidator(_member_group)]
 ConfigName = Annotated[str, Path(alias="name", description="Name of the configuration, as `retention.ms`.")]
 _ClusterId = Annotated[str, Path(alias="cluster_id", description=CLUSTER_DESCRIPTION)]
@@ -65,7 +65,7 @@ PartitionNumber = Annotated[
     ),
 ]
 
-#: As a partition's number: of another form, it is not found.
+#: Like a partition's number, it is not found if it has another form.
 BrokerNumber = Annotated[
     int,
     BeforeValidator(broker_number),
@@ -118,7 +118,7 @@ async def _identified_topic(request: Request, context: Context, broker: StoreBro
 
 TopicInPath = Annotated[Topic, Depends(_topic)]
 TopicInCluster = Annotated[Topic, Depends(_topic_in_cluster)]
-#: The topic in the path, checked against ``Logstore-Topic-Id`` if the request has it. The answer then has the topic's
+#: The topic in the path, checked against ``Logstore-Topic-Id`` if the request has it. The response then has the topic's
 #: id.
 IdentifiedTopic = Annotated[Topic, Depends(_identified_topic)]
 
@@ -139,7 +139,7 @@ async def _identified_partition(topic: IdentifiedTopic, number: PartitionNumber)
 
 
 PartitionInPath = Annotated[PartitionLog, Depends(_partition)]
-#: A partition of such a topic.
+#: A partition of an IdentifiedTopic.
 IdentifiedPartition = Annotated[PartitionLog, Depends(_identified_partition)]
 
 
@@ -149,5 +149,5 @@ async def _group(state: State, context: Context, name: GroupName) -> GroupDescri
     return found
 
 
-#: The group in the path, as it is in the log: nothing of it is taken back.
+#: The group in the path with its durable state, which is never taken back.
 GroupInPath = Annotated[GroupDescription, Depends(_group)]

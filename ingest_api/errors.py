@@ -1,8 +1,8 @@
 """Errors over HTTP: the status is the beginning of the error code (``logstore.protocol.error_codes``).
 
-Owns the shape of every error answer, ``{"error_code": int, "message": str}`` as JSON, whoever found the error: a route,
-the framework (no such path, method not allowed) or a bug. Invariants: no answer holds a traceback; an error whose
-outcome is unknown (timeout, storage failure) is a 5xx, so that a 4xx always means that nothing was stored.
+Owns the shape of every error response, ``{"error_code": int, "message": str}`` as JSON, whether the error comes from a
+route, the framework (no such path, method not allowed) or a bug. Invariants: no response holds a traceback; an error
+whose outcome is unknown (timeout, storage failure) is a 5xx, so that a 4xx always means that nothing was stored.
 
 Codes follow Confluent's REST Proxy: the HTTP status, or status * 100 + n.
 """
@@ -34,7 +34,7 @@ class UnsupportedMediaTypeError(errors.InvalidRequestError):
 
 
 class NotAcceptableError(errors.InvalidRequestError):
-    """Accept is malformed, or allows nothing that the resource gives."""
+    """Accept is malformed, or allows no media type of the resource."""
 
 
 class EmbeddedFormatError(NotAcceptableError):
@@ -50,7 +50,7 @@ class MisdirectedRequestError(errors.InvalidRequestError):
 
 
 class ForeignOriginError(errors.InvalidRequestError):
-    """A web page from elsewhere sends a request that may change something."""
+    """A foreign web page sends a request that may change something."""
 
 
 class MethodNotAllowedError(errors.InvalidRequestError):
@@ -66,12 +66,12 @@ class SlowRequestError(errors.InvalidRequestError):
 
 
 class ClientDisconnectedError(Exception):
-    """The client went away: there is nobody to answer."""
+    """The client went away: nobody reads a response."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpError:
-    """``status`` of the answer, ``error_code`` in its body."""
+    """``status`` is that of the response, ``error_code`` is in its body."""
 
     status: int
     error_code: int
@@ -80,13 +80,13 @@ class HttpError:
 _MESSAGE_LENGTH_MAX = 1_000
 
 EVENT_STREAM: Final = "text/event-stream"
-#: How long a client of events waits before it connects again: not all at one moment after a restart.
+#: Range of the wait before a client of events connects again, so that not all come at once after a restart.
 EVENT_RETRY_MS: Final = (1_000, 2_000)
 
 INTERNAL_ERROR = HttpError(500, 500)
 
 _CODES: Mapping[type[LogStoreError], int] = ERROR_CODES | {
-    # Codes of errors that only HTTP has.
+    # Only HTTP has these errors.
     ForeignOriginError: 40302,
     MisdirectedRequestError: 42101,
     NoSuchResourceError: 404,
@@ -100,7 +100,7 @@ _CODES: Mapping[type[LogStoreError], int] = ERROR_CODES | {
 
 
 def http_error(error: LogStoreError) -> HttpError:
-    """Status and error code of ``error``."""
+    """Return status and error code of ``error``."""
     code = next(_CODES[cls] for cls in type(error).__mro__ if cls in _CODES)
     return HttpError(kind_of(code), code)
 
@@ -110,7 +110,7 @@ def error_body(error_code: int, message: str, **more: object) -> bytes:
 
 
 def shown_message(message: str) -> str:
-    """The message as an answer shows it. A message may quote the request, which may be long or not be UTF-8."""
+    """Return the message for a response. A message may quote the request, which may be long or not be UTF-8."""
     shown = message if len(message) <= _MESSAGE_LENGTH_MAX else f"{message[:_MESSAGE_LENGTH_MAX]}..."
     return shown.encode("utf-8", "backslashreplace").decode()
 
@@ -124,7 +124,7 @@ def _error_response(http: HttpError, body: bytes, headers: Mapping[str, str] | N
 
 
 def log_store_error_response(error: LogStoreError, more_headers: Mapping[str, str] | None = None) -> Response:
-    """The answer for ``error``, with the headers of its kind and ``more_headers``."""
+    """Return the response for ``error``, with the headers of its kind and ``more_headers``."""
     headers = dict(more_headers or {})
     match error:
         case errors.ThrottledError():
@@ -149,8 +149,9 @@ def log_store_error_response(error: LogStoreError, more_headers: Mapping[str, st
 
 
 def come_back_later(scope: Scope, error: LogStoreError) -> Response | None:
-    """The answer for a browser's EventSource, or another client that takes nothing but Server-Sent Events, to which the
-    store has only to say that it shall come again; None for others.
+    """Return the response that makes a client of events come again later; None if it does not apply.
+
+    It is for a browser's EventSource, or another client that accepts nothing but Server-Sent Events.
     """
     if http_error(error).status not in (429, 503):
         return None
@@ -160,22 +161,24 @@ def come_back_later(scope: Scope, error: LogStoreError) -> Response | None:
 
 
 def takes_only_events(method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether a request is for Server-Sent Events, and its client takes nothing else."""
+    """Return whether a request is for Server-Sent Events, and its client accepts nothing else."""
     if method != "GET" or not path.endswith(("/events", "/events/")):
         return False
     return [value for name, value in headers if name == b"accept"] == [EVENT_STREAM.encode()]
 
 
 def later_answer(retry_after_s: int = 0) -> Response:
-    """An empty stream. An EventSource gives up for ever on any status but 200; after this it connects again, and keeps
-    its position (https://html.spec.whatwg.org/multipage/server-sent-events.html, "fail the connection").
+    """Return an empty stream.
+
+    An EventSource gives up for ever on any status but 200. After an empty stream it connects again, and keeps its
+    position (https://html.spec.whatwg.org/multipage/server-sent-events.html, "fail the connection").
     """
     wait_ms = random_int(*EVENT_RETRY_MS) + 1_000 * retry_after_s
     return Response(f"retry: {wait_ms}\n\n", media_type=EVENT_STREAM)
 
 
 def error_answer(request: Request, error: LogStoreError) -> Response:
-    """The answer of a route that raised ``error``."""
+    """Return the response of a route that raised ``error``."""
     later = come_back_later(request.scope, error)
     return later or log_store_error_response(error, topic_id_headers(request.scope))
 

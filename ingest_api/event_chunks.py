@@ -1,8 +1,8 @@
 """Chunks of events: records of any number of partitions, read and encoded for a stream of Server-Sent Events.
 
-Invariants: a chunk ends at a position, and the id of each event is the position behind it, so a stream that goes on
-from either has every record once; records of a partition stand in the order of their offsets; a read holds no more than
-its reservation among the answers in flight.
+Invariants: a chunk ends at a position, and the id of each event is the position behind it, so a stream that continues
+from either has every record once; records of a partition are in the order of their offsets; a read holds no more than
+its reservation among the responses in flight.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ from logstore.limits import KIB
 from logstore.log.isolation import Isolation
 from logstore.records.encode import binary_rows, readable_rows, runs
 
-# A read of more would keep one slow client's bytes reserved for long.
+# A larger read would keep a slow client's bytes reserved for long.
 _READ_BYTES: Final = 256 * KIB
-# Records of a run; with their ids and field names they are up to three times as many bytes.
+# The records of a run; with their ids and field names they take up to three times as many bytes.
 _RUN_BYTES: Final = 64 * KIB
 _CHUNK_BYTES: Final = 64 * KIB
-# The records, and the events of one run at a time.
+# The factor counts the records, and the events of one run at a time.
 _COPIES: Final = 2
 _LINE_END: Final = re.compile(rb"\r\n|\r|\n")
 
@@ -54,9 +54,9 @@ class Reading:
 
 
 class Chunk:
-    """``data`` are the events of ``count`` records; ``offsets`` is the position behind them.
+    """``data`` has the events of ``count`` records; ``offsets`` is the position behind them.
 
-    A chunk without events passes over a gap in the offsets, or over records that a filter left out.
+    A chunk without events skips a gap in the offsets, or records that a filter left out.
     """
 
     __slots__ = ("_by_key", "_ends", "_keys", "count", "data", "offsets")
@@ -70,7 +70,7 @@ class Chunk:
         self._by_key: dict[bytes | None, list[int]] | None = None
 
     def events_of(self, key: bytes) -> tuple[bytes, int]:
-        """The events of the records with ``key``, and how many there are."""
+        """Return the events of the records with ``key``, and their number."""
         if self._by_key is None:
             self._by_key = {}
             for row, found in enumerate(self._keys):
@@ -90,11 +90,11 @@ async def read_chunks(
     max_wait_ms: int,
     turn: int = 0,
 ) -> AsyncGenerator[Chunk, None]:
-    """The records from ``offsets`` on, as far as one fetch takes them; nothing if there are none within the wait.
+    """Yield the records from ``offsets`` on, as far as one fetch reads them; nothing if none come within the wait.
 
-    ``until``: leave out records from there on. ``key``: leave out records with other keys. Each ``turn`` begins with
-    another partition, so that a busy one keeps no other out. To be closed (``aclosing``) if it is left early. Raises
-    the errors of the partitions, after the records of the others.
+    Records from ``until`` on, and records with other keys than ``key``, are left out. Each ``turn`` begins with another
+    partition, so that a busy one does not block the others. A caller that may leave early closes it (``aclosing``).
+    Raises the errors of the partitions, after the records of the others.
     """
     behind = [index for index, offset in enumerate(offsets) if until is None or offset < until[index]]
     first = turn % len(behind) if behind else 0
@@ -104,7 +104,8 @@ async def read_chunks(
     limits = FetchLimits(_READ_BYTES, _READ_BYTES, 1, max_wait_ms, fill=False, isolation=reading.isolation)
     try:
         fetched = await broker.fetch_records(context, wanted, limits, copies=_COPIES)
-    except ThrottledError as error:  # no room for the answer, or over a quota: the client waits, the stream goes on
+    # There is no room for the response, or a quota is exceeded: the client waits, and the stream continues.
+    except ThrottledError as error:
         await asyncio.sleep(min(error.retry_after_s, 1))
         return
     at = list(offsets)
@@ -134,23 +135,23 @@ async def read_chunks(
 
 
 def id_event(position: bytes) -> bytes:
-    """Tells the client the position, and no record: a browser dispatches nothing."""
+    """Return an event with the position and no record: a browser dispatches nothing."""
     return b"id: %b\n\n" % position
 
 
 def error_event(error: LogStoreError) -> bytes:
-    """The last event of a stream that cannot go on; the body is that of an error's answer."""
+    """Return the last event of a stream that has failed; its data is the body of an error response."""
     body = msgspec.json.encode({"error_code": http_error(error).error_code, "message": shown_message(error.message)})
     return b"event: error\ndata: %b\n\n" % body
 
 
 def comment(text: str) -> bytes:
-    """A line that clients pass over."""
+    """Return a line that clients ignore."""
     return b": %b\n\n" % text.encode()
 
 
 def encode_events(rows: Iterable[bytes], next_offsets: Iterable[int], around: tuple[bytes, bytes]) -> list[bytes]:
-    """An event for each of the JSON objects ``rows``; its id is ``around`` the record's next offset."""
+    """Return an event for each of the JSON objects ``rows``; its id is ``around`` the record's next offset."""
     event = b"id: %b%%d%b\ndata: %%b\n\n" % around
     # A stored JSON text may have line ends between its tokens: each line is a line of data, and the client joins them.
     lines = (_LINE_END.sub(b"\ndata: ", row) if b"\n" in row or b"\r" in row else row for row in rows)
@@ -177,7 +178,7 @@ def _wanted_records(records: pa.Table, end: int, key: bytes | None) -> pa.Table:
 
 
 class _Packed:
-    """Events that become one chunk: small runs of many partitions are one write to each client."""
+    """Events that become one chunk, so that small runs of many partitions are one write to each client."""
 
     def __init__(self) -> None:
         self._begin()

@@ -1,8 +1,8 @@
 """The hub of event streams: records are read and encoded once for all streams that read the same in the same form.
 
 A broadcast waits at the ends of its partitions, as a fetch does, and keeps its newest chunks. Invariants: chunk
-``number`` begins at the position at which chunk ``number - 1`` ends, so a stream whose own position is the end of one
-goes on with the next, whichever broadcast wrote the events before; a broadcast runs while it has a stream; all
+``number`` begins at the position at which chunk ``number - 1`` ends, so a stream whose position is the end of a chunk
+continues with the next one, whichever broadcast wrote the events before; a broadcast runs while it has a stream; all
 broadcasts together keep at most ``_KEPT_BYTES``, and each at least its newest chunk.
 """
 
@@ -24,13 +24,13 @@ from logstore.observability import EVENT_STREAMS, THROTTLED
 
 log = structlog.stdlib.get_logger(__name__)
 
-# Chunks that are kept for streams that are not as fast as others, of one broadcast and of all.
+# These bytes of chunks are kept for slower streams, by one broadcast and by all.
 _KEPT_OF_ONE_BYTES: Final = MIB
 _KEPT_BYTES: Final = 64 * MIB
-# Besides its bytes, an event costs its place and its key.
+# In addition to its bytes, an event costs its place and its key.
 _EVENT_OVERHEAD_BYTES: Final = 128
-# A write to a client takes some 25 µs. With a pause of four times that after each round, all streams together take a
-# part of the event loop that does not grow with their number; a record waits for at most the longest pause.
+# A write to a client takes about 25 µs. With a pause of four times that after each round, the share of all streams in
+# the event loop does not grow with their number; a record waits for at most the longest pause.
 _PAUSE_OF_STREAM_S: Final = 0.0001
 _PAUSE_MAX_S: Final = 0.1
 
@@ -38,7 +38,7 @@ Wake = Callable[[], None]
 
 
 class EventHub:
-    """``streams_max`` is the setting ``max.event.streams``."""
+    """The streams and broadcasts of a store. ``streams_max`` is the setting ``max.event.streams``."""
 
     def __init__(self, broker: Broker, streams_max: int) -> None:
         self.broker = broker
@@ -47,7 +47,7 @@ class EventHub:
         self._broadcasts: dict[Reading, Broadcast] = {}
 
     def open(self) -> None:
-        """Count one stream more; ThrottledError if all are taken. ``close`` counts it down."""
+        """Count one more stream. Raises ThrottledError if all are taken. ``close`` counts it down."""
         if self._streams >= self._streams_max:
             THROTTLED.labels("event_streams").inc()
             raise ThrottledError(
@@ -61,7 +61,7 @@ class EventHub:
         EVENT_STREAMS.set(self._streams)
 
     def join(self, reading: Reading, wake: Wake, offsets: Offsets) -> "Broadcast":
-        """The broadcast of ``reading``; it calls ``wake`` when it has more, or has ended. ``leave`` ends that.
+        """Return the broadcast of ``reading``, which calls ``wake`` when it has more, or has ended, until ``leave``.
 
         A new one begins at ``offsets`` in partitions that other brokers lead.
 
@@ -81,25 +81,25 @@ class EventHub:
                 del self._broadcasts[broadcast.reading]
 
     def log_of(self, partition: StreamPartition) -> PartitionLog:
-        """Raises UnknownTopicError, UnknownTopicIdError, UnknownPartitionError."""
+        """Return the log of a partition. Raises UnknownTopicError, UnknownTopicIdError, UnknownPartitionError."""
         topic = self.broker.topic(INTERNAL, partition.topic)
         require_topic_id(topic, partition.topic_id)
         return topic.partition(partition.partition)
 
     @property
     def pause_s(self) -> float:
-        """How long a broadcast collects records after each round, in seconds."""
+        """The seconds for which a broadcast collects records after each round."""
         return min(_PAUSE_OF_STREAM_S * self._streams, _PAUSE_MAX_S)
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of chunks that each broadcast may keep."""
+        """The bytes of chunks that each broadcast may keep."""
         return min(_KEPT_OF_ONE_BYTES, _KEPT_BYTES // max(1, len(self._broadcasts)))
 
 
 class Broadcast:
-    """``end`` is the position behind chunk ``number``, the newest. It begins at the ends of the logs, at ``offsets`` in
-    those that other brokers lead.
+    """``end`` is the position behind chunk ``number``, the newest. It begins at the ends of the logs, and at
+    ``offsets`` in partitions that other brokers lead.
     """
 
     def __init__(self, hub: EventHub, reading: Reading, offsets: Offsets) -> None:
@@ -113,11 +113,11 @@ class Broadcast:
         self._chunks: dict[int, Chunk] = {}
         self._kept_bytes = 0
         self._running = asyncio.get_running_loop().create_task(self._run())
-        # Streams ask for its error; without any there is nobody to tell.
+        # Streams ask for the error; without streams nobody needs it.
         self._running.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     def chunk(self, number: int) -> Chunk | None:
-        """The chunk of that number; None if it is not there yet, or not kept any more."""
+        """Return the chunk with that number; None if it does not exist yet, or is no longer kept."""
         return self._chunks.get(number)
 
     @property
@@ -136,16 +136,16 @@ class Broadcast:
         try:
             await self._broadcast()
         except LogStoreError:
-            raise  # the streams tell their clients
+            raise  # The streams report the error to their clients.
         except Exception:
             log.exception("events.broadcast_failed")
             raise
         finally:
-            # Not before this task is done.
+            # The streams are woken when this task is done.
             asyncio.get_running_loop().call_soon(self._wake)
 
     async def _broadcast(self) -> None:
-        if not self.reading.partitions:  # nothing comes, until its streams go to another one
+        if not self.reading.partitions:  # Nothing comes until its streams join another broadcast.
             await asyncio.get_running_loop().create_future()
         for turn in range(2**62):
             reading = read_chunks(
@@ -154,7 +154,7 @@ class Broadcast:
             async with contextlib.aclosing(reading) as chunks:
                 async for chunk in chunks:
                     self._publish(chunk)
-                    await asyncio.sleep(0)  # others have their turn
+                    await asyncio.sleep(0)  # Other tasks have their turn.
             if self.end == self._readable_ends():
                 await asyncio.sleep(self._hub.pause_s)
 

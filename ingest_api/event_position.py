@@ -1,8 +1,8 @@
 """Positions of event streams: the next offset of every streamed partition, as the text of an event's id.
 
-The text is ``TOPIC.PARTITION:OFFSET,PARTITION:OFFSET``, as ``6c39d26b.0:17,1:5``; several topics stand with ``;``
-between them. ``TOPIC`` are the first eight digits of the topic's id, so that a position of a topic that was deleted and
-made again is noticed. A client that writes a position itself may leave ``TOPIC.`` out if all is of one topic.
+The text is ``TOPIC.PARTITION:OFFSET,PARTITION:OFFSET``, as ``6c39d26b.0:17,1:5``, with ``;`` between several topics.
+``TOPIC`` is the first eight digits of the topic's id, so that a position of a topic that was deleted and made again is
+noticed. A client that writes a position itself may leave ``TOPIC.`` out if it names one topic only.
 """
 
 import re
@@ -26,24 +26,24 @@ Offsets = tuple[int, ...]
 
 
 class StreamPartition(NamedTuple):
-    """A partition of a stream. ``topic_id`` as in answers."""
+    """A partition of a stream. ``topic_id`` has the form of responses."""
 
     topic: str
     partition: int
     topic_id: str
 
 
-#: The partitions of a stream. Those of one topic stand together.
+#: The partitions of a stream. Those of one topic are adjacent.
 Partitions = tuple[StreamPartition, ...]
 
 
 def position_text(partitions: Partitions, offsets: Sequence[int]) -> bytes:
-    """The position in which the next record of each partition is the one at its offset."""
+    """Return the position in which the next record of each partition is the one at its offset."""
     return _text(partitions, offsets, 0, len(partitions))
 
 
 def position_around(partitions: Partitions, offsets: Sequence[int], index: int) -> tuple[bytes, bytes]:
-    """The text of the position before and after the offset of the partition at ``index``."""
+    """Return the text of the position before and after the offset of the partition at ``index``."""
     lead = _lead(partitions, index)
     return (
         _text(partitions, offsets, 0, index) + lead,
@@ -54,8 +54,8 @@ def position_around(partitions: Partitions, offsets: Sequence[int], index: int) 
 def parse_position(
     text: str, partitions: Partitions, name: str, *, lenient: bool = False
 ) -> dict[StreamPartition, int]:
-    """The offsets that ``text`` names, of some or all of ``partitions``. ``name`` says in messages what the text is.
-    ``lenient``: others are passed over.
+    """Return the offsets that ``text`` names, of some or all of ``partitions``. ``name`` is what messages call the
+    text. If ``lenient``, other partitions are ignored.
 
     Raises ParameterError, and UnknownTopicIdError for a position of another topic.
     """
@@ -98,7 +98,7 @@ def _text(partitions: Partitions, offsets: Sequence[int], start: int, end: int) 
 
 
 def _lead(partitions: Partitions, index: int) -> bytes:
-    """The text before the offset of a partition."""
+    """Return the text before the offset of a partition."""
     one = partitions[index]
     if index and partitions[index - 1].topic_id == one.topic_id:
         return b",%d:" % one.partition

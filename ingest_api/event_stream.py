@@ -3,7 +3,8 @@
 Invariant: ``offsets`` is the position up to which everything that the client asked for was handed to its connection,
 once and in order. A stream either follows a broadcast, whose chunks are the same bytes for all, or reads by itself up
 to the end of one of the broadcast's chunks: at the start, and when the client is so slow that the broadcast no longer
-keeps what it needs. While the connection takes nothing, a stream reads nothing: it holds the piece that it is sending.
+keeps the next chunk. While the connection accepts nothing, a stream reads nothing: it holds the piece that it is
+sending.
 """
 
 import asyncio
@@ -30,12 +31,12 @@ from logstore.entropy import random_int
 from logstore.errors import LogStoreError
 from logstore.observability import EVENT_STREAMS_CUT, EVENTS_SENT
 
-#: In the scope of a HEAD request that is answered as a GET.
+#: Key in the scope of a HEAD request that is handled as a GET.
 HEAD_ONLY: Final = "logstore.head_only"
 
-# How long a room for the answer may take to be found before the stream looks whether its client is still there.
+# The stream waits this long for room for the response before it checks that its client is still connected.
 _ROOM_WAIT_MS: Final = 1_000
-# At the stop of the store, a client that takes nothing is cut after this time.
+# When the store stops, a client that reads nothing is cut after this time.
 _STOP_SECONDS: Final = 2.0
 
 
@@ -43,16 +44,16 @@ class Selection(Protocol):
     """The partitions of a stream, which may change while it runs."""
 
     def partitions(self) -> Partitions:
-        """The same object as long as they are the same."""
+        """Return the partitions, in the same object as long as they do not change."""
         ...
 
     def start(self, partition: StreamPartition) -> int:
-        """The offset at which a partition begins that came later."""
+        """Return the offset at which a partition begins that was added later."""
         ...
 
 
 class EventStream:
-    """``send`` hands bytes to the connection, and waits while that takes none."""
+    """``send`` hands bytes to the connection, and waits while the connection accepts none."""
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class EventStream:
         self._has_ended = False
 
     async def run(self, send: Callable[[bytes], Awaitable[None]]) -> None:
-        """Send events until ``end``. Raises the error for which the stream cannot go on."""
+        """Send events until ``end``. Raises the error that ends the stream."""
         self._send = send
         broadcast = self._hub.join(self._reading, self._wake, self.offsets)
         timer = self._loop.call_later(self._keepalive_s, self._wake)
@@ -108,26 +109,26 @@ class EventStream:
             self._hub.leave(broadcast, self._wake)
 
     def position(self) -> dict[StreamPartition, int]:
-        """The next offset of each partition."""
+        """Return the next offset of each partition."""
         return dict(zip(self._reading.partitions, self.offsets, strict=True))
 
     def look_again(self) -> None:
-        """The selection may have changed."""
+        """Look at the selection again, which may have changed."""
         self._wake()
 
     def end(self) -> None:
-        """Make ``run`` return once the connection has taken the piece that is being sent."""
+        """Make ``run`` return once the connection has accepted the piece that is being sent."""
         self._has_ended = True
         self._wake()
 
     async def _follow(self, broadcast: Broadcast) -> bool:
-        """Send the broadcast's next chunk; whether there was one."""
+        """Send the broadcast's next chunk, and return whether there was one."""
         assert self._number is not None
         if self._number == broadcast.number:
             return False
         chunk = broadcast.chunk(self._number + 1)
         if chunk is None:
-            self._number = None  # too slow
+            self._number = None  # The stream was too slow.
             return True
         data = await self._send_chunk(chunk)
         self._number += 1
@@ -137,9 +138,9 @@ class EventStream:
         return True
 
     async def _catch_up(self, broadcast: Broadcast) -> bool:
-        """Read up to the broadcast's newest chunk; False if the broadcast is to go on first.
+        """Read up to the broadcast's newest chunk; return False if the broadcast has to continue first.
 
-        It may be behind: the position may be one that it has not reached yet.
+        The broadcast may be behind: it may not have reached this position yet.
         """
         number, target = broadcast.number, broadcast.end
         turn = 0
@@ -168,7 +169,7 @@ class EventStream:
         return True
 
     async def _send_chunk(self, chunk: Chunk) -> int:
-        """The number of bytes sent."""
+        """Send a chunk, and return the number of bytes sent."""
         data, count = chunk.data, chunk.count
         if self._key is not None:
             data, count = chunk.events_of(self._key)
@@ -179,7 +180,7 @@ class EventStream:
         return len(data)
 
     def _move(self) -> None:
-        """Go on with the partitions that the selection has now."""
+        """Continue with the partitions that the selection has now."""
         known = self.position()
         partitions = self._selection.partitions()
         self.offsets = tuple(known[one] if one in known else self._selection.start(one) for one in partitions)
@@ -187,7 +188,7 @@ class EventStream:
         self._number = None
 
     def _require_permission(self) -> None:
-        """It may have been taken away since the last record."""
+        """Check the permission, which may have been taken away since the last record."""
         for topic in {one.topic: None for one in self._reading.partitions}:
             self._hub.broker.authorizer.require(self._context, Operation.READ, ResourceType.TOPIC, topic)
 
@@ -213,9 +214,9 @@ class EventStream:
 
 
 class EventStreamResponse(Response):
-    """The answer that ``stream`` is: until the client goes, the store stops, or the stream cannot go on.
+    """The response of a ``stream``, which lasts until the client goes, the store stops, or the stream fails.
 
-    The hub's count of streams is one less afterwards.
+    It counts the stream down in the hub afterwards.
     """
 
     def __init__(self, request: Request, hub: EventHub, stream: EventStream, headers: Mapping[str, str]) -> None:
@@ -236,7 +237,7 @@ class EventStreamResponse(Response):
             self._hub.close()
 
     async def _run(self, scope: Scope, send: Send) -> bytes:
-        """The last bytes of the stream."""
+        """Run the stream, and return its last bytes."""
         scope[STREAM] = True
         connection = scope.get(CONNECTION)
         stopping = api_state(self._request).stopping

@@ -1,8 +1,8 @@
-"""Examples of bodies, answers and errors in the description of the interface.
+"""Examples of bodies, responses and errors in the description of the interface.
 
-An example is made from the schema, of one value for each name of a field: so a topic, its partition and its records are
-the same wherever they are shown, and a field that is added has to have its value here (KeyError). A model that says
-``examples`` itself has those. ``tests/api/test_examples.py`` sends every example of a body to a store.
+An example is made from the schema, with one value for each field name. So a topic, its partition and its records are
+the same wherever they are shown, and a field that is added needs a value here (KeyError). A model with its own
+``examples`` keeps those. ``tests/api/test_examples.py`` sends every example of a body to a store.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _NOW_MS = 1_795_248_000_000
 _SUBSCRIPTION = "AAEAAAABAAZjbGlja3P/////AAAAAA=="
 _ASSIGNMENT = "AAEAAAABAAZjbGlja3MAAAABAAAAAP////8="
 
-#: By the name of the field, or of the model and its field where the name alone means something else there.
+#: By the name of the field, or of the model and its field where the name alone means something else.
 _VALUES: Final[Mapping[str, Any]] = {
     "adding_replicas": [],
     "answer_bytes": 0,
@@ -138,7 +138,7 @@ _VALUES: Final[Mapping[str, Any]] = {
     "versions": [12],
     "waiting": None,
     "where": None,
-    # Where the name means something else, and fields that may be left out and are shown.
+    # The name alone means something else in these models; other fields are optional, and shown.
     "BrokerDescription.replicas": 2,
     "ConsumedRecord.value": {"page": "/home"},
     "ConsumerGroupHeartbeatRequest.member_epoch": 0,
@@ -180,7 +180,7 @@ _VALUES: Final[Mapping[str, Any]] = {
     "listGroups": ["billing"],
     "listTopics": ["clicks"],
 }
-#: Of parameters in the path, by operation where the name alone is not enough.
+#: Parameters in the path, by operation where the name alone is not enough.
 PATH_VALUES: Final[Mapping[str, Any]] = {
     "broker_id": 0,
     "cluster_id": _CLUSTER,
@@ -193,7 +193,7 @@ PATH_VALUES: Final[Mapping[str, Any]] = {
     "topic": "clicks",
     "getBrokerConfig.name": "journal.max.bytes",
 }
-#: Of media types whose content is no JSON, or other JSON than the schema alone tells.
+#: Media types whose content is not JSON, or differs from what the schema alone gives.
 _BY_TYPE: Final[Mapping[tuple[str, str], Any]] = {
     ("ProduceRequest", KAFKA_BINARY_V2): {"records": [{"key": "YWxpY2U=", "value": "eyJwYWdlIjoiL2hvbWUifQ=="}]},
     ("ConsumedRecord", KAFKA_BINARY_V2): [
@@ -233,7 +233,8 @@ _ERRORS: Final[Mapping[str, tuple[int, str]]] = {
 
 
 def add_examples(document: dict[str, Any]) -> None:
-    """Add an example to every body and answer of an OpenAPI ``document`` that is no binary, and to parameters of paths.
+    """Add an example to every body and response of an OpenAPI ``document`` that is not binary, and to parameters of
+    paths.
 
     Raises KeyError for a field without a value here.
     """
@@ -249,7 +250,7 @@ def add_examples(document: dict[str, Any]) -> None:
             (body, None),
             *((answer, _ERRORS.get(s)) for s, answer in operation["responses"].items()),
         ]:
-            # A new object for each: parts of the document are one object in many places.
+            # Each gets a new object, because one object occurs in many places of the document.
             described["content"] = {
                 media_type: {**content, **_shown(content["schema"], media_type, name, schemas, error)}
                 for media_type, content in described.get("content", {}).items()
@@ -275,7 +276,7 @@ def _shown(
 
 
 def _example(schema: Mapping[str, Any], model: str, field: str, schemas: Mapping[str, Any]) -> Any:
-    """An example of ``schema``, which is that of ``field`` of ``model``."""
+    """Return an example of ``schema``, which is that of ``field`` of ``model``."""
     if "examples" in schema:
         return schema["examples"][0]
     if "$ref" in schema:

@@ -1,12 +1,12 @@
 """The one guard: every request passes it before anything is done for it, whichever way it comes.
 
-Ways: the application's routes, HEAD, OPTIONS, paths without a route, and short requests, which pass by the application.
-The guard checks ``Host`` and ``Origin`` (``allowed_hosts``), makes the ``RequestContext`` with its principal, asks for
-permission for the operation that the route declares, and charges the quota of requests. The broker asks the same
-``Authorizer`` for every name, also for those in bodies.
+The ways are the application's routes, HEAD, OPTIONS, paths without a route, and short requests, which bypass the
+application. The guard checks ``Host`` and ``Origin`` (``allowed_hosts``), makes the ``RequestContext`` with its
+principal, asks for permission for the operation that the route declares, and charges the quota of requests. The broker
+asks the same ``Authorizer`` for every name, also for those in bodies.
 
-A request that another broker relays has passed a guard: its context comes with it (``relayed_context``) and is believed
-on connections between brokers only. Permission is asked again; the quota was charged there.
+A request that another broker relays has passed a guard there: its context comes with it (``relayed_context``) and is
+accepted only on connections between brokers. Permission is asked again; the quota was charged there.
 """
 
 import itertools
@@ -40,7 +40,7 @@ _IN_SCOPE: Final = "logstore.context"
 class Arrival(NamedTuple):
     """A request before the guard. ``peer`` is an address; ``headers`` have lower-case names.
 
-    ``relayed`` is the context of a request that another broker has let in.
+    ``relayed`` is the context of a request that another broker has admitted.
     """
 
     method: str
@@ -57,24 +57,24 @@ class Guard:
         self.quotas = quotas
         self._hosts = hosts
         self._listener = listener
-        #: Whether ``Logstore-Forward`` means anything.
+        #: True if ``Logstore-Forward`` has a meaning.
         self.in_cluster = False
-        # A request id is the guard and a number: 128 random bits take three times as long.
+        # A request id is the guard's name and a number: 128 random bits take three times as long.
         self._name = f"{random_bits(64):016x}"
         self._requests = itertools.count(1)
 
     def request_id_of(self, headers: HeaderPairs) -> str:
-        """The client's request id if it is fit for a log, else a new one."""
+        """Return the client's request id if it is fit for a log, else a new one."""
         return sane(headers, REQUEST_ID) or self.new_request_id()
 
     def new_request_id(self) -> str:
         return f"{self._name}{next(self._requests):016x}"
 
     def admit(self, arrival: Arrival, found: FoundRoute | None) -> RequestContext:
-        """The context of a request that may be carried out; ``found`` is None if there is no route for it.
+        """Return the context of a request that may be carried out; ``found`` is None if there is no route for it.
 
-        Raises MisdirectedRequestError, ForeignOriginError, AuthorizationError, ThrottledError. To be called once for
-        each request: it charges the quota of requests.
+        Raises MisdirectedRequestError, ForeignOriginError, AuthorizationError, ThrottledError. It is called once for
+        each request, because it charges the quota of requests.
         """
         if (context := arrival.relayed) is None:
             self._hosts.check(arrival.method, arrival.headers)
@@ -109,7 +109,7 @@ def enter(scope: Scope, context: RequestContext) -> None:
 
 
 def context_of(request: Request) -> RequestContext:
-    """The context of a request that the guard has admitted."""
+    """Return the context of a request that the guard has admitted."""
     context = request.scope[_IN_SCOPE]
     assert isinstance(context, RequestContext)
     return context
@@ -125,7 +125,7 @@ def _forwarding(headers: HeaderPairs) -> Forwarding:
 
 
 def relayed_context(headers: HeaderPairs) -> RequestContext | None:
-    """The context of a request that came over a connection between brokers; None if it cannot be read."""
+    """Return the context of a request from a connection between brokers; None if it cannot be read."""
     found = [value for name, value in headers if name == RELAYED_CONTEXT]
     try:
         return RequestContext.decode(found[0])
@@ -134,6 +134,6 @@ def relayed_context(headers: HeaderPairs) -> RequestContext | None:
 
 
 def sane(headers: HeaderPairs, wanted: bytes) -> str:
-    """The header's value if it is there once, printable and at most 128 characters; else ""."""
+    """Return the header's value if it occurs once, is printable and has at most 128 characters; else ""."""
     values = [value for name, value in headers if name == wanted] if headers else ()
     return values[0].decode() if len(values) == 1 and _SANE.fullmatch(values[0]) else ""

@@ -1,7 +1,7 @@
 """The HTTP listener: one uvicorn server on the sockets that it is given.
 
-It answers from ``serve`` on; while the store starts, only that the process lives. ``open`` gives it the store. It stops
-in this order: long polls answer with what there is, requests in flight finish, connections close.
+It responds from ``serve`` on; while the store starts, only to the liveness check. ``open`` gives it the store. It stops
+in this order: long polls return what they have, requests in flight finish, connections close.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from logstore.listening_sockets import BACKLOG
 from logstore.open_files import connections_within, open_files_limit, open_files_shortage
 from logstore.settings import Settings
 
-if TYPE_CHECKING:  # one node relays nothing
+if TYPE_CHECKING:  # A single node relays nothing.
     from ingest_api.relay import Relay
 
 log = structlog.stdlib.get_logger(__name__)
@@ -46,7 +46,7 @@ class HttpListener:
             log.warning("listener.few_open_files", reason=shortage)
         self._settings = settings
         self._app = create_app(settings, authorizer, quotas)
-        #: How many connections other listeners have, which ``max.connections`` counts, too.
+        #: Returns the number of connections of other listeners, which ``max.connections`` also counts.
         self.other_connections: Callable[[], int] = lambda: 0
         limits = ConnectionLimits.of(
             settings,
@@ -54,7 +54,7 @@ class HttpListener:
             other_connections=self._count_others,
         )
         self._accepted = http_protocol(limits, self._app.short_requests)
-        # The clients are bounded where they are; short requests are appended from there.
+        # The other broker bounds the clients, and appends short requests.
         self._relayed = http_protocol(dataclasses.replace(limits, idle_seconds=PEER_HTTP_IDLE_S))
         self._server = _Server(
             uvicorn.Config(
@@ -75,14 +75,14 @@ class HttpListener:
         self._stopping = asyncio.Event()
 
     async def serve(self, listener: socket.socket) -> None:
-        """Answer on ``listener`` until ``stop``; returns after the last answer."""
+        """Serve ``listener`` until ``stop``, and return after the last response."""
         try:
             await self._server.serve([listener])
         finally:
             self._stopping.set()
 
     async def serve_too(self, listener: socket.socket) -> None:
-        """Answer on one more socket, from now on until ``stop``, which closes it."""
+        """Serve one more socket, from now on until ``stop``, which closes it."""
         server = self._server
         protocol = functools.partial(
             self._accepted, config=server.config, server_state=server.server_state, app_state={}
@@ -95,19 +95,21 @@ class HttpListener:
         return len(self._server.server_state.connections)
 
     def _count_others(self) -> int:
-        return self.other_connections()  # set later
+        return self.other_connections()  # The callback is set later.
 
     async def until_stopping(self) -> None:
-        """Wait until no connection is accepted any more."""
+        """Wait until no more connections are accepted."""
         await self._stopping.wait()
 
     def open(self, broker: Broker, groups: GroupCoordinator, make_relay: MakeRelay | None = None) -> None:
-        """Answer everything from now on. ``make_relay``: in a cluster, with the event that is set when this stops."""
+        """Respond to all requests from now on. In a cluster, ``make_relay`` gets the event that is set when the
+        listener stops.
+        """
         state = ApiState(self._settings, broker, groups)
         self._app.open(state, None if make_relay is None else make_relay(state.stopping))
 
     def relayed_protocol(self, broker_id: int) -> asyncio.Protocol:
-        """Answers HTTP on a connection of broker ``broker_id``, which has proved to be it."""
+        """Return a protocol for HTTP on a connection of broker ``broker_id``, which has authenticated itself."""
         server = self._server
         protocol = self._relayed(
             config=server.config, server_state=server.server_state, app_state=server.lifespan.state
@@ -116,7 +118,7 @@ class HttpListener:
         return protocol
 
     def close(self) -> None:
-        """After ``serve`` has returned."""
+        """Close the application after ``serve`` has returned."""
         self._app.close()
 
     def _begin_to_stop(self) -> None:
@@ -128,13 +130,13 @@ class HttpListener:
         return self._server.should_exit
 
     def stop(self) -> None:
-        """End ``serve``. The second time: do not wait for requests in flight either."""
+        """End ``serve``. The second call does not wait for requests in flight either."""
         self._server.force_exit = self._server.should_exit
         self._server.should_exit = True
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server. It tells the application when it begins to stop, and leaves signals to the node."""
+    """uvicorn's server. It notifies the application when it begins to stop, and leaves signals to the node."""
 
     def __init__(self, config: uvicorn.Config, begin_to_stop: Callable[[], None]) -> None:
         super().__init__(config)

@@ -18,7 +18,7 @@ PRODUCER_ID: Final = "Logstore-Producer-Id"
 PRODUCER_EPOCH: Final = "Logstore-Producer-Epoch"
 BASE_SEQUENCES: Final = "Logstore-Base-Sequences"
 IDEMPOTENCY_KEY: Final = "Idempotency-Key"
-#: The header of the answer to a repeated request: all of it was stored before.
+#: The response header of a repeated request: all of it was stored before.
 REPLAYED: Final = {"Idempotent-Replayed": "true"}
 
 _NAMES = {name.lower().encode(): name for name in (PRODUCER_ID, PRODUCER_EPOCH, BASE_SEQUENCES, IDEMPOTENCY_KEY)}
@@ -60,11 +60,11 @@ HEADER_PARAMETERS: Final[list[dict[str, Any]]] = [
 
 
 def identity_of(headers: Iterable[tuple[bytes, bytes]], secret: bytes, form: str) -> Callable[[bytes], Identity] | None:
-    """A function that makes the identity from the (inflated) body, by the request's headers as ASGI has them; None if
-    they name none.
+    """Return a function that makes the identity from the (inflated) body, given the request's headers as ASGI has them;
+    None if they name none.
 
-    ``secret`` is the store's. ``form`` is how the body is read: the same bytes in another form are another request.
-    Raises InvalidProducerRequestError.
+    ``secret`` is the store's. ``form`` is the way in which the body is read: the same bytes in another form are another
+    request. Raises InvalidProducerRequestError.
     """
     found: dict[str, str] = {}
     for raw_name, raw_value in headers:

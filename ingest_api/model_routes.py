@@ -1,8 +1,8 @@
-"""Routes whose query, body and answer are models: FastAPI injects, checks, writes and documents them.
+"""Routes whose query, body and response are models: FastAPI injects, checks, writes and documents them.
 
-Where FastAPI is more lenient than the interface promises, these routes step in before it. Invariants: a query parameter
+Where FastAPI is more lenient than the interface promises, these routes check before it. Invariants: a query parameter
 is known, given once and has a value; a body is JSON by its Content-Type, bounded in bytes and time, and has each field
-once (``bodies``); nothing is done before Accept is known to allow an answer; a part that cannot be read raises a
+once (``bodies``); nothing is done before Accept is known to allow a response; a part that cannot be read raises a
 LogStoreError, so that every refusal has the one shape of ``errors``.
 
 FastAPI takes three times as long to find what an endpoint needs as to read its body. So endpoints that need no more
@@ -29,9 +29,9 @@ from ingest_api.routes import DeclaredRoute
 from ingest_api.state import api_state
 from logstore.errors import LogStoreError
 
-#: Stands for a body that could not be read: no model takes it.
+#: A placeholder for a body that could not be read: no model accepts it.
 _NO_MODEL: Final = 0
-#: By annotation, what an endpoint may be given by hand.
+#: The arguments that an endpoint may get by hand, by annotation.
 _GIVEN: Final[Mapping[Any, Callable[[Request], Any]]] = {
     State: api_state,
     Context: context_of,
@@ -40,7 +40,7 @@ _GIVEN: Final[Mapping[Any, Callable[[Request], Any]]] = {
 
 
 class ModelRoute(DeclaredRoute):
-    """``answer_types``: the media types that Accept chooses from; without any the answer is always JSON.
+    """``answer_types`` are the media types that Accept chooses from; without any the response is always JSON.
     ``request_types`` are those of bodies.
     """
 
@@ -88,18 +88,18 @@ class ModelRoute(DeclaredRoute):
 
     @property
     def body_model(self) -> type[BaseModel]:
-        """The model of the body; for routes that take one."""
+        """The model of the body, for routes with a body."""
         assert self.body_field is not None
         return _model_in(self.body_field.field_info.annotation)
 
     def _query_names(self) -> list[str]:
-        """The fields of the query models."""
+        """Return the fields of the query models."""
         models = (_model_in(field.field_info.annotation) for field in self.dependant.query_params)
         return [name for model in models for name in model.model_fields]
 
     @property
     def chooses_answer_type(self) -> bool:
-        """Whether Accept is read: not if no answer has a body."""
+        """True if Accept is read, which it is not if no response has a body."""
         return bool(self.answer_types) and self.status_code != 204
 
     def _answer_type(self, request: Request) -> str:
@@ -111,7 +111,9 @@ class ModelRoute(DeclaredRoute):
         return await receive(request, self.body_model, self.request_types)
 
     async def _receive(self, request: Request) -> "_Received":
-        """The request with its body read. A missing resource in the path comes before an error of the body."""
+        """Return the request with its body read. A missing resource in the path is reported before an error of the
+        body.
+        """
         if self.body_field is None:
             return _Received(request)
         try:
@@ -121,19 +123,19 @@ class ModelRoute(DeclaredRoute):
 
 
 class MetadataRoute(ModelRoute):
-    """As in REST Proxy v2: JSON, by the media type that the client asks for."""
+    """A route of REST Proxy v2: JSON, with the media type that the client asks for."""
 
     answer_types: ClassVar[Sequence[str]] = METADATA_TYPES
 
 
 class AdministrationRoute(ModelRoute):
-    """As in REST Proxy v3: JSON."""
+    """A route of REST Proxy v3: JSON."""
 
     answer_types = (JSON,)
 
 
 class _Received(Request):
-    """A request as FastAPI sees it: with the model as its body, or ``_NO_MODEL`` for a body that was refused."""
+    """A request for FastAPI, with the model as its body, or ``_NO_MODEL`` for a body that was refused."""
 
     def __init__(self, request: Request, model: BaseModel | None = None, refusal: LogStoreError | None = None) -> None:
         super().__init__(request.scope, request.receive)
@@ -148,12 +150,12 @@ class _Received(Request):
 
 
 def model_router(route_class: type[ModelRoute] = ModelRoute, **options: Any) -> APIRouter:
-    """An APIRouter whose routes are of ``route_class``."""
+    """Return an APIRouter whose routes are of ``route_class``."""
     # Naming 422 keeps FastAPI's own form of it out of the description.
     return APIRouter(route_class=route_class, responses=refusals(422), **options)
 
 
 def _model_in(annotation: Any) -> type[BaseModel]:
-    """The model, also of one that may be left out."""
+    """Return the model of an annotation, which may be optional."""
     found = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
     return next(kind for kind in found if issubclass(kind, BaseModel))

@@ -1,7 +1,7 @@
 """The description of the HTTP interface in ``/openapi.json``, complete enough to generate a client from.
 
-FastAPI makes it from the routes and their models. This module adds what FastAPI does not know of: headers, the media
-types to choose from, refusals, examples.
+FastAPI makes it from the routes and their models. This module adds what FastAPI does not know: headers, the media types
+to choose from, refusals, examples.
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,7 +28,7 @@ from ingest_api.routes import DeclaredRoute
 
 
 def describe(app: FastAPI, routes: Iterable[DeclaredRoute]) -> dict[str, Any]:
-    """The whole document; ``routes`` are those of ``app``."""
+    """Return the whole document; ``routes`` are those of ``app``."""
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     for route in routes:
         if isinstance(route, ModelRoute):
@@ -36,14 +36,14 @@ def describe(app: FastAPI, routes: Iterable[DeclaredRoute]) -> dict[str, Any]:
                 _complete(document["paths"][route.path][method.lower()], route)
     models = [*_models(routes), *((model, "validation") for model in MODELS)]
     _, definitions = models_json_schema(models, ref_template=REFERENCE)
-    # In the place of FastAPI's, which has 64-bit bounds as floating-point numbers.
+    # These replace FastAPI's schemas, which have 64-bit bounds as floating-point numbers.
     document["components"]["schemas"] = definitions["$defs"]
     add_examples(document)
     return document
 
 
 def _models(routes: Iterable[DeclaredRoute]) -> Iterator[tuple[type[BaseModel], JsonSchemaMode]]:
-    """The models of bodies and answers; models within them come along."""
+    """Yield the models of bodies and responses; the models within them are included."""
     for route in routes:
         if not isinstance(route, ModelRoute):
             continue
@@ -55,7 +55,7 @@ def _models(routes: Iterable[DeclaredRoute]) -> Iterator[tuple[type[BaseModel], 
 
 
 def _complete(operation: dict[str, Any], route: ModelRoute) -> None:
-    """Add what FastAPI does not know of the routes that it describes."""
+    """Add what FastAPI does not know about the routes that it describes."""
     operation["parameters"] = [*operation.get("parameters", ()), *COMMON_HEADERS]
     answers: dict[str, Any] = operation["responses"]
     for status, answer in answers.items():
@@ -66,7 +66,7 @@ def _complete(operation: dict[str, Any], route: ModelRoute) -> None:
     if body is not None and route.body_field is not None:
         operation["parameters"].append(CONTENT_ENCODING)
         body["required"] = route.body_field.field_info.is_required()
-        # A body that may be left out may not be null.
+        # An optional body must not be null.
         schema = {"$ref": REFERENCE.format(model=route.body_model.__name__)}
         body["content"] = {media_type: {"schema": schema} for media_type in route.request_types}
     failures = common_refusals(has_path="{" in route.path, has_body=body is not None)

@@ -1,9 +1,9 @@
 """Descriptions of operations: the parts that all share, and the whole of produce and fetch, whose bodies never become
 objects.
 
-Produce and fetch are done by hand, so the framework cannot describe them: the description of each is a constant here,
-made from the same parameters, media types and limits that the code runs on. The framework describes the other routes
-from their models; ``openapi`` adds the shared parts.
+Produce and fetch are done by hand, so the framework cannot describe them. The description of each is a constant here,
+made from the same parameters, media types and limits that the code uses. The framework describes the other routes from
+their models; ``openapi`` adds the shared parts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -162,18 +162,18 @@ _ERROR_HEADERS = {416: _RANGE_HEADERS, 429: _RETRY_AFTER, 503: _RETRY_AFTER}
 _BINARY = {"type": "string", "format": "binary"}
 
 
-#: For ``openapi_extra`` of routes that read ``Logstore-Topic-Id``.
+#: The ``openapi_extra`` of routes that read ``Logstore-Topic-Id``.
 TOPIC_ID_PARAMETER: Final[dict[str, Any]] = {"parameters": [TOPIC_ID]}
 
 
 def refusals(*codes: int) -> dict[int | str, dict[str, Any]]:
-    """The answers with these statuses, for ``responses`` of a route."""
+    """Return the responses with these statuses, for ``responses`` of a route."""
     content = _content(_ref(ErrorBody), (JSON,))
     return {code: _answer(ERRORS[code], content, _ERROR_HEADERS.get(code)) for code in sorted(codes)}
 
 
 def common_refusals(*, has_path: bool, has_body: bool) -> dict[int | str, dict[str, Any]]:
-    """The refusals of every route, of routes whose path names a resource, and of routes that take a body."""
+    """Return the refusals of every route, of routes whose path names a resource, and of routes with a body."""
     codes = {403, 421, 422, 500}
     if has_path:
         codes.add(404)
@@ -208,7 +208,7 @@ def _operation(
     errors: Sequence[int] = (),
     coded: bool = True,
 ) -> dict[str, Any]:
-    """Keyword arguments for a route's decorator. ``coded``: the body may be compressed."""
+    """Return keyword arguments for a route's decorator. With ``coded`` the body may be compressed."""
     parameters: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, **_PATH_PARAMETERS[name]} for name in path
     ]

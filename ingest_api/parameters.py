@@ -4,7 +4,7 @@ The parameters of the record routes are declared here, once, and documented from
 
 Numbers are decimal digits and nothing else (no exponent, space, leading zero or other script's digits). A parameter
 that is unknown, given twice or has no value is refused rather than guessed: a misspelt ``max_wait`` must not silently
-mean the default. Raises ParameterError saying what to send; for a path, the 404 of the resource.
+mean the default. ParameterError says what to send; a bad path raises the 404 of the resource.
 """
 
 import difflib
@@ -35,7 +35,7 @@ _SHOWN_MAX = 60
 
 @dataclass(frozen=True, slots=True)
 class IntegerParameter:
-    """``default`` None: the description says what absence means."""
+    """A number. If ``default`` is None, the description says what absence means."""
 
     name: str
     minimum: int
@@ -64,7 +64,7 @@ class IntegerParameter:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceParameter:
-    """Text to value. The first choice is the default, unless the description says what absence means."""
+    """A choice, from text to value. The first one is the default, unless the description says what absence means."""
 
     name: str
     choices: dict[str, int]
@@ -191,22 +191,22 @@ ISOLATION_LEVEL = ChoiceParameter(
     {"read_committed": 1, "read_uncommitted": 0},
     "`read_committed`: records below the last stable offset; `read_uncommitted`: below the high watermark.",
 )
-# A time may be a number, too.
+# A time may also be a number.
 _TIMESTAMP = IntegerParameter("timestamp", TIMESTAMP_MS_MIN, TIMESTAMP_MS_MAX, None, "")
 
 
 def read_query(request: Request, known: Sequence[Parameter] = ()) -> dict[str, int | None]:
-    """The value of every ``known`` parameter, its default where absent."""
+    """Return the value of every ``known`` parameter, its default where absent."""
     return parse_query(request.scope["query_string"], known)
 
 
 def parse_query(query: bytes, known: Sequence[Parameter]) -> dict[str, int | None]:
-    """As ``read_query``, for a query as it was sent."""
+    """Return the values of ``read_query`` for a query as it was sent."""
     return values_of(query_texts(query, [parameter.name for parameter in known]), known)
 
 
 def values_of(texts: Mapping[str, str], known: Sequence[Parameter]) -> dict[str, int | None]:
-    """As ``read_query``, of texts by the parameter's name."""
+    """Return the values of ``read_query`` for texts by the parameter's name."""
     return {
         parameter.name: parameter.read(texts[parameter.name]) if parameter.name in texts else parameter.default
         for parameter in known
@@ -214,7 +214,7 @@ def values_of(texts: Mapping[str, str], known: Sequence[Parameter]) -> dict[str,
 
 
 def query_texts(query: bytes, known: Sequence[str]) -> dict[str, str]:
-    """The parameters in the query, by name: each is ``known``, there once, and not empty."""
+    """Return the parameters in the query, by name: each is ``known``, occurs once, and is not empty."""
     if not query:
         return {}
     try:
@@ -234,35 +234,37 @@ def query_texts(query: bytes, known: Sequence[str]) -> dict[str, str]:
 
 
 def read_timestamp(text: str, now_ms: int) -> int:
-    """The query parameter ``timestamp`` in ms since 1970, UTC. Relative times count from ``now_ms``."""
+    """Return the query parameter ``timestamp`` in ms since 1970, UTC. Relative times count from ``now_ms``."""
     if _NUMBER.fullmatch(text):
         return _TIMESTAMP.read(text)
     try:
-        # A query's "+" is a space: this takes an 08:00:00+01:00 that was not escaped.
+        # A "+" in a query means a space: this accepts an 08:00:00+01:00 that was not escaped.
         return timestamp_ms(_ZONE_AFTER_SPACE.sub(r"\1+\2", text), now_ms)
     except ValueError:
         raise ParameterError(f"Query parameter timestamp cannot be {shown(text)}: send {TIME_FORMS}.") from None
 
 
 def selection_of(key: str | None, where: str | None) -> Where | None:
-    """The expression of the parameters ``key`` and ``where``. InvalidWhereError."""
+    """Return the expression of the parameters ``key`` and ``where``. Raises InvalidWhereError."""
     node = both(None if key is None else key_equals(key), None if where is None else parse_where(where))
     return None if node is None else Where(node)
 
 
 def required(value: int | None) -> int:
-    """The value of a parameter that has a default."""
+    """Return the value of a parameter that has a default."""
     assert value is not None
     return value
 
 
 def partition_in_path(request: Request) -> int:
-    """The partition that the path names; UnknownPartitionError (404) unless it is decimal digits in their only form."""
+    """Return the partition that the path names. Raises UnknownPartitionError (404) unless it is in plain decimal
+    digits.
+    """
     return partition_number(request.path_params["partition"])
 
 
 def partition_number(text: str) -> int:
-    """As ``partition_in_path``, for a part of the path."""
+    """Return the partition that a part of the path names, as ``partition_in_path`` does."""
     if not _PARTITION.fullmatch(text) or int(text) >= 2**31:
         raise UnknownPartitionError(
             f"Partition {shown(text)} not found: a partition is a whole number from 0, written in decimal digits."
@@ -271,14 +273,14 @@ def partition_number(text: str) -> int:
 
 
 def broker_number(text: str) -> int:
-    """The id of a broker, in a part of the path. NoSuchResourceError for what is none."""
+    """Return the id of a broker that a part of the path names. Raises NoSuchResourceError for any other text."""
     if not _PARTITION.fullmatch(text) or int(text) >= 2**31:
         raise NoSuchResourceError(f"Broker {shown(text)} not found: an id is a whole number from 0, in decimal digits.")
     return int(text)
 
 
 def shown(text: str) -> str:
-    """A client's text, quoted, and short enough for a message."""
+    """Return a client's text, quoted, and short enough for a message."""
     return repr(text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}...")
 
 

@@ -1,16 +1,16 @@
-"""HTTP/1.1 on one connection: uvicorn's httptools protocol, with bounds and honest answers to broken framing.
+"""HTTP/1.1 on one connection: uvicorn's httptools protocol, with bounds and honest responses to broken framing.
 
-Added to uvicorn's: a request that cannot be parsed is answered with our JSON error; such an answer never overtakes or
-cuts the answer to an earlier request on the connection (a client that sent too long a body must not read 400 for
-records that are being stored); an offer to upgrade (to HTTP/2, as Java's client makes with its first request) is
-ignored without losing the body.
+Added to uvicorn's: a request that cannot be parsed gets our JSON error; such a response never overtakes or cuts the
+response to an earlier request on the connection (a client that sent too long a body must not read 400 for records that
+are being stored); an offer to upgrade (to HTTP/2, as Java's client makes with its first request) is ignored without
+losing the body.
 
-Bounds, so that no client holds memory, a file descriptor or the event loop for long. In bytes: a head; the framing of a
-body (sizes and extensions of chunks, trailers); requests that wait for their answers; a body that nobody reads because
-its answer was early. In time (``ConnectionLimits``): at every moment either the application works on a request (which
-bounds itself; ``bodies`` bounds the body), or a timer runs here for the client's next step: begin a request, end its
-head, end a body that is dropped, hang up. A second timer runs while an answer waits for the client to take it. In
-number: connections.
+The bounds keep every client from holding memory, a file descriptor or the event loop for long. In bytes: a head; the
+framing of a body (sizes and extensions of chunks, trailers); requests that wait for their responses; a body that nobody
+reads because its response was early. In time (``ConnectionLimits``): at every moment either the application works on a
+request (which bounds itself; ``bodies`` bounds the body), or a timer runs here for the client's next step: begin a
+request, end its head, end a body that is dropped, hang up. A second timer runs while a response waits for the client to
+read it. In number: connections.
 """
 
 import asyncio
@@ -36,9 +36,9 @@ HEAD_BYTES_MAX = 64 * KIB
 # The framing of a body may have this many bytes more than the body: chunks of less than five bytes, long extensions and
 # trailers are work without records. (Go's net/http counts likewise: CVE-2023-39326.)
 FRAMING_BYTES_MAX = 64 * KIB
-# A read brings up to 256 KiB: as many as 14,000 requests, if they were all taken in before the first is answered.
+# A read brings up to 256 KiB, which may be 14,000 requests, if all were accepted before the first one is answered.
 PIPELINED_REQUESTS_MAX = 100
-# A client that got its answer early may still be sending: reading on lets it see the answer instead of a reset.
+# A client that got its response early may still be sending. Reading on lets it see the response instead of a reset.
 DROPPED_BYTES_MAX = 256 * MIB
 _LINGER_SECONDS = 2.0
 # A timer this late means that the server stood still, not the client: bytes that came meanwhile are still to be read.
@@ -51,8 +51,8 @@ _TOO_SLOW = HttpError(408, 408)
 _TOO_MANY_REQUESTS = http_error(ThrottledError(""))
 _HEAD_TOO_LARGE = HttpError(431, 431)
 _TOO_MANY_CONNECTIONS = http_error(BrokerNotReadyError(""))
-# Connections beyond the bound whose requests are read before they are refused, so that an EventSource gets an answer
-# that it does not give up on: how many, how long, and how far.
+# Number, seconds and bytes of connections beyond the bound whose requests are read before they are refused, so that an
+# EventSource gets a response that does not make it give up.
 _SURPLUS_MAX = 64
 _SURPLUS_SECONDS = 0.5
 _SURPLUS_BYTES_MAX = 8 * KIB
@@ -64,8 +64,8 @@ _UPGRADE_HEADERS = {b"upgrade", b"http2-settings"}
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """``docs/configuration.md`` has the settings of these names; here times are in seconds. ``other_connections``: of
-    other listeners, which ``max_connections`` counts, too.
+    """``docs/configuration.md`` has the settings of these names; here times are in seconds. ``other_connections``
+    returns the number on other listeners, which ``max_connections`` also counts.
     """
 
     max_connections: int = 10_000
@@ -88,7 +88,7 @@ class ConnectionLimits:
 
 
 def http_protocol(limits: ConnectionLimits, short_requests: ShortRequests | None = None) -> type["HttpProtocol"]:
-    """The protocol with ``limits``: uvicorn makes the instances, and knows no arguments of ours."""
+    """Return the protocol with ``limits``: uvicorn makes the instances, and cannot pass arguments of ours."""
     return type("HttpProtocol", (HttpProtocol,), {"limits": limits, "short_requests": short_requests})
 
 
@@ -100,11 +100,11 @@ class HttpProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **keywords)
         #: The broker at the other end, on a connection between brokers: it relays requests of its clients.
         self.relaying_broker: int | None = None
-        #: The client sends nothing more; an answer may still reach it.
+        #: True if the client sends nothing more; a response may still reach it.
         self.client_ended = False
-        #: The connection was cut because the client did not take its answer.
+        #: True if the connection was cut because the client did not read its response.
         self.was_cut = False
-        # The request that arrives: its number, whether its head or its body is under way, and its bytes so far.
+        # The request that arrives has a number, its head or its body is under way, and its bytes so far are counted.
         self._request_number = 0
         self._in_head = False
         self._in_body = False
@@ -116,12 +116,12 @@ class HttpProtocol(HttpToolsProtocol):
         self._dropped_bytes = 0
         self._unanswered: deque[Any] = deque()
         self._refusal: tuple[HttpError, str] | None = None
-        # What has come of the request on a connection beyond the bound; None on others.
+        # The bytes of the request on a connection beyond the bound; None on others.
         self._surplus: bytes | None = None
-        # For a short request, unless its body turns out to come later: its head, and its body so far.
+        # The head of a short request, and its body so far. They are given to the application if the body is not whole.
         self._short_head: ShortHead | None = None
         self._short_body = b""
-        # When the client's next step is due, and what happens without it. The timer may ring before.
+        # The time when the client's next step is due, and the call if it does not come. The timer may ring before.
         self._due: float | None = None
         self._otherwise: Callable[[], None] = self._close
         self._client_timer: asyncio.TimerHandle | None = None
@@ -152,11 +152,11 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _expect_within(self, seconds: float, otherwise: Callable[[], None]) -> None:
-        """Wait for the client to do the next thing."""
+        """Wait for the client's next step."""
         self._due = due = self.loop.time() + seconds
         self._otherwise = otherwise
-        # A new timer for each request would be work. Instead a timer that is set rings in vain, and is set again for
-        # the rest.
+        # A new timer for each request would be work. Instead, a timer that rings too early is set again for the rest of
+        # the time.
         if self._client_timer is None or self._client_timer.when() > due:
             self._set_client_timer(due)
 
@@ -201,7 +201,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._stop_answer_timer()
 
     def _watch_answer(self) -> None:
-        """Cut the connection once the client takes too little of the answer."""
+        """Cut the connection once the client reads too little of the response."""
         self._stop_answer_timer()
         # A TLS transport does not count the bytes in the transport below it; then the kernel has some of them.
         if not_taken := self._bytes_not_taken():
@@ -211,7 +211,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._answer_timer = self.loop.call_later(self.limits.answer_seconds, self._check_answer, before, now)
 
     def _check_answer(self, two_ago: int | None, one_ago: int) -> None:
-        """The client has two intervals to take what is asked of it in one.
+        """Cut the connection if the client has not read the bytes of one interval within two.
 
         Its kernel acknowledges in steps (64 KiB and more), however steadily the client reads.
         """
@@ -222,15 +222,15 @@ class HttpProtocol(HttpToolsProtocol):
             self._check_answer_later(one_ago, now)
 
     def cut(self) -> None:
-        """Close the connection at once, whatever of the answer is not taken yet."""
+        """Close the connection at once, even if part of the response is not read yet."""
         self.was_cut = True
         self.transport.abort()
 
     def _bytes_not_taken(self) -> int:
-        """Bytes that the client's side has not acknowledged.
+        """Return the number of bytes that the client's side has not acknowledged.
 
-        Bytes in the transport alone would not do: the kernel takes more of them only when a third of its buffer,
-        megabytes, is free again.
+        Bytes in the transport alone would not be enough: the kernel accepts more of them only when a third of its
+        buffer, megabytes, is free again.
         """
         return self.transport.get_write_buffer_size() + bytes_in_kernel(self.transport.get_extra_info("socket"))
 
@@ -264,7 +264,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._begin_application()
         if self._in_head and self._due is None and self._refusal is None:
             self._expect_within(self.limits.head_seconds, self._head_timed_out)
-        if number == self._request_number:  # if not, most of these bytes may belong to the request before
+        if number == self._request_number:  # Otherwise most of these bytes may belong to the previous request.
             self._bound_framing(len(data))
 
     def _bound_framing(self, size: int) -> None:
@@ -283,7 +283,7 @@ class HttpProtocol(HttpToolsProtocol):
                 )
 
     def on_message_begin(self) -> None:
-        # As uvicorn does; the scope is made when an application is to see it.
+        # This does what uvicorn does, except that the scope is made only when an application needs it.
         self.url, self.headers, self.expect_100_continue = b"", [], False
         self._request_number += 1
         self._in_head = True
@@ -314,7 +314,7 @@ class HttpProtocol(HttpToolsProtocol):
         elif self._hosts != 1 and self.parser.get_http_version() == "1.1":
             self._refuse(_MALFORMED, "A request of HTTP/1.1 has exactly one Host header.")
         if self._refusal is not None:
-            raise ValueError  # makes the parser stop
+            raise ValueError  # The error makes the parser stop.
         if self.parser.should_upgrade():
             return
         self._in_body = True
@@ -328,12 +328,12 @@ class HttpProtocol(HttpToolsProtocol):
     def _begin_application(self) -> None:
         """Leave the request to the application, with the body so far."""
         url, headers, expects = self.url, self.headers, self.expect_100_continue
-        super().on_message_begin()  # makes the scope
+        super().on_message_begin()  # The call makes the scope.
         self.url, self.expect_100_continue = url, expects
         self.headers.extend(headers)
         super().on_headers_complete()
         self.scope[CONNECTION] = self  # type: ignore[literal-required]  # an entry of our own
-        if self.scope["method"] != "HEAD":  # whose answer is a head alone
+        if self.scope["method"] != "HEAD":  # The response to HEAD has only a head.
             self.cycle.transport = _AnswerWriter(self.transport)  # type: ignore[assignment]  # has all that is used
         self._unanswered.append(self.cycle)
         if self._short_head is not None:
@@ -365,10 +365,10 @@ class HttpProtocol(HttpToolsProtocol):
     # ---- nothing more arrives ---------------------------------------------------------------------------------------
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client has closed its side: it may have gone, or still wait for its answers.
+        """Handle a client that has closed its side: it may have gone, or still wait for its responses.
 
-        Only an answer would tell which. So requests that were sent whole are answered, long polls at once
-        (``bodies.client_left``), and the connection is closed behind the last answer, or at once if there is none.
+        Only a response would show which. So requests that were sent whole get one, long polls at once
+        (``bodies.client_left``), and the connection is closed after the last response, or at once if there is none.
         """
         self.client_ended = True
         self._expect_nothing()
@@ -396,7 +396,7 @@ class HttpProtocol(HttpToolsProtocol):
         return self.short_requests.head(self.url, self.headers)
 
     def _begin_short(self) -> bool:
-        """Begin a request that has arrived whole as a short one. False: it is for the application."""
+        """Begin a request that has arrived whole as a short one. Return False if it is left to the application."""
         assert self.short_requests is not None
         assert self._short_head is not None
         cycle = _ShortCycle(self)
@@ -423,13 +423,13 @@ class HttpProtocol(HttpToolsProtocol):
             if name not in _UPGRADE_HEADERS:
                 lines.append(b"%b: %b" % (name, value))
         self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # uvicorn does the same.
         self.data_received(b"\r\n".join([*lines, b"", rest]))
 
     # ---- it is answered ---------------------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
-        """As uvicorn's, without its timer: this class has timers of its own."""
+        """Do what uvicorn does, but without its timer, because this class has its own timers."""
         if self._unanswered:
             self._unanswered.popleft()
         self.server_state.total_requests += 1
@@ -454,7 +454,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._refuse(_HEAD_TOO_LARGE, f"The request line and headers are over {HEAD_BYTES_MAX} bytes.")
 
     def _refuse(self, http: HttpError, message: str) -> None:
-        """Take nothing more from this connection, and say why once everything before it is answered."""
+        """Accept nothing more from this connection, and send the reason once all earlier requests have their
+        responses.
+        """
         if self._refusal is not None:
             return
         self._refusal = (http, message)
@@ -465,8 +467,8 @@ class HttpProtocol(HttpToolsProtocol):
             self._send_refusal()
 
     def _refuse_surplus(self) -> None:
-        """Refuse a connection beyond the bound. It does not linger: it must not hold the file descriptor that the bound
-        is there to save.
+        """Refuse a connection beyond the bound. It does not linger, because it must not hold the file descriptor that
+        the bound saves.
         """
         bound = self.limits.max_connections
         self._refusal = _TOO_MANY_CONNECTIONS, f"All {bound} connections are taken (max.connections): try later."
@@ -481,7 +483,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._close()
 
     def _abandon(self, cycle: Any) -> None:
-        """Tell the application that the client is gone, for a request whose body broke off."""
+        """Notify the application that the client is gone, for a request whose body broke off."""
         self.pipeline = deque(waiting for waiting in self.pipeline if waiting[0] is not cycle)
         cycle.disconnected = True
         cycle.message_event.set()
@@ -490,9 +492,9 @@ class HttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._write_refusal()
-        # After a close the kernel answers bytes of the client with a reset, which may overtake the refusal: close
-        # later.
-        if self.transport.can_write_eof():  # TLS has no half-closed connections
+        # After a close the kernel answers bytes of the client with a reset, which may overtake the refusal. So the
+        # connection is closed later.
+        if self.transport.can_write_eof():  # TLS has no half-closed connections.
             self.transport.write_eof()
         self._expect_within(_LINGER_SECONDS, self.transport.abort)
 
@@ -509,12 +511,12 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 class _ShortCycle:
-    """Stands in for uvicorn's cycle of request and answer while a short request is carried out."""
+    """A replacement for uvicorn's cycle of request and response while a short request is carried out."""
 
     __slots__ = ("_connection", "disconnected", "keep_alive", "response_complete")
 
-    message_event = asyncio.Event()  # nobody waits for more of the request
-    response_started = True  # nothing may be put in its place
+    message_event = asyncio.Event()  # Nobody waits for more of the request.
+    response_started = True  # Nothing may replace the response.
 
     def __init__(self, connection: HttpProtocol) -> None:
         self._connection = connection
@@ -523,7 +525,7 @@ class _ShortCycle:
         self.response_complete = False
 
     def answer(self, response: Response, request_id: bytes) -> None:
-        """Write the answer as the application would."""
+        """Write the response as the application would."""
         connection, transport = self._connection, self._connection.transport
         self.response_complete = True
         if self.disconnected or transport.is_closing():
@@ -542,8 +544,8 @@ class _ShortCycle:
 
 
 class _AnswerWriter:
-    """The transport for one answer: sends the head, which uvicorn writes by itself, together with the first of the
-    body.
+    """The transport for one response: sends the head, which uvicorn writes separately, together with the first bytes of
+    the body.
 
     Two small writes are two system calls, and two packets that each wake the client.
     """
@@ -571,7 +573,7 @@ class _AnswerWriter:
 
 
 def _wants_nothing_but_events(received: bytes) -> bool:
-    """Whether the beginning of a request is that of an EventSource."""
+    """Return whether the beginning of a request is that of an EventSource."""
     head, end, _ = received.partition(b"\r\n\r\n")
     request, *lines = head.split(b"\r\n")
     method, _, target = request.partition(b" ")

@@ -1,12 +1,12 @@
-"""Relay: a whole HTTP request goes to the broker that has to answer it, and the answer goes back to the client.
+"""Relay: a whole HTTP request goes to the broker that is responsible for it, and its response goes back to the client.
 
 The request is relayed after the guard and before its body is read. Invariants: the client sees what it would see at
 that broker, with its own request id; no more of a body is held than the buffers of two sockets; a client that goes away
 ends the request there; a relayed request is not relayed again (``Router.other_broker``).
 
-What happened is said honestly. Nothing was sent: an error of the kind 503. A read without an answer: the same, because
-nothing can have changed. A write without an answer: 504, the outcome is unknown. An answer that breaks off: so does the
-client's.
+The client learns what happened. If nothing was sent, it gets an error of the kind 503. A read without a response gets
+the same, because nothing can have changed. A write without a response gets 504, because the outcome is unknown. If the
+response breaks off, the client's breaks off as well.
 """
 
 import asyncio
@@ -27,19 +27,21 @@ from logstore.observability import RELAYED_REQUESTS
 from logstore.protocol.headers import RELAYED_CONTEXT
 from logstore.replication.peer_http import BrokenConnectionError, HttpConnection, PeerHttp
 
-# Headers of one connection (RFC 9110, 7.6.1), which the next one has by itself.
+# Headers of one connection (RFC 9110, 7.6.1), which the next one sets itself.
 _OF_A_CONNECTION: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade")
 )
 _NOT_SENT: Final = _OF_A_CONNECTION | {b"http2-settings", REQUEST_ID, RELAYED_CONTEXT}
-# The server of the client's broker writes a date and the request id into every answer.
+# The server of the client's broker writes a date and the request id into every response.
 _NOT_ANSWERED: Final = _OF_A_CONNECTION | {b"date", REQUEST_ID}
 _READING: Final = ("GET", "HEAD")
 _EVENT_STREAM: Final = b"text/event-stream"
 
 
 class Relay:
-    """``stopping`` is set when the server begins to stop: what waits at other brokers is then answered at once."""
+    """``stopping`` is set when the server begins to stop: requests that wait at other brokers then get a response at
+    once.
+    """
 
     def __init__(self, router: Router, peers: PeerHttp, stopping: asyncio.Event) -> None:
         self._router = router
@@ -47,17 +49,17 @@ class Relay:
         self._stopping = stopping
 
     async def until_target_known(self, found: FoundRoute) -> None:
-        """As of ``Router``, by what the route declares."""
+        """Wait as ``Router.until_target_known`` does for the target that the route declares."""
         await self._router.until_target_known(found.route.requirement.target, found.path_parameters)
 
     def other_broker(self, found: FoundRoute, context: RequestContext) -> int | None:
-        """As ``Router.other_broker``, by what the route declares."""
+        """Return what ``Router.other_broker`` returns for the target that the route declares."""
         return self._router.other_broker(found.route.requirement.target, found.path_parameters, context)
 
     async def pass_on(
         self, broker_id: int, target: Target, context: RequestContext, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Relay the request, and its answer.
+        """Relay the request, and its response.
 
         Raises LeaderNotAvailableError, CoordinatorNotAvailableError, NotControllerError, RequestTimedOutError,
         ThrottledError, ClientDisconnectedError.
@@ -84,14 +86,14 @@ class Relay:
 
 
 class _Exchange:
-    """One request and its answer, on a connection to another broker."""
+    """One request and its response, on a connection to another broker."""
 
     def __init__(self, connection: HttpConnection, scope: Scope, receive: Receive, send: Send) -> None:
         self._connection = connection
         self._scope = scope
         self._receive = receive
         self._send = send
-        #: Whether the client has the head of the answer.
+        #: True if the client has the head of the response.
         self.has_begun = False
         self._expected = asyncio.Event()
         self._is_sent = False
@@ -107,7 +109,7 @@ class _Exchange:
         try:
             await asyncio.wait((sending, answering), return_when=asyncio.FIRST_COMPLETED)
             if not answering.done():
-                sending.result()  # raises: the client has gone
+                sending.result()  # This raises an error, because the client has gone.
             await answering
         finally:
             for task in tasks:
@@ -119,7 +121,7 @@ class _Exchange:
         self._connection.end()
 
     async def _pass_request(self) -> None:
-        """The body; then wait for the client to go away, and raise ClientDisconnectedError."""
+        """Send the body. Then wait for the client to go away, and raise ClientDisconnectedError."""
         await self._expected.wait()
         try:
             more = True
@@ -131,12 +133,12 @@ class _Exchange:
             await self._connection.send(h11.EndOfMessage())
             self._is_sent = True
         except BrokenConnectionError:
-            pass  # the answer says why, or breaks off as well
+            pass  # The response has the reason, or breaks off as well.
         connection = self._scope.get(CONNECTION)
         while True:
             await self._receive_message()
             if connection is not None and connection.client_ended:
-                # The client reads on: the other broker is to answer with what there is.
+                # The client still reads: the other broker shall respond with what it has.
                 self._connection.end()
 
     async def _receive_message(self) -> Message:
@@ -160,7 +162,7 @@ class _Exchange:
     async def _begin(self, head: h11.Response) -> None:
         headers = [(name, value) for name, value in head.headers if name not in _NOT_ANSWERED]
         if not self._is_sent and (b"connection", b"close") in head.headers:
-            headers.append((b"connection", b"close"))  # the rest of the body is not wanted
+            headers.append((b"connection", b"close"))  # The rest of the body is not wanted.
         if any(name == b"content-type" and value.startswith(_EVENT_STREAM) for name, value in headers):
             self._scope[STREAM] = True
         self.has_begun = True
@@ -168,7 +170,7 @@ class _Exchange:
 
 
 def _request(scope: Scope, context: RequestContext) -> h11.Request:
-    """The request as it goes on. ParameterError for one that other servers would not take."""
+    """Return the request for the other broker. Raises ParameterError if other servers would not accept it."""
     given: HeaderPairs = scope["headers"]
     not_sent = set(_NOT_SENT)
     for name, value in given:
@@ -178,7 +180,7 @@ def _request(scope: Scope, context: RequestContext) -> h11.Request:
     if any(name == b"transfer-encoding" for name, _ in given):
         headers.append((b"transfer-encoding", b"chunked"))
     if not any(name == b"host" for name, _ in headers):
-        headers.append((b"host", b"localhost"))  # a client of HTTP/1.0
+        headers.append((b"host", b"localhost"))  # A client of HTTP/1.0 may send no Host.
     headers.append((RELAYED_CONTEXT, context.encode()))
     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
     try:
@@ -188,8 +190,8 @@ def _request(scope: Scope, context: RequestContext) -> h11.Request:
 
 
 async def _cut(scope: Scope) -> None:
-    """The client is to see that the answer broke off."""
+    """Cut the connection, so that the client sees that the response broke off."""
     connection = scope.get(CONNECTION)
     if connection is not None:
         connection.cut()
-        await asyncio.sleep(0)  # the server hears of it
+        await asyncio.sleep(0)  # The server notices the cut in this turn.

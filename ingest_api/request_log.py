@@ -1,8 +1,8 @@
 """The outermost layer of every request: its id, its line in the log, its metrics, and the last handler of errors.
 
-The guard comes next. Invariants: every answer carries ``X-Request-Id``; the same id is on every log line of the
+The guard comes next. Invariants: every response carries ``X-Request-Id``; the same id is on every log line of the
 request; an exception that nothing below expected becomes a JSON 500 without a traceback and one error in the log; a
-client that is gone is no error.
+client that is gone is not an error.
 """
 
 import asyncio
@@ -34,16 +34,16 @@ _logger = logging.getLogger(__name__)
 _READ_HEADERS = frozenset((REQUEST_ID, CLIENT_ID, b"expect"))
 # The status that nginx logs for a client that closed the connection; no client ever sees it.
 _CLIENT_CLOSED_REQUEST = 499
-#: In the scope of a request whose answer is a stream without an end.
+#: Key in the scope of a request whose response is a stream without an end.
 STREAM = "logstore.stream"
 _NO_ROUTE = "none"
 _READING_ROUTES = ("/fetch",)
 
 
 class RequestLog:
-    """Wraps ``app(arrival, scope, receive, send)``, which answers a request or raises its error.
+    """Wraps ``app(arrival, scope, receive, send)``, which responds to a request or raises its error.
 
-    ``request_id_of`` gives the id of a request with such headers.
+    ``request_id_of`` returns the id of a request with such headers.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class RequestLog:
             # The route is the label of metrics, never a path that a client made up.
             route = getattr(scope.get("route"), "path", _NO_ROUTE)
             ended = time.perf_counter()
-            # A stream lasts as long as its client likes: its beginning is what there is to measure.
+            # A stream lasts as long as its client likes, so the time to its beginning is measured.
             answered = exchange.began_answer or ended if STREAM in scope else ended
             record_answer(
                 arrival.method,
@@ -81,7 +81,7 @@ class RequestLog:
             LOG_FIELDS.reset(token)
 
     def _arrival(self, scope: Scope, given: HeaderPairs) -> Arrival:
-        """``given`` are the headers that are read here."""
+        """Return the request for the guard. ``given`` are the headers that are read here."""
         connection = scope.get(CONNECTION)
         if connection is not None and connection.relaying_broker is not None:
             context = relayed_context(scope["headers"])
@@ -116,12 +116,12 @@ class RequestLog:
 
 
 class _Exchange:
-    """One request and its answer: what passes between the server and the application."""
+    """One request and its response: the messages between the server and the application."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, arrival: Arrival, expects: bool) -> None:
         self.scope = scope
         self.arrival = arrival
-        # As sent, percent-encoded: any path is then safe in a log line.
+        # The path stays percent-encoded, so that any path is safe in a log line.
         self.raw_path: str = scope["raw_path"].decode("latin-1")
         self.status = 0
         self.sent_bytes = 0
@@ -149,16 +149,17 @@ class _Exchange:
 
 
 def log_fields(request_id: str, client_id: str) -> dict[str, str]:
-    """The fields of every log line of a request."""
+    """Return the fields of every log line of a request."""
     return {"request_id": request_id, "client_id": client_id} if client_id else {"request_id": request_id}
 
 
 def error_answer(error: BaseException, method: str, raw_path: str, request_id: str) -> Response:
-    """The answer for the error of a request; an error that nothing below expected is logged."""
+    """Return the response for the error of a request. An error that nothing below expected is logged."""
     if isinstance(error, LogStoreError):
         return log_store_error_response(error)
     if isinstance(error, asyncio.CancelledError):
-        # The server cuts requests that outlast its shutdown. Not 503, which would say that nothing was stored.
+        # The server cuts requests that outlast its shutdown. 503 would be wrong, because it says that nothing was
+        # stored.
         return log_store_error_response(
             RequestTimedOutError("The store is stopping; whether the request was carried out is unknown.")
         )
@@ -169,14 +170,14 @@ def error_answer(error: BaseException, method: str, raw_path: str, request_id: s
 def record_answer(
     method: str, route: str, raw_path: str, status: int, sent_bytes: int, client_id: str, seconds: float
 ) -> None:
-    """Record the answer in the metrics and in the log."""
+    """Record the response in the metrics and in the log."""
     _requests(method, route, status, client_label(client_id)).inc()
     _request_seconds(method, route).observe(seconds)
-    # A client that stops reading, as every consumer does in the middle of a long poll, leaves nothing in doubt.
+    # When a client stops reading, as every consumer does in the middle of a long poll, no outcome is unknown.
     stopped_reading = status == _CLIENT_CLOSED_REQUEST and (method == "GET" or route in _READING_ROUTES)
     quiet = status < 400 or stopped_reading
     if quiet and not _logger.isEnabledFor(logging.DEBUG):
-        return  # structlog would find out only at the end
+        return  # structlog would drop the line only at the end.
     write = log.error if status >= 500 else log.debug if quiet else log.info
     write(
         "http.answered",

@@ -1,5 +1,5 @@
-"""Routes: which one a request is for, and what each declares: the operation, by which the guard asks for permission,
-and the broker of a cluster that answers.
+"""Routes: finds the route of a request. Each route declares its operation, by which the guard asks for permission, and
+the broker of a cluster that is responsible.
 
 Routes are found by the path as it was sent, because a name in it may have a slash, as ``%2F``. Names are decoded once,
 here: the guard, the relay and the endpoint take them from the same ``FoundRoute``.
@@ -28,7 +28,7 @@ from logstore.broker.forwarding import Target
 _PATHS_CACHED: Final = 256
 _FOUND: Final = "logstore.route"
 _PARAMETERS: Final = {ResourceType.TOPIC: "topic", ResourceType.GROUP: "group"}
-#: What the path of a route has to name, so that its target can be found.
+#: The names that the path of a route must have, so that its target can be found.
 _NAMED: Final = {
     Target.PARTITION_LEADER: ("topic", "partition"),
     Target.TABLE_LEADER: ("topic",),
@@ -36,11 +36,11 @@ _NAMED: Final = {
     Target.BROKER: ("broker_id",),
 }
 
-#: In a path, in the place of a group whose name is in the query: ``/groups/-/offsets?group=..``. Without the parameter
-#: it is the group of that name. Many clients and proxies take ``.`` and ``..`` out of a path, also as ``%2E``.
+#: Replaces a group in a path when its name is in the query: ``/groups/-/offsets?group=..``. Without the parameter it is
+#: the group of that name. Many clients and proxies remove ``.`` and ``..`` from a path, also as ``%2E``.
 GROUP_IN_QUERY: Final = "-"
 _ENCODED_SLASH: Final = re.compile("%2f", re.IGNORECASE)
-# Stands for a slash in a name while a path is matched: no text that was decoded from UTF-8 has it.
+# Replaces a slash in a name while a path is matched: no text that was decoded from UTF-8 has it.
 _SLASH_IN_NAME: Final = "\udc2f"
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
@@ -50,17 +50,17 @@ Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 class Requirement:
     """The operation of a route, and the type of its resource; None: open to all.
 
-    ``names_in`` the path: the guard asks before the body is read. The broker asks for every name, wherever it stands.
+    If ``names_in`` is the path, the guard asks before the body is read. The broker asks for every name, wherever it is.
     """
 
     operation: Operation | None
     resource_type: ResourceType
     names_in: Literal["path", "body", "answer"]
-    #: The broker that answers.
+    #: The broker that is responsible for the route.
     target: Target = Target.ANY
 
     def names(self, path_parameters: Mapping[str, str]) -> Sequence[str]:
-        """Names of the resources in the path."""
+        """Return the names of the resources in the path."""
         if self.operation is None or self.names_in != "path":
             return ()
         if self.resource_type is ResourceType.CLUSTER:
@@ -78,9 +78,11 @@ def requires(
     names_in: Literal["path", "body", "answer"] = "path",
     target: Target | None = None,
 ) -> Callable[[Endpoint], Endpoint]:
-    """Declare the operation of an endpoint, and the broker that answers; stands below ``@router.get`` and its like.
+    """Declare the operation of an endpoint, and the broker that is responsible. It is placed below ``@router.get`` and
+    the like.
 
-    Without a ``target``, groups that the path names are answered by their coordinators, everything else by any broker.
+    Without a ``target``, the coordinator is responsible for a group that the path names, and any broker for everything
+    else.
     """
     if target is None:
         of_a_group = resource_type is ResourceType.GROUP and names_in == "path"
@@ -94,7 +96,7 @@ def requires(
 
 
 def open_to_all(endpoint: Endpoint) -> Endpoint:
-    """Declare that the endpoint tells no more than anybody who reaches the port may know."""
+    """Declare that the endpoint reveals no more than anybody who reaches the port may know."""
     _declared[endpoint] = Requirement(None, ResourceType.CLUSTER, "path")
     return endpoint
 
@@ -102,7 +104,7 @@ def open_to_all(endpoint: Endpoint) -> Endpoint:
 class DeclaredRoute(APIRoute):
     """A route whose endpoint declares its operation (else TypeError). It runs only after the guard was asked.
 
-    ``by_hand``: ``respond`` answers, without FastAPI between the request and the endpoint.
+    With ``by_hand``, ``respond`` handles requests without FastAPI between the request and the endpoint.
     """
 
     by_hand: bool = True
@@ -120,12 +122,12 @@ class DeclaredRoute(APIRoute):
         self.requirement = declared
 
     async def respond(self, request: Request) -> Response:
-        """The answer by hand: the endpoint takes the request as it is."""
+        """Respond by hand: the endpoint gets the request as it is."""
         response: Response = await self.endpoint(request)
         return response
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """As ``RouteTable`` found: the framework would look for slashes in the decoded path."""
+        """Match what ``RouteTable`` found: the framework would look for slashes in the decoded path."""
         if _FOUND not in scope:
             return super().matches(scope)
         return (Match.FULL, {"endpoint": self.endpoint}) if scope[_FOUND] is self else (Match.NONE, {})
@@ -137,21 +139,21 @@ class DeclaredRoute(APIRoute):
 
 
 def declared_router(**options: Any) -> APIRouter:
-    """An APIRouter whose routes are DeclaredRoutes, done by hand; ``model_routes`` has the others."""
-    # The answers are described by hand, too: FastAPI is to assume nothing of them.
+    """Return an APIRouter whose routes are DeclaredRoutes, done by hand; ``model_routes`` has the others."""
+    # The responses are also described by hand: FastAPI must not assume anything about them.
     return APIRouter(route_class=DeclaredRoute, default_response_class=Response, **options)
 
 
 class FoundRoute(NamedTuple):
-    """``names``: the resources in the path, for which the guard asks."""
+    """``names`` are the resources in the path, for which the guard asks."""
 
     route: DeclaredRoute
     path_parameters: dict[str, str]
     names: Sequence[str]
 
     def with_group_in(self, query_string: bytes) -> "tuple[FoundRoute, bytes]":
-        """The route with the group that the query names, and the rest of the query, where the path has GROUP_IN_QUERY;
-        else both as they are.
+        """Return the route with the group that the query names, and the rest of the query, if the path has
+        GROUP_IN_QUERY. Otherwise return both unchanged.
         """
         if self.path_parameters.get("group") != GROUP_IN_QUERY:
             return self, query_string
@@ -174,14 +176,14 @@ class FoundRoute(NamedTuple):
 
 
 def operation_of(request: Request) -> Operation:
-    """The operation that the request's route declares."""
+    """Return the operation that the request's route declares."""
     operation = request.scope[_FOUND].requirement.operation
     assert isinstance(operation, Operation)
     return operation
 
 
 class RouteTable:
-    """All routes, tried in the order of ``routers``. TypeError for a route without a declared operation."""
+    """All routes, tried in the order of ``routers``. Raises TypeError for a route without a declared operation."""
 
     def __init__(self, routers: Sequence[APIRouter]) -> None:
         self._routes: list[DeclaredRoute] = []
@@ -195,7 +197,7 @@ class RouteTable:
         return iter(self._routes)
 
     def _find(self, method: str, raw_path: bytes) -> FoundRoute | None:
-        """The route for ``method``; HEAD counts as GET. ``raw_path`` is percent-encoded, without the query."""
+        """Return the route for ``method``; HEAD counts as GET. ``raw_path`` is percent-encoded, without the query."""
         if method == "HEAD":
             method = "GET"
         for route, found in self._at(raw_path):
@@ -205,18 +207,18 @@ class RouteTable:
         return None
 
     def allowed_methods(self, raw_path: bytes) -> list[str]:
-        """The methods of a path, with HEAD and OPTIONS; none if there is no route."""
+        """Return the methods of a path, with HEAD and OPTIONS; none if there is no route."""
         found = {method for route, _ in self._at(raw_path) for method in route.methods or ()}
         if not found:
             return []
         return sorted(found | {"OPTIONS"} | ({"HEAD"} if "GET" in found else set()))
 
     def first(self, raw_path: bytes) -> DeclaredRoute | None:
-        """The first route at a path, whatever its method; None if there is none."""
+        """Return the first route at a path, whatever its method; None if there is none."""
         return next((route for route, _ in self._at(raw_path)), None)
 
     def _at(self, raw_path: bytes) -> Iterator[tuple[DeclaredRoute, re.Match[str]]]:
-        """The routes at a path, with or without a slash at its end; none for a path that is not UTF-8."""
+        """Yield the routes at a path, with or without a slash at its end; none for a path that is not UTF-8."""
         try:
             path = unquote(_ENCODED_SLASH.sub(_SLASH_IN_NAME, raw_path.decode("latin-1")), errors="strict")
         except UnicodeDecodeError:

@@ -2,9 +2,9 @@
 
 The work around any request (a task, a scope, messages to and fro, a response) takes several times as long as to append
 one record together with others. A request is short if it is a POST of a few plain JSON records to a topic, or to a
-partition that this broker leads, and was there as a whole when its head was read. Invariants: it is answered as the
-application would answer it, to the byte; a request that is not plain (by its head or body, or because a bound is
-reached) is left to the application, which then finds it untouched.
+partition that this broker leads, and has arrived as a whole when its head is read. Invariants: its response is that of
+the application, to the byte; a request that is not plain (by its head or body, or because a bound is reached) is left
+to the application, which then finds it untouched.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from logstore.topic_config import TopicConfig
 
 _PRODUCE: Final = ("/topics/{topic}", "/topics/{topic}/partitions/{partition}")
 _LENGTH: Final = b"content-length"
-# Headers that make a request one for the application, whatever their values.
+# A request with one of these headers is left to the application, whatever their values.
 _NOT_PLAIN: Final = IDENTITY_HEADERS | {
     TOPIC_ID_HEADER,
     b"transfer-encoding",
@@ -52,11 +52,11 @@ _HEAD_CACHED_BYTES_MAX: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class ShortHead:
-    """The head of a short request. Many requests share one."""
+    """The head of a short request, which many requests share."""
 
     found: FoundRoute
     path: str
-    #: The one in the path.
+    #: The partition in the path.
     partition: int | None
     acks: int
     timeout_ms: int
@@ -67,7 +67,7 @@ class ShortHead:
 
 
 class ShortRequests:
-    """``find_route(method, raw_path)`` as the application's own."""
+    """``find_route(method, raw_path)`` is that of the application."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class ShortRequests:
         self._read_again = functools.lru_cache(_HEADS_CACHED)(self._read)
 
     def head(self, url: bytes, headers: HeaderPairs) -> ShortHead | None:
-        """The head of a POST of HTTP/1.1; None if the request is not short."""
+        """Return the head of a POST of HTTP/1.1; None if the request is not short."""
         told = []
         size = len(url)
         length = b""
@@ -130,8 +130,8 @@ class ShortRequests:
     def begin(
         self, head: ShortHead, headers: HeaderPairs, body: bytes, peer: str, answer: Callable[[Response, bytes], None]
     ) -> bool:
-        """Begin the request. True: ``answer`` will be called, with an answer and the request's id. False: nothing was
-        done.
+        """Begin the request. Return True if ``answer`` will be called, with a response and the request's id; False if
+        nothing was done.
 
         ``peer`` is the address that the request came from.
         """
@@ -139,7 +139,7 @@ class ShortRequests:
         if state is None:
             return False
         try:
-            # INTERNAL, because the client learns nothing here: its permission is asked below.
+            # INTERNAL is enough, because the client learns nothing here: its permission is checked below.
             topic = state.broker.topic(INTERNAL, head.found.path_parameters["topic"])
             records = decode_small(topic, head.partition, body)
             if records is None:
@@ -151,7 +151,7 @@ class ShortRequests:
         arrival = Arrival("POST", request_id, head.client_id, peer, headers)
         request = _ShortRequest(head, arrival.request_id, reservation, time.perf_counter(), answer)
         try:
-            # Asked last, so that a request that is left to the application is asked and counted once, there.
+            # The guard comes last, so that a request that is left to the application is checked and counted only there.
             context = self._guard.admit(arrival, head.found)
             state.broker.begin_produce_small(
                 context,

@@ -1,4 +1,4 @@
-"""The state of the running application, and how a route gets at it."""
+"""The state of the running application, and the function by which a route gets it."""
 
 import asyncio
 import os
@@ -24,8 +24,8 @@ T = TypeVar("T")
 class ApiState:
     """One broker, the consumer groups on it, and the bounds around them.
 
-    ``stopping`` is set when the server begins to shut down: long polls then answer at once. ``requests`` and
-    ``answers`` are bounded apart, so that slow readers never stop producers.
+    ``stopping`` is set when the server begins to shut down: long polls then respond at once. ``requests`` and
+    ``answers`` have separate bounds, so that slow readers never stop producers.
     """
 
     def __init__(self, settings: Settings, broker: Broker, groups: GroupCoordinator) -> None:
@@ -36,18 +36,18 @@ class ApiState:
         self.events = EventHub(broker, settings.max_event_streams)
         self.began = broker.clock.monotonic()
         self.requests, self.answers = broker.admission.requests, broker.admission.answers
-        # Threads of its own: a burst of large bodies must not take the threads that the broker reads with.
+        # It has its own threads: a burst of large bodies must not take the threads that the broker reads with.
         self._codecs = threads().pool(max(2, os.cpu_count() or 2), "codec")
 
     async def work(self, size: int, function: Callable[[], T]) -> T:
-        """Run a pure function over ``size`` bytes: in a worker thread if they are many."""
+        """Run a pure function over ``size`` bytes, in a worker thread if they are many."""
         if size < WORKER_THREAD_BYTES_MIN:
             return function()
         return await asyncio.get_running_loop().run_in_executor(self._codecs, function)
 
     @property
     def not_ready_reason(self) -> str | None:
-        """Why appends are refused; None while they are taken."""
+        """The reason why appends are refused; None while they are accepted."""
         return "the server is shutting down" if self.stopping.is_set() else self.broker.not_ready_reason
 
     def close(self) -> None:
@@ -55,7 +55,7 @@ class ApiState:
 
 
 def api_state(request: Request) -> ApiState:
-    """The state of the request's application. Raises BrokerNotReadyError while the store starts."""
+    """Return the state of the request's application. Raises BrokerNotReadyError while the store starts."""
     state = request.app.state.api
     if state is None:
         raise BrokerNotReadyError("Not now: the store is starting. Try again in a few seconds.")

@@ -1,10 +1,10 @@
 """Metrics of topics, partitions, groups and problems, computed at each request for ``/metrics`` and not kept.
 
-Invariants: a topic or group that is gone has no series. At most ``SERIES_MAX`` partitions have series of their own, and
-as many partitions of groups: by name, whole topics (groups) at a time. Each of the next ``SERIES_MAX`` topics (groups)
-is summed up as one partition ``(all)``, all others as topic (group) ``(other)``: no topic has such a name. Each
-other broker that follows has one series, by its id. The event loop is never held for longer than some hundred
-partitions take.
+Invariants: a deleted topic or group has no series. At most ``SERIES_MAX`` partitions have their own series, and as many
+partitions of groups: by name, whole topics (groups) at a time. Each of the next ``SERIES_MAX`` topics (groups) is
+summed up as one partition ``(all)``, all others as topic (group) ``(other)``: no topic has such a name. Each other
+broker that follows has one series, by its id. The event loop is never held for longer than a few hundred partitions
+take.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ SERIES_MAX: Final = 1_000
 ALL: Final = "(all)"
 OTHER: Final = "(other)"
 
-# Partitions that are read before other tasks of the event loop have their turn.
+# Other tasks of the event loop have their turn after this many partitions.
 _STEP = 200
 
 
@@ -78,7 +78,7 @@ class Observed(NamedTuple):
 async def observe(context: RequestContext, broker: Broker, groups: GroupCoordinator) -> Observed:
     topics: list[tuple[str, list[_Row]]] = []
     looked_at = 0
-    # As Kafka counts: each broker what it leads, and the controller what nobody leads.
+    # This is how Kafka counts: each broker what it leads, and the controller what has no leader.
     led, all_of_them, replicas = PartitionCounts(), PartitionCounts(), 0
     lagging: dict[int, Sequence[float]] = {}
     now = broker.clock.monotonic()
@@ -101,7 +101,7 @@ async def observe(context: RequestContext, broker: Broker, groups: GroupCoordina
     every_log = [log for topic in broker.topics(context, include_internal=True) for log in topic.partitions]
     elsewhere = await broker.offsets_elsewhere(every_log)
     for group in groups.groups(context):
-        with contextlib.suppress(UnknownGroupError):  # deleted meanwhile
+        with contextlib.suppress(UnknownGroupError):  # The group may be deleted meanwhile.
             found = groups.lag(context, group, elsewhere)
             rows = [(_labels(group=group, topic=lag.topic, partition=lag.partition), (lag.lag,)) for lag in found]
             lags.append((group, rows))
@@ -172,7 +172,7 @@ async def observe(context: RequestContext, broker: Broker, groups: GroupCoordina
 
 
 def render(observed: Observed) -> bytes:
-    """The numbers in Prometheus' text format. prometheus_client would take ten times as long."""
+    """Return the numbers in Prometheus' text format. prometheus_client would take ten times as long."""
     problems = (_Gauge("logstore_topic_problems", "Topics and partitions that are not served whole; doctor says why."),)
     lines: list[str] = []
     for name, help_text, labels, value in observed.single:
@@ -200,8 +200,8 @@ def _family(gauge: _Gauge, at: int, rows: Iterable[_Row], kind: str = "gauge") -
 
 
 def _replica_lags(log: PartitionLog, now: float) -> Iterator[tuple[int, Sequence[float]]]:
-    """The numbers of ``_FOLLOWER_GAUGES`` for each follower, as the leader counts. History in the table is never
-    fetched, and so no lag, also of a follower whose position is not known.
+    """Yield the numbers of ``_FOLLOWER_GAUGES`` for each follower, as the leader counts them. History in the table is
+    never fetched, so it is not lag, even for a follower whose position is unknown.
     """
     end, sealed = log.log_end_offset, log.sealed_offset
     for broker_id, follower in log.followers.items():
@@ -224,14 +224,14 @@ def _numbers(log: PartitionLog) -> Sequence[float]:
 def _bounded(
     named: Iterable[tuple[str, Sequence[_Row]]], gauges: Sequence[_Gauge], whole: Callable[[str], str]
 ) -> list[_Row]:
-    """The rows of topics or groups within the bounds that the module's docstring names."""
+    """Return the rows of topics or groups within the bounds that the module's docstring names."""
     series: list[_Row] = []
     summed: list[_Row] = []
     others: list[_Row] = []
     for name, rows in named:
         if len(series) + len(rows) <= SERIES_MAX:
             series += rows
-        elif len(summed) < SERIES_MAX and name != OTHER:  # a group can have any name
+        elif len(summed) < SERIES_MAX and name != OTHER:  # A group can have any name, also this one.
             summed.append((whole(name), _together(rows, gauges)))
         else:
             others += rows

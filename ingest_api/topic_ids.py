@@ -1,4 +1,4 @@
-"""Topic ids: the header ``Logstore-Topic-Id`` names the topic that a request means, or an answer is from (KIP-516)."""
+"""Topic ids: the header ``Logstore-Topic-Id`` names the topic that a request means, or a response is from (KIP-516)."""
 
 from typing import Any, Final
 
@@ -30,12 +30,12 @@ ANSWER_HEADERS: Final = {
 
 
 def topic_ids_of(request: Request) -> list[str]:
-    """The topic ids in the request's headers; empty: any topic of the name."""
+    """Return the topic ids in the request's headers; none if any topic with the name is meant."""
     return [value.decode("latin-1") for name, value in request.scope["headers"] if name == TOPIC_ID_HEADER]
 
 
 def topic_to_read(context: RequestContext, request: Request, broker: Broker, operation: Operation) -> Topic:
-    """The topic that the path names, for ``operation``; from here on the answer has its id.
+    """Return the topic that the path names, for ``operation``; from here on the response has its id.
 
     Raises TopicAuthorizationError, UnknownTopicError, UnknownTopicIdError.
     """
@@ -47,7 +47,8 @@ def topic_to_read(context: RequestContext, request: Request, broker: Broker, ope
 
 
 async def topic_to_consume(context: RequestContext, request: Request, broker: Broker, partition: int) -> Topic:
-    """As ``topic_to_read``, and created first as by ``Broker.find_or_create_topic``: check the rest of a request first.
+    """Return the topic that ``topic_to_read`` returns, created first as ``Broker.find_or_create_topic`` does. The rest
+    of the request has to be checked before.
 
     A request that names a topic id wants that topic and no new one.
     """
@@ -59,5 +60,5 @@ async def topic_to_consume(context: RequestContext, request: Request, broker: Br
 
 
 def topic_id_headers(scope: Scope) -> dict[str, str]:
-    """Headers for the answer, also for an error."""
+    """Return headers for the response, also for an error."""
     return {TOPIC_ID: scope[_IN_SCOPE]} if _IN_SCOPE in scope else {}

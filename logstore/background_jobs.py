@@ -1,8 +1,8 @@
 """The process of ``logstore serve --jobs``, as the store sees it: started, watched, started again, ended.
 
-Jobs run in a process of their own (``compaction_jobs.background``), because they may start a JVM, take memory, and
-fail. Invariants: the store never waits for a job; a failure is told in the log and the metrics and leaves the store
-alone. The process holds the other end of a pipe of the store's: it ends when the store does, however that ends.
+Jobs run in a separate process (``compaction_jobs.background``), because they may start a JVM, take memory, and fail.
+Invariants: the store never waits for a job; a failure is reported in the log and the metrics and does not stop the
+store. The process holds the other end of one of the store's pipes: it ends when the store does, however that ends.
 """
 
 import asyncio
@@ -23,10 +23,10 @@ from logstore.settings import Settings
 log = structlog.stdlib.get_logger(__name__)
 
 MODULE: Final = "compaction_jobs.background"
-#: The process has so long to end by itself, and then it is killed; its jobs are safe to kill anywhere.
+#: The time in which the process must end by itself before it is killed; its jobs are safe to kill anywhere.
 STOP_S: Final = 5.0
-#: The pause before it is started again: the first, then twice as long each time, up to the second. A process that ran
-#: for longer than the second starts again at the first.
+#: The pause before it is started again: the first, then twice as long each time, up to the second. After a process that
+#: ran for longer than the second, the pause is the first again.
 RETRY_S, RETRY_MAX_S = 1.0, 60.0
 _LAST_LINES = 20
 _LINE_BYTES_MAX = 1 << 20
@@ -58,7 +58,7 @@ class JobRun(msgspec.Struct, frozen=True):
 
 @contextlib.asynccontextmanager
 async def background_jobs(settings: Settings, url: str) -> AsyncIterator[None]:
-    """Jobs run on the topics of the store at ``url`` for as long as the block lasts."""
+    """Run jobs on the topics of the store at ``url`` for as long as the block lasts."""
     options = JobsOptions(
         data=str(settings.data),
         url=url,
@@ -94,7 +94,7 @@ async def _keep_running(options: bytes) -> None:
 
 
 async def _run(options: bytes) -> str:
-    """Run the process to its end, which should not come; why it came."""
+    """Run the process to its end, which should not come; return the reason why it came."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -103,7 +103,8 @@ async def _run(options: bytes) -> str:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         limit=_LINE_BYTES_MAX,
-        # Ctrl-C in the terminal of the store is for the store. Its JVM is in the same group, to be killed with it.
+        # Ctrl-C in the terminal of the store is for the store. The process's JVM is in the same group, to be killed
+        # with it.
         start_new_session=True,
     )
     assert process.stdin
@@ -120,7 +121,7 @@ async def _run(options: bytes) -> str:
         await process.wait()
     finally:
         await _end(process)
-        # A JVM that the process has left behind ends at the end of its input, too, and holds these pipes until then.
+        # A JVM that the process has left behind also ends at the end of its input, and holds these pipes until then.
         await asyncio.wait(readers, timeout=1)
         for reader in readers:
             reader.cancel()
@@ -128,7 +129,7 @@ async def _run(options: bytes) -> str:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """The end of its input asks the process to end, and its JVM after it."""
+    """End the process: the end of its input asks it to end, and its JVM after it."""
     assert process.stdin
     process.stdin.close()
     with contextlib.suppress(TimeoutError):
@@ -158,7 +159,7 @@ async def _read_runs(stream: asyncio.StreamReader) -> None:
 
 
 async def _read_errors(stream: asyncio.StreamReader, last: deque[str]) -> None:
-    """Progress of jobs, Spark's messages, and the traceback of a process that dies."""
+    """Read the progress of jobs, Spark's messages, and the traceback of a process that dies."""
     async for line in _lines(stream):
         last.append(line.decode(errors="replace").rstrip())
         log.debug("jobs.output", line=last[-1])
@@ -168,7 +169,7 @@ async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
     while True:
         try:
             line = await stream.readline()
-        except ValueError:  # longer than any that is of use
+        except ValueError:  # longer than any useful line
             continue
         if not line:
             return

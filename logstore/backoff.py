@@ -1,4 +1,4 @@
-"""Pauses between tries."""
+"""The pauses between tries."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -10,9 +10,9 @@ _SECONDS_MAX: Final = 2.0
 
 
 def backoffs() -> Iterator[float]:
-    """Seconds to wait before each further try."""
+    """Yield the seconds to wait before each further try."""
     wait = _SECONDS
     while True:
-        # Jitter, so that many clients do not come back in one moment.
+        # The wait has jitter, so that many clients do not come back at the same moment.
         yield wait * random_float(0.5, 1.0)
         wait = min(2 * wait, _SECONDS_MAX)

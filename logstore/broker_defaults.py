@@ -1,7 +1,7 @@
-"""Kafka's broker settings: those that give keys of topics their defaults, and those that have no meaning here.
+"""Kafka's broker settings: settings that give topic keys their defaults, and settings without a meaning here.
 
 Owns the pairs of names (Kafka: ``ServerTopicConfigSynonyms``), the rule which of several settings counts (ms over
-minutes over hours), and the reasons why other settings of Kafka's are refused.
+minutes over hours), and the reasons why other settings of Kafka are refused.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from logstore.errors import InvalidConfigError
 from logstore.topic_config import config_key, validate_overrides
 
-#: The settings of the store behind each key of a topic; the first one that is set counts.
+#: The settings of the store for each topic key; the first one that is set counts.
 SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "segment.bytes": ("log.segment.bytes",),
     "segment.ms": ("log.roll.ms", "log.roll.hours"),
@@ -29,7 +29,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "unclean.leader.election.enable": ("unclean.leader.election.enable",),
 }
 
-#: Settings of Kafka's brokers that are refused, as names or globs, and why.
+#: Refused settings of Kafka's brokers, as names or globs, and the reasons.
 WITHOUT_MEANING: Mapping[tuple[str, ...], str] = {
     ("log.flush.*",): "every acknowledgement is synced",
     ("log.index.*",): "there are no index files: Parquet and the Delta log have the indexes",
@@ -64,12 +64,12 @@ _KEYS = {setting: key for key, settings in SYNONYMS.items() for setting in setti
 
 
 def broker_default_names() -> list[str]:
-    """Every setting that gives a key of topics its default."""
+    """Return every setting that gives a topic key its default."""
     return list(_KEYS)
 
 
 def why_without_meaning(name: str) -> str | None:
-    """Why a setting of Kafka's has no meaning here; None of any other name."""
+    """Return why a setting of Kafka has no meaning here; None for any other name."""
     found = (
         reason for names, reason in WITHOUT_MEANING.items() if any(fnmatchcase(name, pattern) for pattern in names)
     )
@@ -77,14 +77,13 @@ def why_without_meaning(name: str) -> str | None:
 
 
 def set_synonyms(key: str, settings: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Names and values of the ``settings`` that are set and belong to a topic's ``key``; the first one counts."""
+    """Return names and values of the ``settings`` that are set and belong to a topic's ``key``; the first counts."""
     return ((name, settings[name]) for name in SYNONYMS.get(key, ()) if name in settings)
 
 
 def topic_defaults_of(settings: Mapping[str, str]) -> dict[str, str]:
-    """The defaults of topic keys that Kafka's ``settings`` give, in the normal text of those keys.
-
-    Raises InvalidConfigError naming the setting, its value and what it takes.
+    """Return the defaults of topic keys from Kafka's ``settings``, in the normal text of those keys. Raises
+    InvalidConfigError naming the setting, its value and the allowed values.
     """
     values = {setting: _value(setting, text) for setting, text in settings.items()}
     return {key: value for key in SYNONYMS for _, value in list(set_synonyms(key, values))[:1]}
@@ -94,11 +93,11 @@ def _value(setting: str, text: str) -> str:
     key, number = _KEYS[setting], text.strip()
     factor = _TIME_UNITS_MS.get(setting.rpartition(".")[2], 1)
     try:
-        # -1 says "no bound" in any unit.
+        # The number -1 means "no bound" in any unit.
         value = str(int(number) * factor) if factor > 1 and int(number) > 0 else number
         value = validate_overrides({key: value})[key]
         if key == "retention.ms" and value == "0":
-            raise ValueError(text)  # Kafka refuses it, too: it would remove everything
+            raise ValueError(text)  # Kafka also refuses it: it would remove everything
         return value
     except (InvalidConfigError, ValueError):
         takes = config_key(key).takes if factor == 1 else "a whole number of at least 1"

@@ -1,4 +1,4 @@
-"""Time, passed in so that a test can stop it."""
+"""Time, which is passed in so that a test can stop it."""
 
 import time
 from typing import Final, Protocol
@@ -6,15 +6,15 @@ from typing import Final, Protocol
 
 class Clock(Protocol):
     def now_ms(self) -> int:
-        """Wall clock, milliseconds since the Unix epoch. May step backwards."""
+        """Return the wall clock in milliseconds since the Unix epoch. It may step backwards."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds from an arbitrary origin; never steps backwards."""
+        """Return seconds from an arbitrary origin. They never step backwards."""
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Block the calling thread, which is not the event loop's."""
+        """Block the calling thread, which must not be the event loop's."""
         ...
 
 

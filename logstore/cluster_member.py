@@ -1,7 +1,8 @@
-"""The parts of a store that only a broker of a cluster has: coordinator, listener for other brokers, ways to them.
+"""The parts of a store that only a broker of a cluster has: coordinator, listener for other brokers, connections to
+them.
 
-Imported only with ``zookeeper.connect``. The listener's socket is bound before the broker registers, because the
-registration has its address; it answers other brokers when the store has started.
+It is imported only with ``zookeeper.connect``. The listener's socket is bound before the broker registers, because the
+registration has its address; it serves other brokers when the store has started.
 """
 
 from consumer_offsets.group_coordinator import GroupCoordinator
@@ -26,7 +27,9 @@ from logstore.settings import Settings
 
 
 class ClusterMember:
-    """``start`` before the coordinator starts, ``open`` when the store has started, ``stop`` after it has stopped."""
+    """A broker's membership in a cluster. ``start`` it before the coordinator starts, ``open`` it when the store has
+    started, ``stop`` it after the store has stopped.
+    """
 
     def __init__(
         self,
@@ -52,7 +55,7 @@ class ClusterMember:
         return None if broker is None else broker.registration.peer
 
     async def start(self) -> None:
-        """Listen for other brokers. InvalidConfigError if that is not possible."""
+        """Listen for other brokers. Raises InvalidConfigError if that is not possible."""
         settings = self._settings
         try:
             await self._listener.start(settings.host, settings.inter_broker_port, settings.reachable_host)
@@ -64,21 +67,21 @@ class ClusterMember:
         self.coordinator.registration.advertise(self._listener.address)
 
     async def connect(self, broker_id: int) -> PeerConnection:
-        """A connection of its own to another broker. PeerUnavailableError."""
+        """Open a separate connection to another broker. Raises PeerUnavailableError."""
         return await self._peers.connect(broker_id)
 
     def open(self, listener: HttpListener, broker: Broker, groups: GroupCoordinator) -> None:
-        """Answer clients and other brokers, and send on to them what they have to answer."""
+        """Serve clients and other brokers, and forward the requests that other brokers must answer."""
         others = self.answer_brokers(broker)
         self._listener.http = lambda session: listener.relayed_protocol(session.broker_id)
         listener.open(broker, groups, lambda stopping: Relay(others.router, self._http, stopping))
 
     def answer_brokers(self, broker: Broker) -> OtherBrokers:
-        """Answer other brokers from now on, but for what they relay over HTTP."""
+        """Serve other brokers from now on, except for requests that they relay over HTTP."""
         others = broker.join_cluster(self._peers, self._http)
         fetches = FetchHandler(broker.fetch_session)
         handlers = others.handlers
-        # Plain functions: nothing but the handlers themselves holds the body of a request.
+        # These are plain functions, so that only the handlers themselves hold the body of a request.
         self._listener.handlers |= {
             MessageType.FETCH: fetches.fetch,
             MessageType.APPEND: lambda _, message: handlers.append(message.body),

@@ -5,12 +5,12 @@ import pyarrow as pa
 
 from logstore.filesystem import Buffer
 
-# google_crc32c takes neither. A tuple: a union would be made anew at each call.
+# google_crc32c accepts neither. It is a tuple, because a union would be made again at each call.
 _NOT_TAKEN = (memoryview, bytearray)
 
 
 def crc32c(data: Buffer, crc: int = 0) -> int:
-    """CRC-32C of ``data``; with ``crc``, the CRC of earlier bytes, of those bytes and ``data``. Nothing is copied."""
+    """Return the CRC-32C of ``data``, or of earlier bytes with the CRC ``crc`` and ``data``. Nothing is copied."""
     if isinstance(data, _NOT_TAKEN):
         data = pa.py_buffer(data)
     extended: int = google_crc32c.extend(crc, data)

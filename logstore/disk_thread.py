@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 class DiskThread:
-    """The thread starts with the first work. For one event loop."""
+    """The disk thread of one event loop. It starts with the first work."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,6 +1,6 @@
-"""``brokers/<id>/endpoint.json``: where a broker listens, for tools on its machine.
+"""``brokers/<id>/endpoint.json``: the addresses at which a broker listens, for tools on its machine.
 
-The file is there while the broker is ready. A broker that was killed leaves it behind.
+The file exists while the broker is ready. A broker that was killed leaves it behind.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ ENDPOINT_FILE: Final = "endpoint.json"
 
 
 class Endpoint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``kafka``: host:port for Kafka's clients; None if the broker listens for none of them."""
+    """The addresses of a broker. ``kafka``: host:port for Kafka's clients; None without a listener for them."""
 
     url: str
     pid: int
@@ -20,7 +20,7 @@ class Endpoint(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def read_endpoint(home: Path) -> Endpoint | None:
-    """What the broker with the directory ``home`` has told; None if there is no such file, or a damaged one."""
+    """Return the addresses of the broker with the directory ``home``; None if its file does not exist or is damaged."""
     try:
         return msgspec.json.decode((home / ENDPOINT_FILE).read_bytes(), type=Endpoint)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):

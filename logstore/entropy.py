@@ -1,7 +1,7 @@
 """Chance: ids, secrets and jitter come from one source, which a simulation replaces by one with a seed.
 
-The source is the operating system's, which is fit for secrets. It is one for the whole process, like the operating
-system's: what is drawn tells nothing of who draws.
+The source is the operating system's, which is fit for secrets. The whole process shares it, as it does the operating
+system's: a drawn value reveals nothing about its caller.
 """
 
 import contextlib

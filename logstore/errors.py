@@ -1,7 +1,7 @@
 """The one tree of errors.
 
-Each class carries Kafka's name and number of the error (``org.apache.kafka.common.protocol.Errors``; -1 where Kafka has
-none) and whether the same request may succeed later unchanged. The error codes by which they travel are one table,
+Each class has Kafka's name and number of the error (``org.apache.kafka.common.protocol.Errors``; -1 if Kafka has none)
+and whether the same request may succeed later unchanged. The codes by which errors are sent are one table,
 ``logstore/protocol/error_codes.py``. A message names the operation, the object, and what to do next.
 """
 
@@ -13,12 +13,12 @@ from uuid import UUID
 
 
 class LogStoreError(Exception):
-    """Base of all errors that this project raises on purpose."""
+    """The base of all errors that this project raises on purpose."""
 
     kafka_name: ClassVar[str] = "UNKNOWN_SERVER_ERROR"
     kafka_code: ClassVar[int] = -1
     retriable: ClassVar[bool] = False
-    #: Whether the program has had it already, from a delivery or in a callback.
+    #: True if the program has had it already, from a delivery or in a callback.
     told = False
 
     @property
@@ -27,7 +27,7 @@ class LogStoreError(Exception):
 
 
 def unforeseen(error: Exception) -> Exception | None:
-    """The error itself, if it is neither ours nor the system's, else None: ``exc_info`` for a log line with a
+    """Return the error itself if it is neither ours nor the system's, else None: ``exc_info`` for a log line with a
     traceback.
     """
     return None if isinstance(error, (LogStoreError, OSError)) else error
@@ -43,12 +43,12 @@ class InvalidRequestError(LogStoreError):
 
 
 class NoRecordsError(InvalidRequestError):
-    """A produce request without a record."""
+    """A produce request has no record."""
 
 
 class InvalidWhereError(InvalidRequestError):
-    """An expression of ``--where`` or ``?where=`` cannot be read. ``position``: of the first wrong character, from 1;
-    None if the expression as a whole is refused.
+    """An expression of ``--where`` or ``?where=`` cannot be read. ``position`` is that of the first wrong character,
+    from 1; None if the expression as a whole is refused.
     """
 
     def __init__(self, message: str, position: int | None = None) -> None:
@@ -57,16 +57,17 @@ class InvalidWhereError(InvalidRequestError):
 
 
 class RefusedRecords(NamedTuple):
-    """``numbers`` count from 0 in the record batch, and rise; ``message`` is of each of them."""
+    """The refused records of a batch. ``numbers`` count from 0 in the record batch, and rise; ``message`` applies to
+    each of them.
+    """
 
     numbers: Sequence[int]
     message: str
 
 
 class InvalidRecordError(InvalidRequestError):
-    """A record is not acceptable: bad base64, null key in a compacted topic, timestamp out of range.
-
-    ``refused``: the records of a Kafka record batch that are the reason, where the others of the batch are acceptable.
+    """A record is not acceptable: bad base64, null key in a compacted topic, timestamp out of range. ``refused`` has
+    the records of a Kafka record batch that are the reason, if the others of the batch are acceptable.
     """
 
     kafka_name, kafka_code = "INVALID_RECORD", 87
@@ -74,8 +75,8 @@ class InvalidRecordError(InvalidRequestError):
 
 
 class InvalidRecordBatchError(InvalidRecordError):
-    """A Kafka record batch (magic 2) that is not taken: it is cut, lies about its records, or could not be rolled. The
-    classes below are those that Kafka has numbers of their own for.
+    """A Kafka record batch (magic 2) is refused: it is cut, has wrong facts about its records, or could not be rolled.
+    The classes below have numbers in Kafka.
     """
 
 
@@ -96,7 +97,7 @@ class RecordBatchTooLargeError(InvalidRecordBatchError):
 
 
 class InvalidTimestampError(InvalidRecordBatchError):
-    """A timestamp of a record is outside of what a table holds."""
+    """A timestamp of a record is outside the range of a table."""
 
     kafka_name, kafka_code = "INVALID_TIMESTAMP", 32
 
@@ -118,7 +119,7 @@ class UnknownTopicError(LogStoreError):
 
 
 class UnknownTopicIdError(UnknownTopicError):
-    """The topic of the name has another id than the request: the topic was deleted, and its name used again. Offsets
+    """The topic of the name has another id than in the request: the topic was deleted, and its name used again. Offsets
     and sequence numbers in the old topic mean nothing in the new one.
     """
 
@@ -170,7 +171,7 @@ class TopicExistsError(LogStoreError):
 
 
 class InvalidPartitionsError(LogStoreError):
-    """A partition count is not positive, too large, or smaller than what the topic has."""
+    """A partition count is not positive, too large, or smaller than that of the topic."""
 
     kafka_name, kafka_code = "INVALID_PARTITIONS", 37
 
@@ -180,7 +181,7 @@ class InvalidReplicationFactorError(LogStoreError):
 
 
 class InvalidReplicaAssignmentError(LogStoreError):
-    """The replicas that a partition should have are no list of brokers that are there."""
+    """The wanted replicas of a partition are not a list of existing brokers."""
 
     kafka_name, kafka_code = "INVALID_REPLICA_ASSIGNMENT", 39
 
@@ -190,7 +191,7 @@ class NoReassignmentInProgressError(LogStoreError):
 
 
 class InvalidConfigError(LogStoreError):
-    """An unknown configuration key, or a value that its key does not take."""
+    """The configuration key is unknown, or its value is not allowed."""
 
     kafka_name, kafka_code = "INVALID_CONFIG", 40
 
@@ -225,7 +226,7 @@ class NoOffsetForPartitionError(LogStoreError):
 
 
 class UnreadableRecordError(LogStoreError):
-    """A stored record cannot be given in the format asked for (a value that is not JSON as JSON)."""
+    """A stored record cannot be returned in the requested format (a value that is not JSON as JSON)."""
 
     def __init__(self, message: str, *, offset: int) -> None:
         super().__init__(message)
@@ -248,7 +249,7 @@ class IllegalGenerationError(LogStoreError):
 
 
 class InconsistentGroupProtocolError(LogStoreError):
-    """The member's protocols have none in common with those of the other members, or the group is of the other kind."""
+    """The member has no protocol in common with the other members, or the group is of the other kind."""
 
     kafka_name, kafka_code = "INCONSISTENT_GROUP_PROTOCOL", 23
 
@@ -304,7 +305,7 @@ class NonEmptyGroupError(LogStoreError):
 
 
 class UnknownInstanceError(LogStoreError):
-    """The group has no consumer instance of that name: it was deleted, has timed out, or never was."""
+    """The group has no consumer instance of that name: it was deleted, has timed out, or never existed."""
 
 
 class InstanceExistsError(LogStoreError):
@@ -312,7 +313,7 @@ class InstanceExistsError(LogStoreError):
 
 
 class IllegalStateError(LogStoreError):
-    """A consumer instance cannot do this as it is now: subscribed, assigned, or neither."""
+    """A consumer instance cannot do this in its present state: subscribed, assigned, or neither."""
 
 
 class InvalidInstanceConfigError(InvalidRequestError):
@@ -356,8 +357,8 @@ class NotCoordinatorError(LogStoreError):
 
 
 class CommitFailedError(LogStoreError):
-    """A consumer's offsets are of partitions that the group has taken from it: nothing was committed. The records may
-    be read again by their new owner.
+    """A consumer's offsets are for partitions that the group has taken from it: nothing was committed. The new owner
+    may read the records again.
     """
 
 
@@ -441,7 +442,7 @@ class ThrottledError(LogStoreError):
 
 
 class RequestTimedOutError(LogStoreError):
-    """The time given ran out while the outcome was open: the records may or may not be stored."""
+    """The time limit passed while the outcome was unknown: the records may or may not be stored."""
 
     kafka_name, kafka_code, retriable = "REQUEST_TIMED_OUT", 7, True
 
@@ -459,9 +460,9 @@ class NotLeaderOrFollowerError(LogStoreError):
 
 
 class WrongBrokerError(NotLeaderOrFollowerError):
-    """Another broker answers this request, and the client has asked not to have it forwarded (``Logstore-Forward:
-    never``). Nothing was done. ``broker_id`` and ``url`` are those of that broker; None: an item of a larger answer
-    does not tell them.
+    """Another broker must serve this request, and the client has asked not to have it forwarded
+    (``Logstore-Forward: never``). Nothing was done. ``broker_id`` and ``url`` are those of that broker; they are None
+    for an item of a larger response, which does not have them.
     """
 
     def __init__(self, message: str, *, broker_id: int | None = None, url: str | None = None) -> None:
@@ -483,13 +484,13 @@ class NotEnoughReplicasError(LogStoreError):
 
 
 class NotEnoughReplicasAfterAppendError(LogStoreError):
-    """Replicas were lost after the append: whether the records are stored will show."""
+    """Replicas were lost after the append: it is unknown for now whether the records stay stored."""
 
     kafka_name, kafka_code, retriable = "NOT_ENOUGH_REPLICAS_AFTER_APPEND", 20, True
 
 
 class OffsetNotAvailableError(LogStoreError):
-    """A leader that was elected just now does not know yet where the partition ends (KIP-207)."""
+    """A leader that was just elected does not know yet where the partition ends (KIP-207)."""
 
     kafka_name, kafka_code, retriable = "OFFSET_NOT_AVAILABLE", 78, True
 
@@ -507,7 +508,7 @@ class OffsetMovedToTieredStorageError(LogStoreError):
 
 
 class ZooKeeperUnavailableError(BrokerNotReadyError):
-    """ZooKeeper does not answer. Of a write, the outcome is open: read before you write again."""
+    """ZooKeeper does not answer. The outcome of a write is unknown: read before you write again."""
 
 
 class NotControllerError(LogStoreError):
@@ -517,37 +518,37 @@ class NotControllerError(LogStoreError):
 
 
 class InvalidUpdateVersionError(LogStoreError):
-    """The partition has another state than the one that its leader decided on: nothing was changed."""
+    """The partition has another state than the one on which its leader decided: nothing was changed."""
 
     kafka_name, kafka_code, retriable = "INVALID_UPDATE_VERSION", 95, True
 
 
 class IneligibleReplicaError(LogStoreError):
-    """A broker that is not registered, that stops, or that was started again since, joins no ISR (C4, KIP-903)."""
+    """A broker that is not registered, is stopping, or was started again since cannot join an ISR (C4, KIP-903)."""
 
     kafka_name, kafka_code, retriable = "INELIGIBLE_REPLICA", 107, True
 
 
 class ElectionNotNeededError(LogStoreError):
-    """The partition has the leader already that the election would give it."""
+    """The partition already has the leader that the election would give it."""
 
     kafka_name, kafka_code = "ELECTION_NOT_NEEDED", 84
 
 
 class PreferredLeaderNotAvailableError(LogStoreError):
-    """The first replica of the partition is not there, or not in sync: it does not lead."""
+    """The first replica of the partition is not available, or not in sync: it cannot lead."""
 
     kafka_name, kafka_code, retriable = "PREFERRED_LEADER_NOT_AVAILABLE", 80, True
 
 
 class EligibleLeadersNotAvailableError(LogStoreError):
-    """No replica of the partition is there, so that none can lead."""
+    """No replica of the partition is available, so none can lead."""
 
     kafka_name, kafka_code, retriable = "ELIGIBLE_LEADERS_NOT_AVAILABLE", 83, True
 
 
 class UnstableOffsetCommitError(LogStoreError):
-    """A transaction that is still open has committed one of the offsets asked for (KIP-447): ask again when it has
+    """A transaction that is still open has committed one of the requested offsets (KIP-447): ask again when it has
     ended.
     """
 
@@ -555,7 +556,7 @@ class UnstableOffsetCommitError(LogStoreError):
 
 
 class QuarantinedError(LogStoreError):
-    """The topic or partition is refused until its table is mended; nothing was stored or read."""
+    """The topic or partition is refused until its table is repaired; nothing was stored or read."""
 
     kafka_name, kafka_code = "KAFKA_STORAGE_ERROR", 56
 
@@ -563,7 +564,7 @@ class QuarantinedError(LogStoreError):
         super().__init__(f"{reason.rstrip('.')}. {remedy}" if remedy else reason)
         self.reason = reason
         self.remedy = remedy
-        #: Of a whole topic, where its table still tells.
+        #: The id of a whole topic, if its table still has it.
         self.topic_id = topic_id
 
 
@@ -583,13 +584,13 @@ class StorageFullError(LogStoreError):
 
 
 class NetworkError(LogStoreError):
-    """A connection broke before the answer came: whether the request took effect is unknown."""
+    """A connection broke before the response came: it is unknown whether the request took effect."""
 
     kafka_name, kafka_code, retriable = "NETWORK_EXCEPTION", 13, True
 
 
 class StoreUnreachableError(NetworkError):
-    """None of the addresses takes a connection: nothing was sent."""
+    """No address accepts a connection: nothing was sent."""
 
 
 class UnknownHostError(StoreUnreachableError):
@@ -600,13 +601,13 @@ class UnknownHostError(StoreUnreachableError):
 
 
 class InvalidRequiredAcksError(InvalidRequestError):
-    """A produce request asks for other acks than -1, 0 and 1."""
+    """A produce request asks for acks other than -1, 0 and 1."""
 
     kafka_name, kafka_code = "INVALID_REQUIRED_ACKS", 21
 
 
 class FetchSessionNotFoundError(LogStoreError):
-    """The fetch session is none of this broker's, or was evicted (KIP-227): fetch without one."""
+    """The broker does not have the fetch session, or evicted it (KIP-227): fetch without one."""
 
     kafka_name, kafka_code, retriable = "FETCH_SESSION_ID_NOT_FOUND", 70, True
 
@@ -618,7 +619,7 @@ class InvalidFetchSessionEpochError(LogStoreError):
 
 
 class FetchSessionTopicIdError(LogStoreError):
-    """One fetch session knows topics by name and by id (KIP-516): fetch without a session."""
+    """One fetch session identifies topics both by name and by id (KIP-516): fetch without a session."""
 
     kafka_name, kafka_code, retriable = "FETCH_SESSION_TOPIC_ID_ERROR", 106, True
 
@@ -642,7 +643,7 @@ class MismatchedEndpointTypeError(InvalidRequestError):
 
 
 class UnsupportedEndpointTypeError(InvalidRequestError):
-    """There is no such type of endpoints (KIP-919)."""
+    """The type of endpoints does not exist (KIP-919)."""
 
     kafka_name, kafka_code = "UNSUPPORTED_ENDPOINT_TYPE", 115
 
@@ -651,7 +652,7 @@ class UnsupportedEndpointTypeError(InvalidRequestError):
 
 
 class MalformedMessageError(LogStoreError):
-    """A message of another broker, or of Kafka's protocol, cannot be read: it is cut, too long, or no message of the
+    """A message of another broker, or of Kafka's protocol, cannot be read: it is cut, too long, or not a message of the
     protocol.
     """
 
@@ -659,27 +660,25 @@ class MalformedMessageError(LogStoreError):
 
 
 class UnsupportedVersionError(LogStoreError):
-    """Another broker, or a client of Kafka's protocol, sends messages of a type or version that this release does not
-    serve.
-    """
+    """Another broker, or a Kafka client, sends messages of a type or version that this release does not serve."""
 
     kafka_name, kafka_code = "UNSUPPORTED_VERSION", 35
 
 
 class InconsistentClusterIdError(LogStoreError):
-    """The broker that connects is one of another cluster."""
+    """The connecting broker belongs to another cluster."""
 
     kafka_name, kafka_code = "INCONSISTENT_CLUSTER_ID", 104
 
 
 class BrokerIdNotRegisteredError(LogStoreError):
-    """Another broker is at the address than the one that is meant."""
+    """The broker at the address is not the intended one."""
 
     kafka_name, kafka_code = "BROKER_ID_NOT_REGISTERED", 102
 
 
 class PeerAuthenticationError(LogStoreError):
-    """The broker that connects has not proved that it knows the secret of the cluster."""
+    """The connecting broker has not proved that it knows the secret of the cluster."""
 
     kafka_name, kafka_code = "SASL_AUTHENTICATION_FAILED", 58
 
@@ -705,7 +704,7 @@ class StorageError(LogStoreError):
 
 
 class LockLostError(StorageError):
-    """The lock on the data directory or the journal was taken away: another process may have it. Nothing more is
+    """The lock on the data directory or the journal was lost: another process may have it. Nothing more is
     acknowledged.
     """
 
@@ -717,13 +716,13 @@ class JournalFileLostError(StorageError):
 
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-# Delta writers give the error of the disk as text, with colours.
+# Delta writers report the error of the disk as text, with colours.
 _FULL_TEXT = re.compile(r"os error (28|122)\b|No space left on device|Disk quota exceeded")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def storage_error(doing: str, error: BaseException) -> StorageError | StorageFullError:
-    """The LogStoreError for ``error`` of the disk, or of a library that writes to it; nothing was stored."""
+    """Return the LogStoreError for ``error`` of the disk, or of a library that writes to it; nothing was stored."""
     text = " ".join(_COLOUR.sub("", str(error)).split())
     if getattr(error, "errno", None) in _FULL or _FULL_TEXT.search(text):
         return StorageFullError(f"No space left on the disk: {doing} failed, nothing was changed. Free some space.")
@@ -766,7 +765,7 @@ class CommitConflictError(CommitRefusedError):
 
 
 class CommitStateUnknownError(LogStoreError):
-    """Whether a Delta commit happened could not be found out (rule R5). Look again before doing anything else."""
+    """It could not be found out whether a Delta commit happened (rule R5). Look again before doing anything else."""
 
     retriable = True
 
@@ -776,6 +775,6 @@ class DataDirectoryError(LogStoreError):
 
 
 class ClusterStateError(LogStoreError):
-    """The cluster's state in ZooKeeper cannot be believed or written: a document edited by hand, another cluster's, or
+    """The cluster's state in ZooKeeper cannot be trusted or written: a document edited by hand, another cluster's, or
     too large. The message names its path.
     """

@@ -1,8 +1,8 @@
-"""The seam to the disk: every call of a running store on its files goes through here, reads as well as writes.
+"""The interface to the disk: every call of a running store on its files goes through here, reads and writes.
 
-Tables go through ``logstore.table_files``, which stands on this. A test puts
-``tests.support.faulty_filesystem.FaultyFileSystem`` in its place, in its own process or in a real server's, to tear a
-write, fail or shorten a read, fill the disk, fail an fsync, cut the power, or kill the process at a named point.
+Tables go through ``logstore.table_files``, which uses this. A test replaces it by
+``tests.support.faulty_filesystem.FaultyFileSystem``, in its own process or in a real server's, to tear a write, fail or
+shorten a read, fill the disk, fail an fsync, cut the power, or kill the process at a named point.
 """
 
 import errno
@@ -21,13 +21,13 @@ _NOT_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
 class FileSystem:
-    """POSIX calls with full writes; paths are local. Every method raises OSError as the system call does."""
+    """POSIX calls with full writes; paths are local. Every method raises OSError like the system call."""
 
     def reached(self, point: str) -> None:
         """Name a point of a protocol (``journal.written``, ``delta.committed`` ...) where a crash must be harmless."""
 
     def create(self, path: Path) -> int:
-        """Open a new file for reading and writing; FileExistsError if it is there."""
+        """Open a new file for reading and writing. Raises FileExistsError if it exists."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
     def open_read(self, path: Path | str) -> int:
@@ -37,15 +37,15 @@ class FileSystem:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def open_empty(self, path: Path, mode: int = 0o644) -> int:
-        """Open a file for reading and writing, which is made or emptied."""
+        """Open a file for reading and writing; it is created or emptied."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
 
     def allocate(self, fd: int, position: int, length: int) -> None:
-        """Reserve space, so that a full disk is found out before anything is written."""
+        """Reserve space, so that a full disk is found before anything is written."""
         os.posix_fallocate(fd, position, length)
 
     def write_at(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
-        """Write all buffers at ``position``; the number of bytes written (always all of them)."""
+        """Write all buffers at ``position``. Return the number of bytes written (always all of them)."""
         views = [memoryview(b).cast("B") for b in buffers if len(b)]
         total = sum(len(v) for v in views)
         done = 0
@@ -59,7 +59,7 @@ class FileSystem:
         return total
 
     def read_at(self, fd: int, length: int, position: int) -> bytes:
-        """Up to ``length`` bytes at ``position``; fewer only at the end of the file."""
+        """Read up to ``length`` bytes at ``position``; fewer only at the end of the file."""
         chunk = os.pread(fd, length, position)
         if len(chunk) == length or not chunk:
             return chunk
@@ -71,11 +71,11 @@ class FileSystem:
         return b"".join(parts)
 
     def read_into(self, fd: int, buffer: memoryview, position: int) -> int:
-        """One ``preadv``: how many bytes of ``buffer`` it filled, 0 at the end of the file."""
+        """Call ``preadv`` once. Return how many bytes of ``buffer`` it filled, 0 at the end of the file."""
         return os.preadv(fd, (buffer,), position)
 
     def read_file(self, path: Path) -> bytes:
-        """The content of a small file."""
+        """Read the content of a small file."""
         fd = self.open_read(path)
         try:
             return self.read_at(fd, self.size(fd), 0)
@@ -86,7 +86,7 @@ class FileSystem:
         return os.stat(path)
 
     def exists(self, path: Path | str) -> bool:
-        """Whether ``path`` leads to something. OSError if that cannot be seen."""
+        """Return whether ``path`` leads to something. Raises OSError if that is unknown."""
         try:
             self.stat(path)
         except OSError as error:
@@ -96,7 +96,7 @@ class FileSystem:
         return True
 
     def is_directory(self, path: Path | str) -> bool:
-        """As ``exists``, for a directory."""
+        """Return whether ``path`` leads to a directory, like ``exists``."""
         try:
             return stat.S_ISDIR(self.stat(path).st_mode)
         except OSError as error:
@@ -105,33 +105,35 @@ class FileSystem:
             raise
 
     def names(self, path: Path | str) -> list[str]:
-        """Names in a directory, in no order."""
+        """Return the names in a directory, in no order."""
         return os.listdir(path)
 
     def is_link(self, path: Path | str) -> bool:
         return os.path.islink(path)
 
     def real_path(self, path: Path | str) -> Path:
-        """``path`` without links."""
+        """Return ``path`` without links."""
         return Path(os.path.realpath(path))
 
     def now_ns(self, directory: Path) -> int:
-        """The time of the file system that holds ``directory``, from an unnamed file made in it."""
+        """Return the time of the file system that holds ``directory``, from an unnamed file made in it."""
         with tempfile.TemporaryFile(dir=directory) as file:  # an empty file gets its time even on a full disk
             return os.fstat(file.fileno()).st_mtime_ns
 
     def free_bytes(self, directory: Path) -> int:
-        """Bytes that a user may still write to the file system that holds ``directory``."""
+        """Return the bytes that a user may still write to the file system that holds ``directory``."""
         status = os.statvfs(directory)
         return status.f_bavail * status.f_frsize
 
     def total_bytes(self, directory: Path) -> int:
-        """The size of the file system that holds ``directory``."""
+        """Return the size of the file system that holds ``directory``."""
         status = os.statvfs(directory)
         return status.f_blocks * status.f_frsize
 
     def try_lock(self, path: Path) -> int | None:
-        """A descriptor that holds ``path``, which is made if need be, until it is closed; None if another one does."""
+        """Return a descriptor that locks ``path``, created if necessary, until it is closed; None if another one holds
+        it.
+        """
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -144,7 +146,7 @@ class FileSystem:
         return fd
 
     def inode(self, fd: int) -> tuple[int, int]:
-        """Device and inode number of an open file."""
+        """Return device and inode number of an open file."""
         status = os.fstat(fd)
         return status.st_dev, status.st_ino
 
@@ -158,14 +160,14 @@ class FileSystem:
         os.fdatasync(fd)
 
     def fsync(self, fd: int) -> None:
-        """As fdatasync, with all metadata: for use after a cut, or before a file's name is relied on."""
+        """Sync like fdatasync, with all metadata: for use after a cut, or before a file's name is relied on."""
         os.fsync(fd)
 
     def close(self, fd: int) -> None:
         os.close(fd)
 
     def sync_file(self, path: Path) -> None:
-        """fsync a file that another library wrote (rule R7)."""
+        """Call fsync on a file that another library wrote (rule R7)."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -180,7 +182,9 @@ class FileSystem:
             os.fsync(fd)
 
     def make_directory(self, path: Path, *, parents: bool = True) -> None:
-        """Create ``path`` and its parents, each durably; without ``parents`` FileNotFoundError if one is missing."""
+        """Create ``path`` and its parents, each durably. Without ``parents`` raises FileNotFoundError if one is
+        missing.
+        """
         if path.is_dir():
             return
         if parents:
@@ -192,20 +196,19 @@ class FileSystem:
         os.rename(old, new)
 
     def link(self, old: Path, new: Path) -> None:
-        """A second name for a file; FileExistsError if ``new`` is there."""
+        """Give a file a second name. Raises FileExistsError if ``new`` exists."""
         os.link(old, new)
 
     def unlink(self, path: Path) -> None:
         os.unlink(path)
 
     def remove_tree(self, path: Path) -> None:
-        """Remove a directory and all below it, as far as that goes; nobody waits for it, and nothing is durable."""
+        """Remove a directory and everything below it, as far as possible. Nobody waits for it, nor is it durable."""
         shutil.rmtree(path, ignore_errors=True)
 
     def write_atomically(self, path: Path, content: bytes, *, mode: int = 0o644) -> None:
-        """Replace a small file durably: a reader sees the old content or the new, never a mixture.
-
-        ``mode``: its permissions, before the process's umask.
+        """Replace a small file durably: a reader sees the old content or the new, never a mixture. ``mode`` is its
+        permissions, before the process's umask.
         """
         temporary = path.with_name(path.name + ".tmp")
         fd = self.open_empty(temporary, mode)
@@ -222,5 +225,5 @@ _local = FileSystem()
 
 
 def local_filesystem() -> FileSystem:
-    """The one of this process."""
+    """Return the file system of this process."""
     return _local

@@ -1,4 +1,4 @@
-"""The sockets that a node listens on: made here, or taken over from the service manager that holds them.
+"""The sockets on which a node listens: made here, or taken over from the service manager that holds them.
 
 A socket that a service manager holds (systemd's socket activation, sd_listen_fds(3)) outlives the process: connections
 wait in its queue while one store stops and the next one starts on it, and none is refused.
@@ -15,21 +15,23 @@ from typing import Any, Final
 
 from logstore.errors import InvalidConfigError
 
-#: Connections that wait to be accepted.
+#: The number of connections that wait to be accepted.
 BACKLOG: Final = 2048
-# By sd_listen_fds(3): file descriptors from this one on.
+# The first inherited file descriptor, by sd_listen_fds(3).
 _FIRST_INHERITED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class SocketBuffers:
-    """Sizes in bytes; -1 is the system's choice, which adapts it to each connection."""
+    """Sizes in bytes; -1 is the system's choice, which adapts to each connection."""
 
     send: int = -1
     receive: int = -1
 
     def apply(self, to: socket.socket) -> None:
-        """To a socket before it connects or listens; accepted connections have the buffers of the listening socket."""
+        """Set the sizes on a socket before it connects or listens; accepted connections have the buffers of the
+        listening socket.
+        """
         for option, size in ((socket.SO_SNDBUF, self.send), (socket.SO_RCVBUF, self.receive)):
             if size != -1:
                 to.setsockopt(socket.SOL_SOCKET, option, size)
@@ -42,10 +44,11 @@ def listening_socket(
     *,
     buffers: SocketBuffers = SocketBuffers(),
 ) -> socket.socket:
-    """The inherited socket if the service manager gave one, else a new one on ``host`` and ``port`` (0: a free one).
+    """Return the inherited socket if the service manager gave one, else a new one on ``host`` and ``port`` (0: a free
+    one).
 
-    Listening and non-blocking. Raises OSError if the port is taken, InvalidConfigError for more than one inherited
-    socket or one that listens to no TCP port.
+    It is listening and non-blocking. Raises OSError if the port is taken, and InvalidConfigError for more than one
+    inherited socket or one that listens to no TCP port.
     """
     inherited = _inherited(os.environ if environment is None else environment)
     if inherited is None:
@@ -55,16 +58,15 @@ def listening_socket(
 
 
 def shared_socket(host: str, port: int, buffers: SocketBuffers = SocketBuffers()) -> socket.socket:
-    """A socket on a port on which other processes of this user listen, too: the kernel gives each a part of the
-    connections (SO_REUSEPORT).
-
-    Listening and non-blocking. Raises OSError if another process has the port for itself.
+    """Return a socket on a port on which other processes of this user also listen: the kernel gives each a part of the
+    connections (SO_REUSEPORT). It is listening and non-blocking. Raises OSError if another process has the port for
+    itself.
     """
     return bound_socket(host, port, buffers, is_shared=True)
 
 
 def url_of(listener: socket.socket, host: str) -> str:
-    """The URL of what listens there; ``host`` as it was configured."""
+    """Return the URL of the server on a socket. ``host`` is as it was configured."""
     return url_on(host, listener.getsockname()[1])
 
 
@@ -73,7 +75,7 @@ def url_on(host: str, port: int) -> str:
 
 
 def bound_socket(host: str, port: int, buffers: SocketBuffers, *, is_shared: bool = False) -> socket.socket:
-    """A new one, listening and non-blocking. OSError if the port is taken."""
+    """Return a new socket, listening and non-blocking. Raises OSError if the port is taken."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -84,7 +86,8 @@ def bound_socket(host: str, port: int, buffers: SocketBuffers, *, is_shared: boo
         if is_shared:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
-        # Now, not when the server starts: else a second server could bind the port as well and fail only later.
+        # It listens now, not when the server starts: otherwise a second server could also bind the port and fail only
+        # later.
         listener.listen(BACKLOG)
     except BaseException:
         listener.close()
@@ -94,7 +97,7 @@ def bound_socket(host: str, port: int, buffers: SocketBuffers, *, is_shared: boo
 
 
 def bytes_in_kernel(connection: Any) -> int:
-    """Bytes written to ``connection`` and not acknowledged; 0 where the kernel does not tell."""
+    """Return the bytes written to ``connection`` and not acknowledged; 0 if the kernel does not report it."""
     try:
         (size,) = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))
     except (OSError, TypeError, ValueError):
@@ -103,7 +106,7 @@ def bytes_in_kernel(connection: Any) -> int:
 
 
 def _inherited(environment: MutableMapping[str, str]) -> socket.socket | None:
-    """Takes the variables away: what this process starts inherits no sockets."""
+    """Return the inherited socket, and remove its variables: processes that this one starts inherit no sockets."""
     count, pid = environment.pop("LISTEN_FDS", ""), environment.pop("LISTEN_PID", "")
     environment.pop("LISTEN_FDNAMES", None)
     if not count or pid != str(os.getpid()):

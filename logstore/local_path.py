@@ -1,8 +1,7 @@
 """The one place that decides which paths and locations the store serves: those of this machine's file systems.
 
 A path is taken as it is, and ``file://`` names one. Any other ``scheme://`` is refused by its name: taken for a path it
-would be a directory of that name below the working directory, in which acknowledged records would be lost to whoever
-gave it.
+would be a directory of that name below the working directory, and its user would lose acknowledged records there.
 """
 
 import os
@@ -12,14 +11,14 @@ from urllib.parse import unquote
 
 from logstore.errors import DataDirectoryError
 
-# One slash is enough: a Path of `s3://bucket/log` is `s3:/bucket/log`. One letter is no scheme.
+# One slash is enough: a Path of `s3://bucket/log` is `s3:/bucket/log`. One letter is not a scheme.
 _SCHEME = re.compile(r"\s*(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):(?=/)")
 _FILE = re.compile(r"(//(?P<host>[^/]*))?(?P<path>/.*)", re.DOTALL)
 
 
 def local_path(location: str | os.PathLike[str]) -> Path:
-    """The path that ``location`` names. Raises DataDirectoryError for a scheme that is not served, and for a ``file://``
-    location of another machine.
+    """Return the path that ``location`` names. Raises DataDirectoryError for a scheme that is not served, and for a
+    ``file://`` location of another machine.
     """
     text = os.fspath(location)
     found = _SCHEME.match(text)
@@ -36,5 +35,5 @@ def local_path(location: str | os.PathLike[str]) -> Path:
 
 
 def absolute_path(location: str | os.PathLike[str]) -> Path:
-    """As ``local_path``, absolute, with ``~`` for the home directory."""
+    """Return the ``local_path`` as an absolute path, with ``~`` for the home directory."""
     return local_path(location).expanduser().absolute()

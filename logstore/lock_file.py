@@ -1,8 +1,8 @@
 """An exclusive lock of a directory: a file in it that one process holds with ``flock(2)``.
 
 The lock is on the file, not on its name: if the name is removed or leads to another file, a second process can get a
-lock. ``held`` therefore compares the name's inode with the one that is locked. Two such looks that agree prove that no
-other process held the lock between them: the inode of an open file is not reused.
+lock. So ``held`` compares the name's inode with the locked one. If two such checks agree, no other process held the
+lock between them, because the inode of an open file is not reused.
 """
 
 import json
@@ -18,7 +18,7 @@ NAME = "lock"
 
 
 class LockFile:
-    """Make one with ``acquire``; it is held until ``release``, or until the process ends."""
+    """A held lock. Make one with ``acquire``; it is held until ``release``, or until the process ends."""
 
     def __init__(self, path: Path, fd: int, filesystem: FileSystem) -> None:
         self.path = path
@@ -28,7 +28,7 @@ class LockFile:
 
     @classmethod
     def acquire(cls, directory: Path, filesystem: FileSystem) -> "LockFile":
-        """Lock ``directory``. DataDirectoryError, naming the holder, if another process has it; OSError."""
+        """Lock ``directory``. Raises DataDirectoryError, naming the holder, if another process has it, and OSError."""
         path = directory / NAME
         while True:
             fd = filesystem.try_lock(path)
@@ -41,11 +41,11 @@ class LockFile:
             if lock.held:
                 lock._sign()
                 return lock
-            lock.release()  # the name was taken away between open and flock
+            lock.release()  # the name was removed between open and flock
 
     @property
     def held(self) -> bool:
-        """Whether the name still leads to the file that is locked here."""
+        """True if the name still leads to the file that is locked here."""
         try:
             status = self._filesystem.stat(self.path)
         except OSError:
@@ -53,7 +53,7 @@ class LockFile:
         return self._fd is not None and (status.st_dev, status.st_ino) == self._inode
 
     def require(self) -> None:
-        """LockLostError unless the lock is ``held``."""
+        """Raise LockLostError unless the lock is ``held``."""
         if not self.held:
             raise LockLostError(
                 f"{self.path} was removed or replaced while this process held it: another process may be serving "
@@ -69,7 +69,7 @@ class LockFile:
         self.release()
 
     def _sign(self) -> None:
-        """The holder, for people. Only the error message to the next process reads it."""
+        """Write the holder into the file, for people. Only the error message to the next process reads it."""
         assert self._fd is not None
         self._filesystem.truncate(self._fd, 0)
         holder = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
@@ -77,7 +77,7 @@ class LockFile:
 
 
 def require_all(locks: Iterable[LockFile]) -> None:
-    """LockLostError unless all of them are ``held``."""
+    """Raise LockLostError unless all of them are ``held``."""
     for lock in locks:
         lock.require()
 

@@ -1,12 +1,13 @@
-"""The node: the parts of a store, put together and run from the sockets to the last answer.
+"""The node: the parts of a store, put together and run from the sockets to the last response.
 
 With ``zookeeper.connect`` it is a broker of a cluster: it registers with the addresses of its sockets, and before it
-stops others lead what it led (``controlled.shutdown.enable``). Only then is anything of ZooKeeper imported.
+stops it hands its partitions to other leaders (``controlled.shutdown.enable``). Only then is any ZooKeeper code
+imported.
 
-From the bottom up: settings, coordinator, broker, consumer groups, listeners. The socket comes first (a busy port
-touches no data) and answers from then on; ``listening on`` is printed when the store is ready. SIGTERM and SIGINT end
-it from the top down: requests in flight finish, the broker seals what it holds, and the process ends with 0. Jobs, if
-wanted, run in a process of their own from the announcement until the store begins to stop.
+The parts from the bottom up: settings, coordinator, broker, consumer groups, listeners. The socket comes first (a busy
+port touches no data) and responds from then on; ``listening on`` is printed when the store is ready. SIGTERM and SIGINT
+end the node from the top down: requests in flight finish, the broker seals its records, and the process ends with 0.
+Jobs, if wanted, run in a separate process from the announcement until the store begins to stop.
 """
 
 import asyncio
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 
 log = structlog.stdlib.get_logger(__name__)
 
-#: Within this time others lead what a broker led that stops. Supervisors lose patience after ten seconds.
+#: The time for handing partitions to other leaders at a stop. Supervisors lose patience after ten seconds.
 _HAND_OVER_S = 5.0
 _HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -67,7 +68,7 @@ class Store:
     coordinator: Coordinator
     broker: Broker
     groups: GroupCoordinator
-    #: None on one node.
+    #: The broker's membership in a cluster; None on one node.
     member: "ClusterMember | None" = None
 
 
@@ -85,13 +86,13 @@ async def running_store(
     zookeeper: "MakeClient | None" = None,
     new_journal: bool = False,
 ) -> AsyncIterator[Store]:
-    """A store without listeners, for as long as the block lasts.
+    """Run a store without listeners, for as long as the block lasts.
 
-    ``authorizer`` decides who may do what in the store, ``quotas`` how much. ``url``, ``kafka``: where the clients of
-    a broker of a cluster find it, over HTTP and with Kafka's protocol (host:port). ``network`` connects it to other
-    brokers, and ``zookeeper`` makes its client of ZooKeeper. ``new_journal``: see ``EmbeddedCoordinator``. Raises the
-    errors of ``Coordinator.start``, ``Broker.start`` and ``GroupCoordinator.start``; InvalidConfigError without the
-    packages that a cluster needs.
+    ``authorizer`` decides which principal may do what in the store, ``quotas`` how much. ``url``, ``kafka``: the
+    addresses of a broker of a cluster for clients, over HTTP and with Kafka's protocol (host:port). ``network``
+    connects it to other brokers, and ``zookeeper`` makes its ZooKeeper client. ``new_journal``: see
+    ``EmbeddedCoordinator``. Raises the errors of ``Coordinator.start``, ``Broker.start`` and
+    ``GroupCoordinator.start``, and InvalidConfigError without the packages that a cluster needs.
     """
     clock = clock or SystemClock()
     filesystem = filesystem or local_filesystem()
@@ -150,11 +151,11 @@ def _cluster_member(
 
 
 def serve(settings: Settings, shared_port: int | None = None, *, new_journal: bool = False) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code of the process.
+    """Serve until SIGTERM or SIGINT, and return the exit code of the process.
 
-    ``shared_port``: one more to listen on, once the store is ready, beside other brokers of this machine.
-    ``new_journal``: go on with a journal that is not the one that stood here. 1 with one line on stderr if the port is
-    taken or the data directory cannot be used.
+    ``shared_port`` is one more port to listen on, once the store is ready, beside other brokers of this machine.
+    ``new_journal``: continue with a journal that is not the previous one of this directory. Returns 1 with one line on
+    stderr if the port is taken or the data directory cannot be used.
     """
     configure_logging(settings.log_level, settings.log_format)
     if settings.log_level != "debug":
@@ -195,7 +196,7 @@ def serve(settings: Settings, shared_port: int | None = None, *, new_journal: bo
 
 
 def _kafka_socket(settings: Settings) -> socket.socket | None:
-    """The socket for Kafka's clients; None if there is to be none. OSError if another process has the port."""
+    """Return the socket for Kafka's clients; None if turned off. Raises OSError if another process has the port."""
     if settings.kafka_address is None:
         return None
     return bound_socket(*settings.kafka_address, _socket_buffers(settings))
@@ -214,8 +215,8 @@ async def run(
     *,
     new_journal: bool = False,
 ) -> None:
-    """Serve on ``listening``, and once the store is ready on ``shared_port`` and for Kafka's clients on ``kafka`` too,
-    until a signal.
+    """Serve on ``listening`` until a signal; once the store is ready also on ``shared_port``, and for Kafka's clients
+    on ``kafka``.
     """
     hosts = (
         {settings.host}
@@ -247,7 +248,7 @@ async def run(
     stop = _Stop(listener)
     with _signals(stop):
         serving = asyncio.create_task(listener.serve(listening))
-        # Objects of the start stay for good: keep the garbage collector from looking at them.
+        # Objects of the start stay for good: the garbage collector need not look at them.
         gc.disable()
         try:
             public_url = url_of(listening, settings.reachable_host)
@@ -264,7 +265,7 @@ async def run(
                 if settings.zookeeper_connect is not None and settings.controlled_shutdown_enable:
                     stop.hand_over = functools.partial(store.coordinator.hand_over, _HAND_OVER_S)
                 try:
-                    if not listener.is_stopping:  # not announced if it was told to stop while it started
+                    if not listener.is_stopping:  # not announced if it was asked to stop while it started
                         if shared_port is not None:
                             await listener.serve_too(_shared_socket(settings, shared_port))
                         async with _kafka_clients(settings, store, listener, kafka, advertised):
@@ -288,7 +289,7 @@ async def _kafka_clients(
     listening: socket.socket | None,
     advertised: tuple[str, int] | None,
 ) -> AsyncIterator[None]:
-    """Kafka's clients are answered, for as long as the block lasts."""
+    """Serve Kafka's clients, for as long as the block lasts."""
     if listening is None or advertised is None:
         yield
         return
@@ -316,7 +317,7 @@ def _shared_socket(settings: Settings, port: int) -> socket.socket:
 
 
 class _Stop:
-    """Stops the listener. A broker of a cluster hands over first, and answers until then; not at the second call."""
+    """Stops the listener. At the first call a broker of a cluster hands over before that, and serves until then."""
 
     def __init__(self, listener: HttpListener) -> None:
         self._listener = listener
@@ -344,7 +345,7 @@ class _Stop:
 def _announced(settings: Settings, url: str, kafka: str | None, listening: socket.socket | None) -> Iterator[None]:
     """Announce on stdout, and in the file that local tools read, that the store is ready.
 
-    ``kafka``: the host:port that Kafka's clients are told; ``listening``: the socket for them.
+    ``kafka``: the advertised host:port for Kafka's clients; ``listening``: the socket for them.
     """
     file = settings.data / "brokers" / str(settings.broker_id) / ENDPOINT_FILE
     local_filesystem().make_directory(file.parent)
@@ -361,7 +362,9 @@ def _announced(settings: Settings, url: str, kafka: str | None, listening: socke
 
 
 def _kafka_remark(settings: Settings, advertised: str, listening: socket.socket) -> str:
-    """Where the store listens for Kafka's clients if they are told another address, and whether others reach it."""
+    """Return where the store listens for Kafka's clients if the advertised address differs, and whether others reach
+    it.
+    """
     assert settings.kafka_address is not None
     host, port = settings.kafka_address[0], listening.getsockname()[1]
     if is_loopback(host) and not is_loopback(settings.host):

@@ -1,8 +1,8 @@
 """Logs and metrics of the store. Owns the set-up of structlog and every Prometheus metric that is counted as events
-happen; metrics that are computed at a scrape are in ``ingest_api.store_metrics``. Invariants: metrics live in a
-registry of their own, with a bounded number of label values: the first ``CLIENT_LABELS_MAX`` names that clients give
-themselves and the first ``TOPIC_LABELS_MAX`` topics count on their own, the rest as ``other`` and ``(other)``; topics
-are forgotten when they are deleted. Log lines go to stderr, stdout is for answers.
+happen; metrics that are computed at a scrape are in ``ingest_api.store_metrics``. Invariants: metrics are in a separate
+registry, with a bounded number of label values: the first ``CLIENT_LABELS_MAX`` names that clients choose and the first
+``TOPIC_LABELS_MAX`` topics are counted separately, the rest as ``other`` and ``(other)``; topics are forgotten when
+they are deleted. Log lines go to stderr, stdout is for output.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 CLIENT_LABELS_MAX: Final = 100
 OTHER_CLIENT: Final = "other"
 TOPIC_LABELS_MAX: Final = 1_000
-#: Not a legal name.
+#: This is not a legal name.
 OTHER_TOPICS: Final = "(other)"
 METRICS_CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
-# From a fast local fsync (0.1 ms) to a request that waits for a roll (30 s).
+# The buckets go from a fast local fsync (0.1 ms) to a request that waits for a roll (30 s).
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-#: Of an event that strangers can cause as often as they like.
+#: The bound for an event that strangers can cause as often as they like.
 _LINES_PER_SECOND: Final = 5
 _BYTES = tuple(float(4**n) for n in range(5, 14))  # 1 KiB to 64 MiB
 
@@ -76,7 +76,7 @@ class _TopicCounter(Counter):
 
 
 def _label(name: str, known: set[str], known_max: int, other: str) -> str:
-    """``name`` if it is one of the first ``known_max``."""
+    """Return ``name`` if it is one of the first ``known_max``, else ``other``."""
     if name in known:
         return name
     with _labels_lock:
@@ -87,9 +87,8 @@ def _label(name: str, known: set[str], known_max: int, other: str) -> str:
 
 
 class FewLines:
-    """Lines of one event: a few each second, and how many others there were. Strangers must not fill the disk.
-
-    For the event loop.
+    """Lines of one event: a few each second, and the number of the others. Strangers must not fill the disk. It is for
+    the event loop.
     """
 
     def __init__(self, write: Callable[..., object], event: str) -> None:
@@ -239,7 +238,7 @@ DELETED_FILE_BYTES: Final = _TopicCounter(
 
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
-# Without local variables, because they hold records.
+# They have no local variables, because these hold records.
 _PLAIN_TRACEBACKS: Final = structlog.processors.ExceptionRenderer(
     structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
 )
@@ -257,12 +256,14 @@ _TOPIC_METRICS: Final = (
     DELETED_FILE_BYTES,
 )
 
-#: Fields of the request that is being answered, for every line logged meanwhile.
+#: Fields of the request that is being handled, for every line logged meanwhile.
 LOG_FIELDS: Final[ContextVar[Mapping[str, str]]] = ContextVar("log_fields", default={})  # noqa: B039 - never changed
 
 
 def client_label(client_id: str | None) -> str:
-    """The label of a client's name: itself for the first ``CLIENT_LABELS_MAX`` names, then ``other``; "" if unnamed."""
+    """Return the label of a client's name: itself for the first ``CLIENT_LABELS_MAX`` names, then ``other``; "" if
+    unnamed.
+    """
     return _label(client_id, _clients, CLIENT_LABELS_MAX, OTHER_CLIENT) if client_id else ""
 
 
@@ -274,12 +275,12 @@ def forget_topic(topic: str) -> None:
 
 
 def render_metrics() -> bytes:
-    """All counted metrics in Prometheus' text format, of type ``METRICS_CONTENT_TYPE``."""
+    """Return all counted metrics in Prometheus' text format, of type ``METRICS_CONTENT_TYPE``."""
     return generate_latest(REGISTRY)
 
 
 def _with_log_fields(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    # One variable for all fields: structlog has one for each, and setting those takes longer than many a request.
+    # One variable has all fields: structlog has one for each, and setting those takes longer than many a request.
     return {**LOG_FIELDS.get(), **event}
 
 

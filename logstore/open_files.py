@@ -4,24 +4,24 @@ file stops the store.
 
 import resource
 
-# Files of the journal, what readers and rolls have open for a moment, and what Python and its libraries hold. A topic
-# holds none while nobody reads it, so that their number does not count.
+# Files of the journal, files that readers and rolls open for a moment, and those of Python and its libraries. A topic
+# has none open while nobody reads it, so the number of topics does not count.
 _OTHERS = 256
 
 
 def open_files_limit() -> int | None:
-    """The soft limit of this process (``ulimit -n``); None if there is no limit."""
+    """Return the soft limit of this process (``ulimit -n``); None if it has no limit."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if files == resource.RLIM_INFINITY else files
 
 
 def connections_within(max_connections: int, limit: int | None) -> int:
-    """How many connections are taken: ``max.connections``, or three quarters of ``limit``."""
+    """Return how many connections are accepted: ``max.connections``, or three quarters of ``limit``."""
     return max_connections if limit is None else min(max_connections, limit * 3 // 4)
 
 
 def open_files_shortage(limit: int | None, max_connections: int) -> str | None:
-    """Why ``limit`` is too low for a store, and a remedy; None if it is high enough."""
+    """Return why ``limit`` is too low for a store, and a remedy; None if it is high enough."""
     if limit is None:
         return None
     needed = max(-(-max_connections * 4 // 3), max_connections + _OTHERS)

@@ -1,4 +1,4 @@
-"""Settings of the server process's allocators: a small process that gives memory back after a burst."""
+"""Settings of the server process's allocators: the process is small and gives memory back after a burst."""
 
 import contextlib
 import ctypes
@@ -10,7 +10,7 @@ from typing import Final
 from logstore.limits import MIB
 
 # glibc raises this bound to the largest block that it has seen freed, and keeps every smaller block for good. A bound
-# that is set stays. Smaller blocks are reused so often that mapping each anew costs more than it gives back.
+# that was set stays. Smaller blocks are reused so often that mapping each again costs more than it gives back.
 _MMAP_THRESHOLD_BYTES: Final = 4 * MIB
 # The end of an arena's heap goes back to the system only when this much is free, so that it is not fetched again page
 # by page.
@@ -25,8 +25,8 @@ _M_ARENA_MAX: Final = -8
 def tune_allocators() -> None:
     """Set the bounds of malloc, and Arrow's allocator. Call it before pyarrow is imported.
 
-    Arrow's memory comes from jemalloc, where its wheels have one: with the others a burst of large requests or a roll
-    leaves 50 to 100 MB. ``ARROW_DEFAULT_MEMORY_POOL`` decides if it is set.
+    Arrow's memory comes from jemalloc if its wheel has one: with the others a burst of large requests or a roll leaves
+    50 to 100 MB. ``ARROW_DEFAULT_MEMORY_POOL`` decides if it is set.
     """
     if sys.platform == "linux" and platform.machine() == "x86_64":
         os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "jemalloc")

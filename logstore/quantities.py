@@ -1,8 +1,8 @@
 """Times, durations and sizes as people write them, read into milliseconds and bytes.
 
 Owns the notation that the command line, HTTP, settings, topic configuration and ``read_offsets`` share. Every time is
-UTC unless it says its own offset: a client and a store in different zones read the same text as the same time. The
-current time is passed in. Text that cannot be read raises ValueError with a sentence for the user.
+UTC unless it has an offset: a client and a store in different zones read the same text as the same time. The current
+time is passed in. Text that cannot be read raises ValueError with a sentence for the user.
 """
 
 import re
@@ -11,7 +11,7 @@ from datetime import UTC, date, datetime, timedelta
 
 from logstore.limits import TIMESTAMP_MS_MAX, TIMESTAMP_MS_MIN
 
-#: For messages and help.
+#: These texts are for messages and help.
 TIME_FORMS = "2026-11-21T08:00:00Z, 2026-11-21, now, today, yesterday, -1h, -7d or ms since 1970"
 DURATION_FORMS = "7d, 12h, 1h30m, 500ms"
 SIZE_FORMS = "64MiB, 1GiB"
@@ -31,14 +31,14 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def duration_ms(text: str) -> int:
-    """``7d``, ``12h``, ``1h30m``, ``500ms`` (units w, d, h, m, s, ms) in ms."""
+    """Convert ``7d``, ``12h``, ``1h30m``, ``500ms`` (units w, d, h, m, s, ms) to ms."""
     if not _DURATION.fullmatch(text):
         raise ValueError(f"'{text}' is no duration: give one such as {DURATION_FORMS}")
     return sum(int(amount) * _UNITS_MS[unit] for amount, unit in _AMOUNT.findall(text))
 
 
 def size_bytes(text: str) -> int:
-    """``64MiB``, ``1GiB`` (powers of 1024), ``10MB`` (of 1000) in bytes."""
+    """Convert ``64MiB``, ``1GiB`` (powers of 1024), ``10MB`` (of 1000) to bytes."""
     found = _SIZE.fullmatch(text)
     if found is None or found[2] not in _UNITS_BYTES:
         raise ValueError(f"'{text}' is no size: give one such as {SIZE_FORMS}")
@@ -46,7 +46,7 @@ def size_bytes(text: str) -> int:
 
 
 def timestamp_ms(text: str, now_ms: int) -> int:
-    """A time in ms since 1970-01-01T00:00:00Z: ``TIME_FORMS``, ISO 8601 in general.
+    """Convert a time to ms since 1970-01-01T00:00:00Z: ``TIME_FORMS``, ISO 8601 in general.
 
     A fraction of a millisecond is rounded up: records have whole milliseconds, and lookups want the first record at or
     after a time.
@@ -67,7 +67,7 @@ def timestamp_ms(text: str, now_ms: int) -> int:
 
 
 def datetime_ms(moment: date) -> int:
-    """As ``timestamp_ms`` of a date (its midnight) or a datetime; in UTC if it has no zone."""
+    """Convert a date (its midnight) or a datetime like ``timestamp_ms``; in UTC if it has no zone."""
     if not isinstance(moment, datetime):
         moment = datetime(moment.year, moment.month, moment.day, tzinfo=UTC)
     elif moment.utcoffset() is None:

@@ -2,7 +2,7 @@
 
 Owns the names: a field ``journal_max_bytes`` is ``journal.max.bytes`` in the file (quoted or not) and
 ``LOGSTORE_JOURNAL_MAX_BYTES`` in the environment. The store's defaults for topic keys have Kafka's names
-(``broker_defaults``), or stand in the file's table ``[topic]`` or in ``LOGSTORE_TOPIC_<KEY>``. A misspelt name is
+(``broker_defaults``), or are in the file's table ``[topic]`` or in ``LOGSTORE_TOPIC_<KEY>``. A misspelt name is
 refused, never ignored.
 """
 
@@ -25,7 +25,7 @@ from logstore.quantities import DURATION_FORMS, SIZE_FORMS, duration_ms, size_by
 from logstore.settings_sources import DEFAULTS_FIELDS, ENV_PREFIX, from_environment, from_file
 from logstore.topic_config import ConfigKind, nearest, validate_overrides
 
-#: The values that a setting takes in words, by pydantic's name of the error.
+#: The allowed values of a setting in words, by pydantic's name of the error.
 _TAKES = {
     "bool_parsing": "it takes true or false",
     "bool_type": "it takes true or false",
@@ -47,7 +47,7 @@ _KAFKA_IDLE_MS = 600_000
 _SECRET_LENGTH_MIN = 16
 _DURATION = (duration_ms, f"it takes a whole number of ms, or a duration such as {DURATION_FORMS}")
 _SIZE = (size_bytes, f"it takes a whole number of bytes, or a size such as {SIZE_FORMS}")
-#: Units, by the last word of a setting's name.
+#: The units by the last word of a setting's name.
 _UNITS: Mapping[str, tuple[Callable[[str], int], str]] = {
     "ms": _DURATION,
     "bytes": _SIZE,
@@ -57,10 +57,10 @@ _UNITS: Mapping[str, tuple[Callable[[str], int], str]] = {
 
 
 class Settings(BaseSettings):
-    """The settings of one broker process; immutable. Sizes in bytes.
+    """The settings of one broker process; immutable. Sizes are in bytes.
 
-    Raises pydantic.ValidationError for a value that does not fit, InvalidConfigError for a file or variable that cannot
-    be read or is misspelt. ``load_settings`` turns both into InvalidConfigError.
+    Raises pydantic.ValidationError for a value that does not fit, and InvalidConfigError for a file or variable that
+    cannot be read or is misspelt. ``load_settings`` turns both into InvalidConfigError.
     """
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX, validate_default=True)
@@ -386,7 +386,7 @@ class Settings(BaseSettings):
     @field_validator("*", mode="before")
     @classmethod
     def _read_units(cls, value: object, info: ValidationInfo) -> object:
-        """``60s`` of a time, ``64MiB`` of a size; a number is left to pydantic."""
+        """Convert ``60s`` for a time, ``64MiB`` for a size; a number is left to pydantic."""
         if not isinstance(value, str) or value.strip().lstrip("+-").isdecimal():
             return value
         units = _UNITS.get((info.field_name or "").rpartition("_")[2])
@@ -491,7 +491,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_cluster(self) -> Self:
-        # One node does not know its journal again, so that another directory would pass for an empty one.
+        # A store of one node does not recognise its journal, so it would take another directory for an empty one.
         if self.log_dirs is not None and self.zookeeper_connect is None:
             raise ValueError("log.dirs is for a broker of a cluster: set zookeeper.connect, or leave log.dirs out")
         return self
@@ -529,11 +529,11 @@ class Settings(BaseSettings):
 
     @property
     def kafka_address(self) -> tuple[str, int] | None:
-        """Where to listen for Kafka's clients; None: nowhere."""
+        """The address on which to listen for Kafka's clients; None for no listener."""
         return host_and_port(self.kafka_listeners) if self.kafka_listeners else None
 
     def kafka_advertised(self, port: int) -> tuple[str, int]:
-        """The host and port that Kafka's clients are told; ``port`` is the one that is listened on."""
+        """Return the host and port that are advertised to Kafka's clients; ``port`` is the one that is listened on."""
         if self.kafka_advertised_listeners is not None:
             return host_and_port(self.kafka_advertised_listeners)
         host, _ = host_and_port(self.kafka_listeners)
@@ -543,15 +543,15 @@ class Settings(BaseSettings):
 
     @property
     def kafka_idle_ms(self) -> int:
-        """After this an idle connection of a Kafka client is closed: Kafka's default, since its clients close theirs
-        after nine minutes and may lose a request that meets an end of ours.
+        """The time after which an idle connection of a Kafka client is closed. It is Kafka's default, since its clients
+        close theirs after nine minutes and may lose a request if we close the connection at that moment.
         """
         given = "connections_max_idle_ms" in self.model_fields_set
         return self.connections_max_idle_ms if given else _KAFKA_IDLE_MS
 
     @property
     def topic_journal_bytes_max(self) -> int:
-        """Bytes that the journal may hold of one topic."""
+        """The bytes that the journal may hold for one topic."""
         return self.journal_topic_max_bytes or max(1, self.journal_max_bytes // 4)
 
     @property
@@ -561,7 +561,7 @@ class Settings(BaseSettings):
 
     @property
     def location(self) -> str:
-        """URI of the data directory for readers, without a slash at its end."""
+        """The URI of the data directory for readers, without a slash at its end."""
         return self.data_location or self.data.resolve().as_uri()
 
     @classmethod
@@ -581,9 +581,8 @@ class Settings(BaseSettings):
 
 
 def load_settings(**given: Any) -> Settings:
-    """Settings with ``given`` on top; a given None means "not given".
-
-    Raises InvalidConfigError naming the setting, its value and what is wrong with it.
+    """Return settings with ``given`` on top; a given None means "not given". Raises InvalidConfigError naming the
+    setting, its value and what is wrong with it.
     """
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
@@ -592,8 +591,8 @@ def load_settings(**given: Any) -> Settings:
 
 
 def with_kafka_port(settings: Settings, port: int | None, host: str) -> Settings:
-    """The settings with ``port`` for Kafka's clients, on ``host``, or on that of ``kafka.listeners`` where somebody has
-    set it; with None the settings as they are.
+    """Return the settings with ``port`` for Kafka's clients, on ``host``, or on that of ``kafka.listeners`` if it was
+    set; with None return the settings as they are.
     """
     if port is None:
         return settings
@@ -604,18 +603,18 @@ def with_kafka_port(settings: Settings, port: int | None, host: str) -> Settings
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Of ``host:port``; an IPv6 address without its brackets."""
+    """Split ``host:port``; an IPv6 address is returned without its brackets."""
     host, _, port = address.rpartition(":")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def address_of(host: str, port: int) -> str:
-    """The inverse of ``host_and_port``."""
+    """Do the inverse of ``host_and_port``."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _kafka_address(value: str, port_min: int) -> str:
-    """``host:port`` of Kafka's form of a listener. ValueError."""
+    """Return the ``host:port`` of a listener in Kafka's form. Raises ValueError."""
     if "," in value:
         raise ValueError("it takes one address")
     protocol, separator, rest = value.strip().rpartition("://")
@@ -624,18 +623,18 @@ def _kafka_address(value: str, port_min: int) -> str:
     found = _KAFKA_ADDRESS.fullmatch(rest)
     if found is None or not port_min <= int(found["port"]) <= 65_535:
         raise ValueError("it takes host:port, such as 127.0.0.1:9092")
-    # Kafka takes a listener without a host for all addresses.
+    # In Kafka a listener without a host means all addresses.
     return rest if found["host"] else f"0.0.0.0:{found['port']}"
 
 
 def setting_name(field: str) -> str:
-    """The spelling in the configuration file: dots between words, as Kafka has it."""
+    """Return the spelling in the configuration file: dots between words, as in Kafka."""
     # TOML allows no `data.location` beside `data`.
     return field if field == "data_location" else field.replace("_", ".")
 
 
 def plain_settings() -> dict[str, str]:
-    """The fields of single settings, by their names in the file: all but the two tables of defaults."""
+    """Return the fields of single settings, by their names in the file: all except the two tables of defaults."""
     return {setting_name(field): field for field in Settings.model_fields if field not in DEFAULTS_FIELDS}
 
 
@@ -651,18 +650,18 @@ def _explain(error: ValidationError) -> Iterator[str]:
         else:
             limits = problem.get("ctx", {})
             takes = _TAKES.get(problem["type"], text).format_map(limits)
-            # A secret is shown nowhere, not even a wrong one.
+            # A secret is never shown, not even a wrong one.
             given = "what was given" if problem["loc"][0] in secret_settings() else f"'{problem['input']}'"
             yield f"{setting_name(str(problem['loc'][0]))} cannot be {given}: {takes}"
 
 
 def secret_settings() -> set[str]:
-    """Fields that hold a secret: those whose type is SecretStr."""
+    """Return the fields that hold a secret: their type is SecretStr."""
     return {name for name, field in Settings.model_fields.items() if "SecretStr" in str(field.annotation)}
 
 
 def setting_kind(field: str) -> ConfigKind:
-    """Kafka's name of the type of a setting's values."""
+    """Return Kafka's name of the type of a setting's values."""
     annotation: Any = Settings.model_fields[field].annotation
     if get_origin(annotation) is UnionType:
         (annotation,) = (one for one in get_args(annotation) if one is not NoneType)
@@ -673,5 +672,5 @@ def setting_kind(field: str) -> ConfigKind:
 
 
 def setting_description(field: str) -> str:
-    """A setting in a sentence or two, as docs/configuration.md has it."""
+    """Return the description of a setting in a sentence or two, as in docs/configuration.md."""
     return Settings.model_fields[field].description or ""

@@ -1,6 +1,5 @@
-"""The two places that settings are read from besides arguments: ``LOGSTORE_*`` variables and a TOML file.
-
-Owns the spelling of names in both, and which unknown names are refused.
+"""The two sources of settings besides arguments: ``LOGSTORE_*`` variables and a TOML file. Owns the spelling of names
+in both, and which unknown names are refused.
 """
 
 import difflib
@@ -16,18 +15,18 @@ from logstore.topic_config import CONFIG_KEYS, nearest
 
 ENV_PREFIX = "LOGSTORE_"
 CONFIG_FILE = Path("conf/logstore.toml")
-#: Fields that hold defaults of topic keys, and are no settings of one name.
+#: Fields with the defaults of topic keys; they are not single settings.
 DEFAULTS_FIELDS = ("broker_defaults", "topic_defaults")
 _TOPIC_PREFIX = "topic."
 
 
 def variable_name(setting: str) -> str:
-    """The environment variable of a setting, as it is spelt in the file."""
+    """Return the environment variable of a setting, which is spelt as in the file."""
     return f"{ENV_PREFIX}{setting.upper().replace('.', '_')}"
 
 
 def from_environment(environment: Mapping[str, str], fields: Mapping[str, str]) -> dict[str, Any]:
-    """The values of ``fields``, by setting, and of the tables of defaults.
+    """Return the values of ``fields``, by setting, and of the tables of defaults.
 
     Raises InvalidConfigError for a name close to a setting's, as misspelt, and for Kafka's settings without meaning
     here. Other names are ignored.
@@ -56,9 +55,8 @@ def from_environment(environment: Mapping[str, str], fields: Mapping[str, str]) 
 
 
 def from_file(named: str | None, fields: Mapping[str, str]) -> dict[str, Any]:
-    """The same from the TOML file ``named``, else ``./conf/logstore.toml`` if it is there; no unknown name is ignored.
-
-    Raises InvalidConfigError.
+    """Return the same from the TOML file ``named``, else ``./conf/logstore.toml`` if it exists; no unknown name is
+    ignored. Raises InvalidConfigError.
     """
     try:
         path = local_path(named) if named else CONFIG_FILE
@@ -96,7 +94,7 @@ def from_file(named: str | None, fields: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """TOML reads ``journal.max.bytes = 1`` as tables in tables: back to dotted names."""
+    """Yield dotted names and values: TOML reads ``journal.max.bytes = 1`` as tables in tables."""
     for name, value in table.items():
         if isinstance(value, dict):
             yield from _flatten(value, f"{prefix}{name}.")

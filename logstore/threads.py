@@ -1,4 +1,4 @@
-"""Threads: the server starts all of its own here, where a simulation puts workers that it runs by itself."""
+"""Threads: the server starts all of its threads here, and a simulation replaces them by workers that it runs itself."""
 
 import contextlib
 import os
@@ -25,13 +25,13 @@ _threads = Threads()
 
 
 def threads() -> Threads:
-    """Return what makes the threads of this process."""
+    """Return the maker of the threads of this process."""
     return _threads
 
 
 @contextlib.contextmanager
 def replaced(by: Threads) -> Iterator[None]:
-    """Start no thread, but give work to ``by``, for what is made while the block runs."""
+    """Start no threads while the block runs, but give their work to ``by``."""
     global _threads  # noqa: PLW0603 - one for the process, as chance is
     before, _threads = _threads, by
     try:
@@ -41,7 +41,7 @@ def replaced(by: Threads) -> Iterator[None]:
 
 
 def _step_back(niceness: int) -> None:
-    """Lower the priority of the calling thread, where a thread has one of its own."""
+    """Lower the priority of the calling thread, if a thread can have a separate one."""
     if niceness and sys.platform == "linux":
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + niceness)

@@ -20,7 +20,7 @@ LONG_MAX = 2**63 - 1
 INT_MAX = 2**31 - 1
 
 Value = bool | int | float | str | frozenset[str]
-#: Kafka's names of the types of values; those of secrets are passwords.
+#: Kafka's names of the types of values; secrets have the type password.
 ConfigKind = Literal["boolean", "int", "long", "double", "string", "list", "password"]
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
@@ -32,9 +32,8 @@ _UNITS: Mapping[str, tuple[Callable[[str], int], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class ConfigKey:
-    """One key: ``kind`` is Kafka's type name, ``takes`` says in words which values are allowed.
-
-    ``parse`` turns text into the checked value (ValueError if it does not take it), ``format`` back into normal text.
+    """One key: ``kind`` is Kafka's type name, ``takes`` says in words which values are allowed. ``parse`` turns text
+    into the checked value (raises ValueError if it is not allowed), ``format`` back into normal text.
     """
 
     name: str
@@ -56,7 +55,9 @@ def _no_unit(text: str) -> int:
 
 
 def _integer(name: str, default: int, low: int, high: int, doc: str) -> ConfigKey:
-    """A number; of a ``*.ms`` key also a duration, of a ``*.bytes`` key a size, both stored as the number."""
+    """Return a key for a number. A ``*.ms`` key also accepts a duration, a ``*.bytes`` key a size; both are stored as
+    the number.
+    """
     read_unit, forms = _UNITS.get(name.rpartition(".")[2], (_no_unit, ""))
 
     def parse(text: str) -> int:
@@ -241,7 +242,7 @@ _PARQUET_CODECS = {"producer": "zstd", "uncompressed": "none"}
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """The effective configuration of one topic. Times in ms, sizes in bytes; -1 as retention is "no bound"."""
+    """The effective configuration of one topic. Times are in ms, sizes in bytes; -1 as retention means "no bound"."""
 
     segment_bytes: int
     segment_ms: int
@@ -265,11 +266,11 @@ class TopicConfig:
 
     @classmethod
     def parse(cls, overrides: Mapping[str, str], defaults: Mapping[str, str] | None = None) -> Self:
-        """A topic's overrides over the store's defaults over those of ``CONFIG_KEYS``.
+        """Combine a topic's overrides with the store's defaults and those of ``CONFIG_KEYS``, in this order of
+        precedence.
 
-        An empty value is a key that is not set (a table property cannot be taken away, only emptied).
-
-        Raises InvalidConfigError naming the key, the value and what the key takes.
+        An empty value is a key that is not set (a table property cannot be removed, only emptied). Raises
+        InvalidConfigError naming the key, the value and the allowed values.
         """
         texts = {key.name: key.default for key in CONFIG_KEYS}
         for layer in (defaults or {}, overrides):
@@ -284,8 +285,8 @@ class TopicConfig:
 
     @staticmethod
     def usable(overrides: Mapping[str, str], defaults: Mapping[str, str] | None = None) -> dict[str, str]:
-        """``overrides`` without the values that ``parse`` refuses. Such values were set with ALTER TABLE, not through
-        the store.
+        """Return ``overrides`` without the values that ``parse`` refuses. Such values were set with ALTER TABLE, not
+        through the store.
         """
         kept: dict[str, str] = {}
         for name in sorted(overrides):
@@ -297,12 +298,12 @@ class TopicConfig:
         return kept
 
     def as_strings(self) -> dict[str, str]:
-        """Every key in Kafka's spelling with its value's normal text, in the order of ``CONFIG_KEYS``."""
+        """Return every key in Kafka's spelling with its value's normal text, in the order of ``CONFIG_KEYS``."""
         return {key.name: key.format(getattr(self, key.field)) for key in CONFIG_KEYS}
 
     @property
     def compacted(self) -> bool:
-        """Whether records must have a key, because compaction keeps the latest one of each."""
+        """True if records must have a key, because compaction keeps the latest one of each."""
         return "compact" in self.cleanup_policy
 
     @property
@@ -316,7 +317,7 @@ class TopicConfig:
 
     @property
     def string_keys(self) -> bool:
-        """Whether keys in JSON are texts, stored without their quotes."""
+        """True if keys in JSON are texts, stored without their quotes."""
         return self.key_format == "string"
 
     @property
@@ -326,7 +327,7 @@ class TopicConfig:
 
 
 def config_key(name: str) -> ConfigKey:
-    """The key called ``name``; InvalidConfigError names the nearest one if there is none."""
+    """Return the key called ``name``. Raises InvalidConfigError, which names the nearest one, if it does not exist."""
     try:
         return _KEYS[name]
     except KeyError:
@@ -334,14 +335,14 @@ def config_key(name: str) -> ConfigKey:
 
 
 def validate_overrides(overrides: Mapping[str, str]) -> dict[str, str]:
-    """Checked overrides in their normal text; InvalidConfigError for an unknown key or a wrong value."""
+    """Return checked overrides in their normal text. Raises InvalidConfigError for an unknown key or a wrong value."""
     normal = {name: config_key(name).format(_parse_value(name, text)) for name, text in overrides.items()}
     TopicConfig.parse(normal)
     return normal
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Advice for a misspelt name: the nearest known one, or all of them."""
+    """Return advice for a misspelt name: the nearest known one, or all of them."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return f"did you mean '{close[0]}'?" if close else f"the keys are {', '.join(names)}"

@@ -11,9 +11,11 @@ import gc
 import logging
 import os
 import resource
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -45,6 +47,11 @@ for name, number in examples.PROFILES.items():
     settings.register_profile(name, max_examples=number, deadline=None)
 settings.load_profile(examples.DEFAULT)
 
+
+# Directories of tests are in memory if it has room for them: an fsync of a disk takes longer than most tests.
+_MEMORY, _ROOM_BYTES = Path("/dev/shm"), 8 * 1024**3
+if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free >= _ROOM_BYTES:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
 #: Stores of tests listen for Kafka's clients where a test asks for it: their default port is one for the machine.
 _NO_KAFKA = "LOGSTORE_KAFKA_LISTENERS"

@@ -1,4 +1,4 @@
-"""Programs that load a server, each a process of its own: a specification as JSON on stdin, a result on stdout.
+"""Programs that load a server, each in a separate process: a specification as JSON on stdin, a result on stdout.
 
-``confluent`` runs in .venv-bench, where nothing of this project is installed: it imports ``result`` and no more.
+``confluent_client`` runs in .venv-bench, where nothing of this project is installed: it imports only ``result``.
 """

@@ -1,7 +1,7 @@
 """The Python client while brokers come and go: a producer at a fixed rate, and a consumer of a group beside it.
 
 A record's wait counts from the time it was due until it is acknowledged. Errors are those that a program would see:
-exceptions of the clients' methods, and of deliveries. In the end the consumer must have come to the end of each
+exceptions of the clients' methods, and of deliveries. In the end the consumer must have reached the end of each
 partition without a gap.
 """
 
@@ -30,7 +30,7 @@ class _Reading(threading.Thread):
         super().__init__()
         self._spec = spec
         self._errors = errors
-        #: Where the partitions end, once nothing is produced any more.
+        #: The ends of the partitions, once nothing is produced any more.
         self.ends: dict[int, int] | None = None
         self.give_up = float("inf")
 
@@ -57,7 +57,10 @@ class _Reading(threading.Thread):
 
 
 def run(spec: dict[str, Any]) -> None:
-    """``spec``: url, topic, partitions, rate (records a second), seconds (at most), until (the file that ends it)."""
+    """Run the load.
+
+    ``spec`` has url, topic, partitions, rate (records per second), seconds (at most), until (the file that ends it).
+    """
     waits = array("d")
     errors: list[str] = []
     until = Path(spec["until"])

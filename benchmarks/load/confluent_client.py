@@ -16,7 +16,7 @@ _KEYS = 100_000
 
 
 def produce(spec: dict[str, Any]) -> None:
-    """As many records as fit into the seconds, one call each, until all are acknowledged."""
+    """Produce as many records as fit into the seconds, one per call, until all are acknowledged."""
     failures: list[str] = []
 
     def on_delivery(error: KafkaError | None, _message: Message) -> None:
@@ -60,7 +60,7 @@ def produce(spec: dict[str, Any]) -> None:
 
 
 def latency(spec: dict[str, Any]) -> None:
-    """A record each time one is due; its latency counts from then to its delivery report."""
+    """Produce a record each time one is due; its latency counts from then to its delivery report."""
     precise_timers()
     producer = Producer(
         {**_common(spec), "linger.ms": 0, "socket.nagle.disable": True, "partitioner": "murmur2_random"}
@@ -77,7 +77,7 @@ def latency(spec: dict[str, Any]) -> None:
     serving.start()
     records = zip(cycle(_keys(spec)), cycle(_values(spec)), strict=False)
     count = int(spec["rate"] * spec["seconds"])
-    # The first record finds the topic's leader.
+    # The first record looks up the topic's leader.
     producer.produce(spec["topic"], b"first")
     producer.flush(30)
     began = time.monotonic() + 0.05
@@ -104,7 +104,7 @@ def latency(spec: dict[str, Any]) -> None:
 
 
 def consume(spec: dict[str, Any]) -> None:
-    """The whole topic from its beginning, an object a record, its key and value looked at."""
+    """Consume the whole topic from its beginning, an object per record, and access its key and value."""
     consumer = Consumer(
         {**_common(spec), "group.id": "bench", "enable.auto.commit": False, "fetch.queue.backoff.ms": 5}
     )
@@ -136,7 +136,7 @@ def _values(spec: dict[str, Any]) -> list[bytes]:
 
 
 def _keys(spec: dict[str, Any]) -> list[bytes | None]:
-    # A prime stride: neighbours are not alike, and the loop of keys is no multiple of that of values.
+    # The prime stride makes neighbours differ, and the loop of keys is no multiple of that of values.
     return [b'"user-%06d"' % (7919 * number % _KEYS) for number in range(_KEYS - 1)] if spec["keyed"] else [None]
 
 

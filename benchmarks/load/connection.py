@@ -1,4 +1,4 @@
-"""Kept HTTP/1.1 connections that do as little as they can: of an answer they read status and length."""
+"""Kept HTTP/1.1 connections that do as little as they can: they parse only status and length of a response."""
 
 import socket
 import time
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Target:
-    """A server with ``paths`` that are posted to in turn. ``spec``: host, port, paths."""
+    """A server with ``paths`` that are posted to in turn. ``spec`` has host, port, paths."""
 
     def __init__(self, spec: dict[str, Any], content_type: str) -> None:
         self.host, self.port = spec["host"], spec["port"]
@@ -17,12 +17,12 @@ class Target:
         self._rest = f" HTTP/1.1\r\nHost: {self.host}:{self.port}\r\nContent-Type: {content_type}\r\nContent-Length: "
 
     def head(self, body: bytes) -> bytes:
-        """The head of the next request."""
+        """Return the head of the next request."""
         return f"POST {next(self._paths)}{self._rest}{len(body)}\r\n\r\n".encode()
 
 
 def connections_to(targets: list[Target], count: int) -> "Iterator[tuple[Target, Connection]]":
-    """About ``count``, each target by its number of paths, and at least one."""
+    """Yield about ``count`` connections, for each target in proportion to its paths, and at least one."""
     paths = sum(target.share for target in targets)
     for target in targets:
         for _ in range(max(1, round(count * target.share / paths))):
@@ -30,7 +30,7 @@ def connections_to(targets: list[Target], count: int) -> "Iterator[tuple[Target,
 
 
 class Connection:
-    """One request at a time. ``began`` is when its first byte was sent."""
+    """A connection with one request at a time. ``began`` is when its first byte was sent."""
 
     def __init__(self, host: str, port: int) -> None:
         self.socket = socket.create_connection((host, port))
@@ -47,7 +47,7 @@ class Connection:
         return self.socket.fileno()
 
     def send(self, head: bytes, body: bytes) -> bool:
-        """Begin a request; whether all of it is sent."""
+        """Begin a request; return True if all of it is sent."""
         self.began = time.monotonic()
         self._head, self._missing = b"", -1
         sent = self.socket.sendmsg([head, body])
@@ -65,7 +65,7 @@ class Connection:
         return True
 
     def receive(self, buffer: bytearray) -> bool:
-        """Take what is there; whether the answer is whole."""
+        """Take the received bytes; return True if the response is complete."""
         try:
             size = self.socket.recv_into(buffer)
         except BlockingIOError:
@@ -82,7 +82,7 @@ class Connection:
         return self._missing == 0
 
     def _parse_head(self, end: int) -> int:
-        """Bytes of the answer's body that have come with the head."""
+        """Parse the head; return how many bytes of the response's body came with it."""
         lines = self._head[:end].lower().split(b"\r\n")
         fields = dict(line.split(b": ", 1) for line in lines[1:])
         self.status = int(lines[0][9:12])

@@ -1,7 +1,7 @@
 """Many streams of Server-Sent Events on one topic, and records produced to it at a fixed rate.
 
-A record's latency counts from the time at which it was due to be produced to the time at which a client has its event.
-Every client must get every record in order: the sequences of all are compared by their hashes.
+A record's latency counts from the time at which it was due to be produced until a client has its event. Every client
+must get every record in order: the hashes of their sequences are compared.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ import uvloop
 
 from benchmarks.load.result import print_result, read_specification
 
-# How long the last records may be on their way.
+# Seconds that the last records may be under way.
 _LAST_SECONDS = 20.0
 _CONNECTING_AT_ONCE = 50
 
 
 class _Client(asyncio.Protocol):
-    """Takes events as they come; of each it reads the due time in its value."""
+    """Receives events, and reads the due time in the value of each."""
 
     def __init__(self, request: bytes, latencies: "array[float]") -> None:
         self._request = request
@@ -31,7 +31,7 @@ class _Client(asyncio.Protocol):
         self.records = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
@@ -118,7 +118,9 @@ async def _run(spec: dict[str, Any]) -> None:
 
 
 def run(spec: dict[str, Any]) -> None:
-    """``spec``: host, port, topic, streams, rate (records a second), value_bytes, connections (of the producer),
+    """Run the load.
+
+    ``spec`` has host, port, topic, streams, rate (records per second), value_bytes, connections (of the producer),
     seconds.
     """
     uvloop.run(_run(spec))

@@ -1,6 +1,6 @@
 """Read a topic from its beginning to its end as Arrow, a connection and a thread for each partition, again and again.
 
-Answers are opened as Arrow columns (without a copy) and counted; no record becomes an object.
+Responses are opened as Arrow columns (without a copy) and counted; no record becomes an object.
 """
 
 import socket
@@ -22,7 +22,7 @@ class Reader:
         self.records = 0
 
     def read_all(self) -> None:
-        """Once from offset 0 to the high watermark."""
+        """Read once from offset 0 to the high watermark."""
         offset, end = 0, 1
         while offset < end:
             line = f"GET {self._path}{offset} HTTP/1.1\r\nHost: {self._host}\r\n"
@@ -53,7 +53,10 @@ class Reader:
 
 
 def run(spec: dict[str, Any]) -> None:
-    """``spec``: host, port, topic, partitions, max_bytes (of an answer), seconds (no pass begins after them)."""
+    """Run the load.
+
+    ``spec`` has host, port, topic, partitions, max_bytes (of a response), seconds (no pass begins after them).
+    """
     readers = [Reader(spec, partition) for partition in range(spec["partitions"])]
     failures: list[BaseException] = []
 

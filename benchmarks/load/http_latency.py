@@ -1,7 +1,7 @@
-"""Single-record requests at a fixed rate: an open loop, so that a slow answer does not slow down what follows it.
+"""Single-record requests at a fixed rate: an open loop, so that a slow response does not slow down the next requests.
 
-A request's latency counts from the time it was due, whether it could go out then or all connections were taken. The
-answers' times can be kept in a file: pairs of doubles, due time (CLOCK_MONOTONIC) and latency, in seconds.
+A request's latency counts from the time it was due, even if it had to wait for a connection. The times can be kept in a
+file: pairs of doubles, due time (CLOCK_MONOTONIC) and latency, in seconds.
 """
 
 import select
@@ -17,8 +17,8 @@ from benchmarks.load.result import precise_timers, print_result, read_specificat
 
 
 def run(spec: dict[str, Any]) -> None:
-    """``spec``: servers (each host, port, paths), content_type, bodies (taken in turn), connections, rate (requests a
-    second), seconds, keep (a file or nothing).
+    """Run the load. ``spec`` has servers (each host, port, paths), content_type, bodies (taken in turn), connections,
+    rate (requests per second), seconds, keep (a file or nothing).
     """
     precise_timers()
     bodies = cycle([Path(name).read_bytes() for name in spec["bodies"]])

@@ -1,7 +1,7 @@
-"""POST bodies made beforehand over kept connections, each as fast as its answers come: one thread and epoll.
+"""POST bodies made beforehand over kept connections, each as fast as its responses come: one thread and epoll.
 
-It shares two cores with the server, so it does as little as it can: nothing is encoded, copied or parsed beyond an
-answer's status and length. A 429 is waited out for its ``Retry-After``, as a client should, and counted.
+It shares two cores with the server, so it does as little as it can: nothing is encoded, copied or parsed beyond a
+response's status and length. After a 429 it waits for the ``Retry-After``, as a client should, and counts it.
 """
 
 import select
@@ -18,8 +18,8 @@ _RECEIVE_BYTES = 256 * 1024
 
 
 def run(spec: dict[str, Any]) -> None:
-    """``spec``: servers (each host, port, paths), content_type, bodies (files), connections, records (of a body),
-    seconds, limit (records in all; 0: none).
+    """Run the load. ``spec`` has servers (each host, port, paths), content_type, bodies (files), connections, records
+    (of a body), seconds, limit (records in all; 0: none).
     """
     bodies = cycle([Path(name).read_bytes() for name in spec["bodies"]])
     targets = [Target(server, spec["content_type"]) for server in spec["servers"]]

@@ -1,7 +1,7 @@
 """Consumers of Kafka's protocol that wait at the end of a topic: each has a connection and a fetch session, and asks
-again when its answer came. The share of a core that the server takes meanwhile, once all have asked.
+again after its response. Measured is the server's share of a core meanwhile, once all have asked.
 
-Frames of Kafka's protocol on plain sockets: a thousand real consumers would need the machine for themselves.
+It sends frames of Kafka's protocol on plain sockets: a thousand real consumers would need the whole machine.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ async def connect(spec: dict[str, Any]) -> Connection:
 
 
 async def topic_of(spec: dict[str, Any]) -> FetchRequest.FetchTopic:
-    """The topic as a consumer at its end asks for it."""
+    """Return the topic as a consumer at its end requests it."""
     connection = await connect(spec)
     asked = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=spec["topic"])])
     answer: MetadataResponse = await connection.ask(_METADATA, asked)
@@ -67,7 +67,7 @@ class Idle:
         self.waiting = asyncio.Event()
 
     async def run(self, delay_s: float) -> None:
-        """Until it is cancelled. ``delay_s``: not all consumers of the world began at once."""
+        """Fetch until cancelled. ``delay_s`` spreads the beginnings, as real consumers do not begin all at once."""
         await asyncio.sleep(delay_s)
         connection = await connect(self._spec)
         try:
@@ -82,7 +82,7 @@ class Idle:
             connection.close()
 
     async def end(self, connection: Connection) -> None:
-        """End the session, as a consumer does that closes: the next ones need its place in the server's cache."""
+        """End the session, as a consumer that closes does: the next ones need its place in the server's cache."""
         await connection.ask(_FETCH, FetchRequest(session_id=self.session, session_epoch=_FINAL_EPOCH))
 
     async def _fetch(self, connection: Connection, epoch: int, topics: list[FetchRequest.FetchTopic]) -> None:

@@ -1,7 +1,7 @@
-"""``keyed_records.py ADDRESS TOPIC RECORDS SEED``: into a compacted topic of Kafka, so that its cleaner begins at once.
+"""``keyed_records.py ADDRESS TOPIC RECORDS SEED`` fills a compacted topic of Kafka, so that its cleaner begins at once.
 
-The topic is not compacted while the records come. Then its segments are closed, with one more record each, and
-compaction is switched on: the cleaner finds all of them at once. Needs confluent-kafka.
+The topic is not compacted while the records come. Then one more record each closes its segments, and compaction is
+switched on: the cleaner finds all of them at once. Needs confluent-kafka.
 """
 
 import sys

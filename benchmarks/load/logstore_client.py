@@ -16,7 +16,7 @@ _STEP = 1_000
 
 
 def send_batch(spec: dict[str, Any]) -> None:
-    """Columns of key and value, a batch a call, until all are acknowledged."""
+    """Send columns of key and value, a batch per call, until all are acknowledged."""
     batches = [batch.select(["key", "value"]) for batch in _batches(spec)]
     turn = cycle(batches)
     sent = 0
@@ -32,7 +32,7 @@ def send_batch(spec: dict[str, Any]) -> None:
 
 
 def send(spec: dict[str, Any]) -> None:
-    """One record a call, until all are acknowledged."""
+    """Send one record per call, until all are acknowledged."""
     pairs = [
         pair
         for batch in _batches(spec)
@@ -55,7 +55,7 @@ def send(spec: dict[str, Any]) -> None:
 
 
 def consume(spec: dict[str, Any]) -> None:
-    """The whole topic from its beginning, again and again; of an object key and value are looked at."""
+    """Consume the whole topic from its beginning, again and again; key and value of objects are accessed."""
     records = passes = 0
     began = time.monotonic()
     while not passes or time.monotonic() < began + spec["seconds"]:

@@ -1,4 +1,4 @@
-"""The result that a load program prints at its end, and the clock of all load programs. Only the standard library."""
+"""The result that a load program prints at its end, and the clock of all of them. Only the standard library is used."""
 
 import contextlib
 import ctypes
@@ -15,12 +15,12 @@ def read_specification() -> dict[str, Any]:
 
 
 def print_result(records: int, seconds: float, latencies: Sequence[float] = (), **more: float | str | None) -> None:
-    """``latencies`` in seconds, in any order; none: not measured. ``more`` is passed on as it is."""
+    """Print the result. ``latencies`` are in seconds, unordered; none: not measured. ``more`` is passed on."""
     json.dump({"records": records, "seconds": seconds, **more, **percentiles_ms(latencies)}, sys.stdout)
 
 
 def percentiles_ms(latencies: Sequence[float]) -> dict[str, float]:
-    """p50, p99 and p99.9 in ms: the smallest latency that so many are not above (nearest rank)."""
+    """Return p50, p99 and p99.9 in ms: the smallest latency that this share does not exceed (nearest rank)."""
     if not latencies:
         return {}
     ordered = sorted(latencies)
@@ -32,6 +32,6 @@ def percentiles_ms(latencies: Sequence[float]) -> dict[str, float]:
 
 
 def precise_timers() -> None:
-    """Sleeps of this thread end within microseconds of their time, not the 50 that the kernel may add."""
+    """Make sleeps of this thread end within microseconds of their time, not the 50 that the kernel may add."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)

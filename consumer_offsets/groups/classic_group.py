@@ -1,8 +1,8 @@
 """A classic group: members bring protocols with opaque metadata, their leader assigns (KIP-35, 134, 345, 394, 814).
 
-The rules are those of Kafka's ``GroupMetadataManager`` for classic groups, with these differences: the generation is
-recorded when it begins, too, so that no generation is used twice, and a restart during a rebalance goes on with it; a
-parked request is always answered, also that of a member that is removed, and that of a client which has asked again.
+The rules are those of Kafka's ``GroupMetadataManager`` for classic groups, with these differences. A generation is also
+recorded when it begins, so that no generation is used twice, and a restart during a rebalance continues it. A parked
+request always gets a response, also that of a member that is removed, and that of a client which has asked again.
 """
 
 from consumer_offsets.groups.classic_joins import (
@@ -67,7 +67,7 @@ class ClassicGroup:
         self._protocol_type: str | None = None
         self._protocol: str | None = None
         self._state_since_ms: int | None = None
-        #: Of an initial rebalance (KIP-134): the present delay, and the time by which it may still be extended.
+        #: The present delay of an initial rebalance (KIP-134), and the time by which it may still be extended.
         self._initial: tuple[int, int] | None = None
         self._new_member_added = False
 
@@ -77,32 +77,32 @@ class ClassicGroup:
 
     @property
     def is_vacant(self) -> bool:
-        """Whether nobody is a member or about to be."""
+        """True if there is neither a member nor one that is about to join."""
         return not self._members and not self._members.pending_join
 
     @property
     def pending_count(self) -> int:
-        """How many ids were given to members that have not joined yet."""
+        """The number of ids that were given to members that have not joined yet."""
         return len(self._members.pending_join)
 
     @property
     def num_bytes(self) -> int:
-        """What the members bring into the group's record."""
+        """The bytes that the members bring into the group's record."""
         return self._members.joined_bytes + self._members.assigned_bytes
 
     def would_grow(self, event: JoinGroup | SyncGroup) -> bool:
-        """Whether the members bring more once the request is taken."""
+        """Return whether the members bring more bytes after the request."""
         if isinstance(event, JoinGroup):
             return self._members.joined_bytes_with(event) > self._members.joined_bytes
         assigns = self.state == ClassicState.COMPLETING_REBALANCE and event.member_id == self._members.leader
         return assigns and _assigned_bytes(event) > self._members.assigned_bytes
 
     def knows(self, member_id: str) -> bool:
-        """Whether there is a member of this id, or one that was given it and has not joined yet."""
+        """Return whether there is a member with this id, or one that was given it and has not joined yet."""
         return member_id in self._members.by_id or member_id in self._members.pending_join
 
     def require_member(self, member_id: str, instance_id: str | None) -> None:
-        """Raises UnknownMemberIdError, FencedInstanceIdError."""
+        """Raise UnknownMemberIdError or FencedInstanceIdError if this is not a member."""
         self._members.require(member_id, instance_id)
 
     # ---- JoinGroup --------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class ClassicGroup:
             is_new=True,
         )
         self._members.add(member)
-        # A new member cannot send heartbeats yet. If its client has gone away, this is how the group finds out.
+        # A new member cannot send heartbeats yet. If its client has gone away, the group notices by this timer.
         self._out.arm(_HEARTBEAT + member_id, now_ms + self._config.group_new_member_join_timeout_ms)
         self._rebalance_or_complete_join(now_ms)
 
@@ -171,8 +171,8 @@ class ClassicGroup:
         if unchanged and (
             self.state == ClassicState.COMPLETING_REBALANCE or (self.state == ClassicState.STABLE and not leads)
         ):
-            # The answer was lost, or a follower asks: this is the generation. Only a leader of a stable group asks for
-            # another assignment by joining.
+            # The response was lost, or a follower asks: the generation stays. Only the leader of a stable group asks
+            # for another assignment by joining.
             self._out.answer(event.request, self._joined(member))
             return
         self._update_member(event, member)
@@ -188,13 +188,15 @@ class ClassicGroup:
         member.parked_join = event.request
 
     def _supersede(self, parked_join: int | None) -> None:
-        """The client asks again: its connection was lost, or two clients have one id."""
+        """Refuse the earlier request of a client that asks again. Its connection was lost, or two clients use one
+        id.
+        """
         if parked_join is not None:
             error = RebalanceInProgressError("The member has joined again meanwhile: this answer is not for it.")
             self._out.answer(parked_join, JoinGroupResponse(error))
 
     def _replace_static_member(self, event: JoinGroup, member: ClassicMember, now_ms: int) -> None:
-        """KIP-345: a static member comes back with a new id. The old id is fenced."""
+        """Give a static member that comes back a new id, and fence the old one (KIP-345)."""
         old_leader = self._members.leader
         self._out.cancel(_HEARTBEAT + member.member_id)
         self._refuse_parked(
@@ -223,7 +225,7 @@ class ClassicGroup:
                     ),
                 )
         else:
-            # While the leader assigns, it has the old id: the new one would get nothing.
+            # The leader that is assigning has the old id: the new one would get nothing.
             self._rebalance_or_complete_join(now_ms)
 
     def _joined(self, member: ClassicMember, *, skip_assignment: bool = False) -> JoinGroupResponse:
@@ -248,7 +250,7 @@ class ClassicGroup:
             self._maybe_complete_join(now_ms)
 
     def _maybe_complete_join(self, now_ms: int) -> None:
-        """An initial rebalance waits for its delay."""
+        """Complete the join if all have joined. An initial rebalance waits for its delay."""
         if self.state == ClassicState.PREPARING_REBALANCE and self._initial is None and self._members.all_have_joined():
             self._complete_join(now_ms)
 
@@ -281,7 +283,9 @@ class ClassicGroup:
         self._complete_join(now_ms)
 
     def _complete_join(self, now_ms: int) -> None:
-        """Begin the next generation with those who have joined, and static members, who have their session to do so."""
+        """Begin the next generation with the members that have joined. Static members may join until their sessions
+        end.
+        """
         members = self._members
         self._out.cancel(_JOIN)
         for member in list(members.by_id.values()):
@@ -358,7 +362,7 @@ class ClassicGroup:
                 response = self._synced(member) if error is None else SyncGroupResponse(error)
                 self._out.answer(member.parked_sync, response)
                 member.parked_sync = None
-                # Its session timer may have fired while it waited.
+                # The member's session timer may have fired while it waited.
                 self._arm_session(member, now_ms)
 
     def _synced(self, member: ClassicMember) -> SyncGroupResponse:
@@ -390,7 +394,7 @@ class ClassicGroup:
     def _leave(self, leaving: LeavingMember) -> LeftMember:
         member_id, instance_id = leaving.member_id, leaving.instance_id
         if member_id == UNKNOWN_MEMBER_ID and instance_id is not None:
-            # An administrator removes a static member by its name.
+            # An administrator removes a static member by its instance id.
             member_id = self._members.static.get(instance_id, UNKNOWN_MEMBER_ID)
         error: LogStoreError | None = None
         if member_id in self._members.pending_join:
@@ -403,7 +407,9 @@ class ClassicGroup:
         return LeftMember(leaving.member_id, instance_id, error)
 
     def check_commit(self, event: CommitOffsets, now_ms: int) -> None:
-        """Raises UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError, RebalanceInProgressError."""
+        """Raise UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError or RebalanceInProgressError if it
+        is refused.
+        """
         if event.generation < 0 and (self.is_empty or self.is_vacant):
             return
         if event.generation < 0 and event.member_id == UNKNOWN_MEMBER_ID and event.instance_id is None:
@@ -444,7 +450,7 @@ class ClassicGroup:
             )
 
     def _expel(self, member_id: str, now_ms: int) -> None:
-        """Remove a member, or one about to be, that the group is too small for."""
+        """Remove a member, or one about to join, that does not fit into the group."""
         member = self._members.by_id.get(member_id)
         if member is not None:
             self._remove(member, "The group is full.")
@@ -490,7 +496,9 @@ class ClassicGroup:
         self._out.append(GroupRecord(self.name, value))
 
     def restore(self, value: ClassicGroupValue) -> None:
-        """The state of a record. A rebalance goes on: every member's JoinGroup or SyncGroup is awaited again."""
+        """Take over the state of a record. A rebalance continues: every member's JoinGroup or SyncGroup is awaited
+        again.
+        """
         self.generation = value.generation
         self.state = ClassicState(value.state)
         self._state_since_ms = value.state_timestamp
@@ -500,7 +508,7 @@ class ClassicGroup:
             self._members.pending_sync = dict.fromkeys(self._members.by_id)
 
     def resume(self, now_ms: int) -> None:
-        """After a restart every member has a whole session to be heard of."""
+        """Give every member a whole session after a restart to send a request."""
         for member in self._members.by_id.values():
             self._arm_session(member, now_ms)
         if self._members.pending_sync:
@@ -509,11 +517,11 @@ class ClassicGroup:
             self._out.arm(_JOIN, now_ms + self._members.rebalance_timeout_ms())
 
     def upgraded(self, topics: TopicImage) -> ConsumerGroupValue:
-        """The group as a consumer group. InvalidRequestError if its members are no consumers."""
+        """Return the group as a consumer group. Raises InvalidRequestError if its members are not consumers."""
         if self._protocol_type != PROTOCOL_TYPE:
             raise InvalidRequestError(f"Its members are no consumers: they use {self._protocol_type}.")
         if self._protocol not in CLIENT_ASSIGNORS and self._members.have_assigned_user_data():
-            # What Kafka Streams tells its members, for example. Kafka refuses user data of any assignor; that of
+            # Kafka Streams, for example, sends its members such data. Kafka refuses user data of any assignor; that of
             # librdkafka's cooperative-sticky, and of this store's leaders, is of no use to the coordinator.
             raise InvalidRequestError(f"The user data of its assignor {self._protocol} would be lost.")
         is_stable = self.state == ClassicState.STABLE
@@ -536,8 +544,9 @@ class ClassicGroup:
         )
 
     def subscribed_topics(self) -> frozenset[str] | None:
-        """The topics of all subscriptions; None if they cannot be told yet. NonEmptyGroupError: the members are no
-        consumers.
+        """Return the topics of all subscriptions; None if they are not known yet.
+
+        Raises NonEmptyGroupError if the members are not consumers.
         """
         if not self._members:
             return frozenset()
@@ -546,12 +555,12 @@ class ClassicGroup:
         return None if self._protocol is None else self._members.subscribed_topics(self._protocol)
 
     def parked(self) -> set[int]:
-        """Requests that wait for their answers."""
+        """Return the requests that wait for their responses."""
         parked = [each for member in self._members.by_id.values() for each in (member.parked_join, member.parked_sync)]
         return {request for request in parked if request is not None}
 
     def validate(self) -> None:
-        """AssertionError if an invariant is broken."""
+        """Raise AssertionError if an invariant is broken."""
         members, state, armed = self._members, self.state, self._out.deadlines
         members.validate()
         joins = [member for member in members.by_id.values() if member.parked_join is not None]

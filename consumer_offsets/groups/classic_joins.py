@@ -1,4 +1,4 @@
-"""What a classic group asks of a JoinGroup before it takes the member."""
+"""Checks of a classic group that a JoinGroup must pass."""
 
 from consumer_offsets.groups.classic_members import ClassicMembers, ClassicState
 from consumer_offsets.groups.events import UNKNOWN_MEMBER_ID, JoinGroup
@@ -13,7 +13,7 @@ from logstore.limits import GROUP_BYTES_MAX, GROUP_MEMBER_BYTES_MAX
 
 
 def require_session_timeout(config: GroupConfig, session_timeout_ms: int) -> None:
-    """InvalidSessionTimeoutError."""
+    """Raise InvalidSessionTimeoutError if the timeout is out of range."""
     low, high = config.group_min_session_timeout_ms, config.group_max_session_timeout_ms
     if not low <= session_timeout_ms <= high:
         raise InvalidSessionTimeoutError(
@@ -23,12 +23,14 @@ def require_session_timeout(config: GroupConfig, session_timeout_ms: int) -> Non
 
 
 def has_room(size_max: int, state: ClassicState, members: ClassicMembers, event: JoinGroup) -> bool:
-    """``group.max.size``. During a rebalance those count that have joined it: the last ones to come are refused."""
+    """Return whether ``group.max.size`` leaves room. During a rebalance only members that have joined it count, so that
+    the last ones to come are refused.
+    """
     member = members.by_id.get(event.member_id)
     replaces = event.member_id == UNKNOWN_MEMBER_ID and event.instance_id in members.static
     is_new = event.member_id == UNKNOWN_MEMBER_ID and event.instance_id is None
     if is_new and len(members.pending_join) >= size_max:
-        # Ids that were given out and never used are bounded, too.
+        # Ids that were given out and never used are bounded as well.
         return False
     if state == ClassicState.EMPTY:
         return True
@@ -38,7 +40,7 @@ def has_room(size_max: int, state: ClassicState, members: ClassicMembers, event:
 
 
 def require_small(group: str, what: str, num_bytes: int) -> None:
-    """What a member brings into the group's record: RecordTooLargeError."""
+    """Raise RecordTooLargeError if a member brings too many bytes into the group's record."""
     if num_bytes > GROUP_MEMBER_BYTES_MAX:
         raise RecordTooLargeError(
             f"The {what} of group {group} has {num_bytes} bytes: {GROUP_MEMBER_BYTES_MAX} are the most."
@@ -46,8 +48,8 @@ def require_small(group: str, what: str, num_bytes: int) -> None:
 
 
 def require_room_for_bytes(group: str, num_bytes: int, before: int) -> None:
-    """``num_bytes`` is what all members of the group would bring into its record, where they brought ``before``:
-    GroupMaxSizeReachedError if that is too much, and more.
+    """Raise GroupMaxSizeReachedError if all members would bring ``num_bytes`` into the group's record, and this is both
+    too much and more than they brought ``before``.
     """
     if num_bytes > max(before, GROUP_BYTES_MAX):
         raise GroupMaxSizeReachedError(
@@ -56,7 +58,7 @@ def require_room_for_bytes(group: str, num_bytes: int, before: int) -> None:
 
 
 def require_common_protocol(group: str, protocol_type: str | None, members: ClassicMembers, event: JoinGroup) -> None:
-    """InconsistentGroupProtocolError."""
+    """Raise InconsistentGroupProtocolError if the member shares no protocol with the others."""
     names = {name for name, _ in event.protocols}
     if not event.protocol_type or not names:
         raise InconsistentGroupProtocolError("A member has a protocol type and at least one protocol: send both.")

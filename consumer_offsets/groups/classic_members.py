@@ -1,7 +1,7 @@
-"""The members of a classic group: who is in it, who leads it, which protocol all of them support.
+"""The members of a classic group, with their leader and the protocol that all of them support.
 
-Kafka's ``ClassicGroup``. Invariants: a ``group.instance.id`` names one member; the leader is a member; a member id is
-a member's or pending, never both.
+In Kafka this is ``ClassicGroup``. Invariants: a ``group.instance.id`` names one member; the leader is a member; a
+member id is a member's or pending, never both.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from logstore.protocol.consumer_protocol import PROTOCOL_TYPE, decode_assignment
 
 
 class ClassicState(StrEnum):
-    """Kafka's ClassicGroupState. Dead is the Group's own."""
+    """Kafka's ClassicGroupState, without Dead, which Group itself keeps."""
 
     EMPTY = "Empty"
     PREPARING_REBALANCE = "PreparingRebalance"
@@ -30,8 +30,8 @@ class ClassicState(StrEnum):
 
 @dataclass(slots=True)
 class ClassicMember:
-    """``parked_join`` and ``parked_sync`` are requests that wait for their answers. A member ``is_new`` until its
-    first JoinGroup is answered.
+    """``parked_join`` and ``parked_sync`` are requests that wait for their responses. A member ``is_new`` until its
+    first JoinGroup has a response.
     """
 
     member_id: str
@@ -50,23 +50,25 @@ class ClassicMember:
         return next((metadata for name, metadata in self.protocols if name == protocol), b"")
 
     def vote(self, candidates: set[str]) -> str:
-        """The member's first protocol that all support."""
+        """Return the member's first protocol that all support."""
         return next(name for name, _ in self.protocols if name in candidates)
 
     def has_satisfied_heartbeat(self) -> bool:
-        """A member that waits for an answer sends no heartbeat. A new one may have gone away meanwhile."""
+        """Return whether the member waits for a response, so that it sends no heartbeats. A new member may be gone
+        meanwhile.
+        """
         return not self.is_new and (self.parked_join is not None or self.parked_sync is not None)
 
 
 def member_bytes(member: ClassicMember | JoinGroup) -> int:
-    """What a member joins with, in the group's record."""
+    """Return the bytes of the group's record for a member and what it joins with."""
     names = names_bytes(member.member_id, member.instance_id, member.client_id, member.client_host)
     return names + protocols_bytes(member.protocols)
 
 
 class ClassicMembers:
     def __init__(self) -> None:
-        #: In the order in which they joined.
+        #: The members in the order in which they joined.
         self.by_id: dict[str, ClassicMember] = {}
         self.static: dict[str, str] = {}
         self.leader: str | None = None
@@ -74,15 +76,15 @@ class ClassicMembers:
         self.pending_join: dict[str, None] = {}
         #: Members of this generation that have not sent SyncGroup, in order.
         self.pending_sync: dict[str, None] = {}
-        #: What all members joined with, and each of them.
+        #: The bytes that all members joined with, and those of each member.
         self.joined_bytes = 0
         self._sizes: dict[str, int] = {}
-        #: What the leader assigned last. The next generation drops it, and its assignments have the room of these.
+        #: The bytes that the leader assigned last. The next generation drops them, and its assignments take their room.
         self.assigned_bytes = 0
 
     @classmethod
     def of(cls, values: Iterable[ClassicMemberValue], leader: str | None) -> Self:
-        """Those of a group's record."""
+        """Return the members of a group's record."""
         members = cls()
         for each in values:
             members.add(
@@ -102,7 +104,7 @@ class ClassicMembers:
         return members
 
     def values(self) -> list[ClassicMemberValue]:
-        """For the group's record."""
+        """Return the members for the group's record."""
         return [
             ClassicMemberValue(
                 member.member_id,
@@ -118,7 +120,7 @@ class ClassicMembers:
         ]
 
     def described(self, protocol_type: str | None, protocol: str | None) -> tuple[MemberDescription, ...]:
-        """As a description of the group shows them."""
+        """Return the members for a description of the group."""
         return tuple(
             MemberDescription(
                 member.member_id,
@@ -146,24 +148,26 @@ class ClassicMembers:
         self.measure(member)
 
     def measure(self, member: ClassicMember) -> None:
-        """Measure the member again: it has joined with something else."""
+        """Measure a member again that has joined with other data."""
         num_bytes = member_bytes(member)
         self.joined_bytes += num_bytes - self._sizes.get(member.member_id, 0)
         self._sizes[member.member_id] = num_bytes
 
     def joined_bytes_with(self, event: JoinGroup) -> int:
-        """``joined_bytes`` once it is taken: in the place of the member that it is of, a static one by its name."""
+        """Return ``joined_bytes`` after the request, which replaces its member's bytes, those of a static member by
+        instance id.
+        """
         replaced = self.static.get(event.instance_id) if event.instance_id is not None else None
         return self.joined_bytes - self._sizes.get(replaced or event.member_id, 0) + member_bytes(event)
 
     def assign(self, assignments: Mapping[str, bytes]) -> None:
-        """By member id; a member that is not named gets nothing."""
+        """Set the assignments by member id; a member that is not named gets nothing."""
         for member in self.by_id.values():
             member.assignment = assignments.get(member.member_id, b"")
         self.assigned_bytes = sum(len(member.assignment) for member in self.by_id.values())
 
     def remove(self, member_id: str) -> None:
-        """Also of a pending member. The member that joined first leads next."""
+        """Remove a member, which may be pending. The member that joined first leads next."""
         member = self.by_id.pop(member_id, None)
         if member is not None and member.instance_id is not None:
             del self.static[member.instance_id]
@@ -188,7 +192,7 @@ class ClassicMembers:
         self._sizes[new_member_id] = self._sizes.pop(old)
 
     def require(self, member_id: str, instance_id: str | None) -> ClassicMember:
-        """Raises FencedInstanceIdError (another member has the instance id now), UnknownMemberIdError."""
+        """Return a member. Raises UnknownMemberIdError, or FencedInstanceIdError if another one has the instance id."""
         if instance_id is not None:
             owner = self.static.get(instance_id)
             if owner is None:
@@ -196,7 +200,7 @@ class ClassicMembers:
                     f"No member has the group.instance.id {instance_id!r}: join the group again."
                 )
             # A member without an id is unknown, where Kafka fences it. librdkafka forgets its id when its session ends,
-            # sends heartbeats all the same until its partitions are given up, and takes being fenced for fatal.
+            # but sends heartbeats until its partitions are given up, and a fenced member is a fatal error there.
             if member_id not in (owner, UNKNOWN_MEMBER_ID):
                 raise FencedInstanceIdError(
                     f"Another member has the group.instance.id {instance_id!r}: give each consumer its own."
@@ -213,7 +217,7 @@ class ClassicMembers:
         return sum(member.parked_join is not None for member in self.by_id.values())
 
     def elect_leader_that_joined(self) -> bool:
-        """Whether the leader has joined this rebalance, or another member that has takes its place."""
+        """Return whether the leader has joined this rebalance, or was replaced by another member that has."""
         if self.leader is not None and self.by_id[self.leader].parked_join is None:
             joined = (member_id for member_id, member in self.by_id.items() if member.parked_join is not None)
             leader = next(joined, None)
@@ -223,22 +227,26 @@ class ClassicMembers:
         return self.leader is not None
 
     def rebalance_timeout_ms(self) -> int:
-        """The longest of all."""
+        """Return the longest rebalance time-out of all members."""
         return max((member.rebalance_timeout_ms for member in self.by_id.values()), default=0)
 
     def common_protocols(self) -> set[str]:
-        """Protocols that every member supports."""
+        """Return the protocols that every member supports."""
         votes = Counter(name for member in self.by_id.values() for name in {name for name, _ in member.protocols})
         return {name for name, count in votes.items() if count == len(self.by_id)}
 
     def select_protocol(self) -> str:
-        """The common protocol with most votes; each member votes for its first. The earlier member decides a tie."""
+        """Return the common protocol with most votes; each member votes for its first. The earlier member decides a
+        tie.
+        """
         candidates = self.common_protocols()
         votes = Counter(member.vote(candidates) for member in self.by_id.values())
         return max(votes, key=votes.__getitem__)
 
     def subscribed_topics(self, protocol: str) -> frozenset[str] | None:
-        """By the subscriptions that members of type "consumer" sent; None if one of them is none."""
+        """Return the topics in the subscriptions of members of type "consumer"; None if one of them is not a
+        subscription.
+        """
         try:
             metadata = [member.metadata(protocol) for member in self.by_id.values()]
             return frozenset(topic for each in metadata for topic in decode_subscription(each).topics)
@@ -246,18 +254,20 @@ class ClassicMembers:
             return None
 
     def have_assigned_user_data(self) -> bool:
-        """Whether the leader has sent some. InvalidRequestError if its bytes are none of the consumer protocol."""
+        """Return whether the leader has sent user data. Raises InvalidRequestError if its bytes are not of the consumer
+        protocol.
+        """
         return any(decode_assignment(each.assignment).user_data for each in self.by_id.values() if each.assignment)
 
     def for_leader(self, protocol: str | None) -> tuple[JoinGroupMember, ...]:
-        """The members as the leader's JoinGroup answer lists them."""
+        """Return the members for the leader's JoinGroup response."""
         return tuple(
             JoinGroupMember(member.member_id, member.instance_id, member.metadata(protocol))
             for member in self.by_id.values()
         )
 
     def validate(self) -> None:
-        """AssertionError if an invariant is broken."""
+        """Raise AssertionError if an invariant is broken."""
         for member_id, member in self.by_id.items():
             assert member.member_id == member_id, f"{member_id} is kept under another id"
             if member.instance_id is not None:
@@ -286,4 +296,4 @@ def _assigned(data: bytes) -> tuple[TopicPartition, ...]:
     try:
         return tuple(TopicPartition(*place) for place in sorted(decode_assignment(data).partitions))
     except InvalidRequestError:
-        return ()  # bytes of a client's own
+        return ()  # The client uses its own format.

@@ -1,9 +1,9 @@
-"""A consumer group: the coordinator assigns, each member goes step by step to what it is to have (KIP-848).
+"""A consumer group: the coordinator assigns, and each member goes to its target step by step (KIP-848).
 
-Kafka's ``ConsumerGroup`` and the rules of its ``GroupMetadataManager``, with these differences: a member that joins
-again under its own id (epoch 0) has given everything up and is taken at once; a lost answer does not fence a member
-that still holds what it is to revoke. Invariant: a partition has one owner, from the answer that assigns it until that
-owner says that it has given it up, leaves, or is fenced.
+The rules are those of Kafka's ``ConsumerGroup`` and its ``GroupMetadataManager``, with these differences. A member that
+joins again under its own id (epoch 0) has given everything up and is accepted at once. A lost response does not fence a
+member that still holds what it is to revoke. Invariant: a partition has one owner, from the response that assigns it
+until that owner reports that it has given it up, leaves, or is fenced.
 """
 
 from collections import Counter
@@ -78,7 +78,7 @@ class ConsumerGroup:
         topics: TopicImage,
     ) -> None:
         self.name = name
-        #: The epoch of the target assignment is behind the group's between a change and the next heartbeat.
+        #: The epoch of the target assignment is lower than the group's between a change and the next heartbeat.
         self.epoch = self.target_epoch = epoch
         self._config = config
         self._out = out
@@ -93,14 +93,15 @@ class ConsumerGroup:
         self._topics: dict[str, TopicDescription] = {}
         self._matches: dict[str, frozenset[str]] = {}
         self._empty_since_ms: int | None = None
-        #: What all members bring into the group's record, and each of them, without what regexes match.
+        #: The bytes that all members bring into the group's record, and those of each member, without matches of
+        #: regexes.
         self._members_bytes = 0
         self._sizes: dict[str, int] = {}
-        #: The names that the regexes match, in the record.
+        #: The bytes of the record for the names that the regexes match.
         self._matched_bytes = 0
 
     def knows(self, member_id: str) -> bool:
-        """Whether there is a member of this id."""
+        """Return whether there is a member with this id."""
         return member_id in self._members
 
     @property
@@ -109,7 +110,7 @@ class ConsumerGroup:
 
     @property
     def state(self) -> str:
-        """Kafka's ConsumerGroupState; Dead is the Group's own."""
+        """Kafka's ConsumerGroupState, without Dead, which Group itself keeps."""
         if not self._members:
             return "Empty"
         if self.epoch > self.target_epoch:
@@ -119,7 +120,7 @@ class ConsumerGroup:
 
     @property
     def num_bytes(self) -> int:
-        """What the members, and the topics that their regexes match, bring into the group's record."""
+        """The bytes that the members, and the topics that their regexes match, bring into the group's record."""
         return self._members_bytes + self._matched_bytes
 
     @property
@@ -128,7 +129,7 @@ class ConsumerGroup:
         return frozenset(member.subscribed_regex for member in self._members.values() if member.subscribed_regex)
 
     def would_grow(self, event: ConsumerGroupHeartbeat) -> bool:
-        """Whether the members bring more once the request is taken."""
+        """Return whether the members bring more bytes after the request."""
         existing = self._existing(event.member_id, event.instance_id)
         if event.member_epoch < 0 or (event.member_epoch > 0 and existing is None):
             return False
@@ -150,7 +151,7 @@ class ConsumerGroup:
 
     @staticmethod
     def check_request(event: ConsumerGroupHeartbeat, assignors: Mapping[str, ServerAssignor]) -> None:
-        """Raises InvalidRequestError, UnsupportedAssignorError."""
+        """Raise InvalidRequestError or UnsupportedAssignorError if the request is malformed."""
         if not event.member_id:
             raise InvalidRequestError("MemberId is empty: send the id that the member has chosen for its life.")
         for name, value in (("InstanceId", event.instance_id), ("RackId", event.rack_id)):
@@ -166,7 +167,7 @@ class ConsumerGroup:
             if event.owned != NOTHING:
                 raise InvalidRequestError("TopicPartitions must be empty with MemberEpoch 0: give all partitions up.")
             if event.subscribed_topics is None and event.subscribed_regex is None:
-                # An empty list, and an empty regex, are of a client that matches names itself, and has found none yet.
+                # A client that matches names itself, and has found none yet, sends an empty list and an empty regex.
                 raise InvalidRequestError("There is no subscription: send topic names or a regex with MemberEpoch 0.")
         if event.server_assignor is not None and event.server_assignor not in assignors:
             raise UnsupportedAssignorError(
@@ -191,7 +192,7 @@ class ConsumerGroup:
         )
 
     def check_heartbeat(self, event: ConsumerGroupHeartbeat) -> ConsumerMember:
-        """The member as it is before a heartbeat that is no farewell; changes nothing.
+        """Return the member before a heartbeat that does not leave; changes nothing.
 
         Raises GroupMaxSizeReachedError, UnknownMemberIdError, FencedInstanceIdError, UnreleasedInstanceIdError,
         FencedMemberEpochError, InvalidRequestError.
@@ -210,8 +211,10 @@ class ConsumerGroup:
         owned: Partitions | None,
         now_ms: int,
     ) -> ConsumerMember:
-        """Keep the member as its request makes it, assign again if that changes the group, and reconcile the member;
-        the member after that. ``found`` are the topics that its regex matches.
+        """Store the member as its request makes it, assign again if that changes the group, reconcile the member, and
+        return it.
+
+        ``found`` has the topics that its regex matches.
         """
         existing = self._existing(member.member_id, member.instance_id)
         if existing is not None and existing.member_id != member.member_id:
@@ -272,7 +275,7 @@ class ConsumerGroup:
         return self._new_member(event.member_id)
 
     def _new_member(self, member_id: str) -> ConsumerMember:
-        """Raises GroupMaxSizeReachedError."""
+        """Return a new member. Raises GroupMaxSizeReachedError."""
         if len(self._members) >= self._config.group_max_size:
             raise GroupMaxSizeReachedError(
                 f"Group {self.name} has {self._config.group_max_size} members, the most of group.max.size."
@@ -280,15 +283,15 @@ class ConsumerGroup:
         return ConsumerMember(member_id)
 
     def _existing(self, member_id: str, instance_id: str | None) -> ConsumerMember | None:
-        """The member of these ids, or the static one in whose place it comes."""
+        """Return the member with these ids, or the static member that it replaces."""
         static = self._static.get(instance_id) if instance_id is not None else None
         return self._members.get(static or member_id)
 
     def _num_bytes_with(
         self, member: ConsumerMember, existing: ConsumerMember | None, found: Mapping[str, frozenset[str]]
     ) -> int:
-        """``num_bytes`` with the member after the request, in the place of the existing one. A regex that is new may
-        take the place of another one, which counts until then.
+        """Return ``num_bytes`` after the request, whose member replaces the existing one. A new regex may replace
+        another one, which counts until then.
         """
         matched = sum(topic_names_bytes(names) for regex, names in found.items() if regex not in self._matches)
         return (
@@ -296,8 +299,9 @@ class ConsumerGroup:
         )
 
     def _require(self, member_id: str, instance_id: str | None) -> ConsumerMember:
-        """Raises UnknownMemberIdError, FencedInstanceIdError. A classic member that has lost its id is unknown, and not
-        fenced: see ``ClassicMembers.require``.
+        """Return a member. Raises UnknownMemberIdError, FencedInstanceIdError.
+
+        A classic member that has lost its id is unknown, and not fenced: see ``ClassicMembers.require``.
         """
         owner = self._static.get(instance_id) if instance_id is not None else None
         if owner is not None and member_id not in (owner, UNKNOWN_MEMBER_ID):
@@ -310,7 +314,7 @@ class ConsumerGroup:
         return member
 
     def _take_over(self, static: ConsumerMember, member_id: str) -> None:
-        """A static member comes back under another id, with its partitions and its target."""
+        """Give the partitions and the target of a static member to its new id."""
         self._targets[member_id] = self._targets.get(static.member_id, NOTHING)
         self._drop(static)
 
@@ -334,7 +338,7 @@ class ConsumerGroup:
         return ConsumerGroupHeartbeatResponse(None, member.member_id, event.member_epoch)
 
     def _fence(self, members: Iterable[ConsumerMember], now_ms: int) -> None:
-        """Remove the members. The next heartbeat of another one makes an assignment without them."""
+        """Remove the members. The next heartbeat of another member makes an assignment without them."""
         for member in members:
             self._drop(member)
         if not self._members:
@@ -346,14 +350,14 @@ class ConsumerGroup:
         self._append()
 
     def check_commit(self, event: CommitOffsets) -> None:
-        """Raises UnknownMemberIdError, FencedInstanceIdError, StaleMemberEpochError; IllegalGenerationError for a
-        classic member.
+        """Raise UnknownMemberIdError, FencedInstanceIdError, StaleMemberEpochError, or for a classic member
+        IllegalGenerationError, if the commit is refused.
         """
         if event.generation >= 0 or self._members:
             self.check_epoch(event.member_id, event.instance_id, event.generation, "the commit")
 
     def check_epoch(self, member_id: str, instance_id: str | None, epoch: int, request: str) -> None:
-        """Raises as ``check_commit``."""
+        """Raise what ``check_commit`` raises."""
         member = self._require(member_id, instance_id)
         if member.classic is not None:
             require_generation(member, epoch)
@@ -364,7 +368,7 @@ class ConsumerGroup:
             )
 
     def on_timer(self, key: str, now_ms: int) -> None:
-        """The session of a member has ended, or it has not revoked within its rebalance timeout."""
+        """Remove a member whose session has ended, or which has not revoked within its rebalance timeout."""
         member_id = key.removeprefix(SESSION if key.startswith(SESSION) else REBALANCE)
         self._fence([self._members[member_id]], now_ms)
 
@@ -375,7 +379,9 @@ class ConsumerGroup:
         self._out.arm(SESSION + member.member_id, now_ms + timeout_ms)
 
     def _watch_revocation(self, member: ConsumerMember, now_ms: int) -> None:
-        """Classic members have as much time for their next JoinGroup and SyncGroup, see ``MixedGroup``."""
+        """Watch a member that has to revoke. Classic members have that time for their next JoinGroup and SyncGroup, see
+        ``MixedGroup``.
+        """
         if member.classic is not None:
             return
         if member.state == MemberState.UNREVOKED_PARTITIONS:
@@ -398,8 +404,8 @@ class ConsumerGroup:
         return member.subscribed_topics | self._matches.get(member.subscribed_regex, frozenset())
 
     def _look_at_topics(self, matches: Mapping[str, frozenset[str]]) -> bool:
-        """Look at the subscribed topics again, and at those that regexes match now: whether others are subscribed to,
-        others exist, or some have grown, since.
+        """Update the subscribed topics and the matches of regexes, and return whether a subscription changed, or a
+        topic was made, was deleted or grew.
         """
         matches_before = self._matches
         self._take_matches(
@@ -417,8 +423,8 @@ class ConsumerGroup:
             self._matched_bytes = sum(map(topic_names_bytes, matches.values()))
 
     def _assign(self) -> None:
-        """The target assignment of the present epoch, by the assignor that most members prefer."""
-        # Of a topic's former id nothing is owned any more in the eyes of an assignor.
+        """Make the target assignment of the present epoch, with the assignor that most members prefer."""
+        # For an assignor, nothing is owned of a topic's former id.
         names = {description.topic_id: name for name, description in self._topics.items()}
         members = {
             member_id: MemberSubscription(
@@ -453,7 +459,7 @@ class ConsumerGroup:
     # ---- members ----------------------------------------------------------------------------------------------------
 
     def _put(self, member: ConsumerMember) -> bool:
-        """Keep the member as it is now; whether that is a change."""
+        """Store the member as it is now, and return whether that is a change."""
         before = self._members.get(member.member_id)
         if before == member:
             return False
@@ -495,7 +501,7 @@ class ConsumerGroup:
         self._out.append(GroupRecord(self.name, self.value()))
 
     def value(self) -> ConsumerGroupValue:
-        """The group as its record has it."""
+        """Return the group for its record."""
         members = [
             ConsumerMemberValue(
                 member.member_id,
@@ -557,7 +563,9 @@ class ConsumerGroup:
         self._empty_since_ms = None if self._members else value.state_timestamp
 
     def resume(self, now_ms: int) -> None:
-        """After a restart every member has a whole session to be heard of, and topics may have changed."""
+        """Give every member a whole session after a restart to send a request, and look at topics that may have
+        changed.
+        """
         for member in self._members.values():
             self._arm_session(member, now_ms)
             self._watch_revocation(member, now_ms)
@@ -578,7 +586,7 @@ class ConsumerGroup:
         )
 
     def subscribed_topics(self) -> frozenset[str]:
-        """Topics that members name, or that match their regexes."""
+        """Return the topics that members name, or that match their regexes."""
         return frozenset(name for member in self._members.values() for name in self._subscribed(member))
 
     def _described(self, member: ConsumerMember) -> MemberDescription:
@@ -599,7 +607,7 @@ class ConsumerGroup:
         )
 
     def validate(self) -> None:
-        """AssertionError if an invariant is broken."""
+        """Raise AssertionError if an invariant is broken."""
         members, armed = self._members, self._out.deadlines
         owners: dict[TopicIdPartition, str] = {}
         for member_id, member in members.items():
@@ -637,7 +645,7 @@ class ConsumerGroup:
 
 
 def _updated(before: ConsumerMember, event: ConsumerGroupHeartbeat) -> ConsumerMember:
-    """The member with what the heartbeat says of it; the rest is as before."""
+    """Return the member with the fields of the heartbeat; the others stay."""
     return replace(
         before,
         instance_id=event.instance_id if event.instance_id is not None else before.instance_id,
@@ -655,7 +663,9 @@ def _updated(before: ConsumerMember, event: ConsumerGroupHeartbeat) -> ConsumerM
 
 
 def replaced(static: ConsumerMember, member_id: str) -> ConsumerMember:
-    """The static member under another id, whose partitions waited for it. What it was to revoke it has lost."""
+    """Return the static member under another id, with the partitions that were kept for it. It has lost those that it
+    was to revoke.
+    """
     return replace(
         static,
         member_id=member_id,
@@ -667,12 +677,12 @@ def replaced(static: ConsumerMember, member_id: str) -> ConsumerMember:
 
 
 def _found(event: ConsumerGroupHeartbeat) -> dict[str, frozenset[str]]:
-    """The topics that the regex of a heartbeat matches."""
+    """Return the topics that the regex of a heartbeat matches."""
     return {event.subscribed_regex: event.regex_topics} if event.subscribed_regex else {}
 
 
 def require_generation(member: ConsumerMember, generation: int) -> None:
-    """The generation of a classic member is its epoch: IllegalGenerationError."""
+    """Raise IllegalGenerationError if this is not the member epoch, which is the generation of a classic member."""
     if generation != member.member_epoch:
         raise IllegalGenerationError(
             f"Member {member.member_id!r} is in generation {member.member_epoch}, the request is of {generation}: "
@@ -693,8 +703,9 @@ def _classic_protocol(value: ClassicProtocolValue | None) -> ClassicProtocol | N
 
 
 def _require_epoch(member: ConsumerMember, epoch: int, owned: Partitions | None) -> None:
-    """Raises FencedMemberEpochError. A member whose last answer was lost comes with its previous epoch, and says what
-    it holds.
+    """Raise FencedMemberEpochError if the epoch is not the member's.
+
+    A member whose last response was lost sends its previous epoch and what it holds.
     """
     if epoch == member.member_epoch:
         return

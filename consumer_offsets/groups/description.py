@@ -1,4 +1,4 @@
-"""A group as ``describe`` shows it: the one shape, for whatever listener asks."""
+"""A group as ``describe`` shows it, in one form for all listeners."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,15 @@ from consumer_offsets.groups.responses import AssignedTopic
 
 @dataclass(frozen=True, slots=True)
 class MemberDescription:
-    """``assignment`` are the partitions that the member reads; of a classic member they are known if its protocol type
+    """``assignment`` has the partitions that the member reads. For a classic member they are known if its protocol type
     is "consumer".
 
-    Of a classic member ``metadata`` (for the chosen protocol) and ``assignment_data`` are set, the bytes of its own; of
-    a member of a consumer group what comes after these; ``is_classic`` is one that uses the classic protocol there.
+    A classic member has ``metadata`` (for the chosen protocol) and ``assignment_data``, which are its own bytes. A
+    member of a consumer group has the fields after these; there, ``is_classic`` marks a member that uses the classic
+    protocol.
 
     ``since_heartbeat_ms`` is None from the start of the coordinator to the first heartbeat, ``since_poll_ms`` if the
-    client does not tell.
+    client does not report it.
     """
 
     member_id: str
@@ -40,7 +41,7 @@ class MemberDescription:
 class GroupDescription:
     """``kind`` is "classic", "consumer", or "" when the group never had a member; ``generation`` is a consumer group's
     epoch, ``target_epoch`` that of its target assignment. ``protocol`` is the assignor. ``state_since_ms`` is None when
-    the state has no known begin.
+    it is unknown.
     """
 
     group: str
@@ -54,5 +55,5 @@ class GroupDescription:
     target_epoch: int = -1
 
     def owners(self) -> dict[TopicPartition, MemberDescription]:
-        """The member that reads each partition, of those that are assigned."""
+        """Return the member that reads each assigned partition."""
         return {place: member for member in self.members for place in member.assignment}

@@ -1,7 +1,7 @@
-"""What happens to a group: requests of members, timers that fire, topics that change.
+"""The events of a group: requests of members, timers that fire, topics that change.
 
 ``request`` is the token by which the Answer effect names a request. Ids of new members come with the event
-(``new_member_id``): the machine makes up nothing.
+(``new_member_id``), because the machine generates nothing.
 """
 
 from collections.abc import Mapping
@@ -82,7 +82,7 @@ class SyncGroup:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """``since_poll_ms``: how long ago the member polled last, if its client tells; Kafka's do not."""
+    """``since_poll_ms`` is the time since the member's last poll, if its client reports it; Kafka's clients do not."""
 
     request: int
     member_id: str
@@ -108,8 +108,8 @@ class LeaveGroup:
 
 @dataclass(frozen=True, slots=True)
 class CommitOffsets:
-    """May these offsets be committed? ``generation`` is the member epoch in a consumer group. The answer says yes or
-    no; the offsets themselves are the coordinator's.
+    """Asks whether these offsets may be committed. ``generation`` is the member epoch in a consumer group. The response
+    is yes or no; the coordinator keeps the offsets themselves.
     """
 
     request: int
@@ -120,13 +120,14 @@ class CommitOffsets:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerGroupHeartbeat:
-    """KIP-848: join (``member_epoch`` 0), go on, leave (-1), leave for a while (-2, static members).
+    """A heartbeat of KIP-848: join (``member_epoch`` 0), continue, leave (-1), leave for a while (-2, static members).
 
-    None, and -1 for ``rebalance_timeout_ms``, is "as before". ``regex_topics`` are the names of topics that
+    None, and -1 for ``rebalance_timeout_ms``, means "as before". ``regex_topics`` are the names of topics that
     ``subscribed_regex`` matches now; an empty regex ends that subscription.
 
-    ``owned`` is what the member holds, or will hold by the last answer that it had: what is not there counts as given
-    up. A member sends one heartbeat at a time, and after a lost answer all fields. ``since_poll_ms`` as of Heartbeat.
+    ``owned`` has the partitions that the member holds, or will hold after its last response; it has given up all
+    others. A member sends one heartbeat at a time, and all fields after a lost response. ``since_poll_ms`` is that of
+    Heartbeat.
     """
 
     request: int
@@ -147,7 +148,7 @@ class ConsumerGroupHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class TopicsChanged:
-    """Topics were made, deleted or grew. ``matches`` are the topics of each regex in ``Group.regexes``."""
+    """Topics were made, were deleted or grew. ``matches`` has the topics of each regex in ``Group.regexes``."""
 
     topics: TopicImage
     matches: Mapping[str, frozenset[str]]
@@ -160,7 +161,7 @@ class DeleteGroup:
 
 @dataclass(frozen=True, slots=True)
 class Unload:
-    """The group moves to another coordinator: parked requests are answered with NOT_COORDINATOR."""
+    """The group moves to another coordinator: parked requests get NOT_COORDINATOR."""
 
 
 Event = (

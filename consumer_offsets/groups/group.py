@@ -1,10 +1,10 @@
-"""One group: the door to its state machine.
+"""One group, whose state machine is used through this class.
 
 ``apply(event, now_ms)`` gives the effects of an event, and is the only thing that changes a group after its ``replay``
-and ``resume``. A group is classic or a consumer group (KIP-848). One with members changes its kind as
+and ``resume``. A group is classic or a consumer group (KIP-848). A group with members changes its kind as
 ``group.consumer.migration.policy`` allows: the first member of the consumer protocol makes a classic group a consumer
-group, and when the last one leaves, the others are a classic group again. Its generation, or epoch, goes on across
-kinds, so that a commit of an earlier life is always refused.
+group, and when the last one leaves, the others are a classic group again. The generation, or epoch, keeps rising when
+the kind changes, so that a commit of an earlier life is always refused.
 """
 
 from collections.abc import Mapping
@@ -58,7 +58,7 @@ from logstore.protocol.assignors.assignor import ServerAssignor
 
 _Request = JoinGroup | SyncGroup | Heartbeat | LeaveGroup | CommitOffsets | ConsumerGroupHeartbeat | DeleteGroup
 
-# With fewer members nothing is forgotten of those that are gone.
+# With fewer members the times of former members are kept.
 _HEARD_MIN = 16
 
 
@@ -68,7 +68,7 @@ class _Heard(NamedTuple):
 
 
 class Group:
-    """``assignors`` by name, the first is the default; ``topics`` are those that exist, until TopicsChanged."""
+    """``assignors`` are by name, the first is the default; ``topics`` are those that exist, until TopicsChanged."""
 
     def __init__(
         self, name: str, config: GroupConfig, assignors: Mapping[str, ServerAssignor], topics: TopicImage
@@ -80,14 +80,15 @@ class Group:
         self._out = Outbox()
         self._kind: ClassicGroup | MixedGroup | None = None
         self._is_dead = False
-        #: Whether the log has a record of the group that is no tombstone.
+        #: True if the log has a record of the group that is not a tombstone.
         self._is_recorded = False
-        #: When members were heard of, and polled if they tell, in ms. It is lost with the coordinator.
+        #: The times in ms of each member's last request, and last poll if it is reported. They are lost with the
+        #: coordinator.
         self._heard: dict[str, _Heard] = {}
         self._heard_max = _HEARD_MIN
 
     def apply(self, event: Event, now_ms: int) -> list[Effect]:
-        """What the coordinator is to do. The effects of one call are atomic, see ``effects``."""
+        """Return what the coordinator has to do. The effects of one call are atomic, see ``effects``."""
         if isinstance(event, TimerFired):
             if self._out.is_due(event.key, now_ms):
                 assert self._kind is not None
@@ -122,15 +123,15 @@ class Group:
             self._kind.restore(record.value)
 
     def resume(self, now_ms: int) -> list[Effect]:
-        """Once after the last ``replay``: the timers, and what topics that changed meanwhile call for. A TopicsChanged
-        follows if there are ``regexes``.
+        """Return the effects after the last ``replay``: the timers, and the changes for topics that changed meanwhile.
+        It is called once; a TopicsChanged follows if there are ``regexes``.
         """
         if self._kind is not None:
             self._kind.resume(now_ms)
         return self._effects()
 
     def describe(self, *, with_members: bool = True, now_ms: int | None = None) -> GroupDescription:
-        """With ``now_ms`` members have the time since they were heard of."""
+        """Describe the group. With ``now_ms`` members have the time since their last request."""
         if self._kind is not None and not self._is_dead:
             described = self._kind.describe(with_members=with_members)
             if now_ms is None or not self._heard:
@@ -159,20 +160,20 @@ class Group:
         polled_ms = now_ms - since_poll_ms if since_poll_ms is not None else before.polled_ms if before else None
         self._heard[event.member_id] = _Heard(now_ms, polled_ms)
         if len(self._heard) > self._heard_max:
-            # Members whose sessions have ended.
+            # Members whose sessions have ended are dropped.
             self._heard = {name: heard for name, heard in self._heard.items() if self.knows(name)}
             self._heard_max = max(_HEARD_MIN, 2 * len(self._heard))
 
     def knows(self, member_id: str) -> bool:
-        """Whether there is a member of this id, or one that was given it and has not joined yet."""
+        """Return whether there is a member with this id, or one that was given it and has not joined yet."""
         return self._kind is not None and self._kind.knows(member_id)
 
     def subscribed_topics(self) -> frozenset[str] | None:
-        """As that of the machine."""
+        """Return what ``GroupsMachine.subscribed_topics`` returns."""
         return frozenset() if self._kind is None or self._is_dead else self._kind.subscribed_topics()
 
     def check_fetch(self, member_id: str, member_epoch: int) -> None:
-        """As that of the machine."""
+        """Raise what ``GroupsMachine.check_fetch`` raises."""
         if isinstance(self._kind, MixedGroup) and not self._is_dead:
             self._kind.check_epoch(member_id, None, member_epoch, "the fetch of offsets")
 
@@ -189,21 +190,21 @@ class Group:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the group has no members: ``offsets.retention.minutes`` counts from then on."""
+        """True if the group has no members: ``offsets.retention.minutes`` counts from then on."""
         return self._kind is None or self._kind.is_empty
 
     @property
     def pending_count(self) -> int:
-        """How many ids were given to members that have not joined yet."""
+        """The number of ids that were given to members that have not joined yet."""
         return self._kind.pending_count if isinstance(self._kind, ClassicGroup) and not self._is_dead else 0
 
     @property
     def num_bytes(self) -> int:
-        """What the members bring into the group's record."""
+        """The bytes that the members bring into the group's record."""
         return 0 if self._kind is None or self._is_dead else self._kind.num_bytes
 
     def would_grow(self, event: JoinGroup | SyncGroup | ConsumerGroupHeartbeat) -> bool:
-        """Whether the members bring more once the request is taken."""
+        """Return whether the members bring more bytes after the request."""
         match self._kind, event:
             case (ClassicGroup() as classic, JoinGroup() | SyncGroup()):
                 return classic.would_grow(event)
@@ -222,13 +223,13 @@ class Group:
 
     @property
     def is_vacant(self) -> bool:
-        """Whether nothing is lost when the coordinator forgets the object: no member, none to come, no record."""
+        """True if the coordinator can forget the object: there is no member, none to come, and no record."""
         if isinstance(self._kind, ClassicGroup) and not self._kind.is_vacant:
             return False
         return self._is_dead or not (self._is_recorded or self._out.deadlines)
 
     def validate(self) -> None:
-        """AssertionError if an invariant is broken."""
+        """Raise AssertionError if an invariant is broken."""
         if self._is_dead or self._kind is None:
             assert not self._out.deadlines, "a group that is not there has timers"
         else:
@@ -267,7 +268,7 @@ class Group:
             elif not isinstance(kind, MixedGroup):
                 if event.member_epoch != JOIN_GROUP_MEMBER_EPOCH:
                     raise UnknownGroupError(f"Group {self.name} not found: join it with epoch 0.")
-                # Ids that were given out to classic members that have not joined are void.
+                # Ids that were given out to classic members that have not joined become void.
                 self._out.cancel_all()
                 kind = self._kind = self._consumer(self.generation)
         except LogStoreError as error:
@@ -301,7 +302,7 @@ class Group:
     # ---- kinds ------------------------------------------------------------------------------------------------------
 
     def _classic(self) -> ClassicGroup:
-        """The group as a classic one. The record of another kind stays until the first generation."""
+        """Return the group as a classic one. The record of another kind stays until the first generation."""
         if not isinstance(self._kind, ClassicGroup):
             self._kind = ClassicGroup(self.name, self._config, self._out, self.generation)
         return self._kind
@@ -310,13 +311,14 @@ class Group:
         return MixedGroup(self.name, self._config, self._out, epoch, self._assignors, self._topics)
 
     def _upgraded(self, classic: ClassicGroup, event: ConsumerGroupHeartbeat, now_ms: int) -> MixedGroup:
-        """The group of classic members as a consumer group, for a member of that protocol that joins it.
+        """Return the group of classic members as a consumer group, which a member of that protocol joins.
 
-        UnknownGroupError, as in Kafka, if it may not join; the group is as before then.
+        Raises UnknownGroupError, as Kafka does, if the member may not join; then the group is unchanged.
         """
         if event.member_epoch > JOIN_GROUP_MEMBER_EPOCH:
-            # Kafka says GROUP_ID_NOT_FOUND, which ends a consumer that has slept while the last other one of its
-            # protocol left. Unknown or fenced, as in a consumer group, it joins again or knows why it may not.
+            # Kafka returns GROUP_ID_NOT_FOUND, which ends a consumer that has slept while the last other member of its
+            # protocol left. With the unknown or fenced member of a consumer group, it joins again or learns why it may
+            # not.
             classic.require_member(event.member_id, event.instance_id)
         if event.member_epoch != JOIN_GROUP_MEMBER_EPOCH:
             raise UnknownGroupError(f"Group {self.name} is no consumer group: {event.member_id!r} is no member.")
@@ -338,7 +340,7 @@ class Group:
         return consumer
 
     def _maybe_downgrade(self, now_ms: int) -> None:
-        """The group that classic members are left in, as a classic one."""
+        """Turn the group into a classic one if only classic members are left."""
         if not isinstance(self._kind, MixedGroup) or self._kind.downgrade is None:
             return
         value = self._kind.classic_value(now_ms)
@@ -363,7 +365,7 @@ class Group:
 
 
 def refusal(event: _Request, error: LogStoreError) -> Response:
-    """The response to a request that is not taken."""
+    """Return the response to a request that is refused."""
     match event:
         case JoinGroup():
             return JoinGroupResponse(error, event.member_id)
@@ -372,7 +374,7 @@ def refusal(event: _Request, error: LogStoreError) -> Response:
         case Heartbeat():
             return HeartbeatResponse(error)
         case LeaveGroup() if isinstance(error, UnknownMemberIdError):
-            # Kafka's answer, one refusal for each member.
+            # Kafka's response has one refusal for each member.
             members = tuple(LeftMember(member.member_id, member.instance_id, error) for member in event.members)
             return LeaveGroupResponse(None, members)
         case LeaveGroup():

@@ -1,12 +1,12 @@
 """The records of ``__consumer_offsets`` that hold a group's membership: one per group, the last one counts.
 
-Key: JSON ``{"group"}``, always in this one spelling; a key with ``topic`` is that of an offset
-(``logstore/records/offset_record.py``). Value: JSON whose ``kind`` is "classic" or "consumer"; a null value deletes the
-group. Bytes are base64. Fields may be added, none removed.
+The key is JSON ``{"group"}``, always in this one spelling; a key with ``topic`` is that of an offset
+(``logstore/records/offset_record.py``). The value is JSON whose ``kind`` is "classic" or "consumer"; a null value
+deletes the group. Bytes are base64. Fields may be added, but not removed.
 
-Kafka writes up to six records for each member of a consumer group, so that a heartbeat of one member writes that member
-alone. Here the whole group is one record: a replay needs no order among records, compaction and a change of kind leave
-nothing behind, and what is read back is exactly a state that the group was in.
+Kafka writes up to six records for each member of a consumer group, so that a heartbeat writes one member only. Here the
+whole group is one record: a replay needs no order among records, compaction and a change of kind leave nothing behind,
+and what is read back is exactly a state that the group was in.
 """
 
 from collections.abc import Collection, Iterable
@@ -21,7 +21,7 @@ from logstore.records.offset_record import OFFSETS_TOPIC
 
 Partitions = dict[UUID, list[int]]
 
-# In a record, beside a topic's name itself, and beside a protocol's name and metadata.
+# These bytes of a record come on top of a topic's name, and of a protocol's name and metadata.
 _TOPIC_NAME_BYTES: Final = 8
 _PROTOCOL_BYTES: Final = 8
 
@@ -39,8 +39,8 @@ class ClassicMemberValue(msgspec.Struct, frozen=True):
 
 class ClassicGroupValue(msgspec.Struct, frozen=True, tag_field="kind", tag="classic"):
     """``state`` is Empty, CompletingRebalance (the leader's assignment is still to come), Stable, or PreparingRebalance
-    (the group was a consumer group, and its members are to join again).
-    ``state_timestamp`` is that of its begin, in ms.
+    (the group was a consumer group, and its members are to join again). ``state_timestamp`` is the time in ms when the
+    state began.
     """
 
     generation: int
@@ -53,14 +53,15 @@ class ClassicGroupValue(msgspec.Struct, frozen=True, tag_field="kind", tag="clas
 
 
 class ClassicProtocolValue(msgspec.Struct, frozen=True):
-    """Kafka's ClassicMemberMetadata: what a member of a consumer group joined with by the classic protocol."""
+    """Kafka's ClassicMemberMetadata: the protocols of a consumer group's member that uses the classic protocol."""
 
     session_timeout_ms: int
     protocols: list[tuple[str, bytes]]
 
 
 class ConsumerMemberValue(msgspec.Struct, frozen=True):
-    """Partitions by topic id: those that the member may hold, is to revoke, and is to have in the end (KIP-848).
+    """A member with its partitions by topic id: those that it may hold, is to revoke, and is to have in the end
+    (KIP-848).
 
     ``classic`` is None for a member of the consumer protocol.
     """
@@ -84,8 +85,9 @@ class ConsumerMemberValue(msgspec.Struct, frozen=True):
 
 
 class ConsumerGroupValue(msgspec.Struct, frozen=True, tag_field="kind", tag="consumer"):
-    """``epoch`` is the group's, ``target_epoch`` that of the target assignment. ``topics`` are the subscribed ones with
-    id and number of partitions, ``regexes`` the topics that each matched, ``names`` those of assigned topics.
+    """``epoch`` is the group's, ``target_epoch`` that of the target assignment. ``topics`` has the subscribed topics
+    with id and number of partitions, ``regexes`` the topics that each regex matched, ``names`` the names of assigned
+    topics.
     """
 
     epoch: int
@@ -98,19 +100,19 @@ class ConsumerGroupValue(msgspec.Struct, frozen=True, tag_field="kind", tag="con
 
 
 def names_bytes(*names: str | None) -> int:
-    """What a member counts for its names and the rest of it, beside what it subscribes or joins with. Ordinary names
-    count the same: a static member that comes back from another host is no larger.
+    """Return the bytes that count for a member's names and fixed fields, beside its subscription or protocols. Ordinary
+    names count the same: a static member that returns from another host is no larger.
     """
     return max(GROUP_MEMBER_BYTES, sum(len(name) for name in names if name is not None))
 
 
 def topic_names_bytes(names: Collection[str]) -> int:
-    """What names of topics count."""
+    """Return the bytes that count for names of topics."""
     return sum(map(len, names)) + _TOPIC_NAME_BYTES * len(names)
 
 
 def protocols_bytes(protocols: Iterable[tuple[str, bytes]]) -> int:
-    """What the protocols of a classic member count: names and metadata."""
+    """Return the bytes that count for the protocols of a classic member: names and metadata."""
     return sum(_PROTOCOL_BYTES + len(name) + len(metadata) for name, metadata in protocols)
 
 
@@ -119,7 +121,7 @@ class GroupRecord(NamedTuple):
     value: ClassicGroupValue | ConsumerGroupValue
 
     def encoded(self) -> tuple[bytes, bytes | None]:
-        """Key and value."""
+        """Return key and value."""
         return _encoder.encode(_Key(self.group)), _encoder.encode(self.value)
 
 
@@ -127,7 +129,7 @@ class Tombstone(NamedTuple):
     group: str
 
     def encoded(self) -> tuple[bytes, bytes | None]:
-        """Key and value."""
+        """Return key and value."""
         return _encoder.encode(_Key(self.group)), None
 
 
@@ -143,7 +145,7 @@ _values: msgspec.json.Decoder[ClassicGroupValue | ConsumerGroupValue] = msgspec.
 
 
 def decode_group_record(key: bytes | None, value: bytes | None) -> GroupRecord | Tombstone:
-    """CorruptionError if no coordinator wrote it."""
+    """Decode a record. Raises CorruptionError if no coordinator wrote it."""
     try:
         group = _keys.decode(key or b"").group
         return Tombstone(group) if value is None else GroupRecord(group, _values.decode(value))

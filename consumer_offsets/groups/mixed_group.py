@@ -1,9 +1,9 @@
 """A consumer group that also has members of the classic protocol (KIP-848: a fleet moves one client at a time).
 
-The coordinator assigns partitions to all members. When a classic member joins, it is answered at once as a follower
-whose generation is its member epoch. The answer to SyncGroup has its assignment. Heartbeats ask it to join again when
-it has to take a step. A cooperative member revokes by joining with the partitions that it keeps; an eager member has
-none when it joins. A member must join and sync within its rebalance timeout, or it is fenced.
+The coordinator assigns partitions to all members. When a classic member joins, it gets a response at once, as a
+follower whose generation is its member epoch. The response to SyncGroup has its assignment. Heartbeats ask it to join
+again when it has to take a step. A cooperative member revokes by joining with the partitions that it keeps; an eager
+member has none when it joins. A member must join and sync within its rebalance timeout, or it is fenced.
 
 This corresponds to Kafka's ``classicGroupJoinToConsumerGroup`` and related methods in ``GroupMetadataManager``.
 Invariant: all classic members have a protocol in common, so that the group can become a classic group as soon as it has

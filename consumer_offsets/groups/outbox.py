@@ -6,8 +6,8 @@ from consumer_offsets.groups.responses import Response
 
 
 class Outbox:
-    """The effects of the present event, and the timers that are armed. One event appends one record at most: the last
-    is the state.
+    """The effects of the present event, and the timers that are armed. One event appends at most one record: the last
+    one is the state.
     """
 
     def __init__(self) -> None:
@@ -16,7 +16,7 @@ class Outbox:
         self._record: GroupRecord | Tombstone | None = None
 
     def take(self) -> list[Effect]:
-        """The effects since the last call, a record before all others."""
+        """Return the effects since the last call, with a record before all others."""
         effects, self._effects = self._effects, []
         if self._record is not None:
             effects.insert(0, AppendRecord(self._record))
@@ -47,7 +47,7 @@ class Outbox:
             self.cancel(key)
 
     def is_due(self, key: str, now_ms: int) -> bool:
-        """Whether the timer that fired is armed and due; then it is armed no more. One that fires early is armed
+        """Return whether the timer that fired is armed and due, and disarm it then. If it fired early, it is armed
         again.
         """
         deadline = self.deadlines.get(key)

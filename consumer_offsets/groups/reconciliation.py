@@ -1,7 +1,7 @@
-"""One step of a member of a consumer group from what it has to what it is to have (KIP-848).
+"""One step of a member of a consumer group from its present partitions to its target (KIP-848).
 
-Kafka's ``CurrentAssignmentBuilder``. A member first gives up what is not in its target, at its old epoch; then it goes
-to the target's epoch and takes what nobody holds any more.
+In Kafka this is ``CurrentAssignmentBuilder``. A member first gives up the partitions outside its target, at its old
+epoch. Then it moves to the target's epoch and takes the partitions that nobody holds any more.
 """
 
 from collections import defaultdict
@@ -18,7 +18,7 @@ NOTHING: Partitions = frozenset()
 
 
 def by_topic(partitions: Iterable[TopicIdPartition]) -> dict[UUID, list[int]]:
-    """In order of their numbers."""
+    """Group the partitions by topic id, in order of their numbers."""
     numbers: dict[UUID, list[int]] = defaultdict(list)
     for topic_id, partition in sorted(partitions):
         numbers[topic_id].append(partition)
@@ -26,12 +26,12 @@ def by_topic(partitions: Iterable[TopicIdPartition]) -> dict[UUID, list[int]]:
 
 
 def partitions_of(numbers: Mapping[UUID, list[int]]) -> Partitions:
-    """The opposite of ``by_topic``."""
+    """Undo ``by_topic``."""
     return frozenset(TopicIdPartition(topic_id, number) for topic_id, each in numbers.items() for number in each)
 
 
 class MemberState(StrEnum):
-    """Kafka's MemberState: it waits for the member to revoke, or for others to release, or for nothing."""
+    """Kafka's MemberState: the member has its partitions, has to revoke some, or waits for others to release some."""
 
     STABLE = "stable"
     UNREVOKED_PARTITIONS = "unrevoked_partitions"
@@ -40,8 +40,8 @@ class MemberState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClassicProtocol:
-    """What a member of a consumer group has joined with by the classic protocol. Its generation is its member epoch,
-    and its protocol the first one.
+    """The protocols of a consumer group's member that joined with the classic protocol. Its generation is its member
+    epoch, and its protocol the first one.
     """
 
     session_timeout_ms: int
@@ -53,14 +53,14 @@ class ClassicProtocol:
 
     @property
     def num_bytes(self) -> int:
-        """What it brings into the group's record."""
+        """The bytes that it brings into the group's record."""
         return protocols_bytes(self.protocols)
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerMember:
-    """``assigned`` is what the member may hold, ``pending_revocation`` what it is to give up and may still hold.
-    ``classic`` is None for a member of the consumer protocol.
+    """``assigned`` has the partitions that the member may hold, ``pending_revocation`` those that it is to give up and
+    may still hold. ``classic`` is None for a member of the consumer protocol.
     """
 
     member_id: str
@@ -81,7 +81,7 @@ class ConsumerMember:
 
     @property
     def num_bytes(self) -> int:
-        """What the member brings into the group's record."""
+        """The bytes that the member brings into the group's record."""
         names = names_bytes(self.member_id, self.instance_id, self.rack_id, self.client_id, self.client_host)
         classic = 0 if self.classic is None else self.classic.num_bytes
         return names + topic_names_bytes(self.subscribed_topics) + len(self.subscribed_regex) + classic
@@ -97,7 +97,9 @@ def reconcile(
     owners: Mapping[TopicIdPartition, str],
     owned: Partitions | None,
 ) -> ConsumerMember:
-    """The member after this step, or the same one. ``owned`` is what it says that it holds, None if it says nothing."""
+    """Return the member after this step, or the same one. ``owned`` is what the member reports to hold, None if it
+    reports nothing.
+    """
     if member.state == MemberState.UNREVOKED_PARTITIONS:
         if owned is None or owned & member.pending_revocation:
             return member

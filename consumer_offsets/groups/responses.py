@@ -1,4 +1,4 @@
-"""The answers to a group's members. ``error`` is None when the request took effect."""
+"""The responses to a group's members. ``error`` is None when the request took effect."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,8 +16,8 @@ class JoinGroupMember(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JoinGroupResponse:
-    """``members``, with the metadata of the chosen protocol, are only the leader's. With ``skip_assignment`` the
-    leader makes no assignment, and syncs with an empty one (KIP-814).
+    """Only the leader gets ``members``, with the metadata of the chosen protocol. With ``skip_assignment`` it makes no
+    assignment, and syncs with an empty one (KIP-814).
     """
 
     error: LogStoreError | None = None
@@ -61,7 +61,7 @@ class CommitOffsetsResponse:
 
 
 class AssignedTopic(NamedTuple):
-    """``partitions`` in ascending order."""
+    """``partitions`` is in ascending order."""
 
     topic_id: UUID
     topic: str
@@ -70,7 +70,7 @@ class AssignedTopic(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerGroupHeartbeatResponse:
-    """``assignment`` is all that the member may hold, or None for "as before"."""
+    """``assignment`` is all that the member may hold; None means "as before"."""
 
     error: LogStoreError | None = None
     member_id: str = UNKNOWN_MEMBER_ID

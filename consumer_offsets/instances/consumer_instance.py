@@ -1,12 +1,12 @@
-"""One consumer instance, as its client has it: subscription or assignment, positions, commits, polls.
+"""One consumer instance, as its client uses it: subscription or assignment, positions, commits, polls.
 
 Its parts: ``instance_starts`` has its record, ``instance_positions`` the memory beyond that, ``instance_group`` its
-place in the group, ``instance_reader`` reads. ``instance_table`` says why no record is passed over after a restart.
+place in the group, ``instance_reader`` reads. ``instance_table`` says why no record is skipped after a restart.
 Invariants:
 
-* One poll or stream at a time reads; others wait for their turn. What is told to change (subscription, assignment,
-  positions) changes at once, and a poll that waits goes on from there.
-* One change is under way at a time: all that writes the record, or the positions besides a poll, has the lock.
+* One poll or stream at a time reads; others wait for their turn. Changes of subscription, assignment and positions take
+  effect at once, and a poll that waits continues from there.
+* One change is under way at a time: everything that writes the record, or the positions outside a poll, has the lock.
 """
 
 import asyncio
@@ -50,13 +50,13 @@ from logstore.records.offset_record import InstanceKey, OffsetCommit
 
 log = structlog.stdlib.get_logger(__name__)
 
-# A poll waits that long for its group, whatever its time-out is: one that never did would never read.
+# A poll waits this long for its group, even if its time-out is shorter: otherwise a short poll would never read.
 _SETTLE_S: Final = 0.5
 
 
 class ConsumerInstance:
-    """``start`` it when its record is durable, or was read from the log. All methods raise UnknownInstanceError once it
-    is deleted.
+    """The owner calls ``start`` when the record is durable, or was read from the log. All methods raise
+    UnknownInstanceError once the instance is deleted.
     """
 
     def __init__(self, home: InstanceHome, shard: GroupShard, key: InstanceKey, id: str) -> None:
@@ -73,23 +73,23 @@ class ConsumerInstance:
         self._changing = asyncio.Lock()
         self._woken = asyncio.Event()
         self._settling: asyncio.Task[None] | None = None
-        #: What a poll waits for before it reads.
+        #: The task that a poll waits for before it reads.
         self._preparing: asyncio.Task[None] | None = None
         self._error: LogStoreError | None = None
-        #: Requests under way; the instance does not time out meanwhile.
+        #: The number of requests under way; the instance does not time out meanwhile.
         self._uses = 0
         self._used_at = home.clock.monotonic()
-        # Called when there are other positions to read from, or the instance is closed: for the stream that reads.
+        # The callback of the stream that reads, for when the positions to read from change, or the instance is closed.
         self._on_change: Callable[[], None] = lambda: None
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Go on with the membership and the assignment that the record has."""
+        """Continue with the membership and the assignment of the record."""
         self._wake()
 
     def close(self) -> None:
-        """Stop without a word to the group: the store stops, or another one goes on with the instance."""
+        """Stop without leaving the group: the store stops, or another object continues with the instance."""
         self._starts.close()
         self._group.stop()
         for task in (self._settling, self._preparing):
@@ -99,8 +99,8 @@ class ConsumerInstance:
         self._on_change()
 
     async def delete(self, *, reason: str, commits: bool) -> None:
-        """Remove it, and leave the group; polls end. With ``commits`` what was handed out is committed before, if the
-        instance commits by itself.
+        """Delete the instance, and leave the group; polls end. With ``commits``, an instance that commits automatically
+        first commits what was handed out.
         """
         async with self._changing:
             if commits and self.value.config.auto_commit:
@@ -111,8 +111,8 @@ class ConsumerInstance:
             await member.leave(reason)
 
     async def delete_unused(self, timeout_s: float) -> bool:
-        """``delete`` it if no request is under way, and none was for ``timeout_s``. What was handed out last may not be
-        done: it is not committed.
+        """Delete the instance if no request is under way, and none was for ``timeout_s``. What was handed out last is
+        not committed, because the client may not have processed it.
         """
         async with self._changing:
             if not self.is_unused(timeout_s):
@@ -123,7 +123,7 @@ class ConsumerInstance:
         return True
 
     async def _end(self) -> InstanceMember | None:
-        """The member, which is to leave, once the record is gone."""
+        """Delete the record, and return the member, which has to leave."""
         self.require_there()
         await self._starts.put(None)
         member = self._group.give_up()
@@ -132,20 +132,20 @@ class ConsumerInstance:
 
     @property
     def value(self) -> InstanceValue:
-        """Its record. Raises as ``InstanceStarts.value``."""
+        """The record of the instance. Raises what ``InstanceStarts.value`` raises."""
         return self._starts.value
 
     def require_there(self) -> None:
-        """Raises as ``value``."""
+        """Raise what ``value`` raises."""
         _ = self.value
 
     def is_unused(self, timeout_s: float) -> bool:
-        """Whether no request is under way, and none was for ``timeout_s``."""
+        """Return whether no request is under way, and none was for ``timeout_s``."""
         return not self._uses and self._used_at <= self._home.clock.monotonic() - timeout_s
 
     @asynccontextmanager
     async def used(self) -> AsyncIterator["ConsumerInstance"]:
-        """While this lasts, and ``consumer.instance.timeout.ms`` from then on, it is not removed."""
+        """Keep the instance from being removed inside the block, and for ``consumer.instance.timeout.ms`` after it."""
         self._uses += 1
         try:
             yield self
@@ -156,20 +156,20 @@ class ConsumerInstance:
     # ---- subscription and assignment --------------------------------------------------------------------------------
 
     def subscription(self) -> list[str]:
-        """Topics that the instance is subscribed to; of a pattern those that match it now."""
+        """Return the topics that the instance is subscribed to; for a pattern those that match it now."""
         value = self.value
         return sorted(self._starts.subscribed(value)) if value.is_subscribed else []
 
     def assignment(self) -> list[TopicPartition]:
-        """The partitions that the instance holds."""
+        """Return the partitions that the instance holds."""
         return sorted(self._held(self.value))
 
     async def subscribe(self, context: RequestContext, topics: list[str] | None, pattern: str | None) -> None:
         """Read ``topics``, which need not exist yet, or those that match ``pattern``, as a member of the group.
 
-        Topics of the list that are not there are made, if the store makes topics. Raises IllegalStateError,
-        InvalidTopicError, TopicAuthorizationError, InvalidRegularExpressionError, and as
-        ``Broker.find_or_create_topic``.
+        Missing topics of the list are created, if the store creates topics. Raises IllegalStateError,
+        InvalidTopicError, TopicAuthorizationError, InvalidRegularExpressionError, and what
+        ``Broker.find_or_create_topic`` raises.
         """
         for name in topics or ():
             if not is_legal_name(name, TOPIC_NAME_LENGTH_MAX):
@@ -199,7 +199,7 @@ class ConsumerInstance:
         self._wake()
 
     async def _create_topic(self, context: RequestContext, name: str) -> None:
-        """Create a topic that is subscribed to, if the store makes topics; else it may appear later."""
+        """Create a topic that is subscribed to, if the store creates topics; otherwise it may appear later."""
         try:
             is_there = self._broker.find_topic(context, name, Operation.READ) is not None
         except (UnknownTopicError, QuarantinedError, LeaderNotAvailableError):
@@ -208,7 +208,7 @@ class ConsumerInstance:
             await self._broker.find_or_create_topic(context.answered_here(), name, Operation.READ)
 
     async def unsubscribe(self) -> None:
-        """End the subscription, or the assignment; nothing if there is none."""
+        """End the subscription, or the assignment; do nothing if there is none."""
         async with self._changing:
             value = self.value
             if not value.is_subscribed and value.assigned is None:
@@ -223,7 +223,7 @@ class ConsumerInstance:
             await member.leave("It has unsubscribed.")
 
     async def assign(self, context: RequestContext, partitions: Iterable[TopicPartition]) -> None:
-        """Read these and no others. Those that are read already go on where they are.
+        """Read only these partitions. Those that are read already continue at their positions.
 
         Raises IllegalStateError, UnknownTopicError, UnknownPartitionError, TopicAuthorizationError,
         LeaderNotAvailableError.
@@ -242,7 +242,7 @@ class ConsumerInstance:
             ids = {TopicPartition(each.topic, each.partition): each.topic_id for each in assigned}
             kept = {p for p, at in self._positions.items() if ids.get(p) == at.topic_id}
             positions, starts = await self._starts.resolved({p: ids[p] for p in ids if p not in kept})
-            value = self.value  # as it is after the wait
+            value = self.value  # The record may have changed during the wait.
             starts += [s for s in value.starts if TopicPartition(s.topic, s.partition) in kept]
             await self._starts.put(msgspec.structs.replace(value, assigned=assigned or None, starts=starts))
             self._positions.forget(set(self._positions) - kept)
@@ -253,8 +253,8 @@ class ConsumerInstance:
     # ---- positions --------------------------------------------------------------------------------------------------
 
     async def seek(self, context: RequestContext, offsets: Mapping[TopicPartition, int]) -> None:
-        """Go on from these. As in Kafka, the next poll finds out whether there is such an offset: if it is not in the
-        log then, ``auto.offset.reset`` says where to go on.
+        """Continue from these offsets. As in Kafka, the next poll finds out whether the offset is in the log; if it is
+        not, ``auto.offset.reset`` decides where to continue.
 
         Raises IllegalStateError for a partition that is not held; UnknownTopicError, UnknownPartitionError,
         QuarantinedError.
@@ -264,7 +264,7 @@ class ConsumerInstance:
             await self._seek({p: (self._log(context, p), offset) for p, offset in offsets.items()})
 
     async def seek_to_times(self, context: RequestContext, times: Mapping[TopicPartition, int]) -> None:
-        """Go on from the first records of these times (ms), or at the ends. Raises as ``seek``."""
+        """Continue from the first records at or after these times (ms), or at the ends. Raises what ``seek`` raises."""
         async with self._changing:
             self._require_no_stream()
             found: dict[TopicPartition, tuple[PartitionLog, int]] = {}
@@ -281,7 +281,7 @@ class ConsumerInstance:
             await self._seek(found | {at: (one, ends[at]) for at, one in without.items()})
 
     async def seek_to(self, context: RequestContext, partitions: Iterable[TopicPartition], *, end: bool) -> None:
-        """Go on from the first records, or behind the last. Raises as ``seek``."""
+        """Continue from the first records, or behind the last. Raises what ``seek`` raises."""
         async with self._changing:
             self._require_no_stream()
             logs = {at: self._log(context, at) for at in partitions}
@@ -307,7 +307,7 @@ class ConsumerInstance:
         self._positions.seek(positions)
 
     def _log(self, context: RequestContext, at: TopicPartition) -> PartitionLog:
-        """The log of a partition that is held."""
+        """Return the log of a partition that is held."""
         topic = self._broker.topic(context, at.topic, Operation.READ)
         found = topic.partition(at.partition)
         held = self._positions.get(at)
@@ -329,10 +329,10 @@ class ConsumerInstance:
     async def commit(
         self, context: RequestContext, offsets: Sequence[OffsetToCommit] | None
     ) -> dict[TopicPartition, int]:
-        """Commit ``offsets``, the next ones to read, or (None) all that was handed out. What is committed now. As in
-        Kafka's protocol, records need not be there yet.
+        """Commit ``offsets``, the next ones to read, or all that was handed out (None), and return what is committed
+        now. As in Kafka's protocol, the records need not exist yet.
 
-        Raises IllegalStateError for a partition that is not held, and as ``GroupCoordinator.commit``.
+        Raises IllegalStateError for a partition that is not held, and what ``GroupCoordinator.commit`` raises.
         """
         async with self._changing:
             value = self.value
@@ -354,7 +354,9 @@ class ConsumerInstance:
     def committed(
         self, context: RequestContext, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, OffsetCommit]:
-        """The group's commits of these, where there are any. UnknownTopicError, UnknownPartitionError."""
+        """Return the group's commits of these partitions, if there are any. Raises UnknownTopicError,
+        UnknownPartitionError.
+        """
         self.require_there()
         wanted = list(partitions)
         for at in wanted:
@@ -366,10 +368,10 @@ class ConsumerInstance:
 
     @asynccontextmanager
     async def poll(self, context: RequestContext, timeout_ms: int, max_bytes: int, gone: Gone) -> AsyncIterator[Polled]:
-        """What was polled, empty if nothing came within ``timeout_ms``. The turn lasts as long as the block.
+        """Poll, and yield the records, none if nothing came within ``timeout_ms``. The turn lasts as long as the block.
 
         Raises IllegalStateError for an instance that is neither subscribed nor assigned, the errors of the membership,
-        and as ``Broker.fetch_records``.
+        and what ``Broker.fetch_records`` raises.
         """
         end = asyncio.get_running_loop().time() + timeout_ms / 1000
         async with self._reading(timeout_ms) as has_turn:
@@ -380,7 +382,7 @@ class ConsumerInstance:
 
     @asynccontextmanager
     async def streaming(self, timeout_ms: int) -> AsyncIterator[bool]:
-        """The turn of a stream, False if it did not come in time."""
+        """Wait for the turn of a stream, and yield False if it did not come in time."""
         async with self._reading(timeout_ms) as has_turn:
             if has_turn:
                 await self.settle()
@@ -432,8 +434,8 @@ class ConsumerInstance:
                 return Polled([], None)
 
     async def _settled_by(self, end: float) -> bool:
-        """Commit what is due and ``settle``. False: it takes longer, and goes on without the poll; its error, if it
-        has one, is the next poll's.
+        """Commit what is due and ``settle``. Return False if it takes longer: then it continues without the poll, and
+        the next poll raises its error, if it has one.
         """
         if self._preparing is None or self._preparing.done():
             self._preparing = asyncio.get_running_loop().create_task(self._prepare())
@@ -469,13 +471,13 @@ class ConsumerInstance:
             except OffsetOutOfRangeError as error:
                 await self._mend(at, position, error)
             except LogStoreError:
-                continue  # the stream tells, also of partitions that other brokers lead
+                continue  # The stream reports the error, also for partitions that other brokers lead.
 
     async def _mend(self, at: TopicPartition, position: Position, error: LogStoreError) -> LogStoreError | None:
-        """Begin anew where a partition cannot be read on; the error if the client has to know."""
+        """Begin again where a partition cannot be read further. Return the error if the client has to know it."""
         async with self._changing:
             if self._positions.get(at) is not position:
-                return None  # it was moved meanwhile, by a seek for example
+                return None  # The position was moved meanwhile, by a seek for example.
             is_subscribed = self.value.is_subscribed
             if isinstance(error, OffsetOutOfRangeError):
                 found, starts = await self._starts.reset({at: position.topic_id})
@@ -485,7 +487,7 @@ class ConsumerInstance:
                 self._positions.show()
                 return None
             if isinstance(error, UnknownTopicError) and is_subscribed:
-                # Another topic of that name begins anew; without one the group takes the partition away.
+                # A new topic with that name is read from its beginning; without one the group takes the partition away.
                 self._positions.forget([at])
                 self._wake()
                 return None
@@ -495,18 +497,20 @@ class ConsumerInstance:
 
     @property
     def reading(self) -> tuple[TopicPartition, ...]:
-        """Partitions to read; a new object when there are others."""
+        """The partitions to read; a new object when they change."""
         return self._positions.reading
 
     def position(self, at: TopicPartition) -> Position | None:
         return self._positions.get(at)
 
     def begin_stream(self, streamed: Callable[[], Mapping[TopicPartition, int]], on_change: Callable[[], None]) -> None:
-        """``streamed`` tells how far the stream has come; ``on_change`` that it is to look again."""
+        """Begin a stream. ``streamed`` gives the positions that the stream has reached; ``on_change`` makes it look
+        again.
+        """
         self._positions.streamed, self._on_change = streamed, on_change
 
     async def resume_stream(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Go on behind the last event that the client has received; where that cannot be, as without it."""
+        """Continue behind the last event that the client has received. A position that is out of range stays."""
         async with self._changing:
             logs: dict[TopicPartition, PartitionLog] = {}
             for at, offset in offsets.items():
@@ -525,13 +529,15 @@ class ConsumerInstance:
             await self._seek(moved)
 
     def end_stream(self) -> None:
-        """Its turn ends: what it has sent was handed out."""
+        """End the turn of the stream: what it has sent was handed out."""
         self._positions.absorb()
         self._positions.streamed = None
         self._on_change = lambda: None
 
     async def auto_commit_stream(self, handed: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Commit ``handed``, of an instance that commits by itself; what was sent until now, to be committed next."""
+        """Commit ``handed`` if the instance commits automatically. Return what was sent until now, to be committed
+        next.
+        """
         async with self._changing:
             self._positions.absorb()
             if self.value.config.auto_commit and handed:
@@ -543,7 +549,7 @@ class ConsumerInstance:
     # ---- membership -------------------------------------------------------------------------------------------------
 
     def topics_changed(self) -> None:
-        """Topics were made, deleted or have grown."""
+        """Look at topics that were made, were deleted or have grown."""
         if self._starts.is_closed:
             return
         with suppress(LogStoreError):
@@ -551,7 +557,7 @@ class ConsumerInstance:
         self._wake()
 
     def _wake(self) -> None:
-        """Somebody is to look: the poll that waits, or a task if there is none."""
+        """Wake the poll that waits, or start a task if there is none."""
         self._woken.set()
         if not self._settles_alone:
             return
@@ -560,7 +566,7 @@ class ConsumerInstance:
 
     @property
     def _settles_alone(self) -> bool:
-        """Whether no poll does it."""
+        """True if no poll settles the instance."""
         is_polled = self._group.is_polled and self._positions.streamed is None
         return not is_polled and not self._starts.is_closed
 
@@ -570,7 +576,7 @@ class ConsumerInstance:
             try:
                 await self.settle()
             except LogStoreError as error:
-                # The next poll tells it; a load of the shard ends by itself.
+                # The next poll raises the error; a load of the shard ends by itself.
                 self._error = error
                 await asyncio.sleep(HEARTBEAT_INTERVAL_S)
                 if error.retriable:
@@ -580,7 +586,7 @@ class ConsumerInstance:
                 return
 
     async def settle(self) -> None:
-        """Take the steps of a rebalance that can be taken now, and find the positions that are missing."""
+        """Take the steps of a rebalance that can be taken now, and find the missing positions."""
         async with self._changing:
             value = self.value
             if value.is_subscribed:
@@ -597,10 +603,12 @@ class ConsumerInstance:
             self._positions.show()
 
     async def _find_assigned(self, assigned: Sequence[Assigned]) -> None:
-        """After a restart: an assigned partition is of the topic that it was assigned of."""
+        """Find the positions after a restart. An assigned partition belongs to the topic that had the name when it was
+        assigned.
+        """
         ids = {TopicPartition(each.topic, each.partition): each.topic_id for each in assigned}
         positions = await self._starts.find(ids)
-        # One of a topic that is gone has a position, too: the poll tells.
+        # A partition of a deleted topic also gets a position, so that the poll reports the deletion.
         self._positions.put({at: positions.get(at) or Position(ids[at], 0) for at in ids})
 
     def _held(self, value: InstanceValue) -> set[TopicPartition]:

@@ -30,19 +30,19 @@ _TELL_S: Final = 0.005
 
 
 class ConsumerInstances:
-    """``start`` it before the shards load."""
+    """The consumer instances of this broker. They are started before the shards load."""
 
     def __init__(self, home: InstanceHome, shards: GroupShards) -> None:
         self._home = home
         self._shards = shards
         self._settings = home.broker.settings
         self._instances: dict[InstanceKey, ConsumerInstance] = {}
-        #: Creations under way count for the limit, too.
+        #: The number of creations under way, which also count for the limit.
         self._creating = 0
         self._looking: asyncio.Task[None] | None = None
         self._topics_changed = False
         self._telling: asyncio.Task[None] | None = None
-        #: Those that time out.
+        #: The instances that are being removed after their time-out.
         self._removing: dict[ConsumerInstance, asyncio.Task[None]] = {}
 
     def start(self) -> None:
@@ -50,7 +50,7 @@ class ConsumerInstances:
         self._looking = asyncio.get_running_loop().create_task(self._look())
 
     async def close(self) -> None:
-        """Stop, without a word to the groups: after a restart the instances go on."""
+        """Stop without leaving the groups: after a restart the instances continue."""
         self._shards.listeners.remove(self._on_shard)
         ending = [task for task in (self._looking, self._telling, *self._removing.values()) if task is not None]
         for task in ending:
@@ -61,13 +61,13 @@ class ConsumerInstances:
         self._instances.clear()
 
     def topics_changed(self) -> None:
-        """Topics were made, deleted or have grown."""
+        """Make all instances look at topics that were made, were deleted or have grown."""
         self._topics_changed = True
         if self._telling is None or self._telling.done():
             self._telling = asyncio.get_running_loop().create_task(self._tell_of_topics())
 
     async def _tell_of_topics(self) -> None:
-        """Each looks at what its pattern matches now: the loop does other work in between."""
+        """Let each instance look at what its pattern matches now. The event loop does other work in between."""
         clock = self._home.clock
         while self._topics_changed:
             self._topics_changed = False
@@ -79,10 +79,10 @@ class ConsumerInstances:
                     end = clock.monotonic() + _TELL_S
 
     async def create(self, context: RequestContext, group: str, name: str | None, config: InstanceConfig) -> str:
-        """The name of a new instance, ``name`` if it has one.
+        """Create an instance, and return its name: ``name``, or a new one for None.
 
         Raises GroupAuthorizationError, InvalidGroupError, InvalidInstanceConfigError (the name), InstanceExistsError,
-        ThrottledError (``max.consumer.instances``), and as ``GroupCoordinator.commit``.
+        ThrottledError (``max.consumer.instances``), and what ``GroupCoordinator.commit`` raises.
         """
         self._home.broker.authorizer.require(context, Operation.READ, ResourceType.GROUP, group)
         check_group_name(group)
@@ -112,8 +112,8 @@ class ConsumerInstances:
         return name
 
     def get(self, context: RequestContext, group: str, name: str) -> ConsumerInstance:
-        """The instance. GroupAuthorizationError, UnknownInstanceError; CoordinatorLoadInProgressError and others, as
-        ``GroupShards.machine``.
+        """Return the instance. Raises GroupAuthorizationError, UnknownInstanceError, and what ``GroupShards.machine``
+        raises.
         """
         self._home.broker.authorizer.require(context, Operation.READ, ResourceType.GROUP, group)
         key = InstanceKey(group, name)
@@ -123,7 +123,7 @@ class ConsumerInstances:
             if shard is None:
                 raise unknown_instance(key)
             shard.require_active()
-            # A creation whose answer did not come in time has happened all the same.
+            # The instance may have been created although the response did not come in time.
             value = shard.machine.instances.get(key)
             if value is None:
                 raise unknown_instance(key)
@@ -132,7 +132,7 @@ class ConsumerInstances:
         return instance
 
     async def delete(self, context: RequestContext, group: str, name: str) -> None:
-        """Delete the instance: its polls end, and it leaves its group. Raises as ``get``."""
+        """Delete the instance: its polls end, and it leaves its group. Raises what ``get`` raises."""
         instance = self.get(context, group, name)
         await instance.delete(reason="The consumer instance was deleted.", commits=True)
         self._remove(instance)
@@ -152,7 +152,7 @@ class ConsumerInstances:
             del self._instances[instance.key]
 
     def _on_shard(self, shard: GroupShard) -> None:
-        """The shard has loaded its machine, anew perhaps; or another broker leads it now."""
+        """Follow a shard that has loaded its machine, perhaps again, or that another broker leads now."""
         table = shard.machine.instances if shard.is_active else None
         for key, instance in list(self._instances.items()):
             if instance.shard is shard and (table is None or table.get(key) is None):
@@ -164,7 +164,7 @@ class ConsumerInstances:
                 self._add(shard, key, value)
 
     async def _look(self) -> None:
-        """Remove instances that nobody uses, each by itself: one may wait for its group for long."""
+        """Remove unused instances, each in its own task: it may have to wait long for its group."""
         timeout_s = self._settings.consumer_instance_timeout_ms / 1000
         while True:
             await asyncio.sleep(min(_LOOK_S, timeout_s / 4))
@@ -179,10 +179,10 @@ class ConsumerInstances:
                 return
             log.info("instance.timed_out", group=instance.key.group, instance=instance.key.instance)
         except UnknownInstanceError:
-            # The answer to its deletion did not come in time.
+            # The response to its deletion did not come in time.
             instance.close()
         except LogStoreError:
-            return  # at the next look
+            return  # The next look tries again.
         finally:
             del self._removing[instance]
         self._remove(instance)

@@ -40,11 +40,12 @@ from logstore.records.offset_record import InstanceKey
 
 log = structlog.stdlib.get_logger(__name__)
 
-#: Eager ones, too: a group with members of any kind has one of them in common. Alone, instances keep what they have.
+#: These include eager assignors: a group with members of any kind has one of them in common. Instances among themselves
+#: keep their partitions.
 _ASSIGNORS: Final = ("sticky", "range", "cooperative-sticky", "roundrobin")
-# A heartbeat is a call here, no request over a network: rebalances are noticed soon.
+# A heartbeat is a call here, not a request over a network, so it can be frequent: rebalances are noticed soon.
 HEARTBEAT_INTERVAL_S: Final = 1.0
-#: Between commits of an instance that commits by itself.
+#: The time between commits of an instance that commits automatically.
 AUTO_COMMIT_S: Final = 5.0
 _GIVE_UP_S: Final = 60.0
 _TIMEOUT_MS: Final = 30_000
@@ -52,7 +53,7 @@ _AGAIN: Final = (IllegalGenerationError, StaleMemberEpochError, RebalanceInProgr
 
 
 class InstanceGroup:
-    """``woken`` is called when the membership has a step, or there may be others: somebody is to ``take_steps``."""
+    """``woken`` is called when the membership has, or may have, a new step: the owner then calls ``take_steps``."""
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class InstanceGroup:
         self._member: InstanceMember | None = None
         self._view = home.broker.authorizer.view
         self._auto_committed_at = home.clock.monotonic()
-        #: Whether a poll or a stream is under way.
+        #: True while a poll or a stream is under way.
         self.is_polled = False
 
     # ---- membership -------------------------------------------------------------------------------------------------
@@ -95,7 +96,7 @@ class InstanceGroup:
             self._member.stop()
 
     def give_up(self) -> InstanceMember | None:
-        """The member, which is to leave: the instance has none any more."""
+        """Return the member, which has to leave; the instance no longer has one."""
         member, self._member = self._member, None
         return member
 
@@ -104,19 +105,19 @@ class InstanceGroup:
             self._member.resubscribe(topics)
 
     def found_topics(self) -> None:
-        """Other topics, or partitions, may be of the subscription."""
+        """Notify the member that other topics, or partitions, may match the subscription."""
         if self._member is not None:
             self._member.found_topics(self._starts.subscribed(self._starts.value))
 
     def held(self) -> set[TopicPartition]:
-        """The partitions that the group has given."""
+        """Return the partitions that the group has assigned."""
         return set(self._member.membership.owned) if self._member is not None else set()
 
     async def take_steps(self) -> None:
         """Take the steps of a rebalance that can be taken now."""
         view = self._home.broker.authorizer.view
         if view is not self._view:
-            # Other topics may match for the subscriber since the last look.
+            # The topics that the subscriber may describe may be others since the last call.
             self.found_topics()
             self._view = view
         member = await self._entered()
@@ -126,7 +127,7 @@ class InstanceGroup:
                 self._positions.take_back(_generation(membership), membership.assigned, self._starts.topic_id)
                 await self._find(step.partitions - set(self._positions))
             elif isinstance(step, Lost):
-                # Nothing of the old membership counts in the next, which has another id.
+                # Nothing of the old membership counts in the next one, which has another id.
                 await self._starts.put(msgspec.structs.replace(self._starts.value, member_id=None, starts=[]))
                 self._positions.forget(step.partitions)
                 member.stop()
@@ -154,7 +155,7 @@ class InstanceGroup:
         self._positions.put(await self._starts.find({at: self._starts.topic_id(at) for at in partitions}))
 
     async def _entered(self) -> InstanceMember:
-        """The membership: the present one, the one that the group has a record of, or a new one."""
+        """Return the membership: the present one, the one that the group has a record of, or a new one."""
         described = self._shard.machine.describe(self._key.group)
         if self._member is not None:
             present = self._member.membership
@@ -173,7 +174,7 @@ class InstanceGroup:
             await self._starts.put(msgspec.structs.replace(value, member_id=member_id, starts=[]))
             membership = new_membership(described, self._options(self._starts.value, member_id))
             if before is not None and described is not None and any(m.member_id == before for m in described.members):
-                # The group need not wait for the end of its session.
+                # The previous member leaves, so that the group need not wait for the end of its session.
                 left = events.LeavingMember(before, None, "Its place in a rebalance was lost by a restart.")
                 with suppress(LogStoreError):
                     await home.members.leave(INTERNAL, self._key.group, events.LeaveGroup(0, (left,)))
@@ -206,7 +207,9 @@ class InstanceGroup:
     # ---- commits ----------------------------------------------------------------------------------------------------
 
     async def commit(self, context: RequestContext, offsets: Sequence[OffsetToCommit]) -> None:
-        """As the member that the instance is. IllegalStateError if the group took the partitions meanwhile."""
+        """Commit as the member that the instance is. Raises IllegalStateError if the group took the partitions
+        meanwhile.
+        """
         member = self._member
         hold = None
         try:
@@ -239,7 +242,7 @@ class InstanceGroup:
     async def commit_handed(
         self, handed: Mapping[TopicPartition, int], context: RequestContext = INTERNAL
     ) -> dict[TopicPartition, int]:
-        """What is committed: a topic that is gone keeps no other from it."""
+        """Commit offsets of the topics that still exist, and return the committed ones."""
         offsets = [
             OffsetToCommit(*at, offset, "", position.topic_id)
             for at, offset in handed.items()
@@ -251,12 +254,12 @@ class InstanceGroup:
 
     @property
     def is_auto_commit_due(self) -> bool:
-        """Whether an instance that commits by itself is to do it now."""
+        """True if the instance commits automatically and has to do it now."""
         is_due = self._home.clock.monotonic() >= self._auto_committed_at + AUTO_COMMIT_S
         return self._starts.value.config.auto_commit and bool(self._positions.handed) and is_due
 
     async def auto_commit(self) -> None:
-        """Commit what was handed out. A failure is not told: the next one may succeed."""
+        """Commit what was handed out. A failure is not reported, because the next commit may succeed."""
         try:
             await self.commit_handed(self._positions.handed)
         except LogStoreError as error:
@@ -264,8 +267,10 @@ class InstanceGroup:
             self._auto_committed_at = self._home.clock.monotonic()
 
     async def commit_before_giving_up(self, partitions: Iterable[TopicPartition]) -> None:
-        """What the next owner must know: where an instance that commits by itself is; and where it began, if the group
-        has committed nothing, so that the next owner does not begin behind that.
+        """Commit what the next owner must know.
+
+        That is the position of an instance that commits automatically. If the group has committed nothing, it is where
+        this instance began to read, so that the next owner does not begin behind that.
         """
         value = self._starts.value
         starts = {TopicPartition(start.topic, start.partition): start for start in value.starts}
@@ -274,7 +279,7 @@ class InstanceGroup:
         offsets: list[OffsetToCommit] = []
         for at in partitions:
             position, start = self._positions.get(at), starts.get(at)
-            # One of a topic that is gone would have the commit of all others refused.
+            # An offset of a deleted topic would make the whole commit fail.
             if position is None or position.topic_id != self._starts.topic_id(at):
                 continue
             if value.config.auto_commit and at in handed:

@@ -1,4 +1,4 @@
-"""What consumer instances stand on, and what they give."""
+"""The parts of the store that consumer instances use, and the results that they give."""
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from logstore.records.offset_record import InstanceKey, OffsetCommit
 
 
 class Commit(Protocol):
-    """``GroupCoordinator.commit_of_instance``."""
+    """The type of ``GroupCoordinator.commit_of_instance``."""
 
     def __call__(
         self,
@@ -32,7 +32,9 @@ class Commit(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class InstanceHome:
-    """What all instances of a store stand on. ``commits`` are the group's, of topics as they are now. Times in ms."""
+    """The parts that all instances of a store use. ``commits`` returns a group's commits of present topics. Times are
+    in ms.
+    """
 
     broker: Broker
     members: GroupMembers
@@ -46,7 +48,7 @@ class InstanceHome:
 
 @dataclass(frozen=True, slots=True)
 class PolledPartition:
-    """``records`` of LOG_SCHEMA."""
+    """``records`` have the columns of LOG_SCHEMA."""
 
     topic: str
     partition: int
@@ -55,7 +57,7 @@ class PolledPartition:
 
 
 class Polled:
-    """The records of a poll: handed out with ``delivered``. The caller releases the ``reservation``."""
+    """The records of a poll. The caller calls ``delivered`` when they are handed out, and releases ``reservation``."""
 
     def __init__(
         self,

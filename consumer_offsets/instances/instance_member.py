@@ -1,6 +1,6 @@
-"""The membership of a consumer instance, carried out on the event loop: its heartbeats are the store's own.
+"""The membership of a consumer instance, which the store itself carries out on the event loop, with its heartbeats.
 
-Requests go to the one machine of groups, as those of any other member do.
+Its requests go to the same group machine as those of any other member.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ _NO_TOPIC = r"[^\s\S]"
 
 
 class InstanceMember:
-    """``woken`` is called when there may be a ``step``. ``start`` it once; ``stop`` it, and ``leave``."""
+    """``woken`` is called when there may be a ``step``. The member is started once; it is stopped before it leaves."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class InstanceMember:
         self._running: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        # The interval between polls begins, also if none ever comes.
+        # The interval between polls begins, even if there is never a poll.
         self.membership.end_poll(self._clock.monotonic())
         self._running = asyncio.get_running_loop().create_task(self._run())
 
@@ -79,7 +79,7 @@ class InstanceMember:
             self._running = None
 
     async def leave(self, reason: str) -> None:
-        """Leave the group; if that cannot be, the session ends by itself."""
+        """Leave the group; if that fails, the session ends by itself."""
         self.stop()
         farewell = self.membership.farewell(reason)
         if farewell is not None:
@@ -95,7 +95,7 @@ class InstanceMember:
         self._changed.set()
 
     def step(self) -> Step | None:
-        """As ``Membership.step``."""
+        """Return the next step, as ``Membership.step`` does."""
         try:
             return self.membership.step()
         finally:
@@ -110,7 +110,7 @@ class InstanceMember:
         self._changed.set()
 
     def found_topics(self, subscribed: frozenset[str]) -> None:
-        """Topics have changed; those of the subscription are ``subscribed``."""
+        """Follow changes of topics; ``subscribed`` are now those of the subscription."""
         if isinstance(self.membership, ClassicMember):
             self.membership.found_topics(subscribed, self._counts(subscribed | self.membership.followed))
         elif subscribed != self.membership.topics:
@@ -151,7 +151,7 @@ class InstanceMember:
             else:
                 self.membership.failed(todo, failure, now)
         except LogStoreError as error:
-            # What other members or the leader have sent cannot be read.
+            # Data of other members or of the leader cannot be decoded.
             self.membership.broken(error)
 
     async def _send(self, request: GroupRequest) -> object:
@@ -229,7 +229,7 @@ class InstanceMember:
 
 
 def new_membership(described: GroupDescription | None, options: MemberOptions) -> Membership:
-    """Of the kind that the members of the group have now; a group without any is a classic one."""
+    """Return a membership of the present members' kind. A group without members is a classic one."""
     if described is not None and described.kind == "consumer" and described.members:
         return ConsumerMember(_of_store(options))
     return ClassicMember(options)
@@ -238,7 +238,7 @@ def new_membership(described: GroupDescription | None, options: MemberOptions) -
 def resumed_membership(
     described: GroupDescription | None, options: MemberOptions, topics: FollowedTopics
 ) -> Membership | None:
-    """The membership that the group has a record of; None if it has none that can go on."""
+    """Return the membership that the group has a record of; None if there is none that can continue."""
     member = (
         next((each for each in described.members if each.member_id == options.member_id), None) if described else None
     )
@@ -264,10 +264,12 @@ def resumed_membership(
 
 
 def _of_store(options: MemberOptions) -> MemberOptions:
-    """The store assigns by its own default."""
+    """Return options without assignors, so that the store assigns with its default."""
     return dataclasses.replace(options, assignors=())
 
 
 def regex_of(topics: frozenset[str]) -> str | None:
-    """The regex of a subscription: a group of the consumer protocol refuses one of no topics."""
+    """Return the regex of a subscription. One without topics gets a regex, because a group of the consumer protocol
+    refuses an empty subscription.
+    """
     return None if topics else _NO_TOPIC

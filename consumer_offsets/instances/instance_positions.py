@@ -1,4 +1,4 @@
-"""The positions of a consumer instance in its partitions: memory beyond what its record has.
+"""The positions of a consumer instance in its partitions: memory beyond its record.
 
 Invariants: a position moves when its records were handed to the client's connection, and only if it was not moved
 meanwhile; ``handed`` are partitions with a position.
@@ -13,18 +13,18 @@ from logstore.protocol.members.identity import TopicPartition
 
 
 class InstancePositions:
-    """``changed`` is called when they change by anything but a poll or a stream."""
+    """``changed`` is called when the positions change by anything but a poll or a stream."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
         self._positions: dict[TopicPartition, Position] = {}
-        #: Of partitions with records that were handed out and are not committed: the offset behind the last one.
+        #: The offset behind the last record that was handed out, for partitions where it is not committed.
         self.handed: dict[TopicPartition, int] = {}
-        #: Partitions with a position; a new object when there are others.
+        #: The partitions with a position; a new object when they change.
         self.reading: tuple[TopicPartition, ...] = ()
-        #: Of the stream that reads: how far it has come.
+        #: Returns the positions that the stream which reads has reached.
         self.streamed: Callable[[], Mapping[TopicPartition, int]] | None = None
-        #: Positions that were given up in a generation, with what was handed out.
+        #: The generation in which positions were given up, with them and what was handed out.
         self._aside: tuple[int, dict[TopicPartition, tuple[Position, int | None]]] | None = None
         self._turns = itertools.count()
 
@@ -44,7 +44,9 @@ class InstancePositions:
         return list(self._positions.items())
 
     def in_turn(self) -> list[tuple[TopicPartition, Position]]:
-        """All of them; each time another partition is the first, so that a busy one keeps no other out."""
+        """Return all positions. Each call begins with another partition, so that a busy one does not block the
+        others.
+        """
         positions = sorted(self._positions.items(), key=lambda item: item[0])
         first = next(self._turns) % len(positions) if positions else 0
         return positions[first:] + positions[:first]
@@ -52,11 +54,11 @@ class InstancePositions:
     # ---- changes ----------------------------------------------------------------------------------------------------
 
     def put(self, positions: Mapping[TopicPartition, Position]) -> None:
-        """Of more partitions, or others of the same."""
+        """Set the positions of new or present partitions."""
         self._positions |= positions
 
     def seek(self, positions: Mapping[TopicPartition, Position]) -> None:
-        """Where the client has sent the instance to."""
+        """Set the positions that the client has chosen."""
         self._positions |= positions
         for at in positions:
             self.handed.pop(at, None)
@@ -69,14 +71,16 @@ class InstancePositions:
         self.show()
 
     def show(self) -> None:
-        """Tell if there are others to read by now."""
+        """Notify the reader if the partitions to read have changed."""
         reading = tuple(sorted(self._positions))
         if reading != self.reading:
             self.reading = reading
             self._changed()
 
     def move(self, moved: Iterable[tuple[TopicPartition, Position, int, bool]]) -> None:
-        """Positions as they were read from, the offsets behind, and whether there were records in between."""
+        """Move positions. Each entry has the position that was read from, the offset behind, and whether there were
+        records in between.
+        """
         for at, position, offset, has_records in moved:
             if self._positions.get(at) is position and offset > position.offset:
                 self._positions[at] = Position(position.topic_id, offset)
@@ -84,7 +88,7 @@ class InstancePositions:
                     self.handed[at] = offset
 
     def absorb(self) -> None:
-        """Take over how far the stream has come."""
+        """Take over the positions that the stream has reached."""
         for at, offset in self.streamed().items() if self.streamed is not None else ():
             position = self._positions.get(at)
             if position is not None and offset > position.offset:
@@ -92,7 +96,7 @@ class InstancePositions:
                 self.handed[at] = offset
 
     def committed(self, offsets: Iterable[OffsetToCommit]) -> None:
-        """What was handed out below these is done."""
+        """Mark records that were handed out below these offsets as committed."""
         for one in offsets:
             at = TopicPartition(one.topic, one.partition)
             if self.handed.get(at, one.offset + 1) <= one.offset:
@@ -101,8 +105,10 @@ class InstancePositions:
     # ---- a rebalance ------------------------------------------------------------------------------------------------
 
     def lay_aside(self, generation: int | None, partitions: Iterable[TopicPartition]) -> None:
-        """An eager assignor takes everything away for a rebalance, and gives most of it back. What comes back in the
-        next generation was nobody's in between, and goes on where it was. None: nothing does.
+        """Keep positions for the next generation; None: keep none.
+
+        An eager assignor takes everything away for a rebalance, and gives most of it back. A partition that comes back
+        in the next generation had no owner in between, and continues at its position.
         """
         self._aside = None
         if generation is not None:
@@ -115,7 +121,9 @@ class InstancePositions:
         assigned: Container[TopicPartition],
         topic_id: Callable[[TopicPartition], str | None],
     ) -> None:
-        """Those of ``assigned`` that were laid aside in the generation before, if they are of the same topics."""
+        """Restore the positions of ``assigned`` that were laid aside in the previous generation, if the topics are the
+        same.
+        """
         aside, self._aside = self._aside, None
         if aside is None or generation != aside[0] + 1:
             return

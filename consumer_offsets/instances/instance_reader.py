@@ -18,7 +18,7 @@ from logstore.protocol.members.identity import TopicPartition
 
 _PARTITION_BYTES_MAX: Final = 4 << 20
 
-#: Begins anew where a partition cannot be read on; the error if the client has to know.
+#: Begins again where a partition cannot be read further, and returns the error if the client has to know it.
 Mend = Callable[[TopicPartition, Position, LogStoreError], Coroutine[Any, Any, LogStoreError | None]]
 
 
@@ -37,7 +37,9 @@ class InstanceReader:
         gone: Gone,
         mend: Mend,
     ) -> Polled | None:
-        """Records; none if something has changed (``woken``), or nothing came. None: no answer is wanted any more."""
+        """Read records; none if something has changed (``woken``) or nothing came. None if no response is wanted any
+        more.
+        """
         positions = self._positions.in_turn()
         wanted_no_more = was_woken = False
 

@@ -1,7 +1,7 @@
 """The record of a consumer instance in ``__consumer_offsets``: the last one of its key counts.
 
-Key: JSON ``{"group", "instance"}``, always in this one spelling. Value: JSON of InstanceValue; a null value deletes the
-instance. Fields may be added, none removed.
+The key is JSON ``{"group", "instance"}``, always in this one spelling. The value is JSON of InstanceValue; a null value
+deletes the instance. Fields may be added, but not removed.
 """
 
 from typing import NamedTuple
@@ -33,7 +33,7 @@ class Assigned(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True):
-    """Where the instance began to read a partition that it holds, as long as nothing was committed since."""
+    """The offset where the instance began to read a partition that it holds, while nothing was committed since."""
 
     topic: str
     partition: int
@@ -42,7 +42,7 @@ class Start(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Subscriber(msgspec.Struct, frozen=True):
-    """Who made the subscription, by a pattern: the topics that match it are those that this principal may describe."""
+    """The principal that subscribed. Only topics that it may describe match a pattern."""
 
     principal: Principal
     host: str
@@ -53,11 +53,11 @@ class Subscriber(msgspec.Struct, frozen=True):
 
 
 class InstanceValue(msgspec.Struct, frozen=True):
-    """``id`` tells an instance from others that had its name. It is subscribed (to ``topics`` or to those that match
-    ``pattern``), has ``assigned``, or neither.
+    """``id`` distinguishes the instance from others that had its name. It is subscribed (to ``topics`` or to those that
+    match ``pattern``), has ``assigned``, or neither.
 
-    ``seen`` are the topics of a subscription when it was made, with their ids and numbers of partitions: what came
-    later is read from its beginning. ``member_id`` is that of its membership in the group.
+    ``seen`` has the topics of a subscription when it was made, with their ids and numbers of partitions: later ones are
+    read from their beginning. ``member_id`` is that of its membership in the group.
     """
 
     id: str
@@ -76,13 +76,13 @@ class InstanceValue(msgspec.Struct, frozen=True):
 
 
 class InstanceRecord(NamedTuple):
-    """None deletes the instance."""
+    """A record of the instance; a ``value`` of None deletes it."""
 
     key: InstanceKey
     value: InstanceValue | None
 
     def encoded(self) -> tuple[bytes, bytes | None]:
-        """Key and value."""
+        """Return key and value."""
         return _encoder.encode(self.key), None if self.value is None else _encoder.encode(self.value)
 
 
@@ -91,7 +91,7 @@ _values = msgspec.json.Decoder(InstanceValue)
 
 
 def decode_instance(key: bytes | None, value: bytes | None) -> InstanceValue | None:
-    """The instance in the value of its record; None if it is deleted. CorruptionError if no coordinator wrote it."""
+    """Decode a record's value; None if the instance is deleted. Raises CorruptionError if no coordinator wrote it."""
     try:
         return None if value is None else _values.decode(value)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

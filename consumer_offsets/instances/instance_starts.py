@@ -1,4 +1,4 @@
-"""Where a consumer instance begins to read: its record, with the starts in it, and how a position is found.
+"""Finds where a consumer instance begins to read, and keeps its record, which has the starts.
 
 Positions beyond the starts are the instance's memory. ``instance_table`` has the invariants.
 """
@@ -25,7 +25,7 @@ _TIMEOUT_MS: Final = 30_000
 
 
 class Position:
-    """Where to read on in a partition of the topic with that id. Another object takes its place when it moves."""
+    """The next offset to read in a partition of the topic with that id. When it moves, another object replaces it."""
 
     __slots__ = ("offset", "topic_id")
 
@@ -35,7 +35,7 @@ class Position:
 
 
 class InstanceStarts:
-    """``value`` is the record. Only this one changes it, and returns when that is durable."""
+    """``value`` is the record. Only this object changes it, and returns when the change is durable."""
 
     def __init__(self, home: InstanceHome, shard: GroupShard, key: InstanceKey, id: str) -> None:
         self._home = home
@@ -46,7 +46,7 @@ class InstanceStarts:
         self._is_closed = False
 
     def close(self) -> None:
-        """The store stops, or another one goes on with the instance."""
+        """Refuse further use: the store stops, or another object continues with the instance."""
         self._is_closed = True
 
     @property
@@ -55,8 +55,8 @@ class InstanceStarts:
 
     @property
     def value(self) -> InstanceValue:
-        """UnknownInstanceError, and as ``CoordinatorShard.machine``; BrokerNotReadyError when it is closed: a client
-        that hears of no instance makes another one.
+        """The record. Raises UnknownInstanceError, what ``CoordinatorShard.machine`` raises, and BrokerNotReadyError
+        after ``close``, because a client would replace an unknown instance by a new one.
         """
         value = self._shard.machine.instances.require(self._key, self._id)
         if self._is_closed:
@@ -64,7 +64,7 @@ class InstanceStarts:
         return value
 
     async def put(self, value: InstanceValue | None) -> None:
-        """Change the record, which was read since the last await. Returns when that is durable."""
+        """Change the record, which was read since the last await, and return when that is durable."""
         answer = self._shard.request(lambda token: PutInstance(token, self._key, self._id, value))
         await answered(self._key.group, answer, _TIMEOUT_MS)
 
@@ -82,7 +82,7 @@ class InstanceStarts:
             await self.put(msgspec.structs.replace(value, starts=kept))
 
     def subscribed(self, value: InstanceValue) -> frozenset[str]:
-        """Topics that it names, or those that match it now and that its subscriber may describe."""
+        """Return the topics that it names, or those that match it now and that its subscriber may describe."""
         if value.pattern is None:
             return frozenset(value.topics or ())
         found = self._home.topics.matching(value.pattern)
@@ -90,7 +90,7 @@ class InstanceStarts:
         return found if len(shown) == len(found) else shown
 
     def topic_id(self, at: TopicPartition) -> str | None:
-        """The id of the topic, if it has the partition now."""
+        """Return the id of the topic if it has the partition now."""
         try:
             topic = self._broker.topic(INTERNAL, at.topic)
         except LogStoreError:
@@ -100,8 +100,9 @@ class InstanceStarts:
     async def resolved(
         self, wanted: Mapping[TopicPartition, str]
     ) -> tuple[dict[TopicPartition, Position], list[Start]]:
-        """Positions: at the start that the record has, else at the group's commit, else by ``auto.offset.reset``; and
-        the starts that this makes, or that are there. LeaderNotAvailableError.
+        """Return positions, and the starts that exist or are made for them. Raises LeaderNotAvailableError.
+
+        A position is the start in the record, else the group's commit, else what ``auto.offset.reset`` gives.
         """
         written = {TopicPartition(start.topic, start.partition): start for start in self.value.starts}
         commits = self._home.commits(self._key.group)
@@ -119,7 +120,7 @@ class InstanceStarts:
         return positions | reset, starts + reset_starts
 
     async def find(self, wanted: Mapping[TopicPartition, str | None]) -> dict[TopicPartition, Position]:
-        """The positions of partitions, of topics with these ids; the starts among them are durable then."""
+        """Return the positions of partitions of topics with these ids. The starts among them are durable on return."""
         there = {at: topic_id for at, topic_id in wanted.items() if topic_id is not None}
         if not there:
             return {}
@@ -128,8 +129,10 @@ class InstanceStarts:
         return positions
 
     async def reset(self, wanted: Mapping[TopicPartition, str]) -> tuple[dict[TopicPartition, Position], list[Start]]:
-        """By ``auto.offset.reset``. What came after the subscription is read from its beginning. The end is asked of
-        the leaders: LeaderNotAvailableError if one does not tell.
+        """Return positions by ``auto.offset.reset``. Topics and partitions that are newer than the subscription begin
+        at their start.
+
+        The leaders report the ends. Raises LeaderNotAvailableError if one does not.
         """
         value = self.value
         first: dict[TopicPartition, PartitionLog] = {}
@@ -151,7 +154,9 @@ class InstanceStarts:
         return positions, [Start(*at, one.topic_id, one.offset) for at, one in positions.items()]
 
     async def readable_ends(self, logs: Mapping[TopicPartition, PartitionLog]) -> dict[TopicPartition, int]:
-        """Where readers stop now, by the word of the leaders. LeaderNotAvailableError if one does not tell."""
+        """Return the offsets where readers stop now, as the leaders report. Raises LeaderNotAvailableError if one does
+        not.
+        """
         elsewhere = await self._broker.offsets_elsewhere(list(logs.values()))
         isolation = Isolation(self.value.config.isolation)
         ends = {}

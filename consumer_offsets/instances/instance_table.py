@@ -1,11 +1,11 @@
-"""The consumer instances of a partition of ``__consumer_offsets``, as their records say. Pure: events in, effects out.
+"""The consumer instances of a partition of ``__consumer_offsets``, from their records. Pure: events in, effects out.
 
-Invariants, with which an instance goes on after a restart without passing over a record (decision 47):
+With these invariants an instance continues after a restart without skipping a record (decision 47):
 
-* A start is there from before the first record that is read from it, until the first commit of its partition, and is
+* A start exists from before the first record that is read from it, until the first commit of its partition, and is
   removed in the frame of that commit.
-* A start is removed before its partition is given up. One of a member that is no longer in the group is void, as is one
-  of a partition that is not assigned to it: an id is of one membership only.
+* A start is removed before its partition is given up. It is void if its member has left the group, or if the partition
+  is not assigned to that member: an id belongs to one membership only.
 """
 
 from collections.abc import Container, Iterator
@@ -23,8 +23,8 @@ from logstore.records.offset_record import InstanceKey
 
 @dataclass(frozen=True, slots=True)
 class PutInstance:
-    """Make an instance (``id`` None), change or delete (``value`` None) the one with ``id``. Answered with None,
-    InstanceExistsError or UnknownInstanceError.
+    """Makes an instance (``id`` None), or changes or deletes (``value`` None) the one with ``id``. The response is
+    None, InstanceExistsError or UnknownInstanceError.
     """
 
     request: int
@@ -44,21 +44,21 @@ class InstanceTable:
         return self._instances.get(key)
 
     def require(self, key: InstanceKey, id: str) -> InstanceValue:
-        """The instance of that id; UnknownInstanceError."""
+        """Return the instance with that id. Raises UnknownInstanceError."""
         value = self._instances.get(key)
         if value is None or value.id != id:
             raise unknown_instance(key)
         return value
 
     def replay(self, key: InstanceKey, value: InstanceValue | None) -> None:
-        """A record of the log, in its order."""
+        """Apply a record of the log, in its order."""
         if value is None:
             self._instances.pop(key, None)
         else:
             self._instances[key] = value
 
     def put(self, event: PutInstance) -> Iterator[Effect]:
-        """The effects of the event."""
+        """Yield the effects of the event."""
         error: LogStoreError | None = None
         if event.id is None:
             if event.key in self._instances:
@@ -77,7 +77,7 @@ class InstanceTable:
         yield Answer(event.request, error)
 
     def committed(self, key: InstanceKey, places: Container[TopicPartition]) -> Iterator[Effect]:
-        """The instance commits offsets of ``places``: its starts there have had their time."""
+        """Drop the starts of ``places``, whose offsets the instance commits."""
         value = self._instances[key]
         kept = [start for start in value.starts if TopicPartition(start.topic, start.partition) not in places]
         if len(kept) < len(value.starts):

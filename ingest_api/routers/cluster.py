@@ -29,7 +29,7 @@ from logstore.broker.cluster import PartitionCounts, is_under_min_isr
 from logstore.broker.forwarding import Target
 from logstore.cluster.coordinator import ElectionType
 
-# Partitions that are looked at before other tasks of the event loop have their turn.
+# Other tasks of the event loop have their turn after this many partitions.
 _STEP = 200
 
 router = model_router(AdministrationRoute, tags=["administration"])
@@ -38,7 +38,9 @@ router = model_router(AdministrationRoute, tags=["administration"])
 @router.get("/cluster", operation_id="describeCluster", response_description="The cluster.")
 @requires(Operation.DESCRIBE, ResourceType.CLUSTER)
 async def describe_cluster(request: Request, context: Context, broker: StoreBroker) -> ClusterDescription:
-    """The brokers that are there, the controller, and how many partitions lack replicas or a leader."""
+    """Describe the cluster: the live brokers, the controller, and the numbers of partitions that lack replicas or a
+    leader.
+    """
     counts, replicas, leaders = PartitionCounts(), Counter[int](), Counter[int]()
     looked_at = 0
     for topic in broker.topics(context, include_internal=True):
@@ -103,7 +105,7 @@ async def list_partitions(
 )
 @requires(Operation.ALTER, ResourceType.CLUSTER, target=Target.CONTROLLER)
 async def elect_leaders(context: Context, broker: StoreBroker, asked: ElectLeadersRequest) -> ElectedLeaders:
-    """Have the controller elect leaders of partitions, as Kafka's ElectLeaders does."""
+    """Make the controller elect leaders of partitions, as Kafka's ElectLeaders does."""
     partitions: dict[str, set[int]] | None = None
     if asked.partitions is not None:
         partitions = {}

@@ -33,21 +33,21 @@ router = model_router(AdministrationRoute, tags=["administration"])
 @router.get("/v3/clusters", operation_id="listClusters", response_description="This cluster, alone.")
 @requires(Operation.DESCRIBE, ResourceType.CLUSTER)
 async def list_clusters(request: Request, broker: StoreBroker) -> ClusterList:
-    """The one cluster that this server belongs to."""
+    """List the one cluster that this server belongs to."""
     return ClusterList(metadata=list_metadata(request), data=[_cluster(request, broker)])
 
 
 @router.get("/v3/clusters/{cluster_id}", operation_id="getCluster", response_description="This cluster.")
 @requires(Operation.DESCRIBE, ResourceType.CLUSTER)
 async def get_cluster(request: Request, broker: ClusterBroker) -> Cluster:
-    """The cluster of this server."""
+    """Return the cluster of this server."""
     return _cluster(request, broker)
 
 
 @router.get("/v3/clusters/{cluster_id}/topics", operation_id="listClusterTopics", response_description="All topics.")
 @requires(Operation.DESCRIBE, ResourceType.TOPIC, names_in="answer")
 async def list_cluster_topics(request: Request, context: Context, broker: ClusterBroker) -> ClusterTopicList:
-    """All topics, internal ones too, by name."""
+    """List all topics by name, including internal ones."""
     topics = broker.topics(context, include_internal=True)
     return ClusterTopicList(
         metadata=list_metadata(request, broker.cluster_id, "topics"),
@@ -96,7 +96,7 @@ async def create_topic(
 )
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
 async def get_cluster_topic(request: Request, broker: ClusterBroker, topic: TopicInCluster) -> ClusterTopic:
-    """One topic."""
+    """Return one topic."""
     return _topic(request, broker, topic)
 
 
@@ -128,7 +128,7 @@ async def delete_topic(broker: ClusterBroker, context: Context, name: TopicName)
 
 
 def config_changes(entries: Sequence[ConfigEntry]) -> dict[str, str | None]:
-    """Names to values; InvalidConfigError for a name that is there twice."""
+    """Return the value of each name. Raises InvalidConfigError if a name occurs twice."""
     changes: dict[str, str | None] = {}
     for entry in entries:
         if entry.name in changes:
@@ -158,8 +158,8 @@ def _topic(request: Request, broker: Broker, topic: Topic) -> ClusterTopic:
 def _described(
     request: Request, broker: Broker, name: str, partitions_count: int, topic: Topic | None = None
 ) -> ClusterTopic:
-    """The answer for a topic; ``topic`` is None while there is none of that name."""
-    # INTERNAL: a client that created or grew the topic is told of it, without the permission to describe it.
+    """Return the response for a topic; ``topic`` is None while no topic has this name."""
+    # INTERNAL: a client that created or grew the topic sees it, without the permission to describe it.
     replicas = broker.settings.default_replication_factor
     if topic is not None:
         replicas = len(broker.partition_state(INTERNAL, topic, 0).replicas)

@@ -52,7 +52,7 @@ KeyInPath = Annotated[ConfigKey, Depends(_key)]
 async def list_all_configs(
     request: Request, context: Context, broker: ClusterBroker, query: Annotated[PageQuery, Query()]
 ) -> TopicConfigList:
-    """Every key of all topics, by topic: whole topics, a page at a time."""
+    """List every key of all topics, by topic: whole topics, a page at a time."""
     topics = {each.name: each for each in broker.topics(context, include_internal=True)}
     names = [name for name in sorted(topics) if name > (query.page_token or "")]
     names = broker.authorizer.authorize(context, Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, names)
@@ -69,7 +69,7 @@ async def list_all_configs(
 @router.get(_CONFIGS, operation_id="listTopicConfigs", response_description="Every key.")
 @requires(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC)
 async def list_configs(request: Request, broker: ClusterBroker, topic: TopicInCluster) -> TopicConfigList:
-    """Every key with its value, set or default."""
+    """List every key with its value, set or default."""
     return TopicConfigList(
         metadata=list_metadata(request, broker.cluster_id, "topics", topic.name, "configs"),
         data=[_config(request, broker, topic, key) for key in CONFIG_KEYS],
@@ -100,7 +100,7 @@ async def alter_configs(
 async def get_config(
     request: Request, broker: ClusterBroker, topic: TopicInCluster, key: KeyInPath
 ) -> TopicConfigEntry:
-    """One key."""
+    """Return one key."""
     return _config(request, broker, topic, key)
 
 

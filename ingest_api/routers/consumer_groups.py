@@ -47,7 +47,7 @@ ConsumerInPath = Annotated[MemberDescription, Depends(_consumer)]
 async def list_groups(
     request: Request, state: State, context: Context, broker: ClusterBroker, query: Annotated[PageQuery, Query()]
 ) -> schemas.ConsumerGroupList:
-    """The groups that have members or committed offsets, by name: a page at a time."""
+    """List the groups that have members or committed offsets, by name, a page at a time."""
     page = await state.groups.list_all_groups(context, after=query.page_token, limit=page_size(query))
     return schemas.ConsumerGroupList(
         metadata=list_metadata(request, broker.cluster_id, "consumer-groups", query=query, next_token=page.next),
@@ -60,14 +60,14 @@ async def list_groups(
 @router.get(_GROUP, operation_id="getConsumerGroup", response_description="The group.")
 @requires(Operation.DESCRIBE, ResourceType.GROUP)
 async def get_group(request: Request, broker: ClusterBroker, group: GroupInPath) -> schemas.ConsumerGroup:
-    """One group."""
+    """Return one group."""
     return _group(request, broker, group, broker.broker_id)
 
 
 @router.get(f"{_GROUP}/consumers", operation_id="listConsumers", response_description="The members of the group.")
 @requires(Operation.DESCRIBE, ResourceType.GROUP)
 async def list_consumers(request: Request, broker: ClusterBroker, group: GroupInPath) -> schemas.ConsumerList:
-    """The members of a group."""
+    """List the members of a group."""
     return schemas.ConsumerList(
         metadata=list_metadata(request, broker.cluster_id, "consumer-groups", group.group, "consumers"),
         data=[_member(request, broker, group.group, member) for member in group.members],
@@ -79,7 +79,7 @@ async def list_consumers(request: Request, broker: ClusterBroker, group: GroupIn
 async def get_consumer(
     request: Request, broker: ClusterBroker, group: GroupName, member: ConsumerInPath
 ) -> schemas.Consumer:
-    """One member."""
+    """Return one member."""
     return _member(request, broker, group, member)
 
 
@@ -88,7 +88,7 @@ async def get_consumer(
 async def list_assignments(
     request: Request, broker: ClusterBroker, group: GroupName, member: ConsumerInPath
 ) -> schemas.ConsumerAssignmentList:
-    """The partitions that a member reads."""
+    """List the partitions that a member reads."""
     path = ("consumer-groups", group, "consumers", member.member_id, "assignments")
     return schemas.ConsumerAssignmentList(
         metadata=list_metadata(request, broker.cluster_id, *path),
@@ -110,7 +110,7 @@ async def get_assignment(
     topic: TopicName,
     partition: PartitionNumber,
 ) -> schemas.ConsumerAssignment:
-    """One partition that a member reads."""
+    """Return one partition that a member reads."""
     if (topic, partition) not in member.assignment:
         raise NoSuchResourceError(f"Consumer {shown(member.member_id)} does not read {topic}-{partition}.")
     return _assignment(request, broker, group, member, topic, partition)
@@ -123,7 +123,7 @@ async def get_assignment(
 async def get_lag_summary(
     request: Request, state: State, context: Context, broker: ClusterBroker, group: GroupName
 ) -> schemas.ConsumerGroupLagSummary:
-    """The lag of a group in all, and in the partition that is furthest behind."""
+    """Return the total lag of a group, and the lag of the partition that is furthest behind."""
     lags = await state.groups.fetch_lag(context, group)
     if not lags:
         raise NoSuchResourceError(f"Group {group!r} has committed no offset, and reads no partition: it has no lag.")
@@ -154,7 +154,7 @@ async def get_lag_summary(
 async def list_lags(
     request: Request, state: State, context: Context, broker: ClusterBroker, group: GroupName
 ) -> schemas.ConsumerLagList:
-    """The lag of a group in each partition, the largest first."""
+    """List the lag of a group in each partition, the largest first."""
     found = await state.groups.fetch_lag(context, group)
     lags = sorted(found, key=lambda each: (-each.lag, each.topic, each.partition))
     return schemas.ConsumerLagList(
@@ -178,7 +178,7 @@ async def get_lag(
     topic: TopicName,
     partition: PartitionNumber,
 ) -> schemas.ConsumerLag:
-    """The lag of a group in one partition."""
+    """Return the lag of a group in one partition."""
     for each in await state.groups.fetch_lag(context, group):
         if (each.topic, each.partition) == (topic, partition):
             return _lag(request, broker, group, each)
@@ -200,7 +200,7 @@ def _group(
             "is_simple": not group.kind,
             "partition_assignor": group.protocol or "",
             "state": _WORD.sub("_", group.state).upper(),
-            # As in Kafka, a group that is only committed to is a classic one.
+            # As in Kafka, a group with nothing but commits is a classic one.
             "type": (group.kind or "classic").upper(),
             "coordinator": Link(related=link(request, broker.cluster_id, "brokers", str(coordinator))),
             "consumers": Link(related=link(request, *path, "consumers")),

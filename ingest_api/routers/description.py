@@ -1,7 +1,7 @@
 """The description of the interface itself, and ``/docs``, the page that shows it in a browser.
 
 The page is Swagger UI, from the files of the package fastapi-swagger, whose code does not run. Invariant: a browser
-that shows the page asks no host but this store; the Content-Security-Policy says so.
+that shows the page sends requests only to this store, as the Content-Security-Policy demands.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _PAGE: Final = """<!DOCTYPE html>
 </body>
 </html>
 """
-# Unless told otherwise Swagger UI has the document validated by its makers' server.
+# By default Swagger UI has the document validated by its makers' server.
 _START: Final = """SwaggerUIBundle({
   url: "/openapi.json",
   dom_id: "#page",
@@ -43,7 +43,7 @@ _START: Final = """SwaggerUIBundle({
   validatorUrl: null,
 });
 """
-# ``data:`` because the style sheet has its icons within it.
+# The style sheet has its icons in ``data:`` URLs.
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -53,14 +53,14 @@ _POLICY: Final = (
 @router.get("/openapi.json")
 @open_to_all
 async def describe(request: Request) -> Response:
-    """The OpenAPI document of all routes."""
+    """Return the OpenAPI document of all routes."""
     return JSONResponse(request.app.openapi())
 
 
 @router.get("/docs")
 @open_to_all
 async def docs(request: Request) -> Response:
-    """The page."""
+    """Return the page."""
     read_query(request)
     return Response(_PAGE, headers={"Content-Security-Policy": _POLICY}, media_type="text/html")
 
@@ -68,7 +68,7 @@ async def docs(request: Request) -> Response:
 @router.get("/docs/start.js")
 @open_to_all
 async def start_script(request: Request) -> Response:
-    """The script that shows the document; the policy forbids scripts within the page."""
+    """Return the script that shows the document. The policy forbids scripts within the page."""
     read_query(request)
     return Response(_START, media_type="text/javascript")
 
@@ -98,6 +98,6 @@ async def _packaged(request: Request, name: str, media_type: str) -> Response:
 
 @functools.cache
 def _packaged_bytes(name: str) -> bytes:
-    # One copy in memory, however many clients load it and however slowly.
+    # There is one copy in memory, however many clients load it and however slowly.
     found = distribution("fastapi-swagger").locate_file(f"fastapi_swagger/resources/{name}")
     return Path(str(found)).read_bytes()

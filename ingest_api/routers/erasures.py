@@ -1,4 +1,4 @@
-"""Erasures of records: begun, reported, and the part of each broker."""
+"""Erasures of records: the request, the reports, and the part of each broker."""
 
 from typing import Annotated
 
@@ -50,14 +50,14 @@ async def erase(broker: StoreBroker, context: Context, topic: TopicInPath, reque
 @router.get("/topics/{topic}/erasures", operation_id="listErasures", response_description="The reports.")
 @requires(Operation.DESCRIBE, ResourceType.TOPIC, target=Target.TABLE_LEADER)
 async def list_erasures(broker: StoreBroker, topic: TopicInPath) -> ErasureReports:
-    """The reports of all erasures of a topic, oldest first."""
+    """List the reports of all erasures of a topic, oldest first."""
     return ErasureReports(erasures=[_report(broker, topic, one.id) for one in broker.erasing.reports(topic)])
 
 
 @router.get("/topics/{topic}/erasures/{erasure}", operation_id="getErasure", response_description="The report.")
 @requires(Operation.DESCRIBE, ResourceType.TOPIC, target=Target.TABLE_LEADER)
 async def get_erasure(broker: StoreBroker, topic: TopicInPath, erasure: ErasureId) -> ErasureReport:
-    """The report of an erasure, and how far it is."""
+    """Return the report of an erasure and its progress."""
     return _report(broker, topic, erasure)
 
 
@@ -81,7 +81,7 @@ async def make_erasures_topic(broker: StoreBroker) -> ErasuresTopic:
 )
 @requires(Operation.CLUSTER_ACTION, ResourceType.CLUSTER)
 async def erase_from_journal(broker: StoreBroker, erasure: ErasureId) -> ErasedBroker:
-    """The part of one broker in an erasure: the leader of the topic asks each for it."""
+    """Carry out this broker's part of an erasure: the leader of the topic asks each broker."""
     done = await broker.erasing.erase_known(erasure)
     return ErasedBroker(broker=done.broker, erased_ms=done.erased_ms, journal_files=done.journal_files)
 

@@ -73,7 +73,7 @@ async def events(request: Request) -> Response:
 
 
 class TopicSelection:
-    """These partitions of a topic; None: all, also those that are added later."""
+    """The given partitions of a topic; for None all partitions, also those that are added later."""
 
     def __init__(self, topic: Topic, numbers: Sequence[int] | None) -> None:
         self._topic = topic
@@ -83,7 +83,7 @@ class TopicSelection:
         self._selected = self._of(range(len(topic.partitions)) if numbers is None else numbers)
 
     def partitions(self) -> tuple[StreamPartition, ...]:
-        """InvalidRequestError if there are too many by now."""
+        """Return the partitions. Raises InvalidRequestError if there are too many by now."""
         if self._grows and len(self._topic.partitions) > len(self._selected):
             self._selected = self._of(range(len(self._topic.partitions)))
         return self._selected
@@ -111,7 +111,10 @@ def _starts(
     isolation: Isolation,
     elsewhere: OffsetsElsewhere,
 ) -> Mapping[StreamPartition, int]:
-    """The first offset of each partition. Raises OffsetOutOfRangeError, QuarantinedError, LeaderNotAvailableError."""
+    """Return the first offset of each partition.
+
+    Raises OffsetOutOfRangeError, QuarantinedError, LeaderNotAvailableError.
+    """
     partitions = selection.partitions()
     ends: dict[StreamPartition, PartitionOffsets] = {}
     for one in partitions:
@@ -140,13 +143,13 @@ def _chosen(parameter: ChoiceParameter, query: Mapping[str, str]) -> int:
 
 
 def _numbers(text: str | None) -> list[int] | None:
-    """The partitions that ``text`` names, in order; None for all. UnknownPartitionError."""
+    """Return the partitions that ``text`` names, in order; None for all. Raises UnknownPartitionError."""
     return None if text is None else sorted(set(map(partition_number, text.split(","))))
 
 
 def _keys(query: Mapping[str, str], form: Form) -> tuple[bytes | None, bytes | None]:
-    """The stored key whose records are wanted, in a topic whose ``key.format`` is json, and in one where it is string.
-    None: the records of all keys.
+    """Return the stored key whose records are wanted, in a topic whose ``key.format`` is json, and in one where it is
+    string. None selects the records of all keys.
     """
     text = query.get(KEY.name)
     key_format = query.get(KEY_FORMAT.name)

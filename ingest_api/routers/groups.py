@@ -33,7 +33,7 @@ from ingest_api.schemas.groups import (
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.protocol.error_codes import code_of
 
-#: Kafka's names of the states of groups; they are read in any case, as Kafka does.
+#: Kafka's names of the states of groups; as in Kafka, upper and lower case are the same.
 _STATES = ("Empty", "PreparingRebalance", "CompletingRebalance", "Assigning", "Reconciling", "Stable", "Dead")
 _LIMIT = IntegerParameter("limit", 1, 10_000, 1_000, "")
 
@@ -94,7 +94,7 @@ async def commit_offsets(
 async def get_offsets(
     state: State, context: Context, group: GroupName, query: Annotated[GroupOffsetsQuery, Query()]
 ) -> GroupOffsets:
-    """The group's committed offsets, by topic and partition."""
+    """List the group's committed offsets, by topic and partition."""
     committed = state.groups.committed(context, group, query.topic)
     return GroupOffsets(offsets=[GroupOffset.model_validate(entry) for entry in committed])
 
@@ -102,7 +102,7 @@ async def get_offsets(
 @router.get("/groups/{group}/lag", operation_id="getGroupLag", response_description="The lag.")
 @requires(Operation.DESCRIBE, ResourceType.GROUP)
 async def get_lag(state: State, context: Context, group: GroupName) -> GroupLag:
-    """How far the group is behind the high watermark, by topic and partition: in offsets, records and time."""
+    """Return the lag of the group behind the high watermark, by topic and partition: in offsets, records and time."""
     lags = await state.groups.fetch_lag_in_records(context, group)
     return GroupLag(
         group=group,

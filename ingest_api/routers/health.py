@@ -1,4 +1,4 @@
-"""Health: whether the process lives, and whether it takes records; for load balancers and supervisors."""
+"""Health: liveness and readiness of the process, for load balancers and supervisors."""
 
 from ingest_api.dependencies import Context, State
 from ingest_api.model_routes import model_router
@@ -13,7 +13,9 @@ router = model_router(tags=["health"])
 @router.get("/health/live", operation_id="getLiveness", response_description="The process lives.")
 @open_to_all
 async def live() -> Health:
-    """The process answers, also while the store starts. Restart the process when this answer does not come."""
+    """Respond if the process lives, also while the store starts. Restart the process when this response does not
+    come.
+    """
     return Health(status="live")
 
 
@@ -25,9 +27,9 @@ async def live() -> Health:
 )
 @open_to_all
 async def ready(state: State, context: Context) -> Readiness:
-    """The store takes appends; otherwise 503 with the reason, for example that the store is starting.
+    """Check that the store takes appends; otherwise 503 with the reason, for example that the store is starting.
 
-    Ready, too, when some topics are not served: `problems` names them.
+    It is also ready when some topics are not served: `problems` names them.
     """
     if state.not_ready_reason is not None:
         raise BrokerNotReadyError(f"Not ready: {state.not_ready_reason}.")

@@ -1,6 +1,6 @@
 """``GET /``: a page for people, with the topics that they may see. It needs no script, and loads nothing.
 
-Clients that ask for JSON get what they get at any path where nothing is.
+Clients that ask for JSON get the response of a path without a resource.
 """
 
 import base64
@@ -66,7 +66,7 @@ _COLUMNS: Final = ("Topic", "Partitions", "Records", "Bytes", "Newest record")
 @router.get("/")
 @open_to_all
 async def home(request: Request) -> Response:
-    """The page; 404 for clients that ask for JSON."""
+    """Return the page; 404 for clients that ask for JSON."""
     if not _is_for_people(request):
         raise NoSuchResourceError("No resource at '/'; GET /openapi.json lists what there is.")
     read_query(request)
@@ -83,12 +83,12 @@ def _is_for_people(request: Request) -> bool:
         chosen = answer_media_type(request.headers, (_HTML, *METADATA_TYPES))
     except NotAcceptableError:
         return False
-    # Many libraries of programs send "application/json, */*".
+    # Many client libraries send "application/json, */*".
     return chosen == _HTML and (asks_for(request.headers, (_HTML,)) or not asks_for(request.headers, (JSON,)))
 
 
 def _topics(state: ApiState, context: RequestContext) -> str:
-    """A table of the topics that the principal may describe, without the store's own."""
+    """Return a table of the topics that the principal may describe, without internal ones."""
     broker = state.broker
     topics = broker.topics(context)
     if not topics:

@@ -42,7 +42,7 @@ log = structlog.stdlib.get_logger(__name__)
 router = declared_router(tags=["consumers"])
 
 _TYPES: Final = {"json": KAFKA_JSON_V2, "binary": KAFKA_BINARY_V2}
-#: How long a stream waits for the end of a poll, or of the stream before it that has not noticed its client's end yet.
+#: A stream waits this long for the end of a poll, or of an earlier stream that has not noticed that its client is gone.
 _TURN_MS: Final = 5_000
 
 
@@ -78,7 +78,7 @@ def _names(request: Request) -> tuple[str, str]:
 
 
 def _media_type(request: Request, embedded: str) -> str:
-    """That of the answer. EmbeddedFormatError, NotAcceptableError."""
+    """Return the media type of the response. Raises EmbeddedFormatError, NotAcceptableError."""
     try:
         return answer_media_type(request.headers, (_TYPES[embedded], *METADATA_TYPES))
     except NotAcceptableError:
@@ -91,7 +91,7 @@ def _media_type(request: Request, embedded: str) -> str:
 
 
 def _asks_for_another(request: Request, embedded: str) -> bool:
-    """Whether Accept allows another embedded format."""
+    """Return whether Accept allows another embedded format."""
     with contextlib.suppress(NotAcceptableError):
         answer_media_type(request.headers, [media_type for name, media_type in _TYPES.items() if name != embedded])
         return True
@@ -99,7 +99,9 @@ def _asks_for_another(request: Request, embedded: str) -> bool:
 
 
 def _rows(partitions: Iterable[PolledPartition], embedded: str) -> Iterator[Iterable[bytes]]:
-    """Bytes that are no JSON are text, or base64, and their record says so: no record keeps an instance from others."""
+    """Yield the rows of each run. Bytes that are not JSON become text or base64, as their record shows, so that no
+    record blocks an instance.
+    """
     for one in partitions:
         for run in runs(one.records):
             if embedded == "binary":
@@ -109,7 +111,7 @@ def _rows(partitions: Iterable[PolledPartition], embedded: str) -> Iterator[Iter
 
 
 class PolledResponse(RecordsResponse):
-    """The records were handed out when all of them were given to a connection that was open. ``turn`` ends then."""
+    """Its records were handed out when all of them were given to an open connection. ``turn`` ends then."""
 
     def __init__(
         self,
@@ -129,7 +131,7 @@ class PolledResponse(RecordsResponse):
 
         async def send_piece(message: Message) -> None:
             nonlocal was_open
-            # Behind the last piece the connection may be closed because the client asked for that.
+            # After the last piece the connection may be closed because the client asked for that.
             was_open = connection is None or not connection.transport.is_closing()
             await send(message)
 
@@ -181,14 +183,14 @@ async def stream_events(request: Request) -> Response:
 
 
 async def _auto_commit(instance: ConsumerInstance) -> None:
-    """Commit what was sent an interval before: the client has had that time for it."""
+    """Commit what was sent one interval before: the client has had that time for it."""
     handed: Mapping[TopicPartition, int] = {}
     while True:
         await asyncio.sleep(AUTO_COMMIT_S)
         try:
             handed = await instance.auto_commit_stream(handed)
         except LogStoreError as error:
-            # A rebalance, or a coordinator that loads: it may succeed the next time.
+            # During a rebalance, or while a coordinator loads, the next attempt may succeed.
             log.warning("instance.auto_commit_failed", instance=instance.key.instance, error=str(error))
 
 
@@ -201,7 +203,7 @@ class InstanceSelection:
         self._partitions: Partitions = ()
 
     def partitions(self) -> Partitions:
-        """UnknownInstanceError when it is deleted."""
+        """Return the partitions. Raises UnknownInstanceError when the instance is deleted."""
         self._instance.require_there()
         if self._instance.reading is not self._shown:
             self._shown = self._instance.reading

@@ -47,7 +47,7 @@ _INT32_MAX: Final = 2**31 - 1
 
 
 class InstanceRoute(MetadataRoute):
-    """Clients of consumers send and accept the type of their embedded format everywhere."""
+    """A route where clients may send and accept the media type of their embedded format."""
 
     answer_types = (*METADATA_TYPES, KAFKA_JSON_V2, KAFKA_BINARY_V2)
     request_types = (*JSON_REQUEST_TYPES, KAFKA_JSON_V2, KAFKA_BINARY_V2)
@@ -90,14 +90,14 @@ async def create_instance(
     config = _config(asked, state.settings.consumer_request_timeout_ms)
     name = await state.groups.instances.create(context, group, asked.name or asked.id, config)
     host = ":".join(filter(None, address(request)))
-    # Dots are escaped as well: a path without them is another one for clients that go by RFC 3986 (section 5.2.4).
+    # Dots are escaped as well: clients that follow RFC 3986 (section 5.2.4) would remove them from a path.
     path = quote(group, safe="").replace(".", "%2E") if group in (".", "..") else quote(group, safe="")
     base_uri = f"{request.scope['scheme']}://{host}/consumers/{path}/instances/{quote(name)}"
     return CreatedInstance(instance_id=name, base_uri=base_uri)
 
 
 def _config(asked: CreateInstanceRequest, timeout_ms: int) -> InstanceConfig:
-    """Raises ParameterError for the format, InvalidInstanceConfigError."""
+    """Return the configuration. Raises ParameterError for the format, InvalidInstanceConfigError."""
     if asked.format not in (None, "binary", "json"):
         hint = " There is no schema registry here." if asked.format in ("avro", "jsonschema", "protobuf") else ""
         raise ParameterError(f"Invalid format type {shown(asked.format or '')}: send binary or json.{hint}")
@@ -313,7 +313,7 @@ async def commit(
 async def get_offsets(
     context: Context, instance: Instance, asked: InstancePartitions | None = None
 ) -> InstanceCommittedOffsets:
-    """The group's committed offsets of the partitions in the body."""
+    """Return the group's committed offsets of the partitions in the body."""
     if asked is None:
         raise UnknownPartitionError("Partition not found: send a body with partitions.")
     committed = instance.committed(context, [_place(one) for one in asked.partitions])

@@ -1,4 +1,4 @@
-"""URLs of resources in REST v3 answers."""
+"""URLs of resources in REST v3 responses."""
 
 from typing import Final
 from urllib.parse import quote, urlencode
@@ -10,13 +10,13 @@ from ingest_api.routes import GROUP_IN_QUERY
 from ingest_api.schemas.administration import ListMetadata, PageQuery, ResourceMetadata
 from logstore.broker.broker import Broker
 
-#: Entries of a page. They are made on the event loop, in some 50 us each.
+#: Entries of a page. They are made on the event loop, in about 50 us each.
 PAGE_SIZE_MAX: Final = 1_000
 _PAGE_SIZE: Final = IntegerParameter("page_size", 1, PAGE_SIZE_MAX, None, "")
 
 
 def link(request: Request, *parts: str) -> str:
-    """The URL of a resource below ``/v3/clusters``, as this client reaches it."""
+    """Return the URL of a resource below ``/v3/clusters``, as this client reaches it."""
     query = ""
     if parts[1:2] == ("consumer-groups",) and len(parts) > 2 and parts[2] in ("", ".", ".."):
         query = f"?group={parts[2]}"
@@ -26,17 +26,17 @@ def link(request: Request, *parts: str) -> str:
 
 
 def store_url(request: Request) -> str:
-    """The store, as this client reaches it."""
+    """Return the URL of the store, as this client reaches it."""
     where = ":".join(filter(None, address(request)))
     return f"{request.scope['scheme']}://{where}"
 
 
 def address(request: Request) -> tuple[str, str]:
-    """Host and port by which this client reaches the store; the port is "" if the client named none."""
+    """Return host and port by which this client reaches the store; the port is "" if the client named none."""
     named = request.headers.get("host")
     if named is None:
         named = "{}:{}".format(*(request.scope.get("server") or ("localhost", 80)))
-    # An IPv6 address has colons, and stands in brackets.
+    # An IPv6 address has colons, and is in brackets.
     host, colon, port = named.rpartition(":")
     return (host, port) if colon and "]" not in port else (named, "")
 
@@ -44,7 +44,7 @@ def address(request: Request) -> tuple[str, str]:
 def list_metadata(
     request: Request, *parts: str, query: PageQuery | None = None, next_token: str | None = None
 ) -> ListMetadata:
-    """Metadata of a list; of a page with the link to the next one, if there is a ``next_token``."""
+    """Return the metadata of a list. That of a page has the link to the next one, if there is a ``next_token``."""
     whole = link(request, *parts)
     if query is None:
         return ListMetadata(self=whole)
@@ -54,12 +54,12 @@ def list_metadata(
 
 
 def page_size(query: PageQuery) -> int:
-    """How many entries a page may have. ParameterError."""
+    """Return the number of entries that a page may have. Raises ParameterError."""
     return PAGE_SIZE_MAX if query.page_size is None else _PAGE_SIZE.read(query.page_size)
 
 
 def resource_metadata(request: Request, broker: Broker, /, **parts: str) -> ResourceMetadata:
-    """Metadata of the cluster, or of the topic or configuration that ``parts`` name."""
+    """Return the metadata of the cluster, or of the topic or configuration that ``parts`` name."""
     path = [step for kind, name in parts.items() for step in (f"{kind}s", name)]
     names = "".join(f"/{kind}={name}" for kind, name in parts.items())
     return ResourceMetadata(
@@ -68,5 +68,5 @@ def resource_metadata(request: Request, broker: Broker, /, **parts: str) -> Reso
 
 
 def reassignment_link(request: Request, broker: Broker, topic: str, partition: str) -> str:
-    """Where reassignments are; ``-`` for all topics, or all partitions."""
+    """Return the URL of reassignments; ``-`` means all topics, or all partitions."""
     return link(request, broker.cluster_id, "topics", topic, "partitions", partition, "reassignment")

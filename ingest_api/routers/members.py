@@ -95,7 +95,7 @@ async def sync(state: State, context: Context, group: MemberGroupName, asked: Sy
 )
 @requires(Operation.READ, ResourceType.GROUP)
 async def heartbeat(state: State, context: Context, group: MemberGroupName, asked: HeartbeatRequest) -> None:
-    """Tell that a member lives (Kafka's Heartbeat). 40923: a rebalance has begun, join again."""
+    """Keep a member's session alive (Kafka's Heartbeat). 40923: a rebalance has begun, join again."""
     event = events.Heartbeat(0, asked.member_id, asked.generation, asked.group_instance_id, asked.since_poll_ms)
     await state.groups.members.heartbeat(context, group, event)
 

@@ -1,7 +1,7 @@
-"""Metadata: brokers, leaders of partitions, the coordinator of a group, in one answer, as this broker sees them.
+"""Metadata: brokers, leaders of partitions, the coordinator of a group, in one response, as this broker sees them.
 
-Any broker answers, from its own view. A client sends its requests where this says; where it is wrong or old the other
-broker says so, and the client asks again. A topic that is not there is made, if the client allows it and
+Any broker responds, from its own view. A client sends its requests to the brokers in the response. If that is wrong or
+old, the other broker refuses them, and the client asks again. A missing topic is created, if the client allows it and
 ``auto.create.topics.enable`` is set, as by Kafka's Metadata.
 """
 
@@ -26,13 +26,13 @@ router = model_router(MetadataRoute, tags=["topics"])
 @router.get("/metadata", operation_id="getMetadata", response_description="The metadata.")
 @requires(Operation.DESCRIBE, ResourceType.TOPIC, names_in="answer")
 async def get_metadata(state: State, context: Context, query: Annotated[MetadataQuery, Query()]) -> Metadata:
-    """The brokers that are there, who leads the partitions of these topics, and who coordinates this group."""
+    """Describe the live brokers, the leaders of the partitions of these topics, and the coordinator of this group."""
     broker = state.broker
     names = dict.fromkeys(name for name in (query.topics or "").split(",") if name)
     if query.group is not None:
         check_group_name(query.group, may_be_empty=True)
     await broker.until_known(names)
-    if query.group is not None and context.is_forwarded:  # another broker has a request for it
+    if query.group is not None and context.is_forwarded:  # Another broker has a request for the group.
         await state.groups.until_there(context, query.group)
     may_create = query.allow_auto_topic_creation == "true"
     topics = [await _topic(context, broker, name, may_create=may_create) for name in names]

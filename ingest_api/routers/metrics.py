@@ -20,13 +20,13 @@ router = declared_router(tags=["health"])
 @router.get("/metrics", **operations.METRICS)
 @requires(Operation.DESCRIBE, ResourceType.CLUSTER)
 async def metrics(request: Request) -> Response:
-    """All metrics in Prometheus' text format; while the store starts, only those of the process."""
+    """Return all metrics in Prometheus' text format; while the store starts, only those of the process."""
     read_query(request)
     if request.app.state.api is None:
         return Response(render_metrics(), media_type=METRICS_CONTENT_TYPE)
     state = api_state(request)
     IN_FLIGHT_BYTES.set(state.requests.reserved)
     observed = await observe(context_of(request), state.broker, state.groups)
-    # In a thread: with thousands of series it takes tens of milliseconds.
+    # This runs in a thread, because with thousands of series it takes tens of milliseconds.
     body = await asyncio.to_thread(lambda: render_metrics() + render(observed))
     return Response(body, media_type=METRICS_CONTENT_TYPE)

@@ -1,4 +1,4 @@
-"""Offsets of partitions: the first and last, those of times, and deletion of records up to an offset."""
+"""Offsets of partitions: the first and the last, lookups by time, and deletion of records up to an offset."""
 
 from typing import Annotated
 
@@ -45,7 +45,9 @@ async def offsets(
     log: IdentifiedPartition,
     query: Annotated[OffsetsQuery, Query()],
 ) -> PartitionOffsets:
-    """The first offset and the one after the last that readers see; with a timestamp, the offset of that time too."""
+    """Return the first offset and the one after the last that readers see; with a timestamp, also the offset of that
+    time.
+    """
     response.headers.update(topic_id_headers(request.scope))
     log.require_served()
     log.require_leader().require_settled()
@@ -83,7 +85,7 @@ async def offsets_for_times(
     topic: IdentifiedTopic,
     asked: OffsetsForTimesRequest,
 ) -> OffsetsForTimes:
-    """The offsets of times in many partitions; refused as a whole where one of them is missing or not served."""
+    """Look up the offsets of times in many partitions; refused as a whole if one of them is missing or not served."""
     response.headers.update(topic_id_headers(request.scope))
     for one in asked.partitions:
         topic.partition(one.partition).require_served()

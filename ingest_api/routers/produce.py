@@ -1,7 +1,7 @@
 """POST records to a topic or to one of its partitions: the hot path.
 
-A body is read as bytes, decoded to columns (in a worker thread when large) and handed to the broker; answers are made
-from columns too.
+A body is read as bytes, decoded to columns (in a worker thread when large) and handed to the broker; responses are also
+made from columns.
 """
 
 import functools
@@ -48,14 +48,14 @@ from logstore.topic_config import TopicConfig
 
 router = declared_router(tags=["records"])
 
-# About this many bytes of an answer with an offset per record.
+# An offset per record takes about this many bytes of a response.
 _ANSWER_BYTES_PER_RECORD = 64
 
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """``open(body, max_message_bytes, max_request_size)`` gives the bytes that decoding takes, and the function that
-    decodes; ``encode`` makes the answer.
+    """``open(body, max_message_bytes, max_request_size)`` returns the bytes that decoding takes, and the function that
+    decodes; ``encode`` makes the response.
     """
 
     open: Callable[[bytes, int, int], tuple[int, Callable[[], Records]]]
@@ -89,7 +89,7 @@ _FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class ProduceHead:
-    """The query and headers of a produce request that say how to read its body, and how to answer."""
+    """The query and headers of a produce request, which determine how to read its body and how to respond."""
 
     acks: int
     timeout_ms: int
@@ -101,21 +101,21 @@ class ProduceHead:
     key_format: int | None
 
     def string_keys(self, config: TopicConfig) -> bool:
-        """Whether JSON strings that are keys are stored as their texts, in a topic with ``config``."""
+        """Return whether JSON strings that are keys are stored as their texts, in a topic with ``config``."""
         return config.string_keys if self.key_format is None else bool(self.key_format)
 
     def to_columns(self, config: TopicConfig) -> ToColumns:
-        """The function that makes columns of ``decode_small``'s records."""
+        """Return the function that makes columns of ``decode_small``'s records."""
         return _STRING_KEY_COLUMNS if self.string_keys(config) else plain_columns
 
     @property
     def body_form(self) -> str:
-        """The form in which the body is to be read; part of the identity of an idempotency key."""
+        """The form in which the body is read; part of the identity of an idempotency key."""
         return self.media_type if self.key_format is None else f"{self.media_type} {self.key_format}"
 
     @property
     def may_join(self) -> bool:
-        """Whether the request may be appended together with others."""
+        """True if the request may be appended together with others."""
         return self.form.is_json and self.coding is None and self.acks != 0
 
 
@@ -126,7 +126,10 @@ _HEAD_CACHED_BYTES_MAX = 512
 
 
 def read_head(query_string: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> ProduceHead:
-    """``headers``: those of HEADERS_READ. Raises ParameterError, UnsupportedMediaTypeError, NotAcceptableError."""
+    """Read the query and the headers of HEADERS_READ.
+
+    Raises ParameterError, UnsupportedMediaTypeError, NotAcceptableError.
+    """
     query = parse_query(query_string, (ACKS, TIMEOUT_MS, KEY_FORMAT))
     given = Headers(raw=list(headers))
     media_type = request_media_type(given, tuple(_FORMATS))
@@ -141,18 +144,18 @@ def read_head(query_string: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> 
 
 
 def decode_small(topic: Topic, partition: int | None, body: bytes) -> PlainRecords | None:
-    """The records of a JSON body that may join others; None for a body that must be appended by itself (any mistake,
-    too). ``partition``: the one in the path.
+    """Return the records of a JSON body that may join others, with the ``partition`` of the path. Return None for a
+    body that must be appended by itself, also for one with any mistake.
     """
-    # Each record has a brace: a body with too many is not decoded in vain.
+    # Each record has a brace, so a body with too many is recognized without decoding it.
     if not may_join(topic, len(body), partition) or body.count(b"{") > SMALL_REQUEST_RECORDS_MAX:
         return None
     return decode_plain(body)
 
 
 def held_bytes(body: bytes, records: PlainRecords) -> int:
-    """Bytes of memory that ``decode_small``'s records hold at most while they wait for others: the body, their texts,
-    and an object for each text. For tiny records that is many times their body.
+    """Return the most bytes of memory that ``decode_small``'s records hold while they wait for others: the body, their
+    texts, and an object for each text. For tiny records that is many times their body.
     """
     return 2 * len(body) + PLAIN_RECORD_BYTES * len(records)
 
@@ -229,7 +232,7 @@ async def _produce(request: Request, partition: int | None) -> Response:
         produced = state.broker.produce(
             context, topic, records, partition=partition, acks=acks, timeout_ms=timeout_ms, identity=identity
         )
-        del records  # the broker lets go of them as soon as it can
+        del records  # The broker releases the records as soon as it can.
         try:
             result = await produced
         except IdempotencyKeyReusedError:
@@ -272,7 +275,9 @@ async def _decode(
 
 
 def _existing_topic(request: Request) -> Topic | None:
-    """The topic; None if there is none and it is to be created. UnknownTopicError, UnknownTopicIdError."""
+    """Return the topic; None if it does not exist and has to be created. Raises UnknownTopicError,
+    UnknownTopicIdError.
+    """
     broker, context, name = api_state(request).broker, context_of(request), request.path_params["topic"]
     topic_ids = topic_ids_of(request)
     if not topic_ids:

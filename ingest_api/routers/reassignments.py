@@ -18,7 +18,7 @@ from logstore.errors import NoReassignmentInProgressError
 
 _TOPIC = "/v3/clusters/{cluster_id}/topics/{topic}"
 _PARTITION = f"{_TOPIC}/partitions/{{partition}}/reassignment"
-# Partitions that are looked at before other tasks of the event loop have their turn.
+# Other tasks of the event loop have their turn after this many partitions.
 _STEP = 200
 
 router = model_router(AdministrationRoute, tags=["administration"])
@@ -31,7 +31,7 @@ router = model_router(AdministrationRoute, tags=["administration"])
 )
 @requires(Operation.DESCRIBE, ResourceType.TOPIC, names_in="answer")
 async def list_all(request: Request, context: Context, broker: ClusterBroker) -> ReassignmentList:
-    """The reassignments of all topics."""
+    """List the reassignments of all topics."""
     path = ("topics", "-", "partitions", "-", "reassignment")
     found, looked_at = list[Reassignment](), 0
     for topic in broker.topics(context, include_internal=True):
@@ -52,7 +52,7 @@ async def list_all(request: Request, context: Context, broker: ClusterBroker) ->
 async def list_of_topic(
     request: Request, context: Context, broker: ClusterBroker, topic: TopicInCluster
 ) -> ReassignmentList:
-    """The reassignments of a topic."""
+    """List the reassignments of a topic."""
     path = ("topics", topic.name, "partitions", "-", "reassignment")
     return ReassignmentList(
         metadata=list_metadata(request, broker.cluster_id, *path), data=_of_topic(request, context, broker, topic)
@@ -64,7 +64,7 @@ async def list_of_topic(
 async def get_reassignment(
     request: Request, context: Context, broker: ClusterBroker, topic: TopicInCluster, log: PartitionInCluster
 ) -> Reassignment:
-    """The reassignment of a partition."""
+    """Return the reassignment of a partition."""
     state = broker.partition_state(context, topic, log.partition)
     if not state.is_reassigning:
         raise NoReassignmentInProgressError(f"The partition {topic.name}-{log.partition} is not being reassigned.")

@@ -50,9 +50,10 @@ router = declared_router(tags=["records"])
 
 
 class _Form(NamedTuple):
-    """``copies``: the bytes of the records and of their answer together, as a multiple of the records' bytes.
+    """``copies`` is the size of the records and their response together, as a multiple of the records' bytes.
 
-    Measured for records of 1 KB, rounded up. Smaller records need more; they take it when their answer is encoded.
+    It was measured for records of 1 KB, and rounded up. Smaller records need more, which they reserve when their
+    response is encoded.
     """
 
     encode: Callable[[pa.Table, Topic, int], Iterable[Buffer]]
@@ -66,7 +67,7 @@ def _json(encode: Callable[..., Iterable[bytes]]) -> Callable[[pa.Table, Topic, 
 
 
 _JSON_FORM = _Form(_json(encode_json), 2.5)
-# Text that has to be escaped, and bytes that are given as base64, take more than JSON as it is.
+# Escaped text, and bytes in base64, take more than plain JSON.
 _READABLE = _Form(_json(encode_readable), 2.5)
 _FORMS: dict[str, _Form] = {
     KAFKA_JSON_V2: _JSON_FORM,
@@ -91,7 +92,7 @@ async def fetch(request: Request) -> Response:
     media_type = answer_media_type(request.headers, tuple(_FORMS))
     topic = await topic_to_consume(context_of(request), request, state.broker, partition)
     partition_log = topic.partition(partition)
-    # Clients that accept anything, as curl and browsers do, are to see every record.
+    # Clients that accept anything, as curl and browsers do, shall see every record.
     is_readable = media_type in _JSON_TYPES and not asks_for(request.headers, _JSON_TYPES)
     form = _READABLE if is_readable else _FORMS[media_type]
     offset = query[OFFSET.name]
@@ -133,7 +134,7 @@ async def fetch(request: Request) -> Response:
 
 
 def gather(pieces: Iterable[Buffer], reservation: Reservation, records_bytes: int) -> list[Buffer]:
-    """All pieces. ThrottledError if they outgrow what is reserved, and there is no room for more."""
+    """Return all pieces. Raises ThrottledError if they outgrow what is reserved, and there is no room for more."""
     body: list[Buffer] = []
     held = records_bytes
     for piece in pieces:

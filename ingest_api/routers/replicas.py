@@ -45,7 +45,7 @@ router = model_router(AdministrationRoute, tags=["administration"])
 @router.get(_BROKERS, operation_id="listClusterBrokers", response_description="All brokers.")
 @requires(Operation.DESCRIBE, ResourceType.CLUSTER)
 async def list_brokers(request: Request, broker: ClusterBroker) -> ClusterBrokerList:
-    """The brokers of the cluster."""
+    """List the brokers of the cluster."""
     return ClusterBrokerList(
         metadata=list_metadata(request, broker.cluster_id, "brokers"),
         data=[_broker(request, broker, endpoint) for endpoint in broker.brokers_by_id.values()],
@@ -55,7 +55,7 @@ async def list_brokers(request: Request, broker: ClusterBroker) -> ClusterBroker
 @router.get(f"{_BROKERS}/{{broker_id}}", operation_id="getClusterBroker", response_description="The broker.")
 @requires(Operation.DESCRIBE, ResourceType.CLUSTER)
 async def get_broker(request: Request, broker: ClusterBroker, number: BrokerNumber) -> administration.ClusterBroker:
-    """One broker."""
+    """Return one broker."""
     return _broker(request, broker, _endpoint(broker, number))
 
 
@@ -64,7 +64,7 @@ async def get_broker(request: Request, broker: ClusterBroker, number: BrokerNumb
 )
 @requires(Operation.DESCRIBE_CONFIGS, ResourceType.CLUSTER, target=Target.BROKER)
 async def list_broker_configs(request: Request, broker: ClusterBroker, number: BrokerNumber) -> BrokerConfigList:
-    """The settings of a broker, set or default. A start reads them; they are not changed here."""
+    """List the settings of a broker, set or default. They are read at its start, and not changed here."""
     _endpoint(broker, number)
     return BrokerConfigList(
         metadata=list_metadata(request, broker.cluster_id, "brokers", str(number), "configs"),
@@ -81,7 +81,7 @@ async def list_broker_configs(request: Request, broker: ClusterBroker, number: B
 async def get_broker_config(
     request: Request, broker: ClusterBroker, number: BrokerNumber, name: ConfigName
 ) -> BrokerConfigEntry:
-    """One setting."""
+    """Return one setting."""
     _endpoint(broker, number)
     field = plain_settings().get(name)
     if field is None:
@@ -102,7 +102,7 @@ async def list_broker_replicas(
     number: BrokerNumber,
     query: Annotated[PageQuery, Query()],
 ) -> ClusterReplicaList:
-    """The replicas that a broker has: whole topics, a page at a time."""
+    """List the replicas that a broker has: whole topics, a page at a time."""
     _endpoint(broker, number)
     topics = [topic for topic in broker.topics(context, include_internal=True) if topic.name > (query.page_token or "")]
     size, found, next_token = page_size(query), list[ClusterReplica](), None
@@ -123,7 +123,7 @@ async def list_broker_replicas(
 async def list_partitions(
     request: Request, context: Context, broker: ClusterBroker, topic: TopicInCluster
 ) -> ClusterPartitionList:
-    """The partitions of a topic."""
+    """List the partitions of a topic."""
     return ClusterPartitionList(
         metadata=list_metadata(request, broker.cluster_id, "topics", topic.name, "partitions"),
         data=[_partition(request, context, broker, topic, log) for log in topic.partitions],
@@ -135,7 +135,7 @@ async def list_partitions(
 async def get_partition(
     request: Request, context: Context, broker: ClusterBroker, topic: TopicInCluster, log: PartitionInCluster
 ) -> ClusterPartition:
-    """One partition."""
+    """Return one partition."""
     return _partition(request, context, broker, topic, log)
 
 
@@ -152,7 +152,7 @@ async def get_partition_offset(
     log: PartitionInCluster,
     query: Annotated[PartitionOffsetsQuery, Query()],
 ) -> PartitionWithOffsets:
-    """The first offset of a partition, and the one after the last that readers see."""
+    """Return the first offset of a partition, and the one after the last that readers see."""
     log.require_served()
     log.require_leader().require_settled()
     metadata = resource_metadata(request, broker, topic=topic.name, partition=str(log.partition))
@@ -177,7 +177,7 @@ async def get_partition_offset(
 async def list_replicas(
     request: Request, context: Context, broker: ClusterBroker, topic: TopicInCluster, log: PartitionInCluster
 ) -> ClusterReplicaList:
-    """The replicas of a partition."""
+    """List the replicas of a partition."""
     path = ("topics", topic.name, "partitions", str(log.partition), "replicas")
     return ClusterReplicaList(
         metadata=list_metadata(request, broker.cluster_id, *path), data=_replicas(request, context, broker, topic, log)
@@ -198,7 +198,7 @@ async def get_replica(
     log: PartitionInCluster,
     number: BrokerNumber,
 ) -> ClusterReplica:
-    """One replica."""
+    """Return one replica."""
     for replica in _replicas(request, context, broker, topic, log):
         if replica.broker_id == number:
             return replica

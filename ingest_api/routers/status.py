@@ -1,4 +1,4 @@
-"""The state of the whole store in one answer, for people and their tools: no disk is read for it."""
+"""The state of the whole store in one response, for people and their tools: no disk is read for it."""
 
 from ingest_api.dependencies import Context, State
 from ingest_api.model_routes import model_router
@@ -19,7 +19,7 @@ router = model_router(tags=["health"])
 )
 @requires(Operation.DESCRIBE, ResourceType.CLUSTER)
 async def status(state: State, context: Context) -> StoreStatus:
-    """The numbers that `logstore status` and `logstore topic list` show: the store, its topics, and their problems."""
+    """Return what `logstore status` and `logstore topic list` show: the store, its topics, and their problems."""
     broker, settings = state.broker, state.settings
     limit = open_files_limit()
     return StoreStatus(

@@ -39,14 +39,14 @@ async def list_topics(broker: StoreBroker, context: Context) -> list[str]:
 @router.get("/brokers", operation_id="listBrokers", response_description="Ids of brokers, sorted.")
 @requires(Operation.DESCRIBE, ResourceType.CLUSTER)
 async def list_brokers(broker: StoreBroker) -> BrokerIds:
-    """The brokers of the cluster."""
+    """List the brokers of the cluster."""
     return BrokerIds(brokers=[*broker.brokers_by_id])
 
 
 @router.get("/topics/{topic}", operation_id="getTopic", response_description="The topic.")
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
 async def get_topic(broker: StoreBroker, context: Context, topic: TopicInPath) -> Topic:
-    """One topic: its configuration, where its Delta table is, and the state of each partition."""
+    """Return one topic: its configuration, the location of its Delta table, and the state of each partition."""
     elsewhere = await broker.offsets_elsewhere(topic.partitions)
     return Topic(
         name=topic.name,
@@ -61,7 +61,7 @@ async def get_topic(broker: StoreBroker, context: Context, topic: TopicInPath) -
 @router.get("/topics/{topic}/partitions", operation_id="listPartitions", response_description="The partitions.")
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
 async def list_partitions(broker: StoreBroker, context: Context, topic: TopicInPath) -> list[Partition]:
-    """The state of each partition."""
+    """Return the state of each partition."""
     elsewhere = await broker.offsets_elsewhere(topic.partitions)
     return [_partition(context, broker, topic, log, elsewhere) for log in topic.partitions]
 
@@ -71,7 +71,7 @@ async def list_partitions(broker: StoreBroker, context: Context, topic: TopicInP
 )
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
 async def get_partition(broker: StoreBroker, context: Context, topic: TopicInPath, log: PartitionInPath) -> Partition:
-    """The state of one partition."""
+    """Return the state of one partition."""
     return _partition(context, broker, topic, log, await broker.offsets_elsewhere([log]))
 
 

@@ -1,6 +1,6 @@
-"""Producing in REST v3 shapes: records as JSON objects with typed keys and values, each with a report of its own.
+"""Producing in REST v3 shapes: records as JSON objects with typed keys and values, each with its own report.
 
-``.../records`` takes one object or many, one after another in one body, which may go on for as long as the client
+``.../records`` takes one object or many, one after another in one body, which may continue for as long as the client
 likes: reports stream back in order. Memory is bounded by one record and the records of one piece of the body; the next
 piece is read when the reports of the last one are sent. ``.../records:batch`` takes entries with ids in one object.
 """
@@ -54,9 +54,9 @@ from logstore.records.typed_json import (
 
 router = declared_router(tags=["records"])
 
-#: Records of a stream that are appended together at most; each is some objects, and a report.
+#: At most this many records of a stream are appended together; each is a few objects, and a report.
 _APPENDED_MAX = 500
-#: So many bytes are looked through for records at a time.
+#: This many bytes are searched for records at a time.
 _PIECE_BYTES = 64 * KIB
 _TIMEOUT_MS = 30_000
 
@@ -67,7 +67,9 @@ class _Datum(msgspec.Struct, gc=False):
 
 
 class _Report(msgspec.Struct, gc=False, omit_defaults=True):
-    """The place of a record. ``timestamp`` is left to the reader of the record where the store made it."""
+    """The place of a record. ``timestamp`` is None if the store sets it when it appends: readers of the record see
+    it.
+    """
 
     cluster_id: str
     topic_name: str
@@ -88,7 +90,7 @@ class _Failure(msgspec.Struct, gc=False, omit_defaults=True):
 
 @dataclass(slots=True)
 class _Appender:
-    """Appends records of a request to its topic; ``topic`` is None while there is none."""
+    """Appends records of a request to its topic; ``topic`` is None while it does not exist."""
 
     state: ApiState
     context: RequestContext
@@ -97,7 +99,7 @@ class _Appender:
 
     @classmethod
     def of(cls, request: Request) -> "_Appender":
-        """Raises UnknownClusterError, UnknownTopicError."""
+        """Return the appender of a request. Raises UnknownClusterError, UnknownTopicError."""
         state, context = api_state(request), context_of(request)
         cluster_id, name = request.path_params["cluster_id"], request.path_params["topic"]
         if cluster_id != state.broker.cluster_id:
@@ -111,7 +113,7 @@ class _Appender:
         return self.topic is not None and self.topic.config.string_keys
 
     async def append(self, records: Sequence[TypedRecord | LogStoreError]) -> list[_Report | _Failure]:
-        """A report for each, in order; records that could not be read are errors."""
+        """Append records, and return a report for each, in order. Records that could not be read are errors."""
         outcomes: list[_Report | LogStoreError] = []
         good: list[TypedRecord] = [record for record in records if isinstance(record, TypedRecord)]
         stored = iter(await self._append(good) if good else ())
@@ -119,10 +121,10 @@ class _Appender:
         return [_failure(outcome) if isinstance(outcome, LogStoreError) else outcome for outcome in outcomes]
 
     async def _append(self, records: Sequence[TypedRecord]) -> list[_Report | LogStoreError]:
-        """One record that cannot be stored keeps no others from being stored."""
+        """Append records. One that cannot be stored does not keep the others from being stored."""
         try:
             if self.topic is None:
-                # Only now, so that a request without a good record leaves no topic behind.
+                # The topic is created only now, so that a request without a good record leaves no topic behind.
                 self.topic = await self.state.broker.find_or_create_topic(self.context, self.name, Operation.WRITE)
             topic = self.topic
             largest = topic.config.max_message_bytes
@@ -142,7 +144,7 @@ class _Appender:
         except (InvalidRequestError, RecordTooLargeError) as error:
             if len(records) == 1:
                 return [error]
-            # Nothing was stored: each by itself, in order.
+            # Nothing was stored, so each record is appended by itself, in order.
             return [outcome for record in records for outcome in await self._append([record])]
         except LogStoreError as error:
             return [error] * len(records)
@@ -196,7 +198,7 @@ async def produce_records(request: Request) -> Response:
     if request_coding(request.headers) is not None:
         raise UnsupportedMediaTypeError("A stream of records is not compressed: send it as it is, or a records:batch.")
     reports = _reports(request, _Appender.of(request))
-    # An error before the first report is the answer.
+    # An error before the first report is the response.
     first = await anext(reports, None)
     if first is None:
         raise NoRecordsError('The body has no record: send {"value": {"type": "JSON", "data": ...}}.')
@@ -204,8 +206,8 @@ async def produce_records(request: Request) -> Response:
 
 
 class _Reports(Response):
-    """Reports as they come. After an error of the stream itself, which is the last report, the rest of the body is not
-    read.
+    """The reports as they come. After an error of the stream itself, which is the last report, the rest of the body is
+    not read.
     """
 
     def __init__(self, first: bytes, rest: AsyncGenerator[bytes]) -> None:
@@ -227,7 +229,9 @@ class _Reports(Response):
 
 
 async def _reports(request: Request, appender: _Appender) -> AsyncGenerator[bytes]:
-    """Reports of the records in each piece of the body, one JSON object a line. Raises an error before the first."""
+    """Yield the reports of the records in each piece of the body, one JSON object a line. Raises an error before the
+    first.
+    """
     state = appender.state
     splitter = ObjectSplitter(state.settings.max_request_size)
     reported = False
@@ -235,7 +239,7 @@ async def _reports(request: Request, appender: _Appender) -> AsyncGenerator[byte
         try:
             async for piece in _pieces(request, state):
                 texts = splitter.feed(piece)
-                # A record is there as text, in parts, and in columns.
+                # A record is in memory as text, in parts, and in columns.
                 reservation.resize(splitter.held_bytes + 3 * sum(map(len, texts)))
                 for begin in range(0, len(texts), _APPENDED_MAX):
                     records = _read(read_record, texts[begin : begin + _APPENDED_MAX], string_keys=appender.string_keys)
@@ -260,9 +264,9 @@ def _lines(reports: Sequence[_Report | _Failure]) -> bytes:
 
 
 async def _pieces(request: Request, state: ApiState) -> AsyncIterator[bytes]:
-    """The body as it comes, in pieces of at most ``_PIECE_BYTES``.
+    """Yield the body as it comes, in pieces of at most ``_PIECE_BYTES``.
 
-    SlowRequestError for a client that sends nothing for ``request.body.timeout.ms``, or less than
+    Raises SlowRequestError for a client that sends nothing for ``request.body.timeout.ms``, or less than
     CLIENT_BYTES_PER_SECOND_MIN over that time within one record; BrokerNotReadyError when the server begins to stop;
     ClientDisconnectedError.
     """
@@ -294,7 +298,7 @@ async def _pieces(request: Request, state: ApiState) -> AsyncIterator[bytes]:
                 yield chunk[begin : begin + _PIECE_BYTES]
             if not message.get("more_body", False):
                 return
-            # Time in which the records were appended is not the client's.
+            # The time in which the records were appended does not count against the client.
             began += loop.time() - before
             if received >= CLIENT_BYTES_PER_SECOND_MIN * window or b"}" in chunk:
                 began, received = loop.time(), 0

@@ -1,4 +1,4 @@
-"""The base of all models: strict requests, answers, numbers, and the one shape of errors."""
+"""The base of all models: strict requests, responses, numbers, and the one shape of errors."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ Int32 = Annotated[int, Field(ge=0, le=2**31 - 1, json_schema_extra={"format": "i
 #: The id of a broker that leads, or a leader epoch; -1: none.
 Int32OrNone = Annotated[int, Field(ge=-1, le=2**31 - 1, json_schema_extra={"format": "int32"})]
 Int64 = Annotated[int, Field(ge=0, le=INT64_MAX, json_schema_extra={"format": "int64"})]
-#: An offset, or bytes of a partition's tail; -1: the leader is another broker, and does not tell.
+#: An offset, or bytes of a partition's tail; -1: the leader is another broker, and does not report it.
 Int64OrNone = Annotated[int, Field(ge=-1, le=INT64_MAX, json_schema_extra={"format": "int64"})]
 ProducerEpoch = Annotated[int, Field(ge=0, le=PRODUCER_EPOCH_MAX, json_schema_extra={"format": "int32"})]
 #: The topic id that GET /topics/{topic} gives.
@@ -24,17 +24,17 @@ TopicId = Annotated[
 class Request(BaseModel):
     """A body or a query.
 
-    No conversions (``"4"`` is not 4, ``true`` is not 1), no unknown fields: a misspelt one must not be lost. So fields
-    of a query are texts; ``parameters`` reads the numbers and times in them.
+    There are no conversions (``"4"`` is not 4, ``true`` is not 1) and no unknown fields: a misspelt one must not be
+    lost. So fields of a query are texts; ``parameters`` reads the numbers and times in them.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
 class Answer(BaseModel):
-    """The body of an answer, or a part of it; may be made from an object with attributes of the same names."""
+    """The body of a response, or a part of it. It may be made from an object with attributes of the same names."""
 
-    # A field with a default is in every answer, too.
+    # Every response also has the fields with defaults.
     model_config = ConfigDict(from_attributes=True, json_schema_serialization_defaults_required=True)
 
 

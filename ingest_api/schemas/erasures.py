@@ -1,4 +1,4 @@
-"""Erasures: records that go for good, and the reports of that."""
+"""Erasures, which remove records for good, and their reports."""
 
 from typing import Literal
 

@@ -8,7 +8,7 @@ from pydantic.json_schema import SkipJsonSchema
 from ingest_api.schemas.base import INT64_MAX, Answer, Int32, Int64, Request, TopicId
 from logstore.limits import OFFSET_METADATA_BYTES_MAX, TIMESTAMP_MS_MAX, TIMESTAMP_MS_MIN
 
-#: Of one request.
+#: The most groups that one request may delete.
 DELETED_GROUPS_MAX = 1_000
 _SIGNED_INT64 = Field(ge=-INT64_MAX, le=INT64_MAX, json_schema_extra={"format": "int64"})
 

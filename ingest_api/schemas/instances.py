@@ -11,7 +11,7 @@ _NUMBER = "A whole number; a text of its digits is taken, too. -1: the store's d
 
 
 class CreateInstanceRequest(Request):
-    """Numbers and truth values may be given as texts, too."""
+    """Numbers and booleans may also be given as texts."""
 
     name: str | None = Field(
         None, description=f"1 to {INSTANCE_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ -; made if it is left out."
@@ -126,7 +126,7 @@ class InstanceCommitRequest(Request):
     )
 
 
-#: ``async`` cannot be written as a field.
+#: A field cannot be named ``async`` in a class.
 _ASYNC: dict[str, Any] = {
     "async": (
         Literal["true", "false"],
@@ -153,6 +153,6 @@ class InstanceCommittedOffset(Answer):
 
 
 class InstanceCommittedOffsets(Answer):
-    """Those of the partitions for which the group has committed an offset."""
+    """The group's committed offsets, for the partitions that have one."""
 
     offsets: list[InstanceCommittedOffset]

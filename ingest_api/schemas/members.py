@@ -21,7 +21,7 @@ def _decoded(given: Any) -> bytes:
 Base64Bytes = Annotated[
     bytes, BeforeValidator(_decoded, json_schema_input_type=str), Field(json_schema_extra={"contentEncoding": "base64"})
 ]
-#: Bytes in an answer.
+#: Bytes in a response.
 Base64Text = Annotated[
     str, BeforeValidator(lambda given: base64.b64encode(given).decode() if isinstance(given, bytes) else given)
 ]
@@ -126,7 +126,7 @@ class OwnedPartition(Request):
 
 
 class ConsumerGroupHeartbeatRequest(Request):
-    """What is left out, or null, is as in the heartbeat before."""
+    """A field that is left out, or null, is as in the previous heartbeat."""
 
     member_id: MemberId
     member_epoch: int = Field(ge=-2, le=2**31 - 1, description="0 joins; -1 leaves, -2 for a while (static members).")

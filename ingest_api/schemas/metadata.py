@@ -1,4 +1,4 @@
-"""Metadata, for clients that send their requests to the brokers that answer them."""
+"""Metadata, for clients that send their requests to the responsible brokers."""
 
 from typing import Literal
 
@@ -37,7 +37,7 @@ class PartitionLeader(Answer):
 
 
 class TopicMetadata(Answer):
-    """A topic and its partitions; or why they cannot be told, and then no partitions."""
+    """A topic and its partitions; or the error with which they cannot be given, and then no partitions."""
 
     name: str
     topic_id: str | None

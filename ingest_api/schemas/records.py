@@ -1,4 +1,4 @@
-"""Records in produce requests and in answers to reads; offsets of a partition; ids of producers."""
+"""Records in produce requests and in responses to reads; offsets of a partition; ids of producers."""
 
 from typing import Annotated, Any, Literal
 
@@ -16,7 +16,7 @@ from logstore.limits import (
     TIMESTAMP_MS_MIN,
 )
 
-#: Of one ``records:batch``.
+#: The most entries of one ``records:batch``.
 ENTRIES_MAX = 1_000
 
 

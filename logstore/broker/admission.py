@@ -1,5 +1,5 @@
-"""Admission of requests: none while the store is not ready, no more bytes than the journal and the memory have room
-for, no more than the quotas of a principal allow.
+"""Admission of requests: refuses them while the store is not ready, beyond the room in journal and memory, and beyond a
+principal's quotas.
 
 Invariant of ``InFlightBytes``: the sum of all reservations is at most ``limit``, except that one request alone is
 always admitted (otherwise a body larger than the limit could never be sent). Reservations grow while a body arrives or
@@ -27,13 +27,13 @@ from logstore.log.topic import Topic
 from logstore.observability import THROTTLED
 from logstore.settings import Settings
 
-# The store's own topics have this part of the journal for themselves: one in 16 bytes.
+# This part of the journal, one in 16 bytes, is reserved for the store's own topics.
 _INTERNAL_PART = 16
 _OVER_QUOTA_MAX = 10_000
 
 
 class Admission:
-    """``requests`` and ``answers`` are bounded apart, so that slow readers never stop producers.
+    """Admits requests. ``requests`` and ``answers`` have separate bounds, so that slow readers never stop producers.
 
     ``press`` asks for rolls, because the journal is full.
     """
@@ -53,12 +53,13 @@ class Admission:
         self._press = press
         self._quotas = quotas
         self._clock = clock
-        #: By principal and kind of quota: when a principal over its quota may go on, in seconds of the clock.
+        #: By principal and kind of quota, the time when a principal over its quota may continue, in seconds of the
+        #: clock.
         self._over_quota: dict[tuple[Principal, QuotaKind], float] = {}
-        #: Topics whose records were refused for want of room in the journal.
+        #: Topics whose records were refused because the journal had no room.
         self._refused: WeakSet[Topic] = WeakSet()
         self._refused_all = False
-        #: Why nothing is admitted; None once the store has started.
+        #: The reason why nothing is admitted; None once the store has started.
         self.not_ready: str | None = "the store is starting"
         limit = settings.queued_max_request_bytes
         self.requests = InFlightBytes(limit, what="request bodies", setting="queued.max.request.bytes")
@@ -66,7 +67,7 @@ class Admission:
 
     @property
     def not_ready_reason(self) -> str | None:
-        """Why appends are refused; None while they are taken."""
+        """The reason why appends are refused; None while they are admitted."""
         if self.not_ready is not None:
             return self.not_ready
         if self._journal.failed is not None:
@@ -78,7 +79,7 @@ class Admission:
 
     @property
     def lost_lock(self) -> Path | None:
-        """The lock that was taken away from this process; None while it has all of them."""
+        """The lock that this process has lost; None while it has all of them."""
         return next((lock.path for lock in self._locks if not lock.held), None)
 
     def require_locks(self) -> None:
@@ -86,7 +87,7 @@ class Admission:
         require_all(self._locks)
 
     def require_ready(self) -> None:
-        """Raise BrokerNotReadyError, or the error that the journal failed with."""
+        """Raise the journal's error if it has failed, or BrokerNotReadyError while the store is not ready."""
         if self._journal.failed is not None:
             raise self._journal.failed
         if self.not_ready is not None:
@@ -94,13 +95,15 @@ class Admission:
 
     @property
     def _producers_max(self) -> int:
-        """Bytes that the journal may hold before producers have to wait. The last part is for the store's own topics:
-        consumers commit their offsets then, too.
+        """Bytes that the journal may hold before producers have to wait. The last part is for the store's own topics,
+        so that consumers can still commit their offsets.
         """
         return self._settings.journal_max_bytes - self._settings.journal_max_bytes // _INTERNAL_PART
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether the journal has room for ``num_bytes`` more of whatever topic: a topic holds no more than all do."""
+        """Return True if the journal has room for ``num_bytes`` more of any topic: a topic holds no more than all
+        do.
+        """
         settings, queued = self._settings, self._journal.queued_bytes
         held_max = min(settings.topic_journal_bytes_max, self._producers_max)
         return (
@@ -113,14 +116,14 @@ class Admission:
         if self.has_room(num_bytes):
             return
         journal, settings = self._journal, self._settings
-        # Bytes of acks=0 and of timed-out requests are in no request's account any more, but still in memory.
+        # The bytes of acks=0 and of timed-out requests no longer count for any request, but are still in memory.
         if journal.queued_bytes and journal.queued_bytes + num_bytes > settings.queued_max_request_bytes:
             THROTTLED.labels("in_flight").inc()
             raise ThrottledError(
                 f"{journal.queued_bytes} bytes wait for the disk; queued.max.request.bytes is "
                 f"{settings.queued_max_request_bytes}. Send less, or try again in a moment."
             )
-        # Admit any size when nothing is held; otherwise it never fits.
+        # Any size is admitted when nothing is held; otherwise it would never fit.
         if topic.journal_bytes and topic.journal_bytes + num_bytes > settings.topic_journal_bytes_max:
             self._refused.add(topic)
             THROTTLED.labels("journal_topic").inc()
@@ -142,7 +145,7 @@ class Admission:
     def require_quota(self, context: RequestContext, kind: QuotaKind) -> None:
         """Raise ThrottledError while the principal has to wait because of earlier charges.
 
-        Of a request that was forwarded, the client's broker asks and charges.
+        For a forwarded request, the client's broker checks and charges.
         """
         if not self._over_quota or context.is_forwarded:
             return
@@ -155,7 +158,7 @@ class Admission:
         self._over_quota.pop((context.principal, kind), None)
 
     def charge(self, context: RequestContext, kind: QuotaKind, amount: int) -> int:
-        """Count bytes after they have passed, as Kafka does. Returns how many ms the client is to wait before its next
+        """Count bytes after they have passed, as Kafka does. Return how many ms the client should wait before its next
         request.
 
         Until then ``require_quota`` refuses the client, so a client that does not wait gains nothing.
@@ -172,7 +175,9 @@ class Admission:
         return math.ceil(seconds * 1000)
 
     def refuses(self, topic: Topic) -> bool:
-        """Whether records of the topic, or of all topics, were refused, and half of that was not rolled since."""
+        """Return True if records of the topic, or of all topics, were refused, and half of that has not been rolled
+        since.
+        """
         if topic.journal_bytes <= PRESSURE * self._settings.topic_journal_bytes_max:
             self._refused.discard(topic)
         if self._journal.needed_bytes <= PRESSURE * self._settings.journal_max_bytes:
@@ -181,7 +186,9 @@ class Admission:
 
 
 class InFlightBytes:
-    """``what`` names the bytes in a refusal's message; ``setting`` is the bound that a user may raise."""
+    """Bounds the bytes in flight. ``what`` names the bytes in a refusal's message; ``setting`` is the bound that a user
+    may raise.
+    """
 
     def __init__(self, limit: int, *, what: str, setting: str) -> None:
         self.limit = limit
@@ -193,22 +200,22 @@ class InFlightBytes:
 
     @property
     def reserved(self) -> int:
-        """Bytes reserved now."""
+        """The bytes that are reserved now."""
         return self._reserved
 
     def reserve(self, size: int = 0) -> "Reservation":
-        """Reserve ``size`` bytes until the reservation is released; ThrottledError if they do not fit."""
+        """Reserve ``size`` bytes until the reservation is released. Raises ThrottledError if they do not fit."""
         reservation = Reservation(self)
         reservation.grow(size)
         return reservation
 
     def has_room(self, size: int) -> bool:
-        """Whether ``size`` bytes fit now."""
+        """Return True if ``size`` bytes fit now."""
         return not self._reserved or self._reserved + size <= self.limit
 
     def wait_for_room(self, size: int) -> "asyncio.Future[bool]":
-        """A future, true when ``size`` bytes may fit, in the order of the calls. Reserve then; call ``wait_no_more`` in
-        any case.
+        """Return a future that becomes true, in the order of the calls, when ``size`` bytes may fit. Reserve them then;
+        call ``wait_no_more`` in any case.
         """
         room: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append((size, room))
@@ -256,24 +263,24 @@ class Reservation:
         self.size = 0
 
     def grow(self, size: int) -> None:
-        """Take ``size`` bytes more; ThrottledError if they do not fit. The bytes held before stay held."""
+        """Take ``size`` bytes more. Raises ThrottledError if they do not fit; the bytes held before stay held."""
         if size > 0:
             self._in_flight._take(size, self.size)  # noqa: SLF001 - two halves of one thing
             self.size += size
 
     def require(self, size: int) -> None:
-        """ThrottledError if ``size`` bytes more would not fit now; takes none."""
+        """Raise ThrottledError if ``size`` bytes more would not fit now; take none."""
         self._in_flight._take(size, self.size, only_ask=True)  # noqa: SLF001
 
     def resize(self, size: int) -> None:
-        """Take more, as ``grow``, or give back the bytes over ``size``."""
+        """Take more, as ``grow`` does, or give back the bytes over ``size``."""
         self.grow(size - self.size)
         if size < self.size:
             self._in_flight._give_back(self.size - size)  # noqa: SLF001
             self.size = size
 
     def release(self) -> None:
-        """On the event loop, as others may wait for the room."""
+        """Give everything back. Call it on the event loop, as others may wait for the room."""
         self._in_flight._give_back(self.size)  # noqa: SLF001
         self.size = 0
 

@@ -1,8 +1,8 @@
-"""The authorizer: may this principal do this operation with this resource (Kafka's ``Authorizer``)?
+"""The authorizer: may this principal do this operation on this resource (Kafka's ``Authorizer``)?
 
-The broker's rooms and the groups ask, so that no listener can forget to. Names of topics stand in bodies too, so each
-name is asked for by itself. Today everybody may do everything. Invariants: a decision is remembered for as long as the
-view that made it is the current one, and no longer; a long poll that waits hears of a new view at once.
+The broker's rooms and the groups ask it, so that no listener can forget to. Names of topics also come in bodies, so
+each name is checked separately. Today everybody may do everything. Invariants: a decision is remembered only as long as
+the view that made it is the current one; a waiting long poll is woken at once by a new view.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from logstore.limits import TOPIC_NAME_LENGTH_MAX
 
 
 class Operation(StrEnum):
-    """Kafka's (``AclOperation``)."""
+    """Kafka's operations (``AclOperation``)."""
 
-    __hash__ = str.__hash__  # Enum's own is no C function: it would be half of a decision's time
+    __hash__ = str.__hash__  # Enum's own is not a C function: it would be half of a decision's time
 
     READ = "READ"
     WRITE = "WRITE"
@@ -39,7 +39,7 @@ class Operation(StrEnum):
 
 
 class ResourceType(StrEnum):
-    """Kafka's (``ResourceType``)."""
+    """Kafka's resource types (``ResourceType``)."""
 
     __hash__ = str.__hash__
 
@@ -53,7 +53,7 @@ class ResourceType(StrEnum):
 CLUSTER_NAME: Final = "kafka-cluster"
 
 _DECISIONS_MAX = 100_000
-# Few groups have longer names: their decisions are not remembered, so that those that are take little memory.
+# Few groups have longer names. Their decisions are not remembered, which bounds the memory of the others.
 _NAME_LENGTH_MAX = TOPIC_NAME_LENGTH_MAX
 _ERRORS: dict[ResourceType, type[AuthorizationError]] = {
     ResourceType.TOPIC: TopicAuthorizationError,
@@ -63,7 +63,7 @@ _ERRORS: dict[ResourceType, type[AuthorizationError]] = {
 
 
 class AuthorizerView(Protocol):
-    """All rules (Kafka's ACLs) as of one ``version``. Its answers never change: a changed rule makes another view.
+    """All rules (Kafka's ACLs) as of one ``version``. Its decisions never change: a changed rule makes another view.
 
     The view decides which operation implies another one, as in Kafka (READ, WRITE, DELETE, ALTER imply DESCRIBE).
     """
@@ -87,7 +87,7 @@ class AllowAll:
 
 
 class Authorizer:
-    """Decides by its current view. On the broker's event loop, as all who ask."""
+    """Decides by its current view. It belongs to the broker's event loop, as do its callers."""
 
     def __init__(self, view: AuthorizerView | None = None) -> None:
         self._view = view or AllowAll()
@@ -101,7 +101,7 @@ class Authorizer:
         return self._view
 
     def replace(self, view: AuthorizerView) -> None:
-        """Decide by ``view`` from now on, unless a later one is there already."""
+        """Decide by ``view`` from now on, unless a later one is already in force."""
         if view.version > self._view.version:
             self._view = view
             self._forget()
@@ -111,7 +111,7 @@ class Authorizer:
                     woken.set_result(True)
 
     def add_reader(self, woken: "asyncio.Future[bool]") -> None:
-        """``woken`` is true when the view is replaced, unless ``remove_reader`` comes first."""
+        """Set ``woken`` to true when the view is replaced, unless ``remove_reader`` comes first."""
         self._readers[woken] = None
 
     def remove_reader(self, woken: "asyncio.Future[bool]") -> None:
@@ -120,7 +120,7 @@ class Authorizer:
     def authorize(
         self, context: RequestContext, operation: Operation, resource_type: ResourceType, names: Sequence[str]
     ) -> list[str]:
-        """The ``names`` with which the operation is allowed, in their order; all of them for INTERNAL."""
+        """Return the ``names`` on which the operation is allowed, in their order; all of them for INTERNAL."""
         if context is INTERNAL:
             return list(names)
         key = (context.principal, context.peer, operation, resource_type)
@@ -142,7 +142,7 @@ class Authorizer:
         return allowed
 
     def require(self, context: RequestContext, operation: Operation, resource_type: ResourceType, name: str) -> None:
-        """Raise the AuthorizationError of the type unless the operation is allowed with ``name``."""
+        """Raise the AuthorizationError of the type unless the operation is allowed on ``name``."""
         if context is INTERNAL:
             return
         known = self._decisions.get((context.principal, context.peer, operation, resource_type))
@@ -152,16 +152,16 @@ class Authorizer:
             raise refusal(context, operation, resource_type, name)
 
     def require_create(self, context: RequestContext, topic: str) -> None:
-        """Raise TopicAuthorizationError unless CREATE is allowed with the cluster, or with the topic of that name."""
+        """Raise TopicAuthorizationError unless CREATE is allowed on the cluster, or on the topic of that name."""
         if not self.authorize(context, Operation.CREATE, ResourceType.CLUSTER, (CLUSTER_NAME,)):
             self.require(context, Operation.CREATE, ResourceType.TOPIC, topic)
 
     def require_cluster(self, context: RequestContext, operation: Operation) -> None:
-        """Raise ClusterAuthorizationError unless the operation is allowed with the cluster."""
+        """Raise ClusterAuthorizationError unless the operation is allowed on the cluster."""
         self.require(context, operation, ResourceType.CLUSTER, CLUSTER_NAME)
 
     def described(self, context: RequestContext, names: Sequence[str]) -> frozenset[str]:
-        """The ``names`` of topics that the principal may describe."""
+        """Return the ``names`` of topics that the principal may describe."""
         return frozenset(self.authorize(context, Operation.DESCRIBE, ResourceType.TOPIC, names))
 
     def _forget(self) -> None:
@@ -172,7 +172,7 @@ class Authorizer:
 def refusal(
     context: RequestContext, operation: Operation, resource_type: ResourceType, name: str
 ) -> AuthorizationError:
-    """The error for a name that ``authorize`` did not allow."""
+    """Return the error for a name that ``authorize`` did not allow."""
     return _ERRORS.get(resource_type, AuthorizationError)(
         f"{context.principal} may not {operation} the {resource_type.lower()} {name!r}: ask for the permission."
     )

@@ -1,8 +1,8 @@
 """Producing of Kafka's record batches: each is checked in full and stored as it came, by the append of ``Producing``.
 
-Invariants: a batch that is taken can be rolled, and read by Kafka's clients; each partition of a request has an outcome
-of its own, and what is wrong with one stops no other. The event loop checks little: what is long, or inflates to much,
-is checked in threads. Nothing goes on to other brokers: Kafka's clients find the leader themselves.
+Invariants: a batch that is taken can be rolled, and read by Kafka's clients. Each partition of a request has its own
+outcome, and an error of one stops no other. The event loop checks only small batches: long ones, or those that inflate
+to much, are checked in threads. Nothing is forwarded to other brokers: Kafka's clients find the leader themselves.
 """
 
 import asyncio
@@ -35,14 +35,14 @@ from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity
 from logstore.records.payload import MESSAGE_BYTES
 from logstore.threads import threads
 
-# Checking that much, inflated, takes a millisecond or less.
+# Checking this many inflated bytes takes a millisecond or less.
 _CHECK_ON_LOOP_BYTES: Final = 1 * MIB
 
 
 class TopicBatches(NamedTuple):
     """The part of a produce request for one topic, by name or (Produce 13 and later) by id.
 
-    ``batches``: pairs of a partition and its record batch, as the client sent it; None: it sent none.
+    ``batches`` has pairs of a partition and its record batch, as the client sent it; None if it sent none.
     """
 
     topic: str | UUID
@@ -51,7 +51,7 @@ class TopicBatches(NamedTuple):
 
 class BatchOutcome(NamedTuple):
     """The outcome for one partition. ``log_append_time_ms`` is -1 unless the topic's records have the append time;
-    ``log_start_offset`` is -1 if it is not known. With an ``error`` there is no base offset.
+    ``log_start_offset`` is -1 if it is unknown. With an ``error`` there is no base offset.
     """
 
     partition: int
@@ -62,8 +62,8 @@ class BatchOutcome(NamedTuple):
 
 
 class ProducedBatches(NamedTuple):
-    """``outcomes``: of each topic and partition of the request, in its order. ``throttle_ms``: how long the client is
-    to wait before its next request, because of a quota.
+    """``outcomes`` has each topic and partition of the request, in its order. ``throttle_ms`` is how long the client
+    should wait before its next request, because of a quota.
     """
 
     outcomes: list[list[BatchOutcome]]
@@ -71,7 +71,7 @@ class ProducedBatches(NamedTuple):
 
 
 class TopicLookup(Protocol):
-    """``Topics``."""
+    """The lookups of ``Topics``."""
 
     def get(self, name: str) -> Topic: ...
 
@@ -79,7 +79,7 @@ class TopicLookup(Protocol):
 
 
 class _Wanted:
-    """One record batch of a request; ``place`` is that of its outcome."""
+    """One record batch of a request; ``place`` is the place of its outcome."""
 
     __slots__ = ("batch", "data", "error", "identity", "log_append_time", "partition", "place", "topic")
 
@@ -94,7 +94,9 @@ class _Wanted:
         self.error: LogStoreError | None = None
 
     def check(self, inflated_bytes_max: int) -> None:
-        """Set ``batch`` and ``identity``, or ``error``. RecordBatchTooLargeError: the records inflate to more."""
+        """Set ``batch`` and ``identity``, or ``error``. Raises RecordBatchTooLargeError if the records inflate to
+        more.
+        """
         try:
             self._check(inflated_bytes_max)
         except RecordBatchTooLargeError:
@@ -126,8 +128,8 @@ class _Wanted:
 
 
 def _hold_little_else(taken: Sequence[_Wanted]) -> None:
-    """Copy the batches that are taken if the buffer that they arrived in is much larger: the journal may hold it for
-    long. Mostly they are nearly all of it.
+    """Copy the taken batches if the buffer that they arrived in is much larger, because the journal may hold it for
+    long. Usually they are nearly all of the buffer.
     """
     taken_of: dict[int, int] = {}
     for one in taken:
@@ -140,7 +142,7 @@ def _hold_little_else(taken: Sequence[_Wanted]) -> None:
 
 
 def _require_producers(header: BatchHeader, count: int) -> None:
-    """Raise what is wrong with ``count`` batches for a partition, of which the first has ``header``."""
+    """Raise the fault of a partition's batches: their ``count``, or the ``header`` of the first."""
     if count != 1:
         raise InvalidRecordBatchError(
             f"The request has {count} record batches for the partition: send one for each partition"
@@ -158,7 +160,7 @@ def _require_producers(header: BatchHeader, count: int) -> None:
 
 
 class BatchProducing:
-    """``inflated_bytes_max``: of the records of one batch."""
+    """Produces record batches. ``inflated_bytes_max`` bounds the records of one batch."""
 
     def __init__(
         self,
@@ -173,7 +175,7 @@ class BatchProducing:
         self._admission = admission
         self._authorizer = authorizer
         self._inflated_bytes_max = inflated_bytes_max
-        # Few threads, because each holds a batch inflated.
+        # Few threads are enough, because each holds an inflated batch.
         self._checkers = threads().pool(2, "check-batch")
 
     def close(self) -> None:
@@ -188,19 +190,19 @@ class BatchProducing:
         timeout_ms: int | None = 30_000,
         turn: asyncio.Lock | None = None,
     ) -> ProducedBatches:
-        """Append one record batch for each partition, all by one append to the journal; nothing is raised for them.
+        """Append one record batch for each partition, all in one append to the journal. Errors are in the outcomes.
 
         ``acks``: 0 returns once they are queued, 1 when they are durable here, -1 on all in-sync replicas. Calls with
         the same ``turn`` are appended in the order of the calls, while earlier ones still wait to be acknowledged. A
-        batch of an idempotent producer that is stored already is not stored again, and has its first offsets.
+        batch of an idempotent producer that is already stored is not stored again, and gets its first offsets.
         ``max.message.bytes`` bounds a batch as it was sent.
 
         Errors of a topic: TopicAuthorizationError, UnknownTopicError, UnknownTopicIdError, LeaderNotAvailableError,
-        InvalidTopicError (the store's own), ThrottledError (no room in the journal). Of a partition: those of
+        InvalidTopicError (the store's own), ThrottledError (no room in the journal). Errors of a partition: those of
         ``Producing.produce``, and NotLeaderOrFollowerError, NotEnoughReplicasError, InvalidRecordBatchError and its
         classes, RecordTooLargeError, InvalidRecordError (a null key in a compacted topic), UnknownProducerIdError,
-        TransactionalIdAuthorizationError, RequestTimedOutError. Errors of the whole request are those of all
-        partitions: BrokerNotReadyError, StorageFullError, StorageError.
+        TransactionalIdAuthorizationError, RequestTimedOutError. Errors of the whole request apply to all partitions:
+        BrokerNotReadyError, StorageFullError, StorageError.
         """
         outcomes = [[BatchOutcome(partition) for partition, _ in request.batches] for request in requests]
         throttle_ms = 0
@@ -219,7 +221,7 @@ class BatchProducing:
     def _found(
         self, context: RequestContext, requests: Sequence[TopicBatches], outcomes: list[list[BatchOutcome]]
     ) -> Iterator[_Wanted]:
-        """The batches whose topics and partitions are there, each partition once."""
+        """Yield the batches whose topics and partitions exist, each partition once."""
         taken: set[tuple[Topic, int]] = set()
         for at, (topic_or_id, batches) in enumerate(requests):
             try:
@@ -257,7 +259,7 @@ class BatchProducing:
     async def _prepared(
         self, wanted: list[_Wanted], outcomes: list[list[BatchOutcome]]
     ) -> tuple[list[PreparedRequest], list[list[tuple[int, int]]]]:
-        """The batches that are right, by topic, and the places of their outcomes."""
+        """Return the valid batches by topic, and the places of their outcomes."""
         await self._check(wanted)
         await self._require_ids_issued(wanted)
         by_topic: dict[Topic, list[_Wanted]] = {}
@@ -276,7 +278,7 @@ class BatchProducing:
         ]
 
     async def _check(self, wanted: list[_Wanted]) -> None:
-        """Check the batches, the first ones here, as many as take no time."""
+        """Check the batches, the small first ones on the event loop, the rest in a thread."""
         left = _CHECK_ON_LOOP_BYTES
         for count, one in enumerate(wanted):
             left -= len(one.data)
@@ -318,7 +320,7 @@ class BatchProducing:
         places: list[list[tuple[int, int]]],
         outcomes: list[list[BatchOutcome]],
     ) -> Appended | None:
-        """None if nothing was appended: all partitions have an error."""
+        """Append the batches. Return None if nothing was appended: all partitions have an error."""
         if not prepared:
             return None
         try:

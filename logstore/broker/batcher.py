@@ -1,11 +1,12 @@
 """Batching: small produce requests that arrive together are appended together, whichever listener they came by.
 
-Columns cost the same for one record as for a hundred, so the requests that come while an append of their topic is being
-fsynced become the next one: the journal would not have begun it earlier. Invariants: each request is answered with its
-own places, when they are durable; a request that must be refused is refused before it joins others, so that requests
-share only errors of the journal and of a partition; the records of a request stay together in their order. Requests
-that join become one frame, and a frame has one sender: so only plain ones come here, never one of a producer with an
-id, of an idempotency key or of a transaction.
+Columns cost the same for one record as for a hundred. So the requests that come while an append of their topic is being
+fsynced become the next append: the journal would not have begun it earlier.
+
+Invariants: each request is answered with its own places, when they are durable. A request that must be refused is
+refused before it joins others, so that requests share only errors of the journal and of a partition. The records of a
+request stay together in their order. Requests that join become one frame, and a frame has one sender: so only plain
+requests come here, never one with a producer id, an idempotency key or a transaction.
 """
 
 import asyncio
@@ -27,15 +28,15 @@ from logstore.records.batch import DecodedRecords
 
 log = structlog.stdlib.get_logger(__name__)
 
-#: A larger request gains nothing from company.
+#: A larger request gains nothing by joining others.
 SMALL_REQUEST_BYTES_MAX = 32 * 1024
 SMALL_REQUEST_RECORDS_MAX = 1024
 # These bounds keep an append, and its encoding on the event loop, to a few milliseconds.
 _REQUESTS_MAX = 256
 _RECORDS_MAX = 2048
 _BYTES_MAX = 1 * MIB
-# Requests share timers, because a timer of its own for each request would be set and cancelled in vain. A time-out
-# comes late by this part of itself at most.
+# Requests share timers, because a separate timer for each would mostly be set and cancelled in vain. A time-out comes
+# late by at most this share of its length.
 _TIME_OUT_LATE = 0.1
 _TIME_OUTS_MAX = 100
 
@@ -47,7 +48,7 @@ ToColumns = Callable[[Sequence[Any]], DecodedRecords]
 class RecordPlaces(NamedTuple):
     """Partition and offset of each record of a request, in its order.
 
-    ``errors``: by partition, why it has not taken its records; their offsets are NO_OFFSET.
+    ``errors`` has the reason for each partition that has not taken its records; their offsets are NO_OFFSET.
     """
 
     partitions: list[int]
@@ -73,7 +74,7 @@ class Produce(Protocol):
 
 
 class _Waiting:
-    """A request that waits for its answer; it leaves its batch when its time is up."""
+    """A request that waits for its response; it leaves its batch when its time is up."""
 
     __slots__ = ("_batch", "_time_out", "_told", "num_bytes", "records")
 
@@ -97,7 +98,7 @@ class _Waiting:
         self.tell(None, not_acknowledged(timeout_ms))
 
     def tell(self, places: RecordPlaces | None, error: BaseException | None = None) -> None:
-        """Call back once: nothing more follows a time-out. An error of the callback does not reach other requests."""
+        """Call back once: nothing follows a time-out. An error of the callback does not reach other requests."""
         told, self._told = self._told, None
         if told is None:
             return
@@ -109,17 +110,17 @@ class _Waiting:
 
 
 class _TimeOut:
-    """The requests of one ``timeout_ms`` that began in the same interval: they have one timer."""
+    """The requests with the same ``timeout_ms`` that began in the same interval; they share one timer."""
 
     __slots__ = ("_timeout_ms", "ends_s", "requests")
 
     def __init__(self, timeout_ms: int, interval_s: float) -> None:
         loop = asyncio.get_running_loop()
         self._timeout_ms = timeout_ms
-        #: The end of the interval, in the loop's time: later requests need another timer.
+        #: The end of the interval, by the loop's clock: later requests need another timer.
         self.ends_s = loop.time() + interval_s
         self.requests: dict[_Waiting, None] = {}
-        # The last one that joins has its full time.
+        # The last request that joins has its full time.
         loop.call_at(self.ends_s + timeout_ms / 1000, self._tell)
 
     def _tell(self) -> None:
@@ -128,8 +129,8 @@ class _TimeOut:
 
 
 class _Queue:
-    """The requests that wait for the next append with the same ``acks`` of a topic, or of the partition that all of
-    them name, by arrival, and the number of appends under way.
+    """The requests that wait for the next append with the same ``acks`` to a topic, or to the partition that all of
+    them name, in order of arrival; and the number of appends under way.
     """
 
     __slots__ = ("acks", "appends", "begins", "last_size", "partition", "to_columns", "topic", "waiting")
@@ -142,12 +143,12 @@ class _Queue:
         self.waiting: dict[_Waiting, None] = {}
         self.appends = 0
         self.last_size = 0
-        # Whether an append begins at the next turn of the loop.
+        # True if an append begins at the next turn of the loop.
         self.begins = False
 
     @property
     def is_due(self) -> bool:
-        """Whether an append begins now. Beside an append that is fsynced, a second one as large is encoded."""
+        """True if an append begins now. While one append is being fsynced, a second one as large is encoded."""
         if self.begins or not self.waiting:
             return False
         return not self.appends or (self.appends == 1 and len(self.waiting) >= self.last_size)
@@ -158,7 +159,7 @@ class _Queue:
 
 
 class Batcher:
-    """On the broker's event loop."""
+    """Joins small requests. It belongs to the broker's event loop."""
 
     def __init__(self, produce: Produce, authorizer: Authorizer, admission: Admission) -> None:
         self._loop = asyncio.get_running_loop()
@@ -168,7 +169,7 @@ class Batcher:
         # By topic, partition, acks and function that makes columns: one append has one of each.
         self._queues: dict[tuple[Topic, int | None, int, ToColumns], _Queue] = {}
         self._appends: set[asyncio.Task[None]] = set()
-        # By time-out in ms: the one that requests may join.
+        # By time-out in ms, the timer that new requests join.
         self._time_outs: dict[int, _TimeOut] = {}
 
     def begin(
@@ -184,12 +185,12 @@ class Batcher:
         timeout_ms: int,
         told: Told,
     ) -> None:
-        """Queue a request, as ``Broker.produce``, with acks -1 or 1; ``told`` is called on the event loop. A request
-        whose time is up before its append has begun is not stored.
+        """Queue a request, as ``Broker.produce`` does, with acks -1 or 1; ``told`` is called on the event loop. A
+        request whose time is up before its append has begun is not stored.
 
-        ``may_join(topic, num_bytes, partition)`` holds. ``to_columns`` takes ``records``, whose length is their number,
-        together with those of other requests; give the same function each time. Raises TopicAuthorizationError,
-        InvalidTopicError, ThrottledError (of a quota).
+        ``may_join(topic, num_bytes, partition)`` must hold. ``to_columns`` takes ``records``, whose length is their
+        number, together with those of other requests; give the same function each time. Raises TopicAuthorizationError,
+        InvalidTopicError, and ThrottledError (of a quota).
         """
         self._authorizer.require(context, Operation.WRITE, ResourceType.TOPIC, topic.name)
         topic.require_not_internal()
@@ -203,11 +204,13 @@ class Batcher:
         self._begin_if_due(queue)
 
     def _time_out(self, timeout_ms: int) -> _TimeOut:
-        """The timer for a request that begins now: late by ``_TIME_OUT_LATE`` of ``timeout_ms``, at most by 100 ms."""
+        """Return the timer for a request that begins now. It fires late by ``_TIME_OUT_LATE`` of ``timeout_ms``, at
+        most by 100 ms.
+        """
         found = self._time_outs.get(timeout_ms)
         if found is None or found.ends_s < self._loop.time():
             if len(self._time_outs) == _TIME_OUTS_MAX:
-                self._time_outs.clear()  # these timers still ring, but no further request joins them
+                self._time_outs.clear()  # these timers still fire, but no further request joins them
             interval_s = min(0.1, timeout_ms / 1000 * _TIME_OUT_LATE)
             found = self._time_outs[timeout_ms] = _TimeOut(timeout_ms, interval_s)
         return found
@@ -224,7 +227,7 @@ class Batcher:
         num_bytes: int,
         timeout_ms: int,
     ) -> RecordPlaces:
-        """``begin``, and wait for the answer."""
+        """Call ``begin``, and wait for the result."""
         result: asyncio.Future[RecordPlaces] = asyncio.get_running_loop().create_future()
 
         def told(places: RecordPlaces | None, error: BaseException | None) -> None:
@@ -252,7 +255,7 @@ class Batcher:
     def _begin_if_due(self, queue: _Queue) -> None:
         if queue.is_due:
             queue.begins = True
-            # Begins after the other requests that this turn of the loop has read.
+            # The task begins after the other requests that this turn of the loop has read.
             append = asyncio.get_running_loop().create_task(self._append_waiting(queue))
             self._appends.add(append)
             append.add_done_callback(self._appends.discard)
@@ -275,7 +278,7 @@ class Batcher:
     async def _append_all(self, queue: _Queue, batch: list[_Waiting]) -> None:
         try:
             records = queue.to_columns([waiting.records for waiting in batch])
-            # Each request has a time-out of its own, so this has none. INTERNAL: each request was authorized before.
+            # Each request has its own time-out, so this append has none. Each was authorized before, hence INTERNAL.
             result = await self._produce(
                 INTERNAL, queue.topic, records, partition=queue.partition, acks=queue.acks, timeout_ms=None
             )
@@ -294,8 +297,8 @@ class Batcher:
 
 
 def may_join(topic: Topic, num_bytes: int, partition: int | None = None) -> bool:
-    """Whether a request of so many bytes gains from company, and cannot be refused for one of its records. One for a
-    ``partition`` that is not led here cannot gain: another broker answers it.
+    """Return True if a request of this many bytes gains by joining, and cannot be refused for one of its records. A
+    request for a ``partition`` that is not led here cannot gain: another broker answers it.
     """
     config = topic.config
     if num_bytes > min(SMALL_REQUEST_BYTES_MAX, config.max_message_bytes) or config.compacted:
@@ -316,7 +319,7 @@ def _tell_all(batch: Sequence[_Waiting], result: ProduceResult) -> None:
 
 
 def _take(waiting: dict[_Waiting, None]) -> list[_Waiting]:
-    """The first requests, as many as make one append."""
+    """Take the first requests, as many as fit one append."""
     taken: list[_Waiting] = []
     count = num_bytes = 0
     for one in waiting:
@@ -331,7 +334,7 @@ def _take(waiting: dict[_Waiting, None]) -> list[_Waiting]:
 
 
 def _copy(error: Any) -> Any:
-    """A copy for each request: an exception that is raised in several tasks collects all their tracebacks."""
+    """Copy the error for each request: an exception that is raised in several tasks collects all their tracebacks."""
     if isinstance(error, LogStoreError):
         copy = error.__class__.__new__(error.__class__)
         copy.__dict__.update(error.__dict__)

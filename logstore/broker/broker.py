@@ -2,7 +2,7 @@
 
 Everything runs on one event loop; disk work runs in threads. The rooms: ``topics`` (create, delete, alter, grow),
 ``topic_tables`` (roll, refresh, delete records), ``erasing``, ``producing``, ``batcher`` (small requests),
-``fetching``, ``admission``, ``roll_schedule`` and ``upkeep``. They ask ``authorizer`` themselves who may do what.
+``fetching``, ``admission``, ``roll_schedule`` and ``upkeep``. They check permissions themselves with ``authorizer``.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ from logstore.replication.replica_fetcher import Connection, FetcherSettings
 from logstore.settings import Settings
 from logstore.table_root import TableRoot
 
-if TYPE_CHECKING:  # one node imports nothing of the way between brokers
+if TYPE_CHECKING:  # one node imports nothing of the traffic between brokers
     from logstore.broker.other_brokers import OtherBrokers
     from logstore.broker.partition_offsets import OffsetsElsewhere
     from logstore.broker.remote_appends import PeerRequests
@@ -57,12 +57,14 @@ log = structlog.stdlib.get_logger(__name__)
 
 #: Opens a connection to the broker with that id.
 Connect = Callable[[int], Awaitable[Connection]]
-#: Pause between two looks for partitions that a broker with a failed journal was given.
+#: Seconds between two checks for new partitions of a broker whose journal has failed.
 _OFFLINE_S = 1.0
 
 
 class Broker:
-    """Make one with ``start``. Every method raises the errors of ``logstore.errors`` that its docstring names."""
+    """A running broker; ``start`` makes one. Every method raises the errors of ``logstore.errors`` that its docstring
+    names.
+    """
 
     def __init__(
         self,
@@ -88,7 +90,7 @@ class Broker:
         self.journal = journal = opened.journal
         journal.on_failure = self._journal_failed
         self._telling_offline: asyncio.Task[None] | None = None
-        #: Asked by every room, and by a listener before it reads a body.
+        #: Every room asks it, and a listener asks it before it reads a body.
         self.authorizer = authorizer
         self.quotas = quotas
         self._opened = opened
@@ -104,8 +106,8 @@ class Broker:
         self._schedule = RollSchedule(roller, journal, clock, settings, by_name)
         self.admission = Admission(settings, journal, locks, self._schedule.press, quotas, clock)
         self._upkeep = Upkeep(roller, clock, by_name, functools.partial(require_all, locks))
-        #: Called with a topic and a partition when this broker begins to lead it, with each new epoch, and when it
-        #: leads it no more (``PartitionLog.is_leader`` says which).
+        #: Called with a topic and a partition when this broker begins to lead it, at each new epoch, and when it stops
+        #: leading it (``PartitionLog.is_leader`` is the state).
         self.leadership_listeners: list[Callable[[Topic, int], None]] = []
         self.replicas = Replicas(
             coordinator,
@@ -174,7 +176,7 @@ class Broker:
         self._delegate()
 
     def _delegate(self) -> None:
-        """The rooms' methods under the names that callers know."""
+        """Publish the rooms' methods under the names that callers know."""
         topics, changes, tables = self._topics, self._changes, self._tables
         producing, fetching = self._producing, self._fetching
         self.topics = topics.all
@@ -230,7 +232,7 @@ class Broker:
         """Recover the data directory, and begin to serve.
 
         ``coordinator`` has started, and has read the journal ``opened``; it stops after the broker. ``connect`` opens a
-        connection to another broker, in a cluster. Raises DataDirectoryError, CorruptionError if stored bytes have
+        connection to another broker, in a cluster. Raises DataDirectoryError, and CorruptionError if stored bytes have
         changed since they were written.
         """
         try:
@@ -263,7 +265,9 @@ class Broker:
             self._telling_offline = asyncio.create_task(self._tell_offline())
 
     async def _tell_offline(self) -> None:
-        """Let others lead what a failed journal cannot serve, until the process ends: later partitions, too."""
+        """Let others lead what a failed journal cannot serve, now and for partitions that come later, until the process
+        ends.
+        """
         told: Mapping[str, Sequence[int]] = {}
         while True:
             if (here := self._coordinator.replicas_here()) != told:
@@ -302,7 +306,7 @@ class Broker:
         log.info("broker.stopped")
 
     def _topic_appeared(self, topic: Topic) -> None:
-        """Another broker may lead all of it: who follows topics learns of it all the same."""
+        """Call the leadership listeners: they follow topics even if other brokers lead all partitions."""
         for partition_log in topic.partitions:
             for listener in self.leadership_listeners:
                 listener(topic, partition_log.partition)
@@ -314,28 +318,32 @@ class Broker:
             listener(topic, partition)
 
     def fetch_session(self, broker_id: int, broker_epoch: int) -> FetchSession:
-        """The fetches of a follower over one connection; to be closed."""
+        """Return a session for the fetches of a follower over one connection; the caller closes it."""
         return FetchSession(
             broker_id, broker_epoch, self.journal, self.clock, self._topics.partition_log, self.replicas.followed
         )
 
     async def offsets_elsewhere(self, logs: Sequence[PartitionLog]) -> "OffsetsElsewhere":
-        """The offsets of those of ``logs`` that other brokers lead, as their leaders tell them; -1 if one does not."""
+        """Return the leaders' offsets of those ``logs`` that other brokers lead; -1 if a leader does not answer."""
         return {} if self.others is None else await self.others.offsets(logs)
 
     async def ends_in_doubt(self, offsets: Iterable[tuple[PartitionLog, int]]) -> "OffsetsElsewhere":
-        """As ``offsets_elsewhere``, of those partitions whose end, as this broker knows it, is below the offset."""
+        """Return ``offsets_elsewhere`` of the partitions whose end, as far as this broker knows, is below the
+        offset.
+        """
         logs = [log for log, offset in offsets if not log.is_leader and offset > log.high_watermark]
         return await self.offsets_elsewhere(logs) if logs else {}
 
     async def until_known(self, topics: Iterable[str]) -> None:
-        """In a cluster, wait for those of these topics that another broker has made a moment ago."""
+        """Wait, in a cluster, for those of these topics that another broker has just made."""
         if self.others is not None:
             await self.others.router.until_known(topics)
 
     def join_cluster(self, peers: "PeerRequests", http: "PeerHttp") -> "OtherBrokers":
-        """From now on, records of partitions that other brokers lead go there, and come from there. To be called once,
-        after the start.
+        """Connect the rooms to the other brokers, which from now on get and serve the records of the partitions they
+        lead.
+
+        Call it once, after the start.
         """
         from logstore.broker.other_brokers import OtherBrokers
 
@@ -357,24 +365,24 @@ class Broker:
 
     @property
     def brokers_by_id(self) -> Mapping[int, BrokerEndpoint]:
-        """The brokers of the cluster that are there now, in the order of their ids."""
+        """The registered brokers of the cluster, in the order of their ids."""
         return self._coordinator.brokers_by_id
 
     @property
     def is_controller(self) -> bool:
-        """Whether this broker makes, changes and deletes topics, as far as it knows."""
+        """True if this broker makes, changes and deletes topics, as far as it knows."""
         return self._coordinator.controller_id == self.broker_id
 
     @property
     def controller_id(self) -> int | None:
-        """The broker that decides who leads; None while there is none."""
+        """The broker that decides on leaders; None while there is none."""
         found = self._coordinator.controller_id
         return None if found < 0 else found
 
     @property
     def not_ready_reason(self) -> str | None:
-        """Why requests had better go elsewhere, or come later: appends are refused, or others lead; None while all is
-        well.
+        """The reason why requests should go elsewhere, or come later: appends are refused, or others lead. None
+        otherwise.
         """
         return self.admission.not_ready_reason or self._coordinator.not_ready_reason or self.replicas.not_ready_reason
 

@@ -1,4 +1,4 @@
-"""The cluster as a broker sees it: the states of all partitions, their numbers, elections and reassignments."""
+"""The cluster as a broker sees it: the states of all partitions, their counts, elections and reassignments."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from logstore.log.topic import Topic
 
 @dataclass(slots=True)
 class PartitionCounts:
-    """Partitions, those that lack replicas in sync, and those without a leader.
+    """The number of partitions, of those that lack replicas in sync, and of those without a leader.
 
-    ``under_min_isr``: those with fewer in sync than ``min.insync.replicas`` (at most as many as there are replicas).
+    ``under_min_isr`` counts those with fewer in sync than ``min.insync.replicas`` (at most the number of replicas).
     """
 
     partitions: int = 0
@@ -38,20 +38,20 @@ class Cluster:
         self._authorizer = authorizer
 
     def partition_states(self, context: RequestContext, topic: Topic) -> list[PartitionState]:
-        """The leader and the replicas of each partition. TopicAuthorizationError."""
+        """Return the leader and the replicas of each partition. Raises TopicAuthorizationError."""
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
         return [self._coordinator.partition_state(topic.topic_id, log.partition) for log in topic.partitions]
 
     async def elect_leaders(
         self, context: RequestContext, election: ElectionType, partitions: Mapping[str, Collection[int]] | None = None
     ) -> Elected:
-        """See ``Coordinator.elect_leaders``. ClusterAuthorizationError, NotControllerError."""
+        """Call ``Coordinator.elect_leaders``. Raises ClusterAuthorizationError and NotControllerError."""
         self._authorizer.require_cluster(context, Operation.ALTER)
         return await self._coordinator.elect_leaders(election, partitions)
 
     async def reassign(
         self, context: RequestContext, topic: Topic, targets: Mapping[int, Sequence[int] | None]
     ) -> None:
-        """See ``Coordinator.reassign``. ClusterAuthorizationError, NotControllerError."""
+        """Call ``Coordinator.reassign``. Raises ClusterAuthorizationError and NotControllerError."""
         self._authorizer.require_cluster(context, Operation.ALTER)
         await self._coordinator.reassign(topic.name, targets)

@@ -1,7 +1,7 @@
 """Configurations as clients see them: each value with the layers that could give it, for any listener.
 
 Keys of a topic are set on the topic, by the store's settings, or not at all; settings of a broker are set in its file
-or its environment, or not at all. A setting that was set to its default counts as default: nothing tells the two apart.
+or its environment, or not at all. A setting that was set to its default counts as default: the two look the same.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class ConfigLayer(NamedTuple):
 
 
 class SettingLayers(NamedTuple):
-    """A broker's setting: ``layers`` is empty for a secret, whose values are shown nowhere."""
+    """A broker's setting. ``layers`` is empty for a secret, whose values are never shown."""
 
     value: str | None
     source: ConfigSource
@@ -33,7 +33,7 @@ class SettingLayers(NamedTuple):
 
 
 def topic_layers(settings: Settings, overrides: Mapping[str, str], key: ConfigKey) -> list[ConfigLayer]:
-    """Every layer that gives a topic's key a value; the first one counts. ``overrides`` are set on the topic."""
+    """Return every layer that gives a topic's key a value; the first one counts. ``overrides`` are set on the topic."""
     of_store = list(set_synonyms(key.name, settings.broker_defaults))
     if not of_store and key.name in settings.topic_defaults:
         of_store = [(key.name, settings.topic_defaults[key.name])]
@@ -46,7 +46,7 @@ def topic_layers(settings: Settings, overrides: Mapping[str, str], key: ConfigKe
 
 
 def setting_layers(settings: Settings, name: str, field: str) -> SettingLayers:
-    """The setting called ``name`` in the file."""
+    """Return the setting called ``name`` in the file."""
     default, value = _text(Settings.model_fields[field].default), _text(getattr(settings, field))
     is_secret, is_set = field in secret_settings(), value != default
     layers: list[tuple[ConfigSource, str | None]] = [
@@ -62,7 +62,7 @@ def setting_layers(settings: Settings, name: str, field: str) -> SettingLayers:
 
 
 def _text(value: object) -> str | None:
-    """A setting as the configuration file has it."""
+    """Format a setting as in the configuration file."""
     match value:
         case None:
             return None

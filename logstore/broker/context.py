@@ -1,4 +1,4 @@
-"""The context of a request, as a listener hands it to the broker: its principal, and the way it came. No HTTP here."""
+"""The context of a request, as a listener passes it to the broker: its principal, and the way it came. No HTTP here."""
 
 import base64
 import binascii
@@ -10,10 +10,10 @@ import msgspec
 
 
 class Principal(msgspec.Struct, frozen=True, cache_hash=True):
-    """The principal of a request, as Kafka's KafkaPrincipal: ``type`` and ``name`` together are the identity.
+    """The principal of a request, like Kafka's KafkaPrincipal: ``type`` and ``name`` together are the identity.
 
-    ``mechanism`` names the authentication (a SASL mechanism, "SSL"), "" without one. ``expires_at_ms``: its end (ms
-    since 1970); None: the end of the connection.
+    ``mechanism`` names the authentication (a SASL mechanism, "SSL"), "" without one. ``expires_at_ms`` is its end (ms
+    since 1970); with None it ends with the connection.
     """
 
     type: str
@@ -28,7 +28,7 @@ class Principal(msgspec.Struct, frozen=True, cache_hash=True):
 
 @dataclass(frozen=True, slots=True)
 class TlsFacts:
-    """The result of a connection's TLS handshake; ``subject`` of the client's certificate, None without one."""
+    """The result of a connection's TLS handshake. ``subject`` is of the client's certificate, None without one."""
 
     version: str
     cipher: str
@@ -36,22 +36,22 @@ class TlsFacts:
 
 
 class Forwarding(StrEnum):
-    """Whether a request, or a part of it, may go on to the broker that has to answer it."""
+    """The permission to forward a request, or a part of it, to the broker that has to answer it."""
 
     ALLOWED = "allowed"
-    #: The client has asked for none.
+    #: The client does not want it.
     REFUSED = "refused"
-    #: It came from another broker, and goes no further (C18).
+    #: It came from another broker, and must not be forwarded again (C18).
     DONE = "done"
-    #: It came from another broker, and is answered by requests of this one's own, which go on to leaders once.
+    #: It came from another broker, and is answered by this broker's own requests, which are forwarded once to leaders.
     ANSWERED_HERE = "answered here"
 
 
 class RequestContext(msgspec.Struct, frozen=True):
     """One request. ``peer`` is the address that it came from, without a port; "" where a listener has none.
 
-    ``client_id`` is the name that the client gives itself for logs, "" for none; it is no identity. A request that was
-    forwarded has the context that it had at the client's broker, but for ``forwarding``.
+    ``client_id`` is the name that the client gives itself for logs, "" for none; it is not an identity. A forwarded
+    request has the context that it had at the client's broker, except for ``forwarding``.
     """
 
     request_id: str
@@ -64,11 +64,11 @@ class RequestContext(msgspec.Struct, frozen=True):
 
     @property
     def is_forwarded(self) -> bool:
-        """Whether another broker has let the request in; that one charges quotas."""
+        """True if another broker has let the request in; that one charges quotas."""
         return self.forwarding in (Forwarding.DONE, Forwarding.ANSWERED_HERE)
 
     def answered_here(self) -> "RequestContext":
-        """The context of what this broker asks leaders for, to answer the request itself.
+        """Return the context for this broker's requests to leaders when it answers the request itself.
 
         A group's coordinator does that for consumer instances, whichever broker their clients have asked.
         """
@@ -76,12 +76,12 @@ class RequestContext(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, forwarding=forwarding)
 
     def encode(self) -> bytes:
-        """For another broker, as base64 of JSON."""
+        """Encode it for another broker, as base64 of JSON."""
         return base64.b64encode(msgspec.json.encode(self))
 
     @classmethod
     def decode(cls, encoded: bytes) -> "RequestContext":
-        """The context of a request that another broker has forwarded. ValueError if it is no such thing."""
+        """Decode the context of a request that another broker has forwarded. Raises ValueError for anything else."""
         try:
             context = msgspec.json.decode(base64.b64decode(encoded, validate=True), type=cls)
         except (binascii.Error, msgspec.DecodeError) as error:

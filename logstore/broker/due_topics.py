@@ -1,8 +1,8 @@
-"""Topics that are due to roll, found without a walk over idle ones, or over the idle partitions of a busy one.
+"""Topics that are due to roll, found without a walk over idle topics, or over the idle partitions of a busy one.
 
-Invariant: every partition with un-sealed records is either among those that the next ``take`` looks at, alone or with
-its topic, or its topic has a time to be looked at again, at the latest when its oldest record reaches ``segment.ms``,
-all its records have expired (``retention.ms``) or a minute has passed.
+Invariant: each partition with un-sealed records is checked by the next ``take``, alone or with its topic, or its topic
+has a time for its next check. That time is at the latest when its oldest record reaches ``segment.ms``, all its records
+have expired (``retention.ms``) or a minute has passed.
 """
 
 import heapq
@@ -15,16 +15,16 @@ from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.topic_config import TopicConfig
 
-#: A topic rolls when this part of its share of the journal is used: producers then need not wait for room.
+#: A topic rolls when this part of its share of the journal is used, so that producers need not wait for room.
 PRESSURE = 0.5
 _LOOK_AGAIN_S = 60.0
-# Two times of one topic this close together count as one; otherwise every look would add another.
+# Two times of one topic this close together count as one; otherwise every check would add another.
 _SAME_S = 0.01
 
 
 class DueTopics:
-    """Times are those of a monotonic clock, in seconds. The journal may hold ``journal_bytes_max`` of a topic. Records
-    that have expired are due after ``check_interval_ms`` at the earliest.
+    """Collects topics that are due. Times are those of a monotonic clock, in seconds. The journal may hold
+    ``journal_bytes_max`` of a topic. Expired records are due after ``check_interval_ms`` at the earliest.
     """
 
     def __init__(self, clock: Clock, journal_bytes_max: int, check_interval_ms: int) -> None:
@@ -39,15 +39,15 @@ class DueTopics:
         self._tie = itertools.count()
 
     def touch(self, topic: Topic) -> None:
-        """The topic's configuration may have changed, or what is un-sealed, or is led here."""
+        """Check the topic again: its configuration, un-sealed records or leaders may have changed."""
         self._touched[topic] = None
 
     def appended(self, topic: Topic, partitions: Iterable[int]) -> None:
-        """Records were appended to the partitions."""
+        """Note that records were appended to the partitions."""
         self._appended.setdefault(topic, set()).update([topic.partitions[number] for number in partitions])
 
     def is_pressed(self, topic: Topic) -> bool:
-        """Whether the journal holds so much of the topic that all of it is to roll."""
+        """Return True if the journal holds so much of the topic that all of it should roll."""
         return topic.journal_bytes > PRESSURE * self._journal_bytes_max
 
     def wake_at(self, topic: Topic, when: float) -> None:
@@ -56,7 +56,7 @@ class DueTopics:
             heapq.heappush(self._wakes, (when, next(self._tie), topic))
 
     def take(self, now: float) -> list[Topic]:
-        """The topics that are due; the others are kept for later."""
+        """Take the topics that are due; the others are kept for later."""
         while self._wakes and self._wakes[0][0] <= now:
             when, _, topic = heapq.heappop(self._wakes)
             if self._next_wake.get(topic) == when:
@@ -75,17 +75,17 @@ class DueTopics:
                 continue
             if wait_s < math.inf:
                 self.wake_at(topic, now + min(wait_s, _LOOK_AGAIN_S))
-            # Records have no age yet while they are being fsynced, or followers do not have them.
+            # Records have no age yet while they are being fsynced, or while followers do not have them.
             if growing := {log for log in logs if log.is_leader and log.high_watermark < log.next_offset}:
                 self._appended[topic] = growing
         return due
 
     def ms_until_due(self, partition_log: PartitionLog, config: TopicConfig, segment_ms: float) -> float:
-        """The shortest time until the un-sealed range of a partition can be big enough, ``segment_ms`` old or expired;
-        at most 0 if it is now, inf without un-sealed records.
+        """Return the shortest time until the un-sealed range of a partition can be big enough, ``segment_ms`` old or
+        expired; at most 0 if it already is, inf without un-sealed records.
 
-        It has expired, as Kafka's active segment, when ``retention.ms`` lets go of all its records: rolled, they can
-        be removed.
+        Like Kafka's active segment, it has expired when ``retention.ms`` has passed for all its records: once rolled,
+        they can be removed.
         """
         if not partition_log.has_unsealed:
             return math.inf
@@ -94,7 +94,7 @@ class DueTopics:
         age_ms = partition_log.unsealed_ms
         wait_ms = segment_ms - age_ms
         if "delete" in config.cleanup_policy and config.retention_ms >= 0:
-            # Records that a producer dates far back have expired when they come: they do not roll one by one.
+            # Records that a producer dates far back have expired when they come; they must not cause a roll each.
             check_ms = self._check_interval_ms - age_ms
             wait_ms = min(wait_ms, check_ms if check_ms > 0 else self._ms_until_expired(partition_log, config))
         return wait_ms
@@ -107,6 +107,6 @@ class DueTopics:
         return (index.largest_timestamp_ms or 0) + since_ms
 
     def _seconds_until_due(self, topic: Topic, logs: Iterable[PartitionLog]) -> float:
-        """As ``ms_until_due`` of the partition that is due first, in seconds."""
+        """Return ``ms_until_due`` of the partition that is due first, in seconds."""
         config = topic.config
         return min([self.ms_until_due(log, config, config.segment_ms) for log in logs], default=math.inf) / 1000

@@ -622,7 +622,10 @@ class Erasing:
                     if not held:
                         raise ErasureWaitsError(f"A run of the job {job} is working on topic {topic.name!r}")
             self._admission.require_locks()
-            return delete_erased_files(files, topic.table.snapshot(), erased.erasures, known=set(), progress=progress)
+            swept = delete_erased_files(files, topic.table.snapshot(), erased.erasures, known=set(), progress=progress)
+            # An attempt that was cut short has deleted files that this one does not find any more.
+            files.sync_removals()
+            return swept
 
         return await self._in_thread(sweep)
 

@@ -1,8 +1,8 @@
 """Fetching: records of any number of partitions, each from its offset on, with one wait for all of them.
 
 The wait is in ``purgatory``. In a cluster, the leaders of other partitions are asked for theirs (``remote_fetches``).
-Invariants: records are read once, when the fetch is answered; room for them is reserved
-before, among the bytes in flight of all answers.
+Invariants: records are read once, when the fetch is answered; room for them is reserved before, among the bytes in
+flight of all responses.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ from logstore.records.where.evaluation import Where
 from logstore.segments.row_group_files import write_row_group_file
 from logstore.threads import threads
 
-if TYPE_CHECKING:  # one node asks nobody
+if TYPE_CHECKING:  # one node asks no other broker
     from logstore.broker.remote_fetches import Asked, RemoteFetches
 
 __all__ = ["FetchLimits", "FetchPartition", "Fetched", "Fetching", "Gone", "WantedPartition"]
@@ -53,8 +53,8 @@ T = TypeVar("T")
 
 
 class FetchPartition(NamedTuple):
-    """A partition to fetch from ``offset`` on. ``topic_id`` as in answers; None: the topic that has the name now.
-    ``max_bytes`` bounds its records beside the limits of the fetch.
+    """A partition to fetch from ``offset`` on. ``topic_id`` is written as in responses; None means the topic that has
+    the name now. ``max_bytes`` bounds its records in addition to the limits of the fetch.
     """
 
     topic: str
@@ -66,13 +66,14 @@ class FetchPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fetched(Generic[T]):
-    """``answers``: records or an error, by the partition's place in the request; none for partitions without news, or
-    beyond ``max_bytes``. ``reservation``: the answer's share of the bytes in flight; the caller releases it.
+    """``answers`` has records or an error by the partition's place in the request, and nothing for partitions without
+    news or beyond ``max_bytes``. ``reservation`` is the response's share of the bytes in flight; the caller releases
+    it.
     """
 
     answers: dict[int, FetchResult[T] | LogStoreError]
     reservation: Reservation
-    #: How long the client is to wait before its next request, because of a quota.
+    #: How long the client should wait before its next request, because of a quota.
     throttle_ms: int = 0
 
 
@@ -84,8 +85,8 @@ class _Read(Protocol[T]):
 
 @dataclass(frozen=True, slots=True)
 class _Form(Generic[T]):
-    """A form of records: how they are read, and how many bytes they hold. ``read_remote`` makes it of another broker's
-    answer, with the number of records; None: it is only for partitions that are led here.
+    """A form of records: how they are read, and how many bytes they hold. ``read_remote`` makes the form and the number
+    of records from another broker's response; without it the form is only for partitions that are led here.
     """
 
     read: _Read[T]
@@ -94,7 +95,7 @@ class _Form(Generic[T]):
 
 
 class Fetching:
-    """``find_topic`` raises the error that a request for that topic is answered with."""
+    """Answers fetches. ``find_topic`` raises the error with which a request for that topic is answered."""
 
     def __init__(
         self,
@@ -126,11 +127,11 @@ class Fetching:
         limits: FetchLimits,
         gone: Gone | None = None,
     ) -> Fetched[list[RecordBatch]]:
-        """Records as they are stored: at least one if there is any, else up to the limits. With ``limits.where`` only
-        those that it selects, maybe none, as ``LogReader.read``.
+        """Return records as they are stored: at least one if there is any, else up to the limits. With ``limits.where``
+        return only those that it selects, maybe none, as ``LogReader.read`` does.
 
         Waits for ``min_bytes`` over all partitions, or for one that cannot, or may not, be read. Raises ThrottledError
-        if there is no room among the answers within the wait, or it is over a quota, and the errors of ``gone``.
+        if there is no room among the responses within the wait, or over a quota, and the errors of ``gone``.
         """
         form = self._stored if limits.where is None else self._stored_where(limits.where)
         return await self._fetch(context, partitions, limits, gone, form, 1)
@@ -144,8 +145,8 @@ class Fetching:
         *,
         copies: float = 2,
     ) -> Fetched[pa.Table]:
-        """As ``fetch_stored``, with tables of LOG_SCHEMA. ``copies`` times their bytes are reserved: for the records,
-        and for the copies that the caller makes.
+        """Fetch as ``fetch_stored`` does, with tables of LOG_SCHEMA. ``copies`` times their bytes are reserved: for the
+        records, and for the copies that the caller makes.
         """
         form = self._decoded if limits.where is None else self._decoded_where(limits.where)
         return await self._fetch(context, partitions, limits, gone, form, copies)
@@ -153,8 +154,8 @@ class Fetching:
     async def fetch_batches(
         self, context: RequestContext, wanted: Sequence[WantedPartition], limits: FetchLimits
     ) -> Fetched[list[Buffer]]:
-        """As ``fetch_stored``, with the bytes of Kafka's record batches. Kafka's clients ask the leaders themselves:
-        NotLeaderOrFollowerError is the answer for partitions that are led elsewhere.
+        """Fetch as ``fetch_stored`` does, with the bytes of Kafka's record batches. Kafka's clients ask the leaders
+        themselves, so partitions that are led elsewhere get NotLeaderOrFollowerError.
         """
         self._admission.require_quota(context, QuotaKind.FETCHED_BYTES)
         permissions = Permissions(self._authorizer, context)
@@ -172,10 +173,10 @@ class Fetching:
         min_bytes: int,
         max_wait_ms: int,
     ) -> FetchResult[pa.Table]:
-        """Records of one partition for the store itself: nothing is reserved.
+        """Return records of one partition for the store itself: nothing is reserved.
 
         Raises OffsetOutOfRangeError outside [log start, high watermark], UnknownPartitionError, UnknownTopicError if
-        the topic is deleted, NotLeaderOrFollowerError, OffsetNotAvailableError, TopicAuthorizationError.
+        the topic is deleted, NotLeaderOrFollowerError, OffsetNotAvailableError and TopicAuthorizationError.
         """
         self._authorizer.require(context, Operation.READ, ResourceType.TOPIC, topic.name)
         wanted = WantedPartition(topic, topic.partition(partition), offset)
@@ -191,9 +192,10 @@ class Fetching:
     async def offset_for_timestamp(
         self, context: RequestContext, topic: Topic, partition: int, timestamp_ms: int
     ) -> tuple[int, int] | None:
-        """The smallest offset with a timestamp of at least ``timestamp_ms``, and its timestamp; None without one.
+        """Return the smallest offset with a timestamp of at least ``timestamp_ms``, and its timestamp; None without
+        one.
 
-        Raises TopicAuthorizationError, UnknownPartitionError, NotLeaderOrFollowerError, OffsetNotAvailableError,
+        Raises TopicAuthorizationError, UnknownPartitionError, NotLeaderOrFollowerError, OffsetNotAvailableError and
         LeaderNotAvailableError.
         """
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
@@ -204,17 +206,17 @@ class Fetching:
         return await self._reader.offset_for_timestamp(topic, partition, timestamp_ms)
 
     async def count_records(self, context: RequestContext, topic: Topic, partition: int, start: int, end: int) -> int:
-        """The records of [start, end), as ``LogReader.count_records``. Raises TopicAuthorizationError."""
+        """Count the records of [start, end), as ``LogReader.count_records`` does. Raises TopicAuthorizationError."""
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
         return await self._reader.count_records(topic, topic.partition(partition), start, end)
 
     async def offset_of_max_timestamp(
         self, context: RequestContext, topic: Topic, partition: int
     ) -> tuple[int, int] | None:
-        """The first record with the largest timestamp of all, of a partition that is led here: its offset and
-        timestamp; None without records.
+        """Return offset and timestamp of the first record with the largest timestamp, for a partition that is led here;
+        None without records.
 
-        Raises TopicAuthorizationError, UnknownPartitionError, NotLeaderOrFollowerError, OffsetNotAvailableError.
+        Raises TopicAuthorizationError, UnknownPartitionError, NotLeaderOrFollowerError and OffsetNotAvailableError.
         """
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
         topic.partition(partition).require_leader().require_settled()
@@ -274,7 +276,7 @@ class Fetching:
         wanted = [one for one in found if isinstance(one, WantedPartition)]
         patience = Patience(limits.max_wait_ms, gone)
         try:
-            if len(wanted) == len(found):  # no wait if there is an error to tell
+            if len(wanted) == len(found):  # an error is returned without a wait
                 await wait_for_records(wanted, limits, patience, permissions)
             todo = [(at, one) for at, one in enumerate(found) if isinstance(one, LogStoreError) or one.has_news]
             if not todo:
@@ -306,10 +308,9 @@ class Fetching:
         form: _Form[T],
         copies: float,
     ) -> Fetched[T]:
-        """All leaders are asked for what they have. Without ``min_bytes`` in all they are asked to wait, each for its
-        part of what is missing: when there is enough, one of them at least has its part. Then all are asked again.
-
-        Each leader has an equal part of ``max_bytes``.
+        """Ask all leaders for what they have. If that is less than ``min_bytes`` in all, ask them to wait, each for its
+        part of what is missing: when there is enough, at least one of them has its part. Then ask all again. Each
+        leader has an equal part of ``max_bytes``.
         """
         sources = _Sources(list(elsewhere.values()), len(found))
         here = sources.here
@@ -366,7 +367,7 @@ class Fetching:
             left_ms = math.ceil((end - loop.time()) * 1000)
             had = sources.num_bytes(fetched.answers)
             missing = enough - sum(had)
-            # A search that found nothing has moved on all the same.
+            # A search that found nothing has still moved on.
             if missing <= 0 or left_ms <= 0 or wanted_at_once or _has_error(fetched.answers) or limits.where:
                 return fetched
             fetched.reservation.release()
@@ -377,13 +378,13 @@ class Fetching:
                 return fetched
             fetched.reservation.release()
             if all(new <= before for new, before in zip(now, had, strict=True)):
-                wanted_at_once = True  # one that can give no more has answered
+                wanted_at_once = True  # a leader that has no more to give has answered
 
     async def _first_news(
         self, sources: "Sequence[Coroutine[object, object, Fetched[T]]]", gone: Gone | None, *, ends: bool = False
     ) -> Fetched[T]:
-        """The answers of all ``sources``; with ``ends`` those that are there when the first has some. Raises the errors
-        of ``gone``.
+        """Collect the responses of all ``sources``. With ``ends``, stop when one source has news. Raises the errors of
+        ``gone``.
         """
         fetching = [asyncio.ensure_future(source) for source in sources]
         going = None if gone is None else asyncio.ensure_future(gone())
@@ -454,7 +455,7 @@ class Fetching:
 
 
 class _Sources:
-    """The partitions of a fetch by who answers for them: other leaders in their order, then this broker."""
+    """The partitions of a fetch by the broker that answers: other leaders in their order, then this broker."""
 
     def __init__(self, elsewhere: "Sequence[Sequence[Asked]]", count: int) -> None:
         remotely = {at for asked in elsewhere for at, _ in asked}
@@ -465,7 +466,7 @@ class _Sources:
         return len(self._places)
 
     def num_bytes(self, answers: Mapping[int, FetchResult[T] | LogStoreError]) -> list[int]:
-        """What each has given."""
+        """Return the number of bytes from each."""
         sizes = {at: one.num_bytes for at, one in answers.items() if isinstance(one, FetchResult)}
         return [sum([sizes.get(at, 0) for at in places]) for places in self._places]
 
@@ -513,7 +514,7 @@ async def _read(
 
 
 async def _end(futures: "Sequence[asyncio.Future[Any]]") -> None:
-    """Cancel those that are not done, and wait for them."""
+    """Cancel the unfinished futures, and wait for them."""
     under_way = [one for one in futures if not one.done()]
     for one in under_way:
         one.cancel()
@@ -533,7 +534,7 @@ def _decoded_of(content: pa.Buffer, offset: int) -> tuple[pa.Table, int]:
 
 
 def _as_stored(records: pa.Table) -> list[RecordBatch]:
-    """The form in which rows of a row group travel."""
+    """Convert rows of a row group to the form in which they are sent."""
     if not records.num_rows:
         return []
     first_offset = int(int64_values(records.column("offset").chunk(0))[0])

@@ -1,4 +1,4 @@
-"""Forwarding: which broker of a cluster has to answer a request, as this broker's view of the cluster has it.
+"""Forwarding: which broker of a cluster has to answer a request, according to this broker's view of the cluster.
 
 Any broker takes any request (decision 7 of the cluster's design; docs/decisions/0052). Invariant: a request is
 forwarded at most once (C18): views differ for a moment, and two brokers could send a request to each other for ever.
@@ -33,7 +33,7 @@ NOBODY: Final = -1
 class Target(Enum):
     """The broker that answers a request."""
 
-    #: The one that was asked: it knows the answer, or asks others itself.
+    #: The broker that was asked: it has the response, or asks others itself.
     ANY = auto()
     #: The leader of the partition in the path.
     PARTITION_LEADER = auto()
@@ -47,10 +47,10 @@ class Target(Enum):
 
 
 class KnownTopics(Protocol):
-    """``Topics``."""
+    """The lookups of ``Topics``."""
 
     def get(self, name: str) -> Topic:
-        """LogStoreError for a topic that is not served here."""
+        """Return the topic. Raises LogStoreError if it is not served here."""
         ...
 
     def is_known(self, name: str, partitions: int = 1) -> bool: ...
@@ -68,25 +68,25 @@ class Router:
 
     @property
     def broker_id(self) -> int:
-        """Of this broker."""
+        """The id of this broker."""
         return self._coordinator.broker_id
 
     @property
     def other_brokers(self) -> list[int]:
-        """Those that are there now."""
+        """The ids of the other registered brokers."""
         return [one for one in self._coordinator.brokers if one != self.broker_id]
 
     def leader(self, topic: Topic, partition: int) -> int:
-        """The leader of a partition; ``NOBODY`` while there is none."""
+        """Return the leader of a partition; ``NOBODY`` while there is none."""
         return self.leader_of(topic.topic_id, partition)
 
     def leader_of(self, topic_id: UUID, partition: int) -> int:
-        """As ``leader``."""
+        """Return the leader as ``leader`` does."""
         return self._coordinator.partition_state(topic_id, partition).leader
 
     async def until_target_known(self, target: Target, names: Mapping[str, str]) -> None:
-        """Wait for the topic and the partition in a request's path, or the topic of groups, if another broker has made
-        it a moment ago: afterwards this broker can tell who answers, and whether it is there.
+        """Wait for the topic and the partition in a request's path, or for the topic of groups, if another broker has
+        just made it. Afterwards this broker knows which one answers, and whether the topic exists.
         """
         if target is Target.GROUP_COORDINATOR:
             name, partitions = OFFSETS_TOPIC, 1
@@ -99,19 +99,19 @@ class Router:
             await self._topics.until_known(name, partitions)
 
     async def until_led(self, logs: Collection[PartitionLog]) -> None:
-        """Wait for those that this broker is about to lead."""
+        """Wait for the partitions that this broker is about to lead."""
         await self._topics.until_led(logs)
 
     async def until_known(self, names: Iterable[str]) -> None:
-        """As ``until_target_known``, for topics that a request's body names."""
+        """Wait as ``until_target_known`` does, for topics that a request's body names."""
         if missing := [name for name in dict.fromkeys(names) if not self._topics.is_known(name)]:
             await asyncio.gather(*map(self._topics.until_known, missing))
 
     def other_broker(self, target: Target, names: Mapping[str, str], context: RequestContext) -> int | None:
-        """The other broker that a request goes to; None: this one answers it, if only with the error that it finds.
+        """Return the other broker that must answer a request; None if this one answers, even if only with an error.
 
         ``names`` are those in the request's path. Raises LeaderNotAvailableError, CoordinatorNotAvailableError,
-        NotControllerError while there is no such broker; WrongBrokerError if the client wants no forwarding.
+        NotControllerError while there is no such broker, and WrongBrokerError if the client wants no forwarding.
         """
         if target is Target.ANY or context.is_forwarded:
             return None
@@ -120,7 +120,7 @@ class Router:
         except (LeaderNotAvailableError, CoordinatorNotAvailableError, NotControllerError):
             raise
         except LogStoreError:
-            return None  # no such topic: it is answered here
+            return None  # there is no such topic, so this broker answers
         if found is None or found == self.broker_id:
             return None
         if context.forwarding is Forwarding.REFUSED:
@@ -128,7 +128,7 @@ class Router:
         return found
 
     def wrong_broker(self, right: int) -> WrongBrokerError:
-        """The refusal of a request that is not to be forwarded to broker ``right``."""
+        """Return the refusal of a request that is not to be forwarded to broker ``right``."""
         endpoint = self._coordinator.brokers_by_id.get(right)
         url = None if endpoint is None else endpoint.url
         at = f"at {url}" if url else "whose address is not known now"
@@ -139,7 +139,7 @@ class Router:
         )
 
     def refusal(self, topic: Topic, partition: int, context: RequestContext) -> LogStoreError | None:
-        """Why a request for a partition that another broker leads is not forwarded there; None if it is."""
+        """Return the reason why a request for another leader's partition is not forwarded; None if it is."""
         leader = self.leader(topic, partition)
         if leader == NOBODY:
             return no_leader(topic, partition)
@@ -175,8 +175,9 @@ class Router:
         return leader
 
     def group_coordinator(self, group: str) -> int | None:
-        """The broker that coordinates ``group``; before there are any groups the controller, which makes their topic.
-        None if their topic is quarantined. CoordinatorNotAvailableError, NotControllerError.
+        """Return the broker that coordinates ``group``. Before there are any groups it is the controller, which makes
+        their topic. Return None if their topic is quarantined. Raises CoordinatorNotAvailableError and
+        NotControllerError.
         """
         try:
             topic = self._find_topic(OFFSETS_TOPIC)
@@ -190,14 +191,14 @@ class Router:
         return leader
 
     def controller(self) -> int:
-        """The broker that changes topics. NotControllerError while there is none."""
+        """Return the broker that changes topics. Raises NotControllerError while there is none."""
         found = self._coordinator.controller_id
         if found == NOBODY:
             raise NotControllerError("The cluster has no controller at present. Nothing was changed: try again soon.")
         return found
 
     def unreachable(self, target: Target, broker_id: int, why: str) -> LogStoreError:
-        """The answer to a request that could not be sent to ``broker_id``: nothing was done."""
+        """Return the error of a request that could not be sent to ``broker_id``: nothing was done."""
         text = f"Broker {broker_id} answers this, and cannot be reached: {why}. Nothing was done: try again soon."
         match target:
             case Target.GROUP_COORDINATOR:

@@ -1,10 +1,11 @@
-"""Idempotence: the batches of a request that are stored already, by sequence numbers (KIP-98) or by an idempotency key.
+"""Idempotence: finds the batches of a request that are already stored, by sequence numbers (KIP-98) or by an
+idempotency key.
 
 Invariant: nothing here changes state; it decides before an append. A request is claimed and appended in one step of the
 event loop, so that the second of two tries finds the batches of the first, durable or on their way.
 
-Batches are claimed by their leaders, which know each by its ``BatchIdentity`` only: the broker that a client has asked
-makes these of the request (``identities_of``).
+Leaders claim batches, and know each by its ``BatchIdentity`` only. The broker that a client has asked makes the
+identities of the request (``identities_of``).
 """
 
 from collections.abc import Sequence
@@ -32,12 +33,12 @@ from logstore.records.batch_identity import (
     next_sequence,
 )
 
-#: Errors that a leader finds in what it knows of a producer.
+#: Errors of a leader's check against its state of a producer.
 OF_A_PARTITION = (OutOfOrderSequenceError, DuplicateSequenceError, InvalidProducerEpochError)
 
 
 class Claim(NamedTuple):
-    """A batch's identity, with the stored batch that it repeats, or the error that refuses it; else it is new."""
+    """A batch's identity, with the stored batch that it repeats, or the error that refuses it; otherwise it is new."""
 
     identity: BatchIdentity = NO_IDENTITY
     stored: RememberedBatch | None = None
@@ -54,7 +55,10 @@ _NEW = Claim()
 def identities_of(
     parts: Sequence[PartitionBatch], identity: ProducerIdentity | IdempotencyKey | None
 ) -> list[BatchIdentity] | None:
-    """The identity of each of a request's ``parts``; None if the request has none. InvalidProducerRequestError."""
+    """Return an identity for each of a request's ``parts``; None if the request has none.
+
+    Raises InvalidProducerRequestError.
+    """
     if identity is None:
         return None
     if isinstance(identity, ProducerIdentity):
@@ -65,10 +69,10 @@ def identities_of(
 def claim(
     topic: Topic, parts: Sequence[PartitionBatch], identities: Sequence[BatchIdentity] | None, acks: int
 ) -> list[Claim]:
-    """A claim for each of ``parts``, which may have several batches of a partition, in order. ``identities`` are those
-    of one key, or of producers; then a part may have none.
+    """Return a claim for each of ``parts``, which may have several batches of a partition, in order. ``identities`` are
+    those of one key, or of producers; a part without a producer has none.
 
-    An error is that of a partition, and of all its batches: UnknownPartitionError, QuarantinedError, UnknownTopicError,
+    An error belongs to a partition, and to all its batches: UnknownPartitionError, QuarantinedError, UnknownTopicError,
     NotLeaderOrFollowerError, NotEnoughReplicasError, OutOfOrderSequenceError, DuplicateSequenceError,
     InvalidProducerEpochError. Raises errors of the whole request: IdempotencyKeyReusedError, ThrottledError.
     """
@@ -85,7 +89,9 @@ def claim(
 
 
 def require_partitions_named(records: Records, partition: int | None) -> None:
-    """Sequence numbers count by partition: InvalidProducerRequestError if a producer leaves it open for any record."""
+    """Raise InvalidProducerRequestError if a producer leaves the partition of a record open, because sequence numbers
+    count by partition.
+    """
     if partition is not None or not isinstance(records, DecodedRecords):
         return
     if records.partitions is None or (records.partitions < 0).any():
@@ -131,7 +137,7 @@ def _claim_sequences(topic: Topic, parts: Sequence[PartitionBatch], identities: 
                 partition_log = topic.partition(part.partition)
                 stored = partition_log.state.producers.check(*identity, part.batch.num_rows, partition_log.now_ms())
             except UnknownPartitionError:
-                pass  # ``refusal_of`` tells of it
+                pass  # ``refusal_of`` reports it
             except OF_A_PARTITION as error:
                 errors[part.partition] = error
             if stored is None:
@@ -152,7 +158,7 @@ def _claim_key(topic: Topic, parts: Sequence[PartitionBatch], identities: Sequen
         if part.partition < len(topic.partitions):
             batches.setdefault(part.partition, []).append((identity.sequence, part.batch.num_rows))
     stored: dict[int, list[RememberedBatch]] = {}
-    # Of a request for several leaders each has its part only: what this broker follows is claimed elsewhere.
+    # The other partitions of a request for several leaders are claimed by their leaders.
     led = [partition_log for partition_log in topic.partitions if partition_log.is_leader]
     for partition_log in topic.partitions:
         partition = partition_log.partition
@@ -170,7 +176,7 @@ def _claim_key(topic: Topic, parts: Sequence[PartitionBatch], identities: Sequen
     taken = dict.fromkeys(batches, 0)
     for part, identity in zip(parts, identities, strict=True):
         if part.partition not in taken:
-            claims.append(_NEW)  # there is no such partition: ``refusal_of`` tells of it
+            claims.append(_NEW)  # there is no such partition: ``refusal_of`` reports it
             continue
         at = taken[part.partition]
         taken[part.partition] += 1

@@ -1,4 +1,4 @@
-"""The journal of a broker at its start: locked, and read to its end before anybody counts on the broker."""
+"""The journal of a broker at its start: locked, and read to its end before anyone counts on the broker."""
 
 import functools
 from collections.abc import Sequence
@@ -16,10 +16,12 @@ from logstore.settings import Settings
 
 
 class OpenedJournal:
-    """Call ``read`` once; ``Broker.start`` takes it then. ``release`` ends what ``read`` began."""
+    """A journal to be opened. Call ``read`` once, then pass it to ``Broker.start``. ``release`` ends what ``read``
+    began.
+    """
 
     def __init__(self, settings: Settings, filesystem: FileSystem, clock: Clock, *, recent_bytes: int = 0) -> None:
-        """``recent_bytes``: this much of the newest frames is kept in memory, for followers."""
+        """Prepare the journal; ``recent_bytes`` of the newest frames are kept in memory, for followers."""
         self._filesystem = filesystem
         self._directory = settings.log_directory / "journal" / "0"
         self.locks: list[LockFile] = []
@@ -36,10 +38,10 @@ class OpenedJournal:
         )
 
     def read(self, locks: Sequence[LockFile]) -> FoundJournal:
-        """Read the journal, and change nothing in it. Blocking.
+        """Read the journal without a change. Blocking.
 
         ``locks`` are the coordinator's. Raises DataDirectoryError if another process has the journal, CorruptionError
-        if stored bytes have changed since they were written, StorageError.
+        if stored bytes have changed since they were written, and StorageError.
         """
         try:
             self._filesystem.make_directory(self._directory)
@@ -48,7 +50,7 @@ class OpenedJournal:
                 f"cannot make the journal directory {self._directory}: {e.strerror}; check the disk, and that it is "
                 "mounted"
             ) from e
-        # The broker's own lock: no other process has the journal, even if the coordinator's lock was removed.
+        # The journal's own lock keeps other processes away even if the coordinator's lock was removed.
         self.locks += [*locks, LockFile.acquire(self._directory, self._filesystem)]
         try:
             self.tails = collect_tails(self.journal.recover())

@@ -1,4 +1,4 @@
-"""The other brokers, as the rooms of this one use them: put together by ``Broker.join_cluster``, in a cluster only."""
+"""The other brokers, as the rooms of this one use them. ``Broker.join_cluster`` assembles it, in a cluster only."""
 
 import asyncio
 import urllib.parse
@@ -39,8 +39,8 @@ _NO_CONTENT: Final = 204
 
 
 class OtherBrokers:
-    """``router`` says who answers what; ``appends`` and ``fetches`` are ways to other leaders, ``http`` to any broker;
-    ``handlers`` answer what others ask of this one.
+    """``router`` finds the broker that answers a request; ``appends`` and ``fetches`` lead to other leaders, ``http``
+    to any broker; ``handlers`` answer other brokers.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class OtherBrokers:
     async def alter_configs(
         self, context: RequestContext, name: str, changes: Mapping[str, str | None], *, validate_only: bool = False
     ) -> None:
-        """As ``TopicChanges.alter_configs``, at the controller.
+        """Call ``TopicChanges.alter_configs`` at the controller.
 
         Raises NotControllerError, RequestTimedOutError, and the controller's own errors.
         """
@@ -93,8 +93,8 @@ class OtherBrokers:
             raise _error(answer, InvalidConfigError)
 
     async def _ask_controller(self, context: RequestContext, resource: str, body: Any, doubt: str) -> Answer:
-        """POST to a ``resource`` of the cluster at the controller. NotControllerError, RequestTimedOutError: whether it
-        did what ``doubt`` says is open.
+        """POST to a ``resource`` of the cluster at the controller. Raises NotControllerError, and RequestTimedOutError
+        when it is unknown whether it did what ``doubt`` says.
         """
         controller = self.router.controller()
         target = f"/v3/clusters/{self._cluster_id}/{resource}"
@@ -108,8 +108,8 @@ class OtherBrokers:
             ) from error
 
     async def make_topic_of_erasures(self) -> None:
-        """Have the controller make it. Raises NotControllerError, RequestTimedOutError, PeerUnavailableError, and the
-        controller's own errors.
+        """Ask the controller to make the topic. Raises NotControllerError, RequestTimedOutError, PeerUnavailableError,
+        and the controller's own errors.
         """
         controller = self.router.controller()
         answer = await self.http.ask(controller, "POST", "/erasures", INTERNAL.encode())
@@ -117,7 +117,7 @@ class OtherBrokers:
             raise _error(answer, InvalidConfigError)
 
     async def erase_from_journal(self, broker: int, erasure_id: str) -> ErasedBroker:
-        """The part of another broker in an erasure. PeerUnavailableError, and the broker's own errors."""
+        """Ask another broker to erase from its journal. Raises PeerUnavailableError, and the broker's own errors."""
         target = f"/erasures/{urllib.parse.quote(erasure_id)}/journal"
         answer = await self.http.ask(broker, "POST", target, INTERNAL.encode())
         if answer.status != _OK:
@@ -125,18 +125,18 @@ class OtherBrokers:
         return msgspec.json.decode(b"".join(answer.body), type=ErasedBroker)
 
     async def make_topic_of_groups(self, context: RequestContext, group: str) -> None:
-        """Have the controller make the topic of groups: it is asked for the coordinator of ``group``.
+        """Let the controller make the topic of groups, by asking it for the coordinator of ``group``.
 
-        Raises NotControllerError, PeerUnavailableError.
+        Raises NotControllerError and PeerUnavailableError.
         """
         target = f"/metadata?{urllib.parse.urlencode({'group': group})}"
         await self.http.ask(self.router.controller(), "GET", target, context.encode())
 
     async def ask_leaders(self, context: RequestContext, topic: Topic, action: str) -> list[Any]:
-        """POST ``/topics/<topic>/<action>`` at each other broker that leads partitions of the topic: the answers, of
-        JSON. Nobody for a request that another broker has sent on.
+        """POST ``/topics/<topic>/<action>`` at each other broker that leads partitions of the topic. Return the
+        responses, decoded JSON. If another broker has forwarded the request, ask none.
 
-        LeaderNotAvailableError, and the errors that they answer with.
+        Raises LeaderNotAvailableError, and the errors with which the leaders answer.
         """
         if context.forwarding is not Forwarding.ALLOWED:
             return []
@@ -160,7 +160,7 @@ class OtherBrokers:
         return await asyncio.gather(*map(ask, sorted(leaders)))
 
     async def offsets(self, logs: Sequence[PartitionLog]) -> OffsetsElsewhere:
-        """As ``offsets_elsewhere``."""
+        """Return the offsets as ``offsets_elsewhere`` does."""
         return await offsets_elsewhere(self.router, self._peers, logs)
 
 

@@ -1,4 +1,4 @@
-"""Offsets of partitions, whoever leads them: of those that are led elsewhere, their leaders tell (DESCRIBE)."""
+"""Offsets of partitions, whichever broker leads them: other leaders report theirs (DESCRIBE)."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _TIMEOUT_S: Final = 1.0
 
 
 class PartitionOffsets(NamedTuple):
-    """Of a partition whose leader does not tell, the offsets are -1."""
+    """Offsets of a partition; -1 if its leader does not report them."""
 
     leader_epoch: int = -1
     log_start_offset: int = -1
@@ -27,13 +27,13 @@ class PartitionOffsets(NamedTuple):
     high_watermark: int = -1
     log_end_offset: int = -1
     last_stable_offset: int = -1
-    #: In the leader's journal.
+    #: The bytes in the leader's journal.
     unsealed_bytes: int = -1
 
     @classmethod
     def of(cls, log: PartitionLog, elsewhere: "OffsetsElsewhere") -> "PartitionOffsets":
-        """From ``elsewhere`` if they are there, else as this broker has them. A leader that was elected just now does
-        not tell its own either: its end offsets may fall (C9).
+        """Return the offsets in ``elsewhere``, else as this broker has them. A leader that was elected just now does
+        not report its own either: its end offsets may fall (C9).
         """
         if log.is_leader and not log.is_settled:
             return cls()
@@ -43,16 +43,16 @@ class PartitionOffsets(NamedTuple):
         return cls(log.leader_epoch, *ends, log.unsealed_bytes)
 
     def require_known(self, log: PartitionLog) -> None:
-        """LeaderNotAvailableError if the leader has not told."""
+        """Raise LeaderNotAvailableError if the leader has not reported."""
         if self.high_watermark < 0:
             raise LeaderNotAvailableError(f"The leader of {log.topic}-{log.partition} does not answer: try again soon.")
 
     def readable_end(self, isolation: Isolation) -> int:
-        """As that of the partition log."""
+        """Return the readable end, as the partition log does."""
         return self.last_stable_offset if isolation is Isolation.READ_COMMITTED else self.high_watermark
 
     def require_in_range(self, log: PartitionLog, offset: int) -> None:
-        """OffsetOutOfRangeError outside [log start, high watermark]; OffsetNotAvailableError."""
+        """Raise OffsetOutOfRangeError outside [log start, high watermark], or OffsetNotAvailableError."""
         if log.is_leader:
             require_in_range(log, offset)
         elif not self.log_start_offset <= offset <= self.high_watermark:
@@ -65,13 +65,13 @@ class PartitionOffsets(NamedTuple):
 
 
 Key = tuple[UUID, int]
-#: By topic id and partition; none of those that are led here.
+#: The offsets of partitions that other brokers lead, by topic id and partition.
 OffsetsElsewhere = Mapping[Key, PartitionOffsets]
 NOTHING_ELSEWHERE: Final[OffsetsElsewhere] = MappingProxyType({})
 
 
 async def offsets_elsewhere(router: Router, peers: PeerRequests, logs: Sequence[PartitionLog]) -> OffsetsElsewhere:
-    """The offsets of those of ``logs`` that other brokers lead: one message to each leader, all at once."""
+    """Return the offsets of those ``logs`` that other brokers lead: one message to each leader, all at once."""
     found: dict[Key, PartitionOffsets] = {}
     by_leader: dict[int, list[Key]] = {}
     for log in logs:
@@ -98,7 +98,7 @@ async def offsets_elsewhere(router: Router, peers: PeerRequests, logs: Sequence[
 
 
 def known_end(log: PartitionLog, elsewhere: OffsetsElsewhere) -> int | None:
-    """The high watermark by the leader's word; None without: it does not answer, or was elected just now."""
+    """Return the high watermark that the leader reports; None if it does not answer, or was elected just now."""
     if log.is_leader:
         return log.high_watermark if log.is_settled else None
     found = elsewhere.get((log.topic_id, log.partition))

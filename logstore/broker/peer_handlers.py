@@ -1,9 +1,9 @@
-"""The leader's answers to other brokers: appends that they forward (APPEND), and offsets (DESCRIBE).
+"""The leader's responses to other brokers: appends that they forward (APPEND), and offsets (DESCRIBE).
 
-The broker that a client has asked has checked and encoded the records; this one authorises again, claims, admits and
-appends. Invariants: the work before the first await of ``append`` reaches the journal, so that messages of a connection
-are appended in their order, also behind one that waits for its topic; a payload is not decoded, but for checks that
-only the leader can make; no quota is charged here.
+The client's broker has checked and encoded the records; this one authorises again, claims, admits and appends.
+Invariants: the work before the first await of ``append`` reaches the journal, so that messages of a connection are
+appended in their order, even after one that waits for its topic. A payload is decoded only for checks that only the
+leader can make. No quota is charged here.
 """
 
 import asyncio
@@ -37,15 +37,15 @@ from logstore.replication.protocol import (
 )
 
 _ACKS: Final = (-1, 0, 1)
-#: How long an append waits for a topic that the other broker knows already.
+#: Seconds that an append waits for a topic that the other broker already knows.
 _APPEARS_S: Final = 5.0
 
 
 class TopicsById(Protocol):
-    """``Topics``."""
+    """The lookups of ``Topics``."""
 
     def by_id(self, topic_id: UUID) -> Topic:
-        """UnknownTopicIdError."""
+        """Return the topic. Raises UnknownTopicIdError."""
         ...
 
     def knows_id(self, topic_id: UUID) -> bool: ...
@@ -54,7 +54,7 @@ class TopicsById(Protocol):
 
 
 class PeerHandlers:
-    """``topics`` finds a topic by its id."""
+    """Answers other brokers. ``topics`` finds a topic by its id."""
 
     def __init__(self, producing: Producing, topics: TopicsById, admission: Admission, authorizer: Authorizer) -> None:
         self._producing = producing
@@ -65,7 +65,9 @@ class PeerHandlers:
         self._authorizer = authorizer
 
     async def append(self, body: Buffer) -> bytes:
-        """APPENDED for the body of an APPEND. Raises what refuses all of it, and MalformedMessageError."""
+        """Return APPENDED for the body of an APPEND. Raises the errors that refuse all of it, and
+        MalformedMessageError.
+        """
         append = decode_append(body)
         context = _context(append)
         _check(append)
@@ -84,7 +86,7 @@ class PeerHandlers:
                 if context is not INTERNAL:
                     topic.require_not_internal()
             except UnknownTopicIdError as error:
-                # The other broker knows it: it is new, or about to be known as deleted there, too.
+                # The other broker knows the topic: it is new, or will soon be known as deleted there.
                 for at in group:
                     outcomes[at] = AppendedPart(LeaderNotAvailableError(f"{error.message} Try again."))
                 continue
@@ -107,7 +109,7 @@ class PeerHandlers:
         return encode_appended([one for one in outcomes if one is not None])
 
     async def describe(self, body: Buffer) -> bytes:
-        """DESCRIBED for the body of a DESCRIBE."""
+        """Return DESCRIBED for the body of a DESCRIBE."""
         return encode_described([self._described(*asked) for asked in decode_describe(body)])
 
     def _described(self, topic_id: UUID, partition: int) -> DescribedRow:
@@ -123,14 +125,14 @@ class PeerHandlers:
 
 def _context(append: Append) -> RequestContext:
     if append.principal == str(INTERNAL.principal):
-        # Requests that were joined: each was authorised where its client has asked.
+        # Joined requests come as INTERNAL: each was authorised where its client has asked.
         return INTERNAL
     kind, _, name = append.principal.partition(":")
     return RequestContext("", append.client_id, "PEER", "", None, Principal(kind, name), Forwarding.DONE)
 
 
 def _check(append: Append) -> None:
-    """The records were checked; lengths and counts are what this broker works with."""
+    """Check the lengths and counts that this broker uses; the records were already checked."""
     if append.acks not in _ACKS or not append.parts:
         raise MalformedMessageError(f"APPEND has acks {append.acks} and {len(append.parts)} parts")
     for part in append.parts:
@@ -152,7 +154,7 @@ def _check(append: Append) -> None:
 
 
 def _by_request(parts: Sequence[AppendPart]) -> Iterator[tuple[UUID, list[int]]]:
-    """The numbers of the parts that are claimed together: of one topic, and of one producer or key."""
+    """Yield the numbers of the parts that are claimed together: those of one topic, and of one producer or key."""
     numbered = enumerate(parts)
     grouped = groupby(numbered, lambda one: (one[1].topic_id, one[1].identity.owner, one[1].identity.epoch))
     for (topic_id, _, _), group in grouped:

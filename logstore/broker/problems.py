@@ -1,4 +1,4 @@
-"""Problems of topics and partitions, as `topic list`, `doctor`, the metrics and `/health/ready` tell of them."""
+"""Problems of topics and partitions, as `topic list`, `doctor`, the metrics and `/health/ready` report them."""
 
 import enum
 from collections.abc import Collection, Mapping
@@ -15,25 +15,25 @@ from logstore.segments.foreign_names import foreign_records
 class ProblemState(enum.StrEnum):
     #: The topic or partition is refused to readers and writers; its records in the journal stay.
     QUARANTINED = "quarantined"
-    #: A segment cannot be read: it is damaged, or another writer's and not in our form. Others are served.
+    #: A segment cannot be read: it is damaged, or another writer's and not in our form. Other segments are served.
     UNREADABLE = "unreadable"
     #: A file of another writer has offsets that are taken or were never given out. It is not served; all else is.
     FOREIGN_FILE = "foreign_file"
-    #: Sealed records were taken out of the table by another writer; reads of their offsets are refused.
+    #: Another writer took sealed records out of the table; reads of their offsets are refused.
     RECORDS_MISSING = "records_missing"
     #: The last roll of the topic failed: its newest records stay in the journal, and are served.
     ROLLS_FAIL = "rolls_fail"
-    #: What ZooKeeper says of the topic cannot be read: its leaders and replicas stay as they were.
+    #: The topic's document in ZooKeeper cannot be read: its leaders and replicas stay as they were.
     REGISTRATION_DAMAGED = "registration_damaged"
-    #: The table's owner forbids to remove records: retention and key compaction pass over the topic.
+    #: The table's owner forbids removing records, so retention and key compaction skip the topic.
     APPEND_ONLY = "append_only"
-    #: Records are refused with 429 for want of room in the journal, because rolls of the topic fail.
+    #: Records are refused with 429 because rolls of the topic fail and the journal has no room.
     JOURNAL_FULL = "journal_full"
 
 
 @dataclass(frozen=True, slots=True)
 class TopicProblem:
-    """``partition`` None: the whole topic. ``remedy`` is a command, or one sentence of advice."""
+    """``partition`` is None for the whole topic. ``remedy`` is a command, or one sentence of advice."""
 
     topic: str
     partition: int | None
@@ -50,10 +50,11 @@ def find_problems(
     refused: Collection[Topic],
     damaged: Mapping[str, str],
 ) -> list[TopicProblem]:
-    """Problems of the ``topics`` that are served, of those ``unopened``, and of others whose records the journal holds.
+    """Return the problems of the served ``topics``, of those ``unopened``, and of others whose records the journal
+    holds.
 
-    ``roll_failures``: the errors of the last rolls of topics. ``refused``: those of them whose producers have to wait
-    for room in the journal. ``damaged``: by name, why the registration of a topic is not believed.
+    ``roll_failures`` are the errors of the last rolls of topics. ``refused`` are those of them whose producers have to
+    wait for room in the journal. ``damaged`` has, by name, the reason why a topic's registration is rejected.
     """
     quarantined = ProblemState.QUARANTINED
     found = []
@@ -104,7 +105,7 @@ def find_problems(
 
 
 def _kept_by_append_only(topic: Topic) -> str | None:
-    """None where nothing would be removed from the topic anyway."""
+    """Return the problem of an append-only table; None if nothing would be removed from the topic anyway."""
     config = topic.config
     removes = config.compacted or config.retention_ms >= 0 or config.retention_bytes >= 0
     if not (topic.snapshot.is_append_only and removes):

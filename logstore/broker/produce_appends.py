@@ -1,7 +1,7 @@
 """An append to the journal: the frames of one or several produce requests, and the requests that wait for them.
 
-Invariant: a frame that is tracked by its partition log is handed to the journal in the same step of the loop, and the
-log learns its outcome before any request that waits.
+Invariant: a frame that its partition log tracks is handed to the journal in the same step of the loop, and the log
+learns its outcome before any request that waits.
 """
 
 import dataclasses
@@ -35,8 +35,8 @@ class ProduceRequest(NamedTuple):
 class PreparedRequest(NamedTuple):
     """A request that was checked, and its records by partition, as the journal stores them.
 
-    ``identities``: of each part; None if the request has none. ``is_kafkas``: the parts are record batches of a Kafka
-    client, one a partition, and each has an outcome of its own: neither a time-out nor want of room is that of others.
+    ``identities`` has each part's; None if the request has none. With ``is_kafkas`` the parts are record batches of a
+    Kafka client, one per partition, and each has its own outcome: a time-out or want of room affects no other.
     """
 
     topic: Topic
@@ -56,9 +56,9 @@ class AppendedRequest:
         self.claims = claims
         self.new = new
         self.base_offsets = [NO_OFFSET if c.stored is None else c.stored.base_offset for c in claims]
-        #: The waits of single parts: of those that were stored before and are not acknowledged yet; of Kafka's all.
+        #: The waits of single parts: those stored before and not acknowledged yet, and all of Kafka's.
         self.waits: dict[int, Acknowledgement] = {}
-        #: Of the new parts of Kafka's.
+        #: The append times of Kafka's new parts.
         self.append_times_ms: dict[int, int] = {}
         self.is_kafkas = one.is_kafkas
         self.throttle_ms = 0
@@ -68,8 +68,8 @@ class AppendedRequest:
         self._has_identity = one.identities is not None
 
     def refusals_in_doubt(self) -> list[tuple[int, PartitionLog, int]]:
-        """Parts that were refused for what their leader knows of the producer, if another broker may have taken its
-        place and know more: the part's number, its log, and the leader epoch.
+        """Return parts refused because of a producer's state, if another broker may have replaced this leader and know
+        more: the part's number, its log, and the leader epoch.
         """
         found = []
         for at, claimed in enumerate(self.claims):
@@ -80,18 +80,18 @@ class AppendedRequest:
         return found
 
     def refuse(self, at: int, error: LogStoreError) -> None:
-        """Part ``at``, which is not stored, has another error."""
+        """Replace the error of part ``at``, which is not stored."""
         self.claims[at] = Claim(self.claims[at].identity, error=error)
 
     def refuse_new(self, error: LogStoreError) -> None:
-        """All parts that were to be appended have ``error``."""
+        """Refuse all parts that were to be appended."""
         for at in self.new:
             self.refuse(at, error)
         self.new.clear()
         self.new_bytes = 0
 
     def wait_for_repeated(self, acks: int) -> None:
-        """Wait for the parts that were stored before, too: ``acks`` counts for them as for new parts."""
+        """Wait for the parts that were stored before as well: ``acks`` counts for them as for new parts."""
         for at, claimed in enumerate(self.claims):
             if claimed.stored is not None:
                 log = self.topic.partitions[self._parts[at][0]]
@@ -101,7 +101,7 @@ class AppendedRequest:
                     log.require_leader().acknowledge(end, acks, wait)
 
     def result(self) -> ProduceResult:
-        """The answer; call it after the wait."""
+        """Return the result; call it after the wait."""
         responses = [
             PartitionResponse(partition, base_offset, count, rows, claimed.error)
             for (partition, count, rows), base_offset, claimed in zip(
@@ -122,8 +122,8 @@ class AppendedRequest:
 
 
 class AppendGroup:
-    """The frames of one append. ``told`` passes their outcome on to the partition logs. ``acknowledgement``: of all new
-    parts; None if nobody waits, or each part is waited for alone.
+    """The frames of one append. ``told`` passes their outcome to the partition logs. ``acknowledgement`` is for all new
+    parts; None if no request waits, or if each part has its own wait.
     """
 
     __slots__ = ("_acknowledgement", "_logs", "frames")
@@ -160,7 +160,7 @@ class AppendGroup:
                 log.require_leader().acknowledge(frame.header.end_offset, acks, acknowledgement)
 
     def told(self, locations: Sequence[FrameLocation], error: LogStoreError | None) -> None:
-        """The journal has stored all frames, or none."""
+        """Pass on the outcome: the journal has stored all frames, or none."""
         if error is None:
             for log, frame, location in zip(self._logs, self.frames, locations, strict=True):
                 log.stored(frame, location)
@@ -175,7 +175,7 @@ class Appended(NamedTuple):
     """Requests that are appended together."""
 
     requests: list[AppendedRequest]
-    #: The wait for all new parts but Kafka's; None if there is nothing to wait for.
+    #: The wait for all new parts except Kafka's; None if there is nothing to wait for.
     acknowledgement: Acknowledgement | None
 
 

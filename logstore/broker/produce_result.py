@@ -1,4 +1,4 @@
-"""The result of a produce request: offsets or an error for each partition, as Kafka's Produce answers."""
+"""The result of a produce request: offsets or an error for each partition, as in Kafka's Produce response."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -27,7 +27,7 @@ class PartitionResponse:
 
 
 class Places(NamedTuple):
-    """Partition (int32) and offset (int64) of each record, in the order of the request; NO_OFFSET: it has none."""
+    """Partition (int32) and offset (int64) of each record, in the order of the request; NO_OFFSET if it has none."""
 
     partitions: np.ndarray
     offsets: np.ndarray
@@ -35,10 +35,10 @@ class Places(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProduceResult:
-    """``partitions`` may name one several times, if the request had several batches of it; then in their order.
+    """``partitions`` may name one several times if the request had several batches of it; then in their order.
 
-    ``replayed``: nothing was stored, all of it was there already. ``throttle_ms``: how long the client is to wait
-    before its next request, because of a quota.
+    ``replayed`` is true if everything was already stored. ``throttle_ms`` is how long the client should wait before its
+    next request, because of a quota.
     """
 
     partitions: tuple[PartitionResponse, ...]
@@ -47,7 +47,7 @@ class ProduceResult:
     throttle_ms: int = 0
 
     def places(self) -> Places:
-        """The place of each record."""
+        """Return the place of each record."""
         partitions = np.empty(self.count, np.int32)
         offsets = np.empty(self.count, np.int64)
         for found in self.partitions:
@@ -60,13 +60,13 @@ class ProduceResult:
         return Places(partitions, offsets)
 
     def errors(self) -> dict[int, LogStoreError]:
-        """The error of each partition that failed."""
+        """Return the error of each partition that failed."""
         return {found.partition: found.error for found in self.partitions if found.error is not None}
 
     def raise_common_error(self) -> None:
         """Raise the first error if nothing is stored and all partitions failed by the same kind of error.
 
-        An answer that tells of a request as a whole gives this error.
+        A response for the request as a whole has this error.
         """
         errors = [found.error for found in self.partitions if found.error is not None]
         if errors and len(errors) == len(self.partitions) and len({type(error) for error in errors}) == 1:

@@ -2,7 +2,7 @@
 
 In a cluster, batches for partitions that other brokers lead go there once they are encoded (``remote_appends``).
 Invariants: between giving out offsets and handing the frames to the journal nothing awaits, so that the order of
-offsets is the order of frames; a request with an identity is claimed and appended in one step, too.
+offsets is the order of frames. A request with an identity is also claimed and appended in one step.
 """
 
 import asyncio
@@ -65,14 +65,14 @@ class ProducerId(NamedTuple):
     producer_epoch: int
 
 
-#: Called with the topics of a request, for each the partitions that are led here, and the identities of their batches.
+#: Called with a request's topics, for each the partitions that are led here and the identities of their batches.
 BeforeClaim = Callable[
     [RequestContext, Sequence[tuple[Topic, Sequence[int], Sequence[BatchIdentity] | None]]], Awaitable[None]
 ]
 
 
 class Producing:
-    """``appended`` is called with the topic and the partitions of each append."""
+    """Produces records. ``appended`` is called with the topic and the partitions of each append."""
 
     def __init__(
         self,
@@ -94,9 +94,9 @@ class Producing:
         self.before_claim: list[BeforeClaim] = []
         #: The way to the leaders of other partitions; None on one node.
         self.remote: RemoteAppends | None = None
-        # Turns are counted per topic: otherwise topics sent to in turns would use one partition each.
+        # Turns are counted per topic. A common count would send alternating topics to one partition each.
         self._sticky: WeakKeyDictionary[Topic, Iterator[int]] = WeakKeyDictionary()
-        # Few threads, because each holds a request twice: as sent and as stored.
+        # Few threads are enough, because each holds a request twice: as sent and as stored.
         self._encoders = threads().pool(2, "encode")
 
     def close(self) -> None:
@@ -113,18 +113,17 @@ class Producing:
         timeout_ms: int | None = 30_000,
         identity: ProducerIdentity | IdempotencyKey | None = None,
     ) -> ProduceResult:
-        """Append a request's records; of each partition all with consecutive offsets, or none.
+        """Append a request's records. Each partition gets all of its records, with consecutive offsets, or none.
 
-        One partition that fails stops no other: its PartitionResponse has the error. ``acks``: 0 returns once they are
-        queued, 1 when they are durable here, -1 (all) on all in-sync replicas. Only INTERNAL writes to a topic of the
-        store's own. Requests of up to 1 MiB are appended in the order of the calls. With an ``identity``, batches that
-        are stored already are not stored again; the answer gives their offsets, whatever the topic's configuration is
-        by now.
+        A partition that fails stops no other: its PartitionResponse has the error. ``acks``: 0 returns once they are
+        queued, 1 when they are durable here, -1 (all) on all in-sync replicas. Only INTERNAL writes to the store's own
+        topics. Requests of up to 1 MiB are appended in the order of the calls. With an ``identity``, batches that are
+        already stored are not stored again; the result has their offsets, whatever the topic's configuration is now.
 
-        Errors of a partition: UnknownPartitionError, QuarantinedError, UnknownTopicError (deleted meanwhile); with
-        sequence numbers OutOfOrderSequenceError, DuplicateSequenceError, InvalidProducerEpochError. Raises errors of
-        the whole request: TopicAuthorizationError, InvalidTopicError, InvalidRequestError, InvalidRecordError (a null
-        key in a compacted topic), ThrottledError (the journal is at ``journal.max.bytes``), BrokerNotReadyError,
+        Errors of a partition: UnknownPartitionError, QuarantinedError, UnknownTopicError (deleted in the meantime);
+        with sequence numbers OutOfOrderSequenceError, DuplicateSequenceError, InvalidProducerEpochError. Raises errors
+        of the whole request: TopicAuthorizationError, InvalidTopicError, InvalidRequestError, InvalidRecordError (a
+        null key in a compacted topic), ThrottledError (the journal is at ``journal.max.bytes``), BrokerNotReadyError,
         StorageFullError, StorageError, RequestTimedOutError; with an ``identity`` also InvalidProducerRequestError,
         IdempotencyKeyReusedError, and RecordTooLargeError (without one the decoder has checked the sizes).
         """
@@ -140,8 +139,8 @@ class Producing:
         acks: int = -1,
         timeout_ms: int | None = 30_000,
     ) -> list[ProduceResult]:
-        """``produce`` for several topics, each named once: the frames of all of them are one append to the journal, in
-        the order of ``requests``. An error of one request, which is not one of a partition, is raised for all of them.
+        """Produce to several topics, each named once: the frames of all are one append to the journal, in the order of
+        ``requests``. An error that is not a partition's is raised for all of them.
         """
         prepared = [await self._prepare(context, request) for request in requests]
         del requests
@@ -175,25 +174,27 @@ class Producing:
     async def append_here(
         self, context: RequestContext, prepared: list[PreparedRequest], acks: int, timeout_ms: int | None
     ) -> list[AppendedRequest]:
-        """Append requests whose partitions this broker leads, and wait as ``acks`` says. Raises as ``produce``."""
+        """Append requests whose partitions this broker leads, and wait as ``acks`` says. Raises the errors of
+        ``produce``.
+        """
         return await self.acknowledged(await self.append(context, prepared, acks), acks, timeout_ms)
 
     async def append(self, context: RequestContext, prepared: list[PreparedRequest], acks: int) -> Appended:
-        """Append requests whose partitions this broker leads. They are with the journal afterwards, in the order of the
-        calls if these do not wait for the partitions' leader or a step.
+        """Append requests whose partitions this broker leads. Afterwards the journal has them, in the order of the
+        calls unless a call waits for a partition's leader or a step.
         """
         if self.remote is not None:
             await self.remote.until_led(prepared)
         for step in self.before_claim:
             await step(context, [(one.topic, [p.partition for p in one.parts], one.identities) for one in prepared])
         self._admission.require_ready()
-        # From here to the append nothing awaits: of two tries of a request the second one finds the first.
+        # From here to the append nothing awaits, so that the second of two tries of a request finds the first.
         appended = self._append(context, prepared, acks)
         prepared.clear()  # the journal holds the records until the fsync
         return appended
 
     async def acknowledged(self, appended: Appended, acks: int, timeout_ms: int | None) -> list[AppendedRequest]:
-        """Wait for what was appended as ``acks`` says. To be called at once."""
+        """Wait for appended requests as ``acks`` says. Call it at once."""
         in_doubt = [(one, one.refusals_in_doubt()) for one in appended.requests]
         if acks != 0:
             await self._acknowledged(appended, timeout_ms)
@@ -202,9 +203,9 @@ class Producing:
         return appended.requests
 
     async def _confirm(self, one: AppendedRequest, refusals: Sequence[tuple[int, PartitionLog, int]]) -> None:
-        """A leader that was replaced and does not know it yet lacks batches: what it finds wrong with a producer's
-        numbers, which would end the producer's identity, counts only if it leads still. Otherwise the producer is to
-        try again.
+        """Confirm refusals because of a producer's numbers, which would end the producer's identity. A leader that was
+        replaced and does not know it yet lacks batches, so its refusal counts only if it still leads. Otherwise the
+        producer has to try again.
         """
         for (log, epoch), parts in itertools.groupby(refusals, lambda refusal: refusal[1:]):
             if not await self._coordinator.leads_still(log.topic_id, log.partition, epoch):
@@ -223,7 +224,7 @@ class Producing:
         acks: int,
         timeout_ms: int | None,
     ) -> list[ProduceResult]:
-        """Append each part where it is led, all at once. What one broker refuses is the error of its parts."""
+        """Append each part at its leader, all at once. A refusal by one broker is the error of its parts."""
         division = remote.divide(context, prepared)
         prepared.clear()
         sent = remote.begin(context, division, acks, timeout_ms)
@@ -242,7 +243,7 @@ class Producing:
     def _sticky_partition(
         self, topic: Topic, records: Records, partition: int | None, identity: ProducerIdentity | IdempotencyKey | None
     ) -> int:
-        """The partition for records whose producer leaves it open. A retry goes where the first try went."""
+        """Return the partition for records whose producer leaves it open. A retry goes where the first try went."""
         if partition is not None:
             return partition
         if identity is None:
@@ -253,7 +254,7 @@ class Producing:
         return 0
 
     async def _acknowledged(self, appended: Appended, timeout_ms: int | None) -> None:
-        """Wait for the appends and for those that they repeat. Raises the error of the appends; of Kafka's each part
+        """Wait for the appends and for those that they repeat. Raises the error of the appends; each of Kafka's parts
         has its own.
         """
         single = [(wait, request) for request in appended.requests for wait in request.waits.values()]
@@ -282,10 +283,11 @@ class Producing:
     async def init_producer(
         self, context: RequestContext, producer_id: int | None = None, producer_epoch: int = -1
     ) -> ProducerId:
-        """A new id for an idempotent producer with epoch 0; for an id and its epoch the same with the next epoch.
+        """Return a new id for an idempotent producer with epoch 0; for an id and its epoch, the same id with the next
+        epoch.
 
-        After epoch 32767 it is a new id, as Kafka's producers without a transactional id have it (KIP-360). Raises
-        UnknownProducerIdError for an id that was never handed out, ClusterAuthorizationError.
+        After epoch 32767 it is a new id, as for Kafka's producers without a transactional id (KIP-360). Raises
+        UnknownProducerIdError for an id that was never issued, and ClusterAuthorizationError.
         """
         self._authorizer.require_cluster(context, Operation.IDEMPOTENT_WRITE)
         self._admission.require_ready()
@@ -297,7 +299,7 @@ class Producing:
 
     async def require_issued(self, producer_id: int) -> None:
         """Raise UnknownProducerIdError for an id that this store has not issued."""
-        # Such an id may be issued later: its producer's batches would then be taken for repetitions.
+        # Such an id may be issued later: its producer's batches would then count as repetitions.
         if not self._coordinator.is_issued(producer_id):
             await self._coordinator.refresh_producer_ids()
         if not self._coordinator.is_issued(producer_id):
@@ -334,7 +336,8 @@ class Producing:
                 raise refusal
             if acks != 0 and not prepared[0].is_kafkas:
                 acknowledgement = Acknowledgement(count)
-            # From here on nothing raises: the journal tells of every tracked frame whether it is stored or has failed.
+            # From here on nothing raises: the journal reports for every tracked frame whether it is stored or has
+            # failed.
             append = AppendGroup(acknowledgement)
             for one, request in zip(prepared, requests, strict=True):
                 append.add(one, request, acks)
@@ -344,7 +347,7 @@ class Producing:
                 self._appended(one.topic, [one.parts[at].partition for at in request.new])
             if acks != 0:
                 request.wait_for_repeated(acks)
-            # Charge clients that do not wait for durability, too.
+            # Clients that do not wait for durability are also charged.
             new_bytes = one.nbytes if len(request.new) == len(one.parts) else request.new_bytes
             request.throttle_ms = self._admission.charge(context, QuotaKind.PRODUCED_BYTES, new_bytes)
             request.new_bytes = new_bytes
@@ -361,8 +364,8 @@ class Producing:
                 if (refusal := batch_refusal(topic, batch, len(one.payloads[at]))) is not None:
                     claims[at] = Claim(claims[at].identity, error=refusal)
             return AppendedRequest(one, claims, [at for at in new if claims[at].is_new])
-        # Only new records have to meet the topic's configuration of now. The decoder has checked the sizes of records
-        # without an identity; keys may have become necessary while they were encoded.
+        # Only new records have to meet the current configuration of the topic. The decoder has checked the sizes of
+        # records without an identity; keys may have become necessary while they were encoded.
         if one.identities is not None or topic.config.compacted:
             for at in new:
                 part = parts[at]

@@ -1,7 +1,7 @@
 """Kafka's purgatory of fetches: the long poll of a fetch waits here for records of any of its partitions.
 
-Invariant: a fetch that waits holds no records. The indexes of its partitions tell how many bytes there are. It is woken
-when a partition grows, is closed or quarantined, and when its principal may have lost the permission to read.
+Invariant: a fetch that waits holds no records, because the indexes of its partitions know the number of bytes. It is
+woken when a partition grows, is closed or quarantined, and when its principal may have lost the permission to read.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from logstore.records.where.evaluation import Where
 _TICKS = 32
 _TICK_MAX_S = 0.125
 
-#: Called when a fetch has to wait. Returns when the answer is wanted at once; raises when the client has gone.
+#: Called when a fetch has to wait. It returns when the response is wanted at once, and raises when the client has gone.
 Gone = Callable[[], Coroutine[object, object, None]]
 
 
@@ -33,8 +33,8 @@ class FetchLimits:
     """Bounds of a fetch: how many bytes to wait for, and how long; how many to take at most, in all and of one
     partition.
 
-    Without ``fill`` the records end with the first piece (a row group, a run of the tail) that brings ``min_bytes``.
-    ``where``: only the records that it selects.
+    Without ``fill`` the records end with the first piece (a row group, a run of the tail) that reaches ``min_bytes``.
+    With ``where`` only the records that it selects are returned.
     """
 
     max_bytes: int
@@ -47,7 +47,7 @@ class FetchLimits:
 
 
 class WantedPartition:
-    """A partition of a fetch, and the bytes counted of it so far."""
+    """A partition of a fetch, and the bytes counted so far."""
 
     __slots__ = ("_counted_to", "_max_bytes", "error", "isolation", "log", "may_grow", "num_bytes", "offset", "topic")
 
@@ -66,16 +66,16 @@ class WantedPartition:
         self.offset = offset
         self.num_bytes = 0
         self.error: LogStoreError | None = None
-        #: Whether this fetch would read more records, if more came.
+        #: True if this fetch would read more records if more came.
         self.may_grow = True
         self._counted_to = offset
 
     def max_bytes_of(self, limits: FetchLimits) -> int:
-        """The most bytes of the partition that are wanted."""
+        """Return the upper bound of bytes that are wanted from the partition."""
         return min(self._max_bytes, limits.max_partition_bytes)
 
     def count(self) -> None:
-        """Count the new records; ``error`` is set if the partition cannot be read."""
+        """Count the new records; set ``error`` if the partition cannot be read."""
         if not self.may_have_changed:
             return
         log = self.log
@@ -96,23 +96,25 @@ class WantedPartition:
 
     @property
     def may_have_changed(self) -> bool:
-        """Whether records may have come, or the partition may not be read any more; ``count`` finds out."""
-        log = self.log
-        return self.has_news or log.is_closed or not log.is_settled
+        """True if records may have come, or the partition may have become unreadable; ``count`` finds out."""
+        return self.has_news or self.log.is_closed
 
     @property
     def has_news(self) -> bool:
-        """Whether there are records to be read, or an error to be told."""
+        """True if there are records to read or an error to return.
+
+        A leader that is not settled has an error: its end offset may be lower than one that a client has seen (C9).
+        """
         log = self.log
         return (
             self.offset != log.readable_end(self.isolation)
             or self.error is not None
             or log.quarantined is not None
-            or not log.is_leader
+            or not log.is_settled
         )
 
     def held_bytes_max(self, max_bytes: int) -> int:
-        """Bytes that a read of up to ``max_bytes`` may hold now."""
+        """Return the number of bytes that a read of up to ``max_bytes`` may hold now."""
         self.count()
         log = self.log
         if self.error is not None or self._counted_to == self.offset:
@@ -129,23 +131,23 @@ class WantedPartition:
 
 
 class Permissions:
-    """The permission of one fetch to read its topics. A fetch looks at it each time that it looks for records: it may
-    have been taken away.
+    """The permission of one fetch to read its topics. A fetch checks it each time that it looks for records, because it
+    may have been revoked.
     """
 
     def __init__(self, authorizer: Authorizer, context: RequestContext) -> None:
         self._authorizer = authorizer
         self._context = context
-        # The view that allowed all.
+        # The view that allowed all topics.
         self._allowing: AuthorizerView | None = None
 
     @property
     def are_all_given(self) -> bool:
-        """Whether nothing was refused by the current view."""
+        """True if the current view refused nothing."""
         return self._allowing is self._authorizer.view
 
     def refusals(self, topics: Iterable[str]) -> dict[str, LogStoreError]:
-        """The error of each topic that may not be read."""
+        """Return the error of each topic that may not be read."""
         names = list(dict.fromkeys(topics))
         allowed = self._authorizer.authorize(self._context, Operation.READ, ResourceType.TOPIC, names)
         if len(allowed) == len(names):
@@ -157,7 +159,7 @@ class Permissions:
         return {name: refusal(self._context, Operation.READ, ResourceType.TOPIC, name) for name in refused}
 
     def add_reader(self, woken: "asyncio.Future[bool]") -> None:
-        """``woken`` is true when the answer of ``refusals`` may have changed, until ``remove_reader``."""
+        """Set ``woken`` to true when ``refusals`` may have changed, until ``remove_reader``."""
         self._authorizer.add_reader(woken)
 
     def remove_reader(self, woken: "asyncio.Future[bool]") -> None:
@@ -165,15 +167,15 @@ class Permissions:
 
 
 def end_of_wait(now: float, end: float) -> float:
-    """When a wait from ``now`` to ``end`` is over, in seconds of the loop's clock: waits that take about the same time
-    end together, because each turn of the loop has its price.
+    """Return the end of a wait from ``now`` to ``end``, in seconds of the loop's clock. Waits that take about the same
+    time end together, because each turn of the loop has a cost.
     """
     tick_s = min(_TICK_MAX_S, 2.0 ** math.floor(math.log2((end - now) / _TICKS)))
     return math.ceil(end / tick_s) * tick_s
 
 
 class Patience:
-    """Waits until ``max_wait_ms`` are over, or ``gone`` says that no answer is waited for any more."""
+    """Waits until ``max_wait_ms`` are over, or ``gone`` has ended."""
 
     def __init__(self, max_wait_ms: int, gone: Gone | None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -182,7 +184,7 @@ class Patience:
         self._going: asyncio.Task[None] | None = None
 
     async def until(self, news: "asyncio.Future[bool]") -> bool:
-        """Whether ``news`` comes, as true, before patience ends. Raises the errors of ``gone``."""
+        """Wait for ``news``. Return True if it becomes true before patience ends. Raises the errors of ``gone``."""
         now = self._loop.time()
         if now >= self._end or (self._going is not None and self._going.done()):
             return False
@@ -217,9 +219,7 @@ class Patience:
 async def wait_for_records(
     wanted: Sequence[WantedPartition], limits: FetchLimits, patience: Patience, permissions: Permissions
 ) -> None:
-    """Wait until there is enough to answer with, one of ``wanted`` cannot or may not be read, or patience is at its
-    end.
-    """
+    """Wait until there are enough records, one of ``wanted`` cannot or may not be read, or patience ends."""
     while not refuse(wanted, permissions) and not _is_enough(wanted, limits):
         news: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         sources: list[Permissions | PartitionLog] = [permissions, *(one.log for one in wanted if one.may_grow)]
@@ -234,7 +234,7 @@ async def wait_for_records(
 
 
 def refuse(wanted: Sequence[WantedPartition], permissions: Permissions) -> bool:
-    """Whether some of ``wanted`` may not be read; then their ``error`` is set."""
+    """Set the ``error`` of each of ``wanted`` that may not be read. Return True if there is one."""
     if permissions.are_all_given:
         return False
     refusals = permissions.refusals(one.topic.name for one in wanted)

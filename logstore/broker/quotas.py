@@ -1,4 +1,4 @@
-"""Quotas of clients: how much of a kind each principal may use in a time. Today nobody has a quota.
+"""Quotas of clients: how much of a kind each principal may use in a time. Today no client has a quota.
 
 The guard charges requests, admission charges bytes (``admission.require_quota`` refuses a principal over its quota).
 """
@@ -17,8 +17,10 @@ class QuotaKind(StrEnum):
 
 
 class Quotas:
-    """On the broker's event loop, as all who charge."""
+    """Charges clients. It belongs to the broker's event loop, as do its callers."""
 
     def charge(self, context: RequestContext, kind: QuotaKind, amount: int) -> float:  # noqa: ARG002 - no quotas yet
-        """Count ``amount`` (requests, bytes) for the principal; seconds to wait before more, 0 within the quota."""
+        """Count ``amount`` (requests, bytes) for the principal. Return the seconds to wait before more; 0 within the
+        quota.
+        """
         return 0.0

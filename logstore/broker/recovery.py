@@ -31,10 +31,10 @@ log = structlog.stdlib.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KeptFrames:
-    """The journal frames of a partition that is not served: all of them are kept, as they are."""
+    """The journal frames of a partition that is not served. All of them are kept unchanged."""
 
     tail: JournalTail
-    #: The partition's frame at the beginning of a new journal file.
+    #: The snapshot frame that begins the partition in a new journal file.
     snapshot: Frame | None
     sealed_offset: int
 
@@ -47,7 +47,7 @@ class KeptFrames:
         return False
 
     def frames_to_keep(self, start: int, end: int) -> list[IndexedFrame]:
-        """The frames at the journal positions [start, end)."""
+        """Return the frames at the journal positions [start, end)."""
         return [frame for frame in self.index.located_in(start, end) if frame.end_offset > self.sealed_offset]
 
 
@@ -55,24 +55,24 @@ class KeptFrames:
 class Unserved:
     """Records in the journal of topics that are not served; the journal must keep them."""
 
-    #: By topic id: records that are in no table.
+    #: By topic id, the number of records that are in no table.
     unsealed_records: dict[UUID, int]
-    #: Partitions of those topics, and those of others that are not recovered.
+    #: Partitions of those topics, and unrecovered partitions of other topics.
     partitions: dict[PartitionKey, KeptFrames]
-    #: By topic id, of served topics: the number of partitions in the journal, if the table has fewer.
+    #: By id of a served topic, the number of its partitions in the journal, if the table has fewer.
     lost_partitions: dict[UUID, int]
-    #: Topics that were deleted, of which the journal has frames.
+    #: Deleted topics that have frames in the journal.
     deleted: set[UUID]
 
     def served(self, topic: Topic) -> None:
-        """The topic is served now: its partitions have their frames, those that are recovered."""
+        """Note that the topic is served now: its recovered partitions have their frames."""
         self.unsealed_records.pop(topic.topic_id, None)
         for partition_log in topic.partitions:
             if partition_log.recovered:
                 self.partitions.pop((topic.topic_id, partition_log.partition), None)
 
     def forget(self, topic_id: UUID) -> None:
-        """The topic was deleted."""
+        """Forget the topic, which was deleted."""
         self.unsealed_records.pop(topic_id, None)
         for key in [key for key in self.partitions if key[0] == topic_id]:
             del self.partitions[key]
@@ -97,8 +97,8 @@ def end_at_holes(
 
     This is only for a broker that has left every ISR. In a whole journal the missing frames were freed after they were
     sealed (``sealed_beyond``). In this one they may be lost. A replica that took them for sealed could join the ISR
-    without records that the leader has, so the records behind a hole are also copied from the leader. Nobody has a copy
-    of a partition with one replica (``has_copies``, by topic id and partition): it is left as it is, and quarantined.
+    without records that the leader has, so the records after a hole are also copied from the leader. A partition with
+    one replica has no copy (``has_copies``, by topic id and partition): it is left as it is, and quarantined.
     """
     ended = []
     for topic in topics.values():
@@ -130,11 +130,11 @@ def recover_partitions(
     *,
     producer_ids_begin: Callable[[], int],
 ) -> Unserved:
-    """Bring every partition log to its state before the stop, from what the journal has of each (``JournalTail``).
+    """Bring every partition log to its state before the stop, from its frames in the journal (``JournalTail``).
 
-    Frames of topics that were deleted are forgotten; those of others that are not among ``topics`` are kept, because
-    their tables may come back. A partition of which offsets are missing is quarantined. ``producer_ids_begin`` is the
-    coordinator's, which may be known later. Raises CorruptionError where the journal itself is not what was written.
+    Frames of deleted topics are forgotten; those of others that are not among ``topics`` are kept, because their tables
+    may come back. A partition that lacks offsets is quarantined. ``producer_ids_begin`` is the coordinator's, which may
+    be known later. Raises CorruptionError where the journal itself is not what was written.
     """
     for (topic_id, partition), tail in tails.items():
         if tail.truncations:

@@ -1,9 +1,10 @@
-"""Appends for partitions that other brokers lead: a request is divided by leader, and the answers are put together.
+"""Appends for partitions that other brokers lead: a request is divided by leader, and the responses are combined.
 
 The broker that a client has asked splits and encodes the records. The leaders claim, admit and append them (APPEND of
-the peer protocol), one message each, all at once. Invariants: all records of a partition go to one broker, in their
-order; a part that was not sent has an error of the kind "nothing was stored", a part without an answer one of the kind
-"unknown"; nothing is sent a second time.
+the peer protocol), one message each, all at once.
+
+Invariants: all records of a partition go to one broker, in their order. A part that was not sent has an error of the
+kind "nothing was stored", a part without a response one of the kind "unknown". Nothing is sent a second time.
 """
 
 import asyncio
@@ -36,17 +37,17 @@ from logstore.replication.protocol import (
     encode_append,
 )
 
-# Requests that were joined have times of their own at the client's broker: the leader waits no shorter.
+# Joined requests have their own time-outs at the client's broker, and the leader must not give up earlier.
 _LONGEST_MS: Final = 300_000
-# The leader's own time-out says more than one here: wait for it a little longer.
+# The leader's time-out error says more than one from here, so it gets this much extra time.
 _ANSWER_MS: Final = 1_000
 
 
 class PeerRequests(Protocol):
     async def request(self, broker_id: int, message_type: MessageType, body: Body, *, timeout_s: float) -> Buffer:
-        """The body of the answer; requests go out in the order of the calls.
+        """Return the body of the response; requests go out in the order of the calls.
 
-        Raises PeerUnavailableError, or the error that the other broker answers with.
+        Raises PeerUnavailableError, or the error with which the other broker answers.
         """
         ...
 
@@ -58,36 +59,38 @@ class _DividedRequest:
         self._count = one.num_records
         self._has_identity = one.identities is not None
         self._nbytes = [part.batch.nbytes for part in one.parts]
-        # Without an answer, as with acks=0, a part has no offset and no error.
+        # Without a response, as with acks=0, a part has no offset and no error.
         self._responses = [
             PartitionResponse(part.partition, NO_OFFSET, part.batch.num_rows, part.rows) for part in one.parts
         ]
         self._repeated: set[int] = set()
-        #: The parts whose broker has refused all that it was sent.
+        #: The parts whose broker has refused everything that it was sent.
         self._refused: set[int] = set()
         #: Bytes of new records at other brokers.
         self.bytes_elsewhere = 0
 
     def place(self, at: int, base_offset: int, error: LogStoreError | None, *, repeated: bool) -> None:
-        """The outcome of part ``at``."""
+        """Set the outcome of part ``at``."""
         self._responses[at].base_offset = base_offset
         self._responses[at].error = error
         if repeated:
             self._repeated.add(at)
 
     def place_elsewhere(self, at: int, base_offset: int, error: LogStoreError | None, *, repeated: bool) -> None:
-        """As ``place``, for a part that another broker has appended."""
+        """Set the outcome of a part that another broker has appended."""
         self.place(at, base_offset, error, repeated=repeated)
         if error is None and not repeated:
             self.bytes_elsewhere += self._nbytes[at]
 
     def refuse(self, at: int, error: LogStoreError) -> None:
-        """A broker has refused all that it was sent, part ``at`` too."""
+        """Refuse part ``at``, because a broker has refused everything that it was sent."""
         self.place(at, NO_OFFSET, error, repeated=False)
         self._refused.add(at)
 
     def result(self, throttle_ms: int) -> ProduceResult:
-        """The answer. Raises the error with which all brokers have refused the request, if it is one and the same."""
+        """Return the result. Raises the common error if all brokers have refused the request with the same kind of
+        error.
+        """
         errors = [response.error for response in self._responses if response.error is not None]
         if len(self._refused) == len(self._responses) and len({type(error) for error in errors}) == 1:
             raise errors[0]
@@ -100,9 +103,9 @@ class Division:
 
     def __init__(self, requests: Sequence[PreparedRequest]) -> None:
         self.requests = [_DividedRequest(one) for one in requests]
-        #: What this broker appends.
+        #: The requests that this broker appends.
         self.here: list[PreparedRequest] = []
-        # For each of ``here`` the request, and the numbers of its parts.
+        # The request of each of ``here``, and the numbers of its parts.
         self._here: list[tuple[_DividedRequest, list[int]]] = []
         #: By leader: the request, the number of the part, and the part as it is sent.
         self.elsewhere: dict[int, list[tuple[_DividedRequest, int, AppendPart]]] = {}
@@ -115,7 +118,7 @@ class Division:
         self._here.append((request, places))
 
     def answer_here(self, appended: Sequence[AppendedRequest]) -> None:
-        """What this broker has appended of each of ``here``."""
+        """Take the outcome of each of ``here``, which this broker has appended."""
         for (request, places), one in zip(self._here, appended, strict=True):
             for at, response, claimed in zip(places, one.result().partitions, one.claims, strict=True):
                 request.place(at, response.base_offset, response.error, repeated=claimed.stored is not None)
@@ -127,7 +130,9 @@ class Division:
 
 
 class RemoteAppends:
-    """``bytes_max``: of records that wait for other brokers, and not for an answer (acks=0)."""
+    """Sends appends to other leaders. ``bytes_max`` bounds records that wait to be sent and need no response
+    (acks=0).
+    """
 
     def __init__(self, router: Router, peers: PeerRequests, bytes_max: int) -> None:
         self._router = router
@@ -137,12 +142,12 @@ class RemoteAppends:
         self._sending: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Wait for what is on its way."""
+        """Wait until everything is sent."""
         if self._sending:
             await asyncio.wait(self._sending)
 
     def has_part_in(self, requests: Sequence[PreparedRequest]) -> bool:
-        """Whether another broker, or none, leads a partition of the requests."""
+        """Return True if another broker, or none, leads a partition of the requests."""
         return any(_is_elsewhere(one.topic, part.partition) for one in requests for part in one.parts)
 
     async def until_led(self, requests: Sequence[PreparedRequest]) -> None:
@@ -157,7 +162,9 @@ class RemoteAppends:
             await self._router.until_led(logs)
 
     def divide(self, context: RequestContext, requests: Sequence[PreparedRequest]) -> Division:
-        """Parts that nobody leads, or that are not to be forwarded, have their errors afterwards."""
+        """Divide the requests. Parts without a leader, or that are not to be forwarded, have their errors
+        afterwards.
+        """
         division = Division(requests)
         for request, one in zip(division.requests, requests, strict=True):
             here: list[int] = []
@@ -167,7 +174,7 @@ class RemoteAppends:
                     continue
                 leader = self._router.leader(one.topic, part.partition)
                 if leader == self._router.broker_id:
-                    here.append(at)  # it begins to lead, or is about to learn that it does not any more
+                    here.append(at)  # it is about to lead, or will soon learn that it does not
                 elif (refusal := self._router.refusal(one.topic, part.partition, context)) is not None:
                     request.place(at, NO_OFFSET, refusal, repeated=False)
                 else:
@@ -179,9 +186,9 @@ class RemoteAppends:
     def begin(
         self, context: RequestContext, division: Division, acks: int, timeout_ms: int | None
     ) -> Awaitable[object]:
-        """Send the parts of other brokers; done when all outcomes are placed, with acks=0 at once.
+        """Send the parts of other brokers. The result is done when all outcomes are placed; with acks=0, at once.
 
-        ThrottledError if too much waits for other brokers already; then nothing is sent.
+        Raises ThrottledError if too much already waits for other brokers; then nothing is sent.
         """
         size = sum([part.inflated_bytes for parts in division.elsewhere.values() for _, _, part in parts])
         if acks == 0 and self._unanswered_bytes and self._unanswered_bytes + size > self._bytes_max:
@@ -208,7 +215,7 @@ class RemoteAppends:
         return done
 
     async def _end_unanswered(self, tasks: "list[asyncio.Task[None]]", size: int) -> None:
-        # There may be none: nobody leads the partitions, or this broker leads all of them by now.
+        # There may be no tasks: the partitions have no leader, or this broker now leads all of them.
         await asyncio.gather(*tasks, return_exceptions=True)
         self._unanswered_bytes -= size
 
@@ -252,7 +259,7 @@ def _encoded(one: PreparedRequest, at: int) -> AppendPart:
 
 
 def _refusal(leader: int, error: LogStoreError, timeout_ms: int) -> LogStoreError:
-    """The error of records that went to ``leader``, or were to go there."""
+    """Return the error of records that went to ``leader``, or should have."""
     match error:
         case PeerUnavailableError() if error.nothing_sent:
             return LeaderNotAvailableError(
@@ -262,7 +269,7 @@ def _refusal(leader: int, error: LogStoreError, timeout_ms: int) -> LogStoreErro
         case PeerUnavailableError():
             return RequestTimedOutError(f"{not_acknowledged(timeout_ms).message} {error.message}")
         case UnknownTopicIdError():
-            # It is starting, or follows the creation or deletion of the topic a little later than this broker.
+            # It is starting, or learns of the topic's creation or deletion a little later than this broker.
             return LeaderNotAvailableError(f"Broker {leader} leads the partition, and is not ready: {error.message}")
         case MalformedMessageError():
             return RequestTimedOutError(f"The records may or may not be stored: {error.message}")

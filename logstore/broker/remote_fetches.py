@@ -1,7 +1,7 @@
 """Fetches of partitions that other brokers lead: their leaders answer POST /fetch, with batches as they are stored.
 
-One fetch may have partitions of several leaders. All are asked at once for what they have; if none has news, all are
-asked to wait, and the first that has some ends the wait of the others. Invariant: bytes of an answer are reserved
+One fetch may have partitions of several leaders. All are asked at once for what they have. If none has news, all are
+asked to wait, and the first that has some ends the wait of the others. Invariant: bytes of a response are reserved
 before they are read.
 """
 
@@ -25,7 +25,7 @@ from logstore.records.where.expression import text_of
 from logstore.replication.peer_http import PeerHttp
 
 _OK: Final = 200
-#: A partition of a request: its number there, and what is asked of it.
+#: A partition of a request: its number there, and the wanted records.
 Asked = tuple[int, WantedPartition]
 
 
@@ -35,12 +35,12 @@ class RemoteFetches:
         self._http = http
 
     async def until_known(self, names: Iterable[str]) -> None:
-        """As of the router."""
+        """Wait as ``Router.until_known`` does."""
         await self._router.until_known(names)
 
     def divide(self, context: RequestContext, found: list[WantedPartition | LogStoreError]) -> dict[int, list[Asked]]:
-        """By leader, the partitions of ``found`` that others lead. A partition becomes its error there if nobody leads
-        it, or the request is not to be forwarded.
+        """Return, by leader, the partitions of ``found`` that others lead. In ``found``, replace a partition that has
+        no leader, or must not be forwarded, with its error.
         """
         elsewhere: dict[int, list[Asked]] = {}
         for at, one in enumerate(found):
@@ -48,7 +48,8 @@ class RemoteFetches:
                 continue
             leader = self._router.leader(one.topic, one.log.partition)
             if leader == self._router.broker_id:
-                continue  # it begins to lead, or will be told otherwise: refused as by any leader
+                # it is about to lead, or will learn that it does not; until then it refuses as any broker does
+                continue
             if leader == NOBODY:
                 found[at] = no_leader(one.topic, one.log.partition)
             elif (refusal := self._router.refusal(one.topic, one.log.partition, context)) is not None:
@@ -66,7 +67,7 @@ class RemoteFetches:
         max_wait_ms: int,
         reservation: Reservation,
     ) -> dict[int, FetchResult[pa.Buffer] | LogStoreError]:
-        """The news of partitions that ``leader`` leads, by their numbers; an error of all of them is that of each.
+        """Return news of the asked partitions by their numbers; an error of the request becomes that of each.
 
         Records are the content of ``PartitionData``, and are not counted.
         """
@@ -105,7 +106,9 @@ class RemoteFetches:
     async def offset_for_timestamp(
         self, context: RequestContext, topic: Topic, partition: int, timestamp_ms: int
     ) -> tuple[int, int] | None:
-        """As ``Fetching.offset_for_timestamp``, by the leader. LeaderNotAvailableError, and its own errors."""
+        """Call ``Fetching.offset_for_timestamp`` at the leader. Raises LeaderNotAvailableError, and the leader's own
+        errors.
+        """
         leader = self._router.leader(topic, partition)
         if leader == NOBODY:
             raise no_leader(topic, partition)
@@ -121,7 +124,7 @@ class RemoteFetches:
 
 
 def error_of_answer(body: Sequence[bytes]) -> LogStoreError:
-    """The error in another broker's answer."""
+    """Return the error in another broker's response."""
     try:
         found = msgspec.json.decode(b"".join(body))
         return error_of(int(found["error_code"]), str(found["message"]))
@@ -132,7 +135,7 @@ def error_of_answer(body: Sequence[bytes]) -> LogStoreError:
 def _result(data: PartitionData) -> FetchResult[pa.Buffer] | LogStoreError:
     if (error := data.error) is not None:
         if isinstance(error, UnknownTopicError):
-            # This broker knows it: it is new there, or about to be known as deleted here, too.
+            # This broker knows the topic: it is new there, or will soon be known as deleted here.
             return LeaderNotAvailableError(f"The leader does not know the topic: {error.message} Try again.")
         return error
     content = data.content[0]

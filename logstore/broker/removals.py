@@ -1,8 +1,8 @@
 """Removals of topics. Until a removal is durable a power cut may bring the topic back, so the journal keeps its
 records.
 
-Invariant: once a removal is durable, the journal forgets the topic, listeners are told, and only then can another topic
-of its name be made.
+Invariant: once a removal is durable, the journal forgets the topic, listeners are called, and only then can another
+topic of its name be made.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ log = structlog.stdlib.get_logger(__name__)
 
 
 class Removals:
-    """The caller holds ``lock``: one change of the catalogue at a time."""
+    """Removes topics. The caller holds ``lock``: one change of the catalogue at a time."""
 
     def __init__(self, catalog: TopicCatalog, journal: Journal, lock: asyncio.Lock) -> None:
         #: Called, and awaited, with each topic that was deleted, before another of its name can be made.
@@ -31,7 +31,9 @@ class Removals:
         self._retrying: asyncio.Task[None] | None = None
 
     async def begin(self, topic: Topic) -> None:
-        """Finish the removal of a topic that is out of the catalogue; after an error try again later. StorageError."""
+        """Finish the removal of a topic that is out of the catalogue; after an error try again later. Raises
+        StorageError.
+        """
         self.unfinished.append(topic)
         try:
             await self._finish(topic)
@@ -41,19 +43,23 @@ class Removals:
             raise
 
     async def make_way(self, name: str) -> None:
-        """Finish removals of topics of that name: a power cut could bring one back beside the new. StorageError."""
+        """Finish removals of topics of that name, as a power cut could bring one back beside the new. Raises
+        StorageError.
+        """
         for topic in [t for t in self.unfinished if names_collide(t.name, name)]:
             await self._finish(topic)
 
     def stop(self) -> None:
-        """The next start finishes what is left."""
+        """Stop retrying; the next start finishes the rest."""
         if self._retrying is not None:
             self._retrying.cancel()
 
     async def _finish(self, topic: Topic) -> None:
-        """The steps after a topic is out of the catalogue; after an error call it again. StorageError."""
+        """Finish the removal after a topic is out of the catalogue; after an error call it again. Raises
+        StorageError.
+        """
         await asyncio.to_thread(self._catalog.sync_removal, topic.name)
-        # After the sync only: a topic that a power cut brings back needs its records in the journal.
+        # This comes after the sync: a topic that a power cut brings back needs its records in the journal.
         self._journal.forget(topic.topic_id)
         for listener in self.listeners:
             await listener(topic)

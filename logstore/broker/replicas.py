@@ -1,10 +1,11 @@
 """The roles of this broker's partitions: each event of the coordinator makes it a partition's leader or a follower.
 
 A leader takes appends at once, and changes the ISR of its partition: followers that have caught up join, those that
-stay behind leave (``replica.lag.time.max.ms``). A follower fetches from its leader. Invariants: a partition changes its
-role only while no frame of it is on its way to the disk, and gives up leading in the very step that the event comes; an
-ISR is written over the state that it was decided on, or not at all (C5); an unclean leader reads the table before it
-takes or gives a record (C11).
+stay behind leave (``replica.lag.time.max.ms``). A follower fetches from its leader.
+
+Invariants: a partition changes its role only while no frame of it is on its way to the disk, and stops leading in the
+same step as the event. An ISR is written over the state that it was decided on, or not at all (C5). An unclean leader
+reads the table before it takes or serves a record (C11).
 """
 
 import asyncio
@@ -43,8 +44,8 @@ _QUIET_S: Final = 0.001
 
 
 class Replicas:
-    """``connect`` opens a connection to a broker. ``session_s``: how long a follower that was heard of counts as one.
-    ``changed`` is told of a partition whose leader changed here, or that can be rolled by now.
+    """``connect`` opens a connection to a broker. ``session_s`` is how long a follower counts as one after its last
+    fetch. ``changed`` is called with a partition whose leader changed here, or that can now be rolled.
     """
 
     def __init__(
@@ -76,12 +77,12 @@ class Replicas:
         self._topics: dict[PartitionKey, Topic] = {}
         #: Role changes that wait for frames on their way to the disk.
         self._waiting: dict[PartitionKey, asyncio.Task[None]] = {}
-        #: By leader and a number, connections; and the connection that each partition is fetched over.
+        #: By leader and a number, connections; below, the connection over which each partition is fetched.
         self._fetchers: dict[tuple[int, int], ReplicaFetcher] = {}
         self._fetched_by: dict[PartitionKey, ReplicaFetcher] = {}
         #: Partitions led here that have other replicas.
         self._replicated: dict[PartitionKey, PartitionLog] = {}
-        #: Those of them whose leader is not settled.
+        #: The replicated partitions whose leader is not settled.
         self._unsettled: set[PartitionKey] = set()
         self._altering: dict[PartitionKey, asyncio.Task[None]] = {}
         #: Topics with a new leader here, whose tables are about to be read.
@@ -105,7 +106,7 @@ class Replicas:
     # ---- roles ------------------------------------------------------------------------------------------------------
 
     def partition_changed(self, topic: Topic, partition_log: PartitionLog, state: PartitionState) -> None:
-        """The coordinator's event."""
+        """Apply the coordinator's event."""
         key = _key(partition_log)
         self._states[key] = state
         self._topics[key] = topic
@@ -138,7 +139,7 @@ class Replicas:
             self._changed(topic, partition_log.partition)
 
     def forget(self, topic: Topic) -> None:
-        """The topic was deleted."""
+        """Forget the topic, which was deleted."""
         for partition_log in topic.partitions:
             key = _key(partition_log)
             self._unfollow(key)
@@ -147,7 +148,9 @@ class Replicas:
             self._unsettled.discard(key)
 
     def let_go(self, topic: Topic) -> None:
-        """Nobody leads the topic: it is not registered any more. What its partitions have is kept."""
+        """Stop leading and following the topic, which is no longer registered. The records of its partitions are
+        kept.
+        """
         for partition_log in topic.partitions:
             key = _key(partition_log)
             if partition_log.is_leader:
@@ -167,7 +170,7 @@ class Replicas:
                 state.leader_epoch, self._in_sync_replicas(topic, state), self._has_lease, self._is_followed
             )
         except FencedLeaderEpochError as error:
-            # Or ZooKeeper's data was put back to an older state: who leads by it may lack records.
+            # It can also mean that ZooKeeper's data was restored to an older state: a leader by it may lack records.
             log.error("replica.old_epoch", partition=str(partition_log), epoch=state.leader_epoch, why=error.message)
             return
         self._watch(key, partition_log)
@@ -191,8 +194,8 @@ class Replicas:
 
     @property
     def not_ready_reason(self) -> str | None:
-        """Why requests had better go elsewhere: other brokers may lead all partitions with several replicas that this
-        one leads. None if they may not.
+        """The reason why requests should go elsewhere: other brokers may lead all partitions with several replicas that
+        this one leads. None otherwise.
         """
         if self._coordinator.has_lease or not self._replicated:
             return None
@@ -210,7 +213,7 @@ class Replicas:
         return in_sync.all_fetch(self._clock.monotonic() - self._session_s)
 
     def _watch(self, key: PartitionKey, partition_log: PartitionLog) -> None:
-        """See to the ISR of a partition that is led here, if it has other replicas."""
+        """Watch the ISR of a partition that is led here, if it has other replicas."""
         leadership = partition_log.require_leader()
         if leadership.in_sync_replicas is None:
             self._replicated.pop(key, None)
@@ -223,7 +226,7 @@ class Replicas:
             self._checking = asyncio.create_task(self._check_for_ever())
 
     async def _lead_when_ready(self, topic: Topic, partition_log: PartitionLog, state: PartitionState) -> None:
-        """Lead once no frame is on its way; after an unclean election once the table was read."""
+        """Lead once no frame is on its way; after an unclean election, once the table was read."""
         key = _key(partition_log)
         while self._states.get(key) is state and not partition_log.is_closed:
             if not partition_log.is_quiet:
@@ -242,7 +245,7 @@ class Replicas:
             await asyncio.sleep(_RETRY_S)
 
     async def _recover_unclean(self, topic: Topic, partition_log: PartitionLog, state: PartitionState) -> None:
-        """Fence the leaders before in the table, drop what disagrees with the table, and tell that this is done."""
+        """Fence former leaders in the table, drop what disagrees with the table, and report that this is done."""
         partition = partition_log.partition
         await self._roller.commit(topic, lambda: topic.table.begin_epoch(partition, state.leader_epoch))
         sealed = topic.snapshot.partitions[partition].sealed
@@ -260,14 +263,14 @@ class Replicas:
         )
 
     async def _agrees(self, topic: Topic, partition_log: PartitionLog, sealed: int) -> bool:
-        """Whether the tail goes on where the table ends: both have the record before from the same leader."""
+        """Return True if the tail continues the table: both have the previous record from the same leader."""
         if sealed == 0 or sealed < partition_log.sealed_offset:
             return True
         in_table = await asyncio.to_thread(newest_epoch, topic, partition_log)
         return in_table is not None and in_table == partition_log.state.leader_epochs.epoch_of(sealed - 1)
 
     async def _drop_stray(self, key: PartitionKey, partition_log: PartitionLog, state: PartitionState) -> None:
-        """Free the frames of a partition that other brokers have now (C19)."""
+        """Free the frames of a partition that now belongs to other brokers (C19)."""
         while self._states.get(key) is state and not partition_log.is_closed:
             if partition_log.is_quiet:
                 if partition_log.log_end_offset == partition_log.sealed_offset:
@@ -303,7 +306,7 @@ class Replicas:
             waiting.cancel()
 
     async def _reset(self, topic: Topic, partition_log: PartitionLog, is_wanted: Callable[[], bool]) -> bool:
-        """Begin a follower's log anew at the end of the table."""
+        """Begin a follower's log again at the end of the table."""
         await self._roller.refresh(topic)
         begin = self._coordinator.producer_ids_begin
         done = is_wanted() and await reset_to_table(self._journal, topic, partition_log, begin, is_wanted)
@@ -314,7 +317,7 @@ class Replicas:
     # ---- in-sync replicas -------------------------------------------------------------------------------------------
 
     def _commit(self, key: PartitionKey, partition_log: PartitionLog, state: PartitionState) -> None:
-        """The replicas or the ISR of a partition that is led here have changed, in the same epoch."""
+        """Apply changed replicas or a changed ISR of a partition that is led here, in the same epoch."""
         leadership = partition_log.require_leader()
         if leadership.in_sync_replicas is None:
             leadership.in_sync_replicas = self._in_sync_replicas(self._topics[key], state)
@@ -328,7 +331,7 @@ class Replicas:
         self._expand(key, partition_log)
 
     def followed(self, partition_log: PartitionLog, broker_id: int) -> None:
-        """A follower has told its position: it may join the ISR."""
+        """Let a follower that has reported its position join the ISR if it may."""
         key = _key(partition_log)
         if key in self._unsettled:
             self._settle(key, partition_log)
@@ -337,8 +340,8 @@ class Replicas:
             self._expand(key, partition_log)
 
     def _expand(self, key: PartitionKey, partition_log: PartitionLog) -> None:
-        """Take those that have caught up into the ISR. Asked after each change, too: a follower that has everything
-        tells its position once.
+        """Take followers that have caught up into the ISR. Also called after each change, because a follower that has
+        everything reports its position once.
         """
         if key in self._altering or not partition_log.is_leader:
             return
@@ -347,7 +350,7 @@ class Replicas:
         if in_sync is None:
             return
         high_watermark, epoch_start = partition_log.high_watermark, leadership.epoch_start
-        # One that may not join would keep out those that are proposed with it.
+        # A proposal is refused as a whole if one follower may not join.
         joining = [
             one
             for one, follower in in_sync.followers.items()
@@ -358,7 +361,7 @@ class Replicas:
             self._alter(key, partition_log, (*in_sync.committed, *joining))
 
     def _brokers_changed(self) -> None:
-        """A follower may have told its position before its registration was known here."""
+        """Expand the ISRs again: a follower may have reported its position before its registration was known here."""
         for key, partition_log in list(self._replicated.items()):
             self._expand(key, partition_log)
 
@@ -368,7 +371,7 @@ class Replicas:
             self._changed(self._topics[key], partition_log.partition)
 
     async def _check_for_ever(self) -> None:
-        """Twice in ``replica.lag.time.max.ms``, as Kafka: followers that stay behind leave the ISR."""
+        """Remove followers that stay behind from the ISR; check twice in ``replica.lag.time.max.ms``, as Kafka does."""
         while True:
             await asyncio.sleep(self._lag_max_s / 2)
             now = self._clock.monotonic()
@@ -384,8 +387,8 @@ class Replicas:
                     self._alter(key, partition_log, kept)
 
     def _alter(self, key: PartitionKey, partition_log: PartitionLog, in_sync_replicas: Iterable[int]) -> None:
-        """Begin to write an ISR. It counts from this step on: a task runs later, and a high watermark that rises
-        meanwhile would leave a replica behind that joins (C4).
+        """Begin to write an ISR. It counts from this step on: a task runs later, and a high watermark that rises in the
+        meantime would leave a joining replica behind (C4).
         """
         leadership, seen = partition_log.require_leader(), self._states[key]
         in_sync = leadership.in_sync_replicas
@@ -413,7 +416,7 @@ class Replicas:
         wanted: tuple[int, ...],
         epochs: Mapping[int, int],
     ) -> None:
-        """Write the ISR that is proposed until the outcome is known; meanwhile both count (C3)."""
+        """Write the proposed ISR until the outcome is known; meanwhile both count (C3)."""
         topic = self._topics[key]
         delay_s = 0.0
         try:
@@ -422,18 +425,19 @@ class Replicas:
                     await self._coordinator.alter_partition(
                         topic.topic_id, partition_log.partition, seen, wanted, broker_epochs=epochs
                     )
-                except (BrokerNotReadyError, ClusterStateError):  # the outcome is open: asking again tells it
+                except (BrokerNotReadyError, ClusterStateError):  # the outcome is open; the next try learns it
                     await asyncio.sleep(_RETRY_S)
                     if not self._leads_still(partition_log, leadership):
                         return
                     continue
                 except InvalidUpdateVersionError:
-                    return  # the event tells of the other state
+                    return  # an event brings the other state
                 except IneligibleReplicaError:
                     delay_s = _RETRY_S
                     return
                 except (FencedLeaderEpochError, UnknownTopicIdError):
-                    if self._leads_still(partition_log, leadership):  # and not again, with another epoch
+                    # Skip it if this broker was elected again, with another epoch.
+                    if self._leads_still(partition_log, leadership):
                         self._resign(key, partition_log, seen.leader_epoch)
                     return
                 if len(wanted) < len(seen.in_sync_replicas):
@@ -448,7 +452,7 @@ class Replicas:
                 )
                 return
         finally:
-            # A cancelled task knows no outcome: the broker stops.
+            # A cancelled task knows no outcome, because the broker stops.
             task = asyncio.current_task()
             if leadership.in_sync_replicas is not None and not (task is not None and task.cancelling()):
                 leadership.end_proposal()
@@ -462,8 +466,8 @@ class Replicas:
     # ---- history ----------------------------------------------------------------------------------------------------
 
     async def _refresh(self, topic: Topic) -> None:
-        """A new leader reads what the one before has rolled; readers of history wait for it. And what it has deleted
-        (DeleteRecords), of which followers are told later.
+        """Read what the former leader has rolled; readers of history wait for it. Also read what it has deleted
+        (DeleteRecords), which followers learn later.
         """
         self._to_refresh.discard(topic)
         try:

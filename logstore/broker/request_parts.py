@@ -27,7 +27,7 @@ def check_keys(topic: Topic, records: Records) -> None:
 
 
 def check_batch_keys(topic: Topic, batch: pa.RecordBatch, rows: np.ndarray | range) -> None:
-    """``check_keys`` of one batch, whose records are ``rows`` of the request."""
+    """Check one batch as ``check_keys`` does; its records are ``rows`` of the request."""
     keys = batch.column("key")
     if topic.config.compacted and keys.null_count:
         first = rows[int(np.flatnonzero(keys.is_null().to_numpy(zero_copy_only=False))[0])]
@@ -35,7 +35,9 @@ def check_batch_keys(topic: Topic, batch: pa.RecordBatch, rows: np.ndarray | ran
 
 
 def batch_refusal(topic: Topic, batch: KafkaBatch, num_bytes: int) -> LogStoreError | None:
-    """Why the topic does not take a new record batch of a Kafka client, of ``num_bytes`` as it was sent."""
+    """Return the reason why the topic refuses a new record batch of a Kafka client, of ``num_bytes`` as sent; else
+    None.
+    """
     if num_bytes > topic.config.max_message_bytes:
         return RecordTooLargeError(
             f"The record batch has {num_bytes} bytes, max.message.bytes allows {topic.config.max_message_bytes}: send "
@@ -53,9 +55,9 @@ def _no_key(topic: Topic) -> str:
 
 
 def sticky_partition(topic: Topic, turn: int) -> int:
-    """The partition for records whose producer leaves it open: one that is served, if there is any.
+    """Return the partition for records whose producer leaves it open: one that is served, if there is any.
 
-    Not for requests with an idempotency key: a retry of them must go where the first try went.
+    Do not use it for requests with an idempotency key: a retry must go where the first try went.
     """
     partition = turn % len(topic.partitions)
     if topic.partitions[partition].quarantined is None:
@@ -65,9 +67,9 @@ def sticky_partition(topic: Topic, turn: int) -> int:
 
 
 def split(topic: Topic, records: Records, partition: int | None, sticky: int) -> list[PartitionBatch]:
-    """The records by partition. A record may name a partition that the topic does not have.
+    """Split the records by partition. A record may name a partition that the topic does not have.
 
-    ``partition``: the one that the request is for. Raises UnknownPartitionError if there is no such one, and
+    ``partition`` is the one that the request is for. Raises UnknownPartitionError if it does not exist, and
     InvalidRequestError if a record names another one.
     """
     if isinstance(records, SplitRecords):
@@ -93,8 +95,8 @@ def split(topic: Topic, records: Records, partition: int | None, sticky: int) ->
 
 
 def refusal_of(topic: Topic, part: PartitionBatch, acks: int) -> LogStoreError | None:
-    """Why nothing can be appended to the partition of ``part`` with ``acks``: there is none, it is quarantined or not
-    led here, it has too few replicas, the topic is gone.
+    """Return the reason why nothing can be appended to the partition of ``part`` with ``acks``, else None: it does not
+    exist, is quarantined or not led here, or has too few replicas, or the topic is gone.
     """
     if not 0 <= part.partition < len(topic.partitions):
         row = 0 if part.rows is None else int(part.rows[0])

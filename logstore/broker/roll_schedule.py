@@ -24,19 +24,19 @@ log = structlog.stdlib.get_logger(__name__)
 
 _TICK_S = 0.1
 _REFRESH_S = 5.0
-# A table is refreshed when its log has changed, and in any case within this time: some changes leave no trace.
+# A table is refreshed when its log has changed, and at the latest after this time: some changes leave no trace.
 _LOOK_AT_ALL_S = 600.0
-# A roll also seals partitions that are nearly old enough: one commit now instead of one for each soon.
+# A roll also seals partitions that are nearly old enough: one commit now replaces a commit for each of them soon.
 _NEARLY_OLD = 0.5
-# The journal is pinned if at most this part of its files is needed: copying that part frees as much as it fills, or
-# more.
+# The journal is pinned if at most this part of its bytes is needed: copying that part frees at least as much as it
+# fills.
 _PINNED_PART = 0.5
-#: More than there are threads for rolls: each roll also waits, for the event loop or for another commit.
+#: This is more than there are threads for rolls: each roll also waits for the event loop or for another commit.
 ROLLS_AT_A_TIME = 4
-#: No roll begins later than this after the beginning of a stop: supervisors lose patience after ten seconds, and the
-#: records are as safe in the journal.
+#: No roll begins later than this after the beginning of a stop: supervisors kill after ten seconds, and the records are
+#: as safe in the journal.
 ROLL_AT_STOP_S = 5.0
-#: The pause after a failure in the background: the first, then twice as long each time, up to the second.
+#: Seconds before a retry in the background: the first pause, doubled each time up to the second.
 RETRY_S, RETRY_MAX_S = 1.0, 60.0
 # A journal of more files than this is pinned by a slow topic. A small part of a file is worth copying; copies of most
 # of a file would fill files as fast as they free them.
@@ -75,6 +75,7 @@ class RollSchedule:
 
     def mark_all(self) -> None:
         """Mark all logs before their tables are read at the start: a table with the same mark need not be read again.
+
         Blocking.
         """
         self._seen = {topic: mark for topic in self._topics.values() if (mark := topic.table.log_mark()) is not None}
@@ -118,15 +119,15 @@ class RollSchedule:
             log.warning("broker.left_in_journal_at_stop", topics=len(left), records=records, seconds=ROLL_AT_STOP_S)
 
     def press(self) -> None:
-        """The journal is full: roll now."""
+        """Roll now, because the journal is full."""
         self._pressed.set()
 
     def touch(self, topic: Topic) -> None:
-        """Something of the topic has changed: see when it is to roll."""
+        """Check when the topic should roll, because something has changed."""
         self._due.touch(topic)
 
     def appended(self, topic: Topic, partitions: Iterable[int]) -> None:
-        """Records were appended to the partitions: see when they are to roll."""
+        """Check when the partitions should roll, because records were appended to them."""
         self._due.appended(topic, partitions)
 
     async def _roll_loop(self) -> None:
@@ -139,7 +140,7 @@ class RollSchedule:
             old_or_big = self._due.take(now)
             for topic in [t for t in self._topics.values() if t.has_unsealed] if pressed else old_or_big:
                 if topic in self._rolling:
-                    continue  # looked at again when that is done
+                    continue  # checked again when that is done
                 if now < (not_before := self._not_before.get(topic, now)):
                     self._due.wake_at(topic, not_before)
                 else:
@@ -163,8 +164,8 @@ class RollSchedule:
                     await self._roller.roll(topic, select)
             self._forget_failures(topic)
         except Exception as error:
-            # After any error the other topics go on, and this one tries again later, on a fresh snapshot: the journal
-            # keeps the records.
+            # After any error the other topics continue, and this one tries again later, on a fresh snapshot: the
+            # journal keeps the records.
             ROLLS.count(topic, 1, "failed")
             log.error("roll.failed", topic=topic.name, error=str(error), exc_info=unforeseen(error))
             delay = min(RETRY_MAX_S, 2 * self._delay_s.get(topic, RETRY_S / 2))
@@ -177,7 +178,7 @@ class RollSchedule:
                 self._forget_failures(topic)
 
     def rolled(self, topic: Topic, failure: str | None) -> None:
-        """The topic was rolled by request, or failed to: the next look at its problems tells of it."""
+        """Keep the outcome of a roll by request, so that the topic's problems show it."""
         if failure is None or topic.deleted:
             self._forget_failures(topic)
         else:
@@ -196,7 +197,7 @@ class RollSchedule:
                 del self._seen[topic]
             for topic, mark in await asyncio.to_thread(self._changed, list(self._topics.values())):
                 if topic.commit_lock.locked():
-                    continue  # a commit under way reads the table, too; a commit that hangs holds up no other topic
+                    continue  # a commit under way also reads the table; a commit that hangs holds up no other topic
                 try:
                     await self._roller.refresh(topic)
                 except Exception as error:
@@ -207,7 +208,7 @@ class RollSchedule:
                     self._seen[topic] = mark
 
     def _changed(self, topics: Sequence[Topic]) -> list[tuple[Topic, int | None]]:
-        """Topics whose logs may have changed since they were read, and how the logs look now."""
+        """Return topics whose logs may have changed since they were read, with the current marks of the logs."""
         marks = [(topic, topic.table.log_mark()) for topic in topics]
         return [(topic, mark) for topic, mark in marks if mark is None or mark != self._seen.get(topic)]
 
@@ -220,20 +221,22 @@ class RollSchedule:
             await self._renew_old_journal()
 
     def _is_pinned(self) -> bool:
-        """Whether the journal fills up with records that are in Delta, in files that also have records still needed."""
+        """Return True if the journal fills up with records that are in Delta, in files that also have records still
+        needed.
+        """
         needed = self._journal.needed_bytes
         if needed <= PRESSURE * self._journal_max_bytes:
             return False
         return sum(topic.journal_bytes for topic in self._topics.values()) <= needed * _PINNED_PART
 
     async def _unpin_journal(self) -> None:
-        """Copy the frames that a slow topic still needs out of old journal files, so that the files can go."""
+        """Copy the frames that a slow topic still needs out of old journal files, so that the files can be deleted."""
         end = self._journal.end_position
         if not self._is_pinned():
             self._copied = 0
         while len(self._journal.files) > _JOURNAL_FILES:
             start, size = self._journal.files[0]
-            # Once round the journal and no more: if that does not help, something else needs the files.
+            # It goes once round the journal and no more: if that does not help, something else needs the files.
             whole = start < end and self._copied < self._journal_max_bytes and self._is_pinned()
             limit = size if whole else min(_RELOCATE_BYTES_MAX, size // _RELOCATE_PART_MAX)
             try:
@@ -249,8 +252,8 @@ class RollSchedule:
             log.info("journal.relocated", frames=len(moved))
 
     async def _renew_old_journal(self) -> None:
-        """Records that are in a table leave the journal in time, also where there is too little of them to fill a file:
-        whoever deletes them from the table counts on it.
+        """Remove records that are in a table from the journal in time, even if there are too few to fill a file: users
+        who delete them from the table rely on it.
         """
         if self._journal.data_age_s < self._journal_roll_s:
             return
@@ -260,7 +263,7 @@ class RollSchedule:
             log.warning("journal.not_renewed", error=str(error))
 
     def keepers(self) -> Callable[[PartitionKey], KeepsFrames | None]:
-        """By partition, who knows which of its frames in the journal still count."""
+        """Return a lookup of the object that knows which journal frames of a partition still count."""
         by_id = {topic.topic_id: topic for topic in self._topics.values()}
 
         def keeper_of(key: PartitionKey) -> KeepsFrames | None:
@@ -274,5 +277,7 @@ class RollSchedule:
 
 
 def _is_sound(topic: Topic) -> bool:
-    """A topic that is not sound is refreshed all the time: it may be mended without a commit."""
+    """Return True if no partition is quarantined or lacks records. Other topics are refreshed all the time, as they may
+    be mended without a commit.
+    """
     return all(p.quarantined is None and not p.missing for p in topic.partitions)

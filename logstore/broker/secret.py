@@ -1,9 +1,8 @@
 """The secret for the digests of idempotency keys: ``<data>/brokers/<id>/secret``, readable by its owner only.
 
-The brokers of a cluster have one secret, ``<data>/secret``: whoever leads a partition next knows the keys again.
-
-Invariant: the secret is durable before anything made with it is stored. Without the secret nobody, the store included,
-can tell whether a request was stored before: see ``IdempotencyKeys.require_one_secret``.
+The brokers of a cluster share one secret, ``<data>/secret``, so that a partition's next leader recognises the keys.
+Invariant: the secret is durable before anything made with it is stored. Without the secret not even the store knows
+whether a request was stored before: see ``IdempotencyKeys.require_one_secret``.
 """
 
 import contextlib
@@ -20,7 +19,7 @@ _CHECKSUM_BYTES: Final = 4
 
 
 def load_secret(home: Path, filesystem: FileSystem) -> bytes:
-    """The secret of the broker at home there, 32 bytes; made if there is none.
+    """Return the 32-byte secret of the broker whose home this is; make it if there is none.
 
     On disk it is followed by its CRC-32C, all in hexadecimal digits. Raises DataDirectoryError if the file is not what
     was written.
@@ -42,9 +41,10 @@ def load_secret(home: Path, filesystem: FileSystem) -> bytes:
 
 
 def load_shared_secret(data: Path, home: Path, filesystem: FileSystem) -> bytes:
-    """The secret of all brokers on ``data``; made if there is none, from that of the store of one node at ``home``.
+    """Return the secret of all brokers on ``data``. If there is none, make it from that of the store of one node at
+    ``home``.
 
-    Raises as ``load_secret``.
+    Raises the errors of ``load_secret``.
     """
     path = data / "secret"
     if not filesystem.exists(path):

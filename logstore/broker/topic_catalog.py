@@ -1,8 +1,8 @@
 """The catalogue of topics: one Delta table each in the store's ``TableRoot``, and nothing else.
 
-Invariants: no two names differ only by case or by ``.`` and ``_``; a topic appears and disappears in one step, so a
+Invariants: no two names differ only by case or by ``.`` and ``_``. A topic appears and disappears in one step, so a
 crash leaves it whole or absent. The id of a deleted topic is kept as long as the journal has records of the topic: it
-tells that the topic was deleted, not lost.
+proves that the topic was deleted, not lost.
 """
 
 import errno
@@ -31,17 +31,18 @@ from logstore.threads import threads
 
 log = structlog.stdlib.get_logger(__name__)
 
-# Topics that are opened at a time: delta-rs and disk reads release the GIL.
+# The number of topics that are opened at once: delta-rs and disk reads release the GIL.
 _OPENERS = 4
 
 
 # Errors of the disk or the process, not of the table: another start may open it.
 _NOT_THE_TOPICS = frozenset({errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE})
 
-# Journals of other brokers may have records of a deleted topic. A broker that was away for longer asks ZooKeeper alone.
+# Journals of other brokers may have records of a deleted topic. A broker that was away for longer has only ZooKeeper to
+# ask.
 _REMEMBERED_MS = 30 * 86_400_000
 
-# A directory of that name makes Delta readers take the one above for a table.
+# A directory of that name makes Delta readers take its parent for a table.
 _DELTAS_NAMES = frozenset({"_delta_log", "_delta_index", "_change_data", "_symlink_format_manifest", "_sidecars"})
 
 
@@ -62,7 +63,9 @@ def check_topic_name(name: str) -> None:
 
 
 def check_no_collision(name: str, existing: Iterable[str]) -> None:
-    """Raise TopicExistsError for the same name, InvalidTopicError for one that a metric or file name would confuse."""
+    """Raise TopicExistsError for the same name, InvalidTopicError for one that differs only by case or ``.`` and
+    ``_``.
+    """
     for other in existing:
         if other == name:
             raise TopicExistsError(f"Topic '{name}' already exists.")
@@ -74,7 +77,7 @@ def check_no_collision(name: str, existing: Iterable[str]) -> None:
 
 
 def names_collide(one: str, other: str) -> bool:
-    """Whether there cannot be topics of both names at a time."""
+    """Return True if topics of both names cannot exist at the same time."""
     return _folded(one) == _folded(other)
 
 
@@ -83,7 +86,7 @@ def _folded(name: str) -> str:
 
 
 def _same_id(tables: Mapping[str, TopicTable]) -> dict[str, QuarantinedError]:
-    """Tables that share a topic id. Each says that it is the original, so none of them is served."""
+    """Return errors for tables that share a topic id. Each claims to be the original, so none of them is served."""
     by_id: dict[uuid.UUID, list[str]] = {}
     for name, table in tables.items():
         by_id.setdefault(table.latest.topic_id, []).append(name)
@@ -100,7 +103,7 @@ def _same_id(tables: Mapping[str, TopicTable]) -> dict[str, QuarantinedError]:
 
 
 def _id_left_in(files: TableFiles) -> uuid.UUID | None:
-    """The id of a topic whose table cannot be served, if its log still tells."""
+    """Return the id of a topic whose table cannot be served, if its log still has it."""
     try:
         found = read_remains(files).meta_data
         return None if found is None else uuid.UUID(found.id)
@@ -109,9 +112,9 @@ def _id_left_in(files: TableFiles) -> uuid.UUID | None:
 
 
 class TopicCatalog:
-    """Blocking; the broker calls it from threads, one change at a time.
+    """The catalogue. It is blocking; the broker calls it from threads, one change at a time.
 
-    ``is_shared`` with other brokers, who may be writing: a log is mended by ``open`` only, when the caller says so.
+    If it ``is_shared`` with other brokers, they may be writing: a log is mended by ``open`` only, when the caller asks.
     """
 
     def __init__(self, root: TableRoot, *, is_shared: bool = False) -> None:
@@ -120,10 +123,10 @@ class TopicCatalog:
         root.prepare()
 
     def load(self) -> tuple[dict[str, TopicTable], dict[str, QuarantinedError]]:
-        """The tables that can be served, by name, and the reasons why others cannot.
+        """Return the tables that can be served, by name, and the reasons why others cannot.
 
-        Remains of a creation or deletion that a crash cut short are removed. OSError; StorageError for a disk that
-        fails.
+        Remains of a creation or deletion that a crash interrupted are removed. Raises OSError, and StorageError for a
+        failing disk.
         """
         self._root.recover()
         names = self.names()
@@ -144,17 +147,18 @@ class TopicCatalog:
         return tables, quarantined
 
     def names(self) -> list[str]:
-        """The topics whose tables are there, rising. OSError."""
+        """Return the topics whose tables exist, in ascending order. Raises OSError."""
         return [name for name in self._root.tables() if is_legal_name(name, TOPIC_NAME_LENGTH_MAX)]
 
     def exists(self, name: str) -> bool:
-        """Whether the table is there. OSError."""
+        """Return True if the table exists. Raises OSError."""
         return self._root.open(name).exists()
 
     def open(self, name: str, *, mend: bool) -> TopicTable | QuarantinedError:
-        """The table, or why it cannot be served. ``mend``: repair its log first, which nobody else does meanwhile.
+        """Return the table, or the reason why it cannot be served. ``mend`` repairs its log first; no other process may
+        do so meanwhile.
 
-        StorageError for a disk that fails.
+        Raises StorageError for a failing disk.
         """
         quarantined = f"Topic {name!r} is quarantined: "
         where = self._root.where(name)
@@ -191,13 +195,13 @@ class TopicCatalog:
         )
 
     def take_back(self, name: str) -> None:
-        """Undo ``create``: nobody was told of the topic, and nothing was produced to it."""
+        """Undo ``create`` of a topic that was never reported or written to."""
         self._root.take_back(name)
 
     def remove(self, name: str, topic_id: uuid.UUID) -> None:
-        """Take the topic away in one step, and keep in mind that it was deleted; then ``sync_removal``, and ``purge``.
+        """Remove the topic in one step, and remember that it was deleted; then call ``sync_removal``, and ``purge``.
 
-        Raises StorageFullError, StorageError; the topic is then there as before.
+        Raises StorageFullError and StorageError; the topic then exists as before.
         """
         try:
             self._root.remove(name, topic_id)
@@ -205,9 +209,9 @@ class TopicCatalog:
             raise storage_error(f"deleting topic {name!r}", error) from error
 
     def sync_removal(self, name: str) -> None:
-        """Make it durable that the topic is gone. StorageError if that fails: it is gone, but may come back.
+        """Make the removal durable. Raises StorageError if that fails: the topic is gone, but may come back.
 
-        After an error call it again; a success then can be trusted.
+        After an error call it again; a success can then be trusted.
         """
         try:
             self._root.sync_removals()
@@ -218,7 +222,7 @@ class TopicCatalog:
             ) from error
 
     def purge(self) -> None:
-        """Delete the files of deleted topics, as far as that goes; the next deletion or start deletes the rest.
+        """Delete the files of deleted topics, as far as possible; the next deletion or start deletes the rest.
 
         Their ids stay: the journal may still have their records.
         """
@@ -228,11 +232,11 @@ class TopicCatalog:
             log.warning("topic.files_not_deleted", error=str(error))
 
     def deleted(self) -> set[uuid.UUID]:
-        """Topics that were deleted on purpose: their records in the journal are not missing from a table."""
+        """Return topics that were deleted on purpose: their records in the journal are not missing from a table."""
         return self._root.removed()
 
     def forget_deleted(self, in_journal: Collection[uuid.UUID]) -> None:
-        """Forget deleted topics but those ``in_journal``: the journal has no records of them any more."""
+        """Forget deleted topics except those ``in_journal``: the journal no longer has records of the others."""
         for topic_id in self.deleted().difference(in_journal):
             if not self._is_shared or self._root.now_ms() - self._root.removed_ms(topic_id) > _REMEMBERED_MS:
                 self._root.forget(topic_id)

@@ -1,8 +1,8 @@
 """Topics are created, altered, grown and deleted here.
 
-In a cluster the controller alone does so: the table first, then its registration. On the other brokers topics appear
-and go by ``TopicDiscovery``. Invariant: one change of the catalogue at a time, each to its end even if the caller goes
-away.
+In a cluster only the controller does so: the table first, then its registration. On the other brokers topics appear and
+disappear by ``TopicDiscovery``. Invariant: one change of the catalogue at a time, each to its end even if the caller is
+cancelled.
 """
 
 import asyncio
@@ -42,9 +42,9 @@ from logstore.topic_config import TopicConfig, config_key, validate_overrides
 
 log = structlog.stdlib.get_logger(__name__)
 
-#: How long a new partition may be without a leader, until the request for it is answered with an error.
+#: Seconds that a new partition may be without a leader before its request is answered with an error.
 _LEADERS_S = 15.0
-#: How long a broker waits for a topic that the controller makes.
+#: Seconds that a broker waits for a topic that the controller makes.
 _APPEARS_S = 10.0
 
 T = TypeVar("T")
@@ -82,11 +82,11 @@ class TopicChanges:
         configs: Mapping[str, str | None] | None = None,
         validate_only: bool = False,
     ) -> Topic | None:
-        """A new topic; None for ``validate_only``. ``assignments``: by partition, the brokers of its replicas, instead
-        of the two numbers.
+        """Make a new topic; return None for ``validate_only``. ``assignments`` has, by partition, the brokers of its
+        replicas, instead of the two numbers.
 
         Raises TopicAuthorizationError, InvalidTopicError, TopicExistsError, InvalidPartitionsError,
-        InvalidReplicationFactorError, InvalidReplicaAssignmentError, InvalidConfigError, StorageFullError.
+        InvalidReplicationFactorError, InvalidReplicaAssignmentError, InvalidConfigError and StorageFullError.
         """
         self._authorizer.require_create(context, name)
         self._require_controller()
@@ -106,11 +106,12 @@ class TopicChanges:
         configs: Mapping[str, str],
         replication_factor: int = 1,
     ) -> Topic:
-        """A topic of the store's own, made if it is not there: only INTERNAL writes to it, nobody alters or deletes it.
+        """Return one of the store's own topics; make it if it does not exist. Only INTERNAL writes to it, and no user
+        alters or deletes it.
 
-        With fewer brokers than ``replication_factor`` it has as many replicas as there are brokers. The controller
-        makes it; another broker waits for it. Raises ClusterAuthorizationError, StorageFullError, QuarantinedError,
-        CoordinatorNotAvailableError, RequestTimedOutError.
+        With fewer brokers than ``replication_factor`` it has one replica for each broker. The controller makes it;
+        another broker waits for it. Raises ClusterAuthorizationError, StorageFullError, QuarantinedError,
+        CoordinatorNotAvailableError and RequestTimedOutError.
         """
         self._authorizer.require_cluster(context, Operation.CLUSTER_ACTION)
 
@@ -148,7 +149,7 @@ class TopicChanges:
             )
 
     async def _until_led(self, topic: Topic) -> None:
-        """Wait until the whole topic has leaders; RequestTimedOutError."""
+        """Wait until the whole topic has leaders. Raises RequestTimedOutError."""
 
         def is_led() -> bool:
             states = (self._coordinator.partition_state(topic.topic_id, p.partition) for p in topic.partitions)
@@ -161,16 +162,17 @@ class TopicChanges:
             )
 
     def find(self, context: RequestContext, name: str, operation: Operation) -> Topic | None:
-        """Return the topic, for ``operation``; None if it is not there and may be made. It changes nothing.
+        """Return the topic, for ``operation``; None if it does not exist and may be made. It changes nothing.
 
-        Raises TopicAuthorizationError, UnknownTopicError, QuarantinedError, LeaderNotAvailableError for one that other
-        brokers know already.
+        Raises TopicAuthorizationError, UnknownTopicError, QuarantinedError, and LeaderNotAvailableError for one that
+        other brokers already know.
         """
         self._authorizer.require(context, operation, ResourceType.TOPIC, name)
         try:
             return self._topics.get(name)
         except UnknownTopicError:
-            # A topic of the store's own may come later, and its reader waits for it; its writer is refused by name.
+            # One of the store's own topics may come later, and its reader waits for it. A writer gets an error with its
+            # name.
             if not self._settings.auto_create_topics_enable or (is_internal(name) and operation is not Operation.WRITE):
                 raise
         self._authorizer.require_create(context, name)
@@ -179,11 +181,13 @@ class TopicChanges:
     async def find_or_create(
         self, context: RequestContext, name: str, operation: Operation, partition: int = 0
     ) -> Topic:
-        """The topic, for ``operation``; created first, if it is not there and ``auto.create.topics.enable`` says so.
+        """Return the topic, for ``operation``; create it first if it does not exist and ``auto.create.topics.enable``
+        is true.
 
-        ``partition``: the last one that is wanted. If a new topic would not have it nothing is created, and the error
-        is UnknownPartitionError. In a cluster the controller creates the topic, and this broker waits until it serves
-        it, too. Raises as ``find``, and InvalidTopicError, BrokerNotReadyError, StorageFullError, NotControllerError.
+        ``partition`` is the last one that is wanted. If a new topic would not have it, nothing is created and
+        UnknownPartitionError is raised. In a cluster the controller creates the topic, and this broker waits until it
+        also serves it. Raises the errors of ``find``, and InvalidTopicError, BrokerNotReadyError, StorageFullError and
+        NotControllerError.
         """
         if (topic := self.find(context, name, operation)) is not None:
             return topic
@@ -250,9 +254,9 @@ class TopicChanges:
     async def delete(self, context: RequestContext, name: str, topic_id: UUID | None = None) -> None:
         """Delete a topic. It is gone for readers and writers at once; its files follow.
 
-        With a ``topic_id`` only the topic that has it: UnknownTopicIdError. Raises TopicAuthorizationError,
-        UnknownTopicError, InvalidTopicError, StorageFullError; StorageError if it is gone, but a power cut may bring it
-        back: the removal is then tried again until it is durable.
+        With a ``topic_id``, delete only the topic that has it, or raise UnknownTopicIdError. Raises
+        TopicAuthorizationError, UnknownTopicError, InvalidTopicError, StorageFullError. Raises StorageError if it is
+        gone, but a power cut may bring it back: the removal is then tried again until it is durable.
         """
         self._authorizer.require(context, Operation.DELETE, ResourceType.TOPIC, name)
         self._require_controller()
@@ -269,9 +273,9 @@ class TopicChanges:
     async def alter_configs(
         self, context: RequestContext, name: str, changes: Mapping[str, str | None], *, validate_only: bool = False
     ) -> Topic:
-        """Set keys; None takes a key back to its default.
+        """Set keys; None returns a key to its default.
 
-        Raises TopicAuthorizationError, UnknownTopicError, InvalidTopicError, InvalidConfigError.
+        Raises TopicAuthorizationError, UnknownTopicError, InvalidTopicError and InvalidConfigError.
         """
         self._authorizer.require(context, Operation.ALTER_CONFIGS, ResourceType.TOPIC, name)
         self._require_controller()
@@ -283,7 +287,7 @@ class TopicChanges:
         checked.update({config_key(key).name: None for key, value in changes.items() if value is None})
 
         def alter() -> int:
-            topic.config_with(checked)  # here no other change of it is under way
+            topic.config_with(checked)  # no other change of the topic is under way here
             return topic.table.alter_config(checked)
 
         if validate_only:
@@ -295,7 +299,7 @@ class TopicChanges:
             try:
                 await self._coordinator.table_changed(topic.topic_id)
             except LogStoreError as error:
-                # They look at the table's log every few seconds.
+                # The other brokers check the table's log every few seconds.
                 log.warning("topic.change_not_told", topic=name, why=error.message)
         return topic
 
@@ -308,10 +312,10 @@ class TopicChanges:
         assignments: Sequence[Sequence[int]] = (),
         validate_only: bool = False,
     ) -> Topic:
-        """Grow to ``total`` partitions. ``assignments``: of each new partition, the brokers of its replicas.
+        """Grow to ``total`` partitions. ``assignments`` has, for each new partition, the brokers of its replicas.
 
         Raises TopicAuthorizationError, InvalidPartitionsError for fewer than there are, InvalidReplicaAssignmentError,
-        UnknownTopicError, InvalidTopicError.
+        UnknownTopicError and InvalidTopicError.
         """
         self._authorizer.require(context, Operation.ALTER, ResourceType.TOPIC, name)
         self._require_controller()
@@ -346,7 +350,7 @@ class TopicChanges:
         return topic
 
     async def _change(self, change: Coroutine[object, object, T]) -> T:
-        """One change of the catalogue at a time, each to its end even if the caller goes away."""
+        """Run one change of the catalogue at a time, each to its end even if the caller is cancelled."""
 
         async def locked() -> T:
             async with self._topics.lock:
@@ -361,7 +365,7 @@ class TopicChanges:
 
 
 def _check_replication_factor(asked: int | None, default: int, brokers: int) -> None:
-    """None and -1 stand for ``default.replication.factor``."""
+    """Check the factor; None and -1 mean ``default.replication.factor``. Raises InvalidReplicationFactorError."""
     if asked is None or asked == -1:
         if default > brokers:
             raise InvalidReplicationFactorError(

@@ -1,9 +1,10 @@
-"""The topics of a cluster on each of its brokers: those that others made appear here, those that others deleted go.
+"""The topics of a cluster on each of its brokers: topics that others made appear here, topics that others deleted
+disappear.
 
-It compares what the coordinator has registered with what is served, one topic at a time, until both agree; after an
-error it tries again later. So nothing depends on an event that came too early, or while the broker was away. The
-controller does more: after its election, and now and then, it looks at the tables themselves, since a creator may have
-died between table and registration; and it finishes deletions that were begun.
+It compares the coordinator's registrations with what is served, one topic at a time, until both agree; after an error
+it tries again later. So nothing depends on an event that came too early, or while the broker was away. The controller
+does more: after its election, and now and then, it looks at the tables themselves, since a creator may have died
+between table and registration; and it finishes deletions that were begun.
 """
 
 import asyncio
@@ -20,13 +21,13 @@ from logstore.log.topic import Topic
 
 log = structlog.stdlib.get_logger(__name__)
 
-#: The pause after a failure: the first, then twice as long each time, up to the second.
+#: Seconds before a retry: the first pause, doubled each time up to the second.
 _RETRY_S: Final = 0.2
 _RETRY_MAX_S: Final = 30.0
-#: How long a request waits for ZooKeeper's word on a topic, and then for one that is there to be served.
+#: Seconds that a request waits for ZooKeeper's state of a topic, and then for an existing topic to be served.
 _LOOK_FOR_S: Final = 2.0
 _SERVED_S: Final = 10.0
-#: Between two looks of the controller at all tables.
+#: Seconds between two looks of the controller at all tables.
 _LOOK_S: Final = 30.0
 
 
@@ -36,7 +37,7 @@ class ServedTopics(Protocol):
     def served(self, name: str) -> Topic | None: ...
 
     def forget_gone(self) -> None:
-        """Let the journal free the records of topics that are gone for certain."""
+        """Let the journal free the records of topics that are certainly deleted."""
         ...
 
     async def appear(self, name: str, topic_id: UUID) -> None:
@@ -48,47 +49,49 @@ class ServedTopics(Protocol):
         ...
 
     async def look_at_start(self, topic: Topic) -> None:
-        """Mend what the leaders of a topic mend after a start."""
+        """Repair what the leaders of a topic repair after a start."""
         ...
 
     async def was_removed(self, topic: Topic) -> bool:
-        """Whether the topic's table was removed, as a deletion does."""
+        """Return True if the topic's table was removed, as a deletion does."""
         ...
 
     def let_go(self, topic: Topic) -> None:
-        """Nobody leads the topic any more, and its records are kept."""
+        """Stop leading the topic, and keep its records."""
         ...
 
     async def drop(self, topic: Topic) -> None:
-        """Another broker has deleted the topic."""
+        """Drop the topic, which another broker has deleted."""
         ...
 
     async def look_at_tables(self) -> None:
-        """Tell the coordinator of tables that nobody has told of, and of those that are to be removed still."""
+        """Report to the coordinator the tables that are not registered, and those that still have to be removed."""
         ...
 
     async def finish_deletion(self, name: str, topic_id: UUID) -> None:
-        """Remove the table of a topic that is being deleted, if it is there still."""
+        """Remove the table of a topic that is being deleted, if it still exists."""
         ...
 
 
 class TopicDiscovery:
-    """Made before the tables are read: what has changed since is looked at again."""
+    """Makes the served topics agree with the registered ones. It is made before the tables are read, so that later
+    changes are checked again.
+    """
 
     def __init__(self, topics: ServedTopics, coordinator: Coordinator, lock: asyncio.Lock) -> None:
         self._topics = topics
         self._coordinator = coordinator
         self._lock = lock
-        #: Of the registrations that were seen.
+        #: The versions of the registrations that were seen.
         self._versions: dict[UUID, int] = {}
-        #: The partitions that this broker has led since its start, and looked at as their leader.
+        #: The partitions that this broker has led since its start, and checked as their leader.
         self._looked_at: dict[UUID, set[int]] = {}
         self._unsettled: dict[str, None] = {}
         self._pauses_s: dict[str, float] = {}
         self._wake = asyncio.Event()
-        #: Set at each change, for those that wait for one.
+        #: Set at each change, for the tasks that wait for one.
         self._changed = asyncio.Event()
-        #: Topics that requests have asked for, and the look at them that is under way.
+        #: Topics that requests have asked for; and the look at them that is under way.
         self._asked: dict[str, asyncio.Future[None]] = {}
         self._looking: asyncio.Task[None] | None = None
         self._started = asyncio.Event()
@@ -100,12 +103,12 @@ class TopicDiscovery:
         coordinator.on_election(self._elected)
 
     def start(self) -> None:
-        """The tables were read."""
+        """Begin, once the tables were read."""
         self._started.set()
         self._tasks = [asyncio.create_task(self._settle_all()), asyncio.create_task(self._look_now_and_then())]
 
     def leadership_changed(self, topic: Topic) -> None:
-        """A broker of a cluster leads nothing yet when it has started: it looks at its tables again when it does."""
+        """Check the topic's table again, as its leader: after its start a broker of a cluster leads nothing yet."""
         self._registered(topic.name)
 
     async def stop(self) -> None:
@@ -115,7 +118,7 @@ class TopicDiscovery:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def until(self, reached: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait for a change that makes ``reached`` true; whether it came in time."""
+        """Wait for a change that makes ``reached`` true. Return True if it came in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not reached():
@@ -124,8 +127,8 @@ class TopicDiscovery:
         return reached()
 
     async def find(self, name: str, partitions: int, is_served: Callable[[], bool]) -> None:
-        """Before a topic, or so many partitions of it, is said not to be there: look at what the cluster has, and wait
-        until ``is_served`` if it has them; for some seconds at the most.
+        """Look for a topic, or this many partitions of it, before it is reported as missing. If the cluster has it,
+        wait until ``is_served``, for some seconds at most.
         """
         with contextlib.suppress(TimeoutError, LogStoreError):
             async with asyncio.timeout(_LOOK_FOR_S):
@@ -138,7 +141,7 @@ class TopicDiscovery:
         await self.until(is_settled, _SERVED_S)
 
     async def _look(self, name: str) -> None:
-        """One look serves all requests that came before it."""
+        """Look for a topic; one look serves all requests that came before it."""
         asked = self._asked.get(name)
         if asked is None:
             asked = self._asked[name] = asyncio.get_running_loop().create_future()
@@ -210,10 +213,10 @@ class TopicDiscovery:
             looked_at |= led
 
     async def _drop_former(self, name: str, found: RegisteredTopic | None) -> None:
-        """A topic was deleted if its registration was seen, and is not the one of its name any more.
+        """Drop a topic whose registration was seen and is gone, or now belongs to another topic: it was deleted.
 
-        A deletion removes the table before the registration. If the table is there still, somebody has removed the
-        registration by hand: it waits for its adoption.
+        A deletion removes the table before the registration. If the table still exists, a user has removed the
+        registration by hand: the topic waits for its adoption.
         """
         topic = self._topics.served(name)
         if topic is None or topic.topic_id not in self._versions:
@@ -235,9 +238,9 @@ class TopicDiscovery:
         return self._coordinator.controller_id == self._coordinator.broker_id
 
     async def _elected(self) -> None:
-        """Before anything is decided: a registration whose table is there still is not removed.
+        """Report the tables before anything is decided, so that no registration is removed while its table exists.
 
-        Its deletion is finished after that, since it may wait for replicas, and these for the controller.
+        Deletions are finished afterwards, since they may wait for replicas, and these for the controller.
         """
         await self._started.wait()
         async with self._lock:
@@ -246,7 +249,9 @@ class TopicDiscovery:
             self._registered(name)
 
     async def _look_now_and_then(self) -> None:
-        """A controller that did not know that it was replaced may have made a table after this one's election."""
+        """Look at the tables now and then: a replaced controller may have made one after this one's election, before it
+        knew.
+        """
         while True:
             await asyncio.sleep(_LOOK_S)
             if self._is_controller:

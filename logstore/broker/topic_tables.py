@@ -25,14 +25,14 @@ class TopicTables:
         authorizer: Authorizer,
         rolled: Callable[[Topic, str | None], None],
     ) -> None:
-        """``rolled`` takes the outcome of each roll: why it failed, or None."""
+        """``rolled`` takes the outcome of each roll: the reason why it failed, or None."""
         self._roller = roller
         self._rolled = rolled
         self._admission = admission
         self._authorizer = authorizer
 
     async def roll(self, context: RequestContext, topic: Topic) -> RollResult:
-        """Seal all that is acknowledged; returns when the Delta commit is durable. See ``Roller.roll``."""
+        """Seal all that is acknowledged; return when the Delta commit is durable. See ``Roller.roll``."""
         self._authorizer.require(context, Operation.ALTER, ResourceType.TOPIC, topic.name)
         self._admission.require_ready()
         try:
@@ -44,9 +44,9 @@ class TopicTables:
         return result
 
     async def refresh(self, context: RequestContext, topic: Topic) -> int:
-        """Read the commits of others to the topic's table; the version that every read from here on sees.
+        """Read the commits of others to the topic's table. Return the version that every read from here on sees.
 
-        Raises as ``Roller.refresh``.
+        Raises the errors of ``Roller.refresh``.
         """
         self._authorizer.require(context, Operation.ALTER, ResourceType.TOPIC, topic.name)
         self._admission.require_ready()
@@ -54,8 +54,8 @@ class TopicTables:
         return topic.version
 
     async def keyless_records(self, context: RequestContext, topic: Topic) -> list[KeylessRecords]:
-        """Records without a key in the topic's table, by partition: what a compaction removes. Those that are not
-        rolled yet are not among them. Raises TopicAuthorizationError, CorruptionError, StorageError.
+        """Return records without a key in the topic's table, by partition, which a compaction removes. Records that are
+        not rolled yet are left out. Raises TopicAuthorizationError, CorruptionError and StorageError.
         """
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
         try:
@@ -64,7 +64,9 @@ class TopicTables:
             raise storage_error(f"reading the table of topic {topic.name!r}", error) from error
 
     async def delete_records(self, context: RequestContext, topic: Topic, partition: int, before_offset: int) -> int:
-        """As ``delete_all_records``, of one partition: its new log start offset; raises its error."""
+        """Delete records of one partition as ``delete_all_records`` does. Return its log start offset; raise its
+        error.
+        """
         found = await self.delete_all_records(context, topic, {partition: before_offset})
         if isinstance(start := found[partition], LogStoreError):
             raise start
@@ -73,13 +75,13 @@ class TopicTables:
     async def delete_all_records(
         self, context: RequestContext, topic: Topic, before_offsets: Mapping[int, int]
     ) -> dict[int, int | LogStoreError]:
-        """By partition, move the log start offset up to the one given (-1: the last stable offset): the new log start
-        offsets, or why one was not moved. One roll and one commit for all.
+        """Move the log start offset of each partition up to the given one (-1: the last stable offset). Return the new
+        log start offsets, or the errors. One roll and one commit serve all.
 
         Readers of this project stop seeing the records below at once; the files follow with the retention job. Errors
         of a partition: OffsetOutOfRangeError beyond the last stable offset or below -1, UnknownPartitionError,
-        NotLeaderOrFollowerError, and as ``Roller.roll`` and ``Roller.commit``. Raises TopicAuthorizationError,
-        BrokerNotReadyError, InvalidTopicError.
+        NotLeaderOrFollowerError, and those of ``Roller.roll`` and ``Roller.commit``. Raises TopicAuthorizationError,
+        BrokerNotReadyError and InvalidTopicError.
         """
         self._authorizer.require(context, Operation.DELETE, ResourceType.TOPIC, topic.name)
         self._admission.require_ready()
@@ -108,10 +110,11 @@ class TopicTables:
         return found | {one: logs[one].log_start_offset for one in targets}
 
     async def drop_foreign_files(self, context: RequestContext, topic: Topic) -> tuple[str, ...]:
-        """Take files that other writers added out of the topic's table, and serve its partitions again; their paths.
+        """Take files that other writers added out of the topic's table, and serve its partitions again. Return their
+        paths.
 
-        The files stay on disk. Raises TopicAuthorizationError, BrokerNotReadyError, InvalidTopicError, and as
-        ``Roller.commit``.
+        The files stay on disk. Raises TopicAuthorizationError, BrokerNotReadyError, InvalidTopicError, and the errors
+        of ``Roller.commit``.
         """
         self._authorizer.require(context, Operation.ALTER, ResourceType.TOPIC, topic.name)
         self._admission.require_ready()

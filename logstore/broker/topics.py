@@ -1,5 +1,5 @@
-"""The topics that are served: found at the start, and looked up. ``TopicChanges`` makes and removes them on one
-node and at the controller; on other brokers ``TopicDiscovery`` does.
+"""The topics that are served: found at the start, and looked up. ``TopicChanges`` makes and removes them on one node
+and at the controller; on other brokers ``TopicDiscovery`` does.
 
 Invariant: one change of the catalogue at a time, under ``lock``.
 """
@@ -54,11 +54,11 @@ from logstore.settings import Settings
 
 log = structlog.stdlib.get_logger(__name__)
 
-#: How long a new partition may be without a leader, until the request for it is answered with an error.
+#: Seconds that a new partition may be without a leader before its request is answered with an error.
 _LEADERS_S = 15.0
-#: How long a broker waits for a topic that the controller makes.
+#: Seconds that a broker waits for a topic that the controller makes.
 _APPEARS_S = 10.0
-#: How long appends wait for a partition that this broker was elected to lead.
+#: Seconds that appends wait for a partition that this broker was elected to lead.
 _LED_S = 2.0
 
 T = TypeVar("T")
@@ -98,7 +98,7 @@ class Topics:
         self.removals.listeners.append(self._removed)
         #: Called with a topic that another broker made, once it is served here.
         self.appeared: Callable[[Topic], None] = lambda _: None
-        #: Takes over what was erased, by the table of ``__erasures``.
+        #: Loads the erasures in the table of ``__erasures``.
         self.load_erasures: Callable[[Topic], Awaitable[None]] = _nothing_erased
         #: None on one node.
         self.discovery: TopicDiscovery | None = None
@@ -108,18 +108,18 @@ class Topics:
         self._deleted: frozenset[uuid.UUID] = frozenset()
         #: Topics that other brokers made, and that are about to be served.
         self._appearing: set[str] = set()
-        #: By name: why a topic whose directory is there is not served.
+        #: By name, the reason why a topic whose directory exists is not served.
         self._quarantined: dict[str, QuarantinedError] = {}
         self._unserved = Unserved({}, {}, {}, set())
 
     def _has_copies(self, topic_id: uuid.UUID, partition: int) -> bool:
-        """Whether other brokers have the partition, too, as far as ZooKeeper says."""
+        """Return True if other brokers also have the partition, as far as ZooKeeper knows."""
         return len(self._coordinator.partition_state(topic_id, partition).replicas) > 1
 
     async def recover(self, filesystem: FileSystem, tails: Mapping[PartitionKey, JournalTail]) -> None:
-        """Bring every topic to its state before the stop, and start the journal. CorruptionError.
+        """Bring every topic to its state before the stop, and start the journal. Raises CorruptionError.
 
-        ``tails`` are what the journal has of each partition.
+        ``tails`` has the journal's frames of each partition.
         """
         tables, self._quarantined = await asyncio.to_thread(self._catalog.load)
         if self.discovery is not None:
@@ -149,11 +149,11 @@ class Topics:
         truncations = [p.truncation(p.log_end_offset, 0) for p in ended if p.recovered]
         await self._journal.start(self._snapshot_frames, self._coordinator.journal_record, truncations)
         if self.discovery is not None:
-            # Followers append to the journal as soon as they are told to follow.
+            # Followers append to the journal as soon as they begin to follow.
             self._coordinator.listen(self._partition_changed)
         filesystem.reached("recovery.half")
         await asyncio.to_thread(self._schedule.mark_all)
-        # The topic of erasures comes first: a table that is followed may have erased records again.
+        # The topic of erasures comes first, because the table of another topic may contain erased records again.
         for topic in sorted(self._topics.values(), key=lambda topic: topic.name != ERASURES_TOPIC):
             await self.look_at_start(topic)
             if topic.name == ERASURES_TOPIC:
@@ -162,7 +162,7 @@ class Topics:
             self.discovery.start()
 
     async def _mend(self, names: Sequence[str]) -> dict[str, TopicTable]:
-        """The tables among ``names`` that can be served once their logs are mended, by one broker at a time."""
+        """Return the tables among ``names`` that can be served once their logs are mended, by one broker at a time."""
         mended: dict[str, TopicTable] = {}
         for name in names:
             found = await asyncio.to_thread(self._catalog.open, name, mend=False)
@@ -176,7 +176,7 @@ class Topics:
         return mended
 
     def _require_all_served(self) -> None:
-        """A store of one node becomes a cluster whole. DataDirectoryError if not all of its records can be told."""
+        """Raise DataDirectoryError unless all topics are served: a store of one node becomes a cluster whole."""
         unserved = {str(topic_id) for topic_id, _ in self._unserved.partitions if topic_id not in self._by_id}
         unserved |= {t.name for t in self._topics.values() if any(p.quarantined for p in t.partitions)}
         for name in sorted({*self._quarantined, *unserved}):
@@ -186,7 +186,7 @@ class Topics:
             )
 
     def _is_gone(self, topic_id: uuid.UUID) -> bool:
-        """Whether the topic was deleted for certain: a table that cannot be read may be its."""
+        """Return True if the topic was certainly deleted: an unreadable table might be its table."""
         unknown = [name for name in self._quarantined if self._coordinator.registered_topic(name) is None]
         return not unknown and self._coordinator.is_gone(topic_id)
 
@@ -202,7 +202,7 @@ class Topics:
             log.error("partition.quarantined", topic=topic.name, partition=partition_log.partition, why=why)
 
     async def stop(self) -> None:
-        """A removal under way comes to its end; the next start finishes the others."""
+        """Let a removal under way finish; the next start finishes the others."""
         if self.discovery is not None:
             await self.discovery.stop()
         async with self.lock:
@@ -229,7 +229,9 @@ class Topics:
         topic.changed = self._table_changed
 
     def _table_changed(self, topic: Topic) -> None:
-        """The coordinator may know more of the new partitions already: another broker has told it."""
+        """Report the topic's partitions to the coordinator, and apply their state: another broker may have registered
+        them.
+        """
         self._coordinator.set_partitions(_known(topic))
         for partition_log in topic.partitions:
             state = self._coordinator.partition_state(topic.topic_id, partition_log.partition)
@@ -237,7 +239,7 @@ class Topics:
                 self._partition_changed(topic.topic_id, partition_log.partition, state)
 
     def _partition_changed(self, topic_id: uuid.UUID, partition: int, state: PartitionState) -> None:
-        """The coordinator's event."""
+        """Pass the coordinator's event on to the replicas."""
         topic = self._by_id.get(topic_id)
         if topic is not None and partition < len(topic.partitions):
             self._replicas.partition_changed(topic, topic.partitions[partition], state)
@@ -251,28 +253,30 @@ class Topics:
     # ---- lookups ----------------------------------------------------------------------------------------------------
 
     def all(self, context: RequestContext, *, include_internal: bool = False) -> list[Topic]:
-        """The topics that the principal may describe, by name."""
+        """Return the topics that the principal may describe, by name."""
         shown = self._authorizer.described(context, list(self._topics))
         found = sorted(self._topics.items())
         return [t for name, t in found if name in shown and (include_internal or not t.is_internal)]
 
     def topic(self, context: RequestContext, name: str, operation: Operation = Operation.DESCRIBE) -> Topic:
-        """The topic, for ``operation``. Raises TopicAuthorizationError, UnknownTopicError, QuarantinedError."""
+        """Return the topic, for ``operation``. Raises TopicAuthorizationError, UnknownTopicError and
+        QuarantinedError.
+        """
         self._authorizer.require(context, operation, ResourceType.TOPIC, name)
         return self.get(name)
 
     def topic_by_id(
         self, context: RequestContext, topic_id: uuid.UUID, operation: Operation = Operation.DESCRIBE
     ) -> Topic:
-        """As ``topic``. UnknownTopicIdError instead of UnknownTopicError."""
+        """Return the topic as ``topic`` does. Raises UnknownTopicIdError instead of UnknownTopicError."""
         topic = self.by_id(topic_id)
         self._authorizer.require(context, operation, ResourceType.TOPIC, topic.name)
         return topic
 
     def get(self, name: str) -> Topic:
-        """The topic, for the broker's own rooms: no permission is asked.
+        """Return the topic, for the broker's own rooms, without a check of permissions.
 
-        Raises UnknownTopicError, QuarantinedError, LeaderNotAvailableError for one that other brokers know already.
+        Raises UnknownTopicError, QuarantinedError, and LeaderNotAvailableError for one that other brokers already know.
         """
         topic = self._topics.get(name)
         if topic is None:
@@ -287,25 +291,25 @@ class Topics:
         return self._topics.get(name)
 
     def names(self) -> list[str]:
-        """The names that are taken: of topics that are served, and of those that cannot be."""
+        """Return the names that are taken: those of served topics, and those of topics that cannot be served."""
         return [*self._topics, *self._quarantined]
 
     def partition_log(self, topic_id: uuid.UUID, partition: int) -> PartitionLog | None:
-        """The log of a partition by its topic's id; None if it is not known here. For other brokers."""
+        """Return a partition's log by its topic's id, for other brokers; None if it is not known here."""
         topic = self._by_id.get(topic_id)
         return None if topic is None or not 0 <= partition < len(topic.partitions) else topic.partitions[partition]
 
     async def until_known(self, name: str, partitions: int = 1) -> None:
-        """In a cluster: a topic, or so many partitions of it, that this broker does not serve may have been made by
-        another one a moment ago. Look, and wait for it, so that ``get`` says that it is not there only if that is so.
+        """Wait, in a cluster, for a topic, or this many partitions of it, that another broker may have just made.
+        Afterwards ``get`` reports it as missing only if it is.
         """
         if self.discovery is None or self.is_known(name, partitions) or not is_legal_name(name, TOPIC_NAME_LENGTH_MAX):
             return
         await self.discovery.find(name, partitions, lambda: self.is_known(name, partitions))
 
     async def until_led(self, logs: Collection[PartitionLog]) -> None:
-        """In a cluster: wait for those that this broker was elected to lead a moment ago, and does not lead yet; for
-        some seconds at the most.
+        """Wait, in a cluster, for partitions that this broker was just elected to lead, and does not lead yet; for some
+        seconds at most.
         """
 
         def is_pending(log: PartitionLog) -> bool:
@@ -317,40 +321,40 @@ class Topics:
             await self.discovery.until(lambda: not any(map(is_pending, logs)), _LED_S)
 
     def is_known(self, name: str, partitions: int = 1) -> bool:
-        """Whether ``get`` finds the topic, with so many partitions, or tells why it is not served."""
+        """Return True if ``get`` finds the topic, with this many partitions, or knows that it is quarantined."""
         topic = None if name in self._appearing else self._topics.get(name)
         return name in self._quarantined or (topic is not None and len(topic.partitions) >= partitions)
 
     async def until_ids_known(self, topic_ids: Collection[uuid.UUID], timeout_s: float) -> None:
-        """As ``until_known``, of topics that another broker knows already."""
+        """Wait as ``until_known`` does, for topics that another broker already knows."""
         if self.discovery is not None:
             await self.discovery.until(lambda: all(map(self.knows_id, topic_ids)), timeout_s)
 
     def knows_id(self, topic_id: uuid.UUID) -> bool:
-        """Whether the topic with this id is served."""
+        """Return True if the topic with this id is served."""
         topic = self._by_id.get(topic_id)
         return topic is not None and topic.name not in self._appearing
 
     def by_id(self, topic_id: uuid.UUID) -> Topic:
-        """As ``get``. UnknownTopicIdError."""
+        """Return the topic as ``get`` does. Raises UnknownTopicIdError."""
         topic = self._by_id.get(topic_id)
         if topic is None:
             raise UnknownTopicIdError(f"This broker has no topic with the id {topic_id}: it was deleted, or is new.")
         return topic
 
     def partition_state(self, context: RequestContext, topic: Topic, partition: int) -> PartitionState:
-        """The leader and the replicas of a partition. Raises TopicAuthorizationError."""
+        """Return the leader and the replicas of a partition. Raises TopicAuthorizationError."""
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
         return self._coordinator.partition_state(topic.topic_id, partition)
 
     def facts(self) -> dict[str, int]:
-        """Numbers for the log line of a start."""
+        """Return numbers for the log line of a start."""
         unsealed = sum(p.log_end_offset - p.sealed_offset for t in self._topics.values() for p in t.partitions)
         epochs = (p.leader_epoch for t in self._topics.values() for p in t.partitions)
         return {"topics": len(self._topics), "unsealed_records": unsealed, "leader_epoch": max(epochs, default=-1)}
 
     def was_deleted(self, context: RequestContext, topic_id: uuid.UUID) -> bool:
-        """Whether the topic is known to have been deleted before the start; one that is merely missing is not.
+        """Return True if the topic is known to have been deleted before the start; a missing one is not.
 
         Raises ClusterAuthorizationError.
         """
@@ -358,7 +362,7 @@ class Topics:
         return topic_id in self._deleted
 
     def problems(self, context: RequestContext) -> list[TopicProblem]:
-        """Problems of topics that the principal may describe, by name; empty when all are served whole."""
+        """Return problems of topics that the principal may describe, by name; empty when all are served whole."""
         failures = {
             topic: why for topic, why in self._schedule.failures.items() if topic.has_unsealed and not topic.deleted
         }
@@ -370,7 +374,7 @@ class Topics:
         return [problem for problem in found if problem.topic in shown]
 
     def _not_adopted(self) -> dict[str, QuarantinedError]:
-        """Topics whose tables have records, and that the cluster does not know: nobody leads them."""
+        """Return topics whose tables have records, and that the cluster does not know: they have no leader."""
         if self.discovery is None:
             return {}
         return {
@@ -389,7 +393,7 @@ class Topics:
         replication_factor: int | None = None,
         assignments: Sequence[Sequence[int]] = (),
     ) -> Topic:
-        """A new topic: its table, then its registration. StorageFullError, StorageError."""
+        """Make a new topic: its table, then its registration. Raises StorageFullError and StorageError."""
         await self.removals.make_way(name)
         table = await asyncio.to_thread(self._catalog.create, name, num_partitions=count, config_overrides=overrides)
         try:
@@ -404,14 +408,14 @@ class Topics:
         return topic
 
     async def remove(self, topic: Topic) -> None:
-        """Under ``lock``. StorageFullError, StorageError."""
+        """Remove the topic, under ``lock``. Raises StorageFullError and StorageError."""
         async with topic.commit_lock:
             await asyncio.to_thread(self._catalog.remove, topic.name, topic.topic_id)
             self._end(topic)
             await self.removals.begin(topic)
 
     def _end(self, topic: Topic) -> None:
-        """Serve the topic no more."""
+        """Stop serving the topic."""
         topic.delete()
         if self._by_id.pop(topic.topic_id, None) is not None:
             del self._topics[topic.name]
@@ -420,7 +424,7 @@ class Topics:
         forget_topic(topic.name)
 
     async def _removed(self, topic: Topic) -> None:
-        # Not before the removal is durable: a table that a power cut brings back must not be taken for a new one.
+        # This runs once the removal is durable: a table that a power cut brings back must not be taken for a new one.
         self._unserved.forget(topic.topic_id)
         self._coordinator.forget_topic(topic.topic_id)
 
@@ -437,7 +441,9 @@ class Topics:
                 self._journal.forget(topic_id)
 
     async def appear(self, name: str, topic_id: uuid.UUID) -> None:
-        """Serve the topic by its table. StorageError if that is not there, or is another topic's; QuarantinedError."""
+        """Serve the topic by its table. Raises StorageError if that is missing or another topic's, and
+        QuarantinedError.
+        """
         self._appearing.add(name)
         try:
             if not await asyncio.to_thread(self._catalog.exists, name):
@@ -462,10 +468,10 @@ class Topics:
         return self._topic(name, table, table.latest)
 
     async def _serve(self, topic: Topic) -> None:
-        """Serve a topic whose table was there before this broker knew of it, with its frames in the journal."""
+        """Serve a topic whose table existed before this broker knew of it, with its frames in the journal."""
         begin = self._coordinator.producer_ids_begin
         recover = functools.partial(recover_topic, topic, self._unserved, producer_ids_begin=begin)
-        # Frames that were kept may be copied forward meanwhile: on the loop nothing comes between.
+        # Kept frames may be copied forward in the meantime. On the event loop nothing comes between.
         kept = any(key[0] == topic.topic_id for key in self._unserved.partitions)
         count = recover() if kept else await asyncio.to_thread(recover)
         self._unserved.served(topic)

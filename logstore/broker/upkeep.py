@@ -1,17 +1,17 @@
-"""Upkeep of the tables by the store itself: small segments are joined, and files that have left a table are deleted.
+"""Upkeep of the tables by the store itself: small segments are merged, and files that have left a table are deleted.
 
-Merging is slow on purpose. One thread of the lowest priority joins one group of neighbours at a time
-(``logstore.log.merging`` says which), rests as long as it has worked, and waits while a roll is under way. Nothing is
+Merging is slow on purpose. One thread of the lowest priority merges one group of neighbours at a time
+(``logstore.log.merging`` chooses it), rests as long as it has worked, and waits while a roll is under way. Nothing is
 locked while a segment is written; its commit takes the topic's commit lock, as a roll does.
 
 Invariants:
 
-* The table has the same records at the same offsets before and after a merge. A merge that finds one of its files gone
+- The table has the same records at the same offsets before and after a merge. A merge that finds one of its files gone
   (a retention, a compaction, another merge) is refused, and its own file is deleted.
-* A crash at any step leaves a file at worst that no commit names.
-* A replaced file stays on disk for ``file.delete.delay.ms``, for readers of older versions, and at least
+- A crash at any step leaves at worst a file that no commit names.
+- A replaced file stays on disk for ``file.delete.delay.ms``, for readers of older versions, and at least
   ``OVERWRITES_NOTICED_MS``: another writer's commit may overwrite the merge, and then the old files count again.
-* Only partitions that are led here, served, and of which no record is missing are merged.
+- Only partitions that are led here, are served, and lack no record are merged.
 """
 
 import asyncio
@@ -46,22 +46,22 @@ log = structlog.stdlib.get_logger(__name__)
 
 T = TypeVar("T")
 
-#: A partition is merged when it has more small files than this: fewer commits, and below the 50 that it may have.
+#: A partition is merged when it has more small files than this. More would save commits, but at most 50 are allowed.
 MERGE_AT = 32
 #: Another writer's commit overwrites ours within seconds; by then a follower has seen it.
 OVERWRITES_NOTICED_MS = 600_000
 _LOOK_S = 5.0
 _DELETE_S = 3_600.0
-#: Sources of one commit: about a second of work. One group may have more.
+#: The bytes of the sources of one commit: about a second of work. One group may have more.
 _STEP_BYTES = 64 * MIB
-#: The longest wait for rolls, for each row group.
+#: The longest wait for rolls before each row group.
 _ROLL_WAIT_S = 1.0
 _RETRY_S, _RETRY_MAX_S = 60.0, 3_600.0
 _NICENESS = 19
 
 
 class _StoppedError(Exception):
-    """The store stops: the segment that is being written is given up."""
+    """The store stops, so the segment that is being written is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class _Step:
 
 @dataclass(slots=True)
 class _Known:
-    """``at_rest`` is the version at which there was nothing to join. Groups with one of the ``unreadable`` files are
-    passed over until files are deleted next. Times are those of the monotonic clock.
+    """``at_rest`` is the version at which there was nothing to merge. Groups with one of the ``unreadable`` files are
+    skipped until files are next deleted. Times are those of the monotonic clock.
     """
 
     at_rest: int = -1
@@ -87,7 +87,7 @@ class _Known:
 
 
 class Upkeep:
-    """``require_lock`` raises LockLostError once the tables may be another process's to write."""
+    """Maintains the tables. ``require_lock`` raises LockLostError once another process may write to them."""
 
     def __init__(
         self, roller: Roller, clock: Clock, topics: Mapping[str, Topic], require_lock: Callable[[], None]
@@ -99,6 +99,8 @@ class Upkeep:
         self._known: dict[Topic, _Known] = {}
         self._stopping = asyncio.Event()
         self._merging = asyncio.Lock()
+        #: The number of callers that wait for the merge under way.
+        self._awaited = 0
         self._thread = threads().pool(1, "upkeep", _NICENESS)
         self._task: asyncio.Task[None] | None = None
 
@@ -122,7 +124,7 @@ class Upkeep:
                 del self._known[topic]
 
     async def _round(self) -> bool:
-        """One step for each topic that needs one; whether anything was joined."""
+        """Run one step for each topic that needs one. Return True if anything was merged."""
         joined = False
         for topic in list(self._topics.values()):
             known, now = self._known.setdefault(topic, _Known()), self._clock.monotonic()
@@ -150,14 +152,21 @@ class Upkeep:
     # ---- merging ----------------------------------------------------------------------------------------------------
 
     async def settled(self) -> None:
-        """Wait for the merge under way: its sources may have left their table since it began to read them."""
-        async with self._merging:
-            pass
+        """Wait for the merge under way, which does not rest meanwhile.
+
+        Its sources may have left their table since it began to read them.
+        """
+        self._awaited += 1
+        try:
+            async with self._merging:
+                pass
+        finally:
+            self._awaited -= 1
 
     async def merge(self, topic: Topic) -> bool:
-        """One commit that joins small segments of the topic; whether there was anything to join.
+        """Merge small segments of the topic in one commit. Return True if there was anything to merge.
 
-        Raises StorageFullError, StorageError, CorruptionError, and as ``Roller.commit``.
+        Raises StorageFullError, StorageError, CorruptionError, and the errors of ``Roller.commit``.
         """
         async with self._merging:
             return await self._merge(topic)
@@ -215,7 +224,7 @@ class Upkeep:
         )
 
     def _write(self, topic: Topic, step: _Step) -> list[tuple[MergeGroup, Segment | None]]:
-        """The groups of a step with their segments; None for a group of which a file cannot be read."""
+        """Write the groups of a step. Return them with their segments; None for a group with an unreadable file."""
         written: list[tuple[MergeGroup, Segment | None]] = []
         worked_since = self._clock.monotonic()
 
@@ -223,7 +232,7 @@ class Upkeep:
             nonlocal worked_since
             rested_from = self._clock.monotonic()
             rest_s = rested_from - worked_since
-            while not self._stopping.is_set():
+            while not self._stopping.is_set() and not self._awaited:
                 rested_s = self._clock.monotonic() - rested_from
                 if rested_s >= rest_s and not (self._roller.is_busy and rested_s < rest_s + _ROLL_WAIT_S):
                     break
@@ -250,7 +259,9 @@ class Upkeep:
     # ---- files that have left the table -----------------------------------------------------------------------------
 
     async def delete_files(self, topic: Topic) -> DeletedFiles:
-        """Delete what a commit took out of the topic's table long ago. OSError, CorruptionError, StorageError."""
+        """Delete files that a commit removed from the topic's table long ago. Raises OSError, CorruptionError,
+        StorageError.
+        """
         if not topic.is_maintained_here or topic.partitions[0].quarantined is not None:
             return DeletedFiles()
         files = topic.table.files
@@ -258,7 +269,7 @@ class Upkeep:
 
         def delete() -> DeletedFiles:
             self._require_lock()
-            # Of this moment: a RESTORE may have put files back since the store looked.
+            # A new snapshot is read, because a RESTORE may have put files back since the store looked.
             snapshot = topic.table.snapshot()
             if not snapshot.log.has_removals:
                 return DeletedFiles()

@@ -1,8 +1,8 @@
 """The command line ``logstore``.
 
 Invariants: results go to stdout and everything else to stderr; an error is one line, never a traceback; the exit code
-is 0, 1 (the operation failed), 2 (wrong usage) or 130 (Ctrl-C). ``--json`` shapes are documented in ``docs/cli.md``
-and stable. What a command needs is imported when it runs, so that ``--help`` is quick.
+is 0, 1 (the operation failed), 2 (wrong usage) or 130 (Ctrl-C). ``--json`` shapes are documented in ``docs/cli.md`` and
+stable. A command imports what it needs when it runs, so that ``--help`` is quick.
 """
 
 import sys
@@ -11,9 +11,9 @@ import logstore
 
 
 def main() -> None:
-    """Entry point of the script ``logstore``; exits the process."""
+    """Run the script ``logstore``; this exits the process."""
     if not hasattr(logstore, "__version__"):
-        # The __init__ of another distribution lies over ours: none of our modules that ask for the version would load.
+        # The __init__ of another distribution replaces ours, so none of our modules that import the version would load.
         sys.exit(_replaced())
     from logstore.cli.app import app
 

@@ -1,4 +1,4 @@
-"""``python -m logstore.cli``: the same as the script ``logstore``."""
+"""``python -m logstore.cli`` does the same as the script ``logstore``."""
 
 from logstore.cli import main
 

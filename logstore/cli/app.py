@@ -67,14 +67,14 @@ def _logstore(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """A log store with Kafka's model whose every topic is a plain Delta table."""
+    """Run and use a log store with Kafka's model, in which every topic is a plain Delta table."""
     if ctx.invoked_subcommand in ("produce", "consume"):
         ctx.default_map = option_defaults(chosen_profile(profile))
 
 
 app.command(epilog=serve.EXAMPLES)(serve.serve)
 app.command(epilog=status.EXAMPLES)(status.status)
-# These look at files. The other commands of `topic` ask a store, and need no extra.
+# These work on files. The other commands of `topic` talk to a store, and need no extra.
 topic.app.command(epilog=topic_table.VERIFY_EXAMPLES)(topic_table.verify)
 topic.app.command(epilog=topic_table.TAKE_BACK_EXAMPLES)(topic_table.take_feature_back)
 topic.app.command(epilog=topic_table.REBUILD_EXAMPLES)(topic_table.rebuild)

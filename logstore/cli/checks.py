@@ -12,7 +12,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """``advice`` is the remedy; empty if none is needed."""
+    """One finding. ``advice`` is the remedy, empty if none is needed."""
 
     name: str
     status: Status

@@ -1,4 +1,4 @@
-"""``logstore cluster ...``: a cluster on this machine, and a look at one anywhere."""
+"""``logstore cluster ...``: run a cluster on this machine, and look at one anywhere."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

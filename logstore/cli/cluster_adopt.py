@@ -1,7 +1,7 @@
 """``logstore cluster adopt``: a table with records that ZooKeeper does not know becomes a topic of the cluster.
 
-The journals tell which broker has records that are not in the table: that broker has the only replica in sync, and
-leads. So no record is lost that any of the journals has.
+The journals show which broker has records that are not in the table: that broker has the only replica in sync, and
+leads. So no record that is in any of the journals is lost.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ Examples:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """A partition: the broker that has its replica, its epoch, and records in that broker's journal alone."""
+    """A partition: the broker that has its replica, its epoch, and the records only in that broker's journal."""
 
     partition: int
     broker: int
@@ -104,7 +104,7 @@ def adopt(
 
 
 def _of_processes(directory: Path) -> str | None:
-    """The ZooKeeper of ``logstore cluster start``."""
+    """Return the ZooKeeper of ``logstore cluster start``."""
     from logstore.cluster_processes.record import Directory, Record
 
     record = Record.read(Directory(directory))
@@ -164,7 +164,7 @@ async def _cluster_id(zookeeper: "ZooKeeper", directory: Path) -> str:
 
 
 async def _require_new_id(zookeeper: "ZooKeeper", topic: str, topic_id: UUID) -> None:
-    """Two topics of one id would share their frames in the journals."""
+    """Refuse a topic id that is in use: two topics with one id would share their frames in the journals."""
     for name, document in (await _documents(zookeeper)).items():
         if document.topic_id == topic_id:
             fail(f"The table of {topic} has the id of topic {name}: it is a copy, or {name} was renamed.")
@@ -182,7 +182,7 @@ async def _documents(zookeeper: "ZooKeeper") -> "Mapping[str, znodes.TopicRegist
 
 
 def _tails(homes: Sequence[Path], cluster_id: str) -> "dict[int, Tails]":
-    """By broker, what its journal has. Looks that change nothing, beside running brokers too."""
+    """Return the journal's content by broker. This changes nothing, and works beside running brokers."""
     from logstore.cluster.log_directory import LogDirectory
     from logstore.log.journal_tail import collect_tails
 

@@ -22,10 +22,10 @@ from logstore.errors import (
 )
 
 FAILED = 1
-#: Bad input, as typer's own.
+#: Bad input, like typer's own code.
 USAGE = 2
 INTERRUPTED = 130
-# A missing module of these packages is a fault of the installation, which no extra mends.
+# A missing module of these packages is a fault of the installation, which no extra can fix.
 _OUR_PACKAGES = ("logstore", "ingest_api", "consumer_offsets", "compaction_jobs")
 
 
@@ -38,10 +38,10 @@ class CommandGroup(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             result = super().invoke(ctx)
-            # Flushed here, where a reader that has gone is handled; at exit Python would complain about it.
+            # It is flushed here, where a reader that has gone is handled; at exit Python would complain about it.
             sys.stdout.flush()
         except BrokenPipeError:
-            # `logstore consume t | head`: the reader has what it wanted.
+            # In `logstore consume t | head` the reader has got what it wanted.
             _discard_output()
             raise typer.Exit(0) from None
         except KeyboardInterrupt:
@@ -55,7 +55,7 @@ class CommandGroup(TyperGroup):
         except StoreUnreachableError as error:
             fail(f"{error.message}; start one with: logstore serve, or name another one with --url or LOGSTORE_URL")
         except UnknownTopicError as error:
-            hint = "logstore topic list"  # a broker's own message names it
+            hint = "logstore topic list"  # a broker's message names it already
             fail(error.message if hint in error.message else f"{error.message.rstrip('.')}; {hint} shows what there is")
         except UnknownGroupError as error:
             fail(f"{error.message.rstrip('.')}; logstore group list shows what there is")
@@ -67,15 +67,15 @@ class CommandGroup(TyperGroup):
 
 
 def fail(message: str, code: int = FAILED) -> NoReturn:
-    """End the command: ``message`` on stderr in one line, exit code ``code``."""
+    """End the command: write ``message`` to stderr in one line, and exit with ``code``."""
     sys.stderr.write(f"logstore: {' '.join(message.split())}\n")
     raise typer.Exit(code) from None
 
 
 class Interrupts:
-    """Ctrl-C and SIGTERM (a container's stop, ``timeout``) while a consumer reads.
+    """Handles Ctrl-C and SIGTERM (a container's stop, ``timeout``) while a consumer reads.
 
-    The first one wakes the consumer: an exception in the middle of its locks could leave one of them held. It is raised
+    The first one wakes the consumer, because an exception within its locked code could leave a lock held. It is raised
     ``at_once`` where output may block, and so is the second one everywhere.
     """
 
@@ -101,9 +101,9 @@ class Interrupts:
 
 @contextmanager
 def waking(wake: Callable[[], None]) -> Iterator[Interrupts]:
-    """KeyboardInterrupt at the end of the block if there was a Ctrl-C or SIGTERM; ``wake`` has WakeupError raised."""
+    """Raise KeyboardInterrupt at the end of the block after a Ctrl-C or SIGTERM; ``wake`` causes a WakeupError."""
     interrupts = Interrupts(wake)
-    # Signals are the main thread's.
+    # Only the main thread can handle signals.
     numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
     before = [(number, signal.signal(number, interrupts.handle)) for number in numbers]
     try:
@@ -118,7 +118,7 @@ def waking(wake: Callable[[], None]) -> Iterator[Interrupts]:
 
 
 def confirm(question: str, *, otherwise: str) -> None:
-    """Ask on the terminal; unless the answer is yes the command ends with ``otherwise``."""
+    """Ask on the terminal; unless the user says yes, the command ends with ``otherwise``."""
     if not sys.stdin.isatty():
         raise typer.BadParameter("there is no terminal to ask on: confirm with --yes", param_hint="--yes")
     if not typer.confirm(question, err=True):

@@ -1,4 +1,4 @@
-"""``logstore consume``: records of a topic on stdout or into a file."""
+"""``logstore consume`` writes records of a topic to stdout or into a file."""
 
 import sys
 import time
@@ -48,9 +48,9 @@ Examples:
   logstore consume events --where '$.user == "ada" and $.amount > 100' --pretty
   logstore consume events --group nightly --output new.parquet --progress
 """
-# How long one wait for new records takes. Ctrl-C ends it at once.
+# Seconds that one wait for new records takes. Ctrl-C ends it at once.
 _POLL_SECONDS = 1.0
-# How often a group's offsets are committed, as Kafka's auto.commit.interval.ms.
+# Seconds between commits of a group's offsets, as Kafka's auto.commit.interval.ms.
 _COMMIT_SECONDS = 5.0
 _SUFFIXES = {
     ".csv": Format.csv,
@@ -144,7 +144,7 @@ def consume(
 
     One record a line on stdout, or all of them to a file.
 
-    Without --follow it reads from the first record (unless told otherwise) to the end at its start.
+    Without --follow it reads from the first record (unless an option says otherwise) to the end at its start.
     With --follow it begins at the end. Order holds within each partition. A null is printed as 'null'.
     """
     from logstore.client.consumer import Consumer
@@ -218,7 +218,7 @@ def consume(
 
 
 def _format(output: Path | None, given: str | None, hint: str) -> Format | LineEncoder:
-    """The chosen format; ``hint`` names the option that ``given`` comes from."""
+    """Return the chosen format; ``hint`` names the option that ``given`` comes from."""
     if given is not None:
         try:
             return parse_format(given)
@@ -245,7 +245,7 @@ def _assign(consumer: "Consumer", topic: str, partitions: list[int] | None) -> N
 
 
 def _refuse_quarantined(ctx: typer.Context, url: str | None, topic: str, partitions: list[int] | None) -> None:
-    """End the command if a partition is quarantined: it gives no records, and would look empty."""
+    """End the command if a partition is quarantined: it returns no records, and would look empty."""
     with admin_of(ctx, url) as admin:
         problems = admin.status().problems
     for found in problems:
@@ -264,7 +264,7 @@ def _has_string_keys(ctx: typer.Context, url: str | None, topic: str) -> bool:
 @dataclass(slots=True)
 class _Written:
     """The progress of each partition in the output; with ``commits`` it is committed for the group. Partitions without
-    a record count too: a later run with --follow would begin at the end of an uncommitted partition, and miss the
+    a record count also: a later run with --follow would begin at the end of an uncommitted partition, and miss the
     records in between.
     """
 
@@ -274,12 +274,12 @@ class _Written:
     due: float = field(default_factory=lambda: time.monotonic() + _COMMIT_SECONDS)
 
     def begin(self) -> None:
-        """All records that the consumer handed out are written."""
+        """Note that all records that the consumer handed out are written."""
         if self.commits:
             self.next_offsets = {found: self.consumer.position(found) for found in self.consumer.assignment()}
 
     def reached(self, partition: "TopicPartition", offset: int) -> None:
-        """All records below ``offset`` are written."""
+        """Note that all records below ``offset`` are written."""
         self.next_offsets[partition] = max(offset, self.next_offsets.get(partition, 0))
 
     def commit_when_due(self) -> None:
@@ -290,7 +290,7 @@ class _Written:
         try:
             self.commit()
         except UnknownTopicIdError:
-            # The topic was made again, and is read from its new beginning.
+            # The topic was created again, and is read from its new beginning.
             self.begin()
 
     def commit(self) -> None:
@@ -334,7 +334,7 @@ def _write_records(
 
 
 def _drop_finished(consumer: "Consumer", written: _Written, ends: dict["TopicPartition", int]) -> bool:
-    """Stop reading partitions that are at their ends; whether any is left."""
+    """Stop reading partitions that are at their ends; return True if any is left."""
     finished = {partition for partition, end in ends.items() if consumer.position(partition) >= end}
     if finished:
         for partition in finished:

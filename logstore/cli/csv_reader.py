@@ -1,4 +1,4 @@
-"""Rows of CSV files as records. Text stays text: a column has another type only where somebody asked for it."""
+"""Rows of CSV files as records. Text stays text: a column has another type only on request."""
 
 import csv
 import re
@@ -13,7 +13,7 @@ from logstore.cli.output import counted
 from logstore.cli.table_reader import Fields, Rows, require_column, rows_of
 from logstore.errors import InvalidRecordError
 
-# Between brackets they belong to the type.
+# Commas between brackets belong to the type.
 _COMMA = re.compile(r",(?![^(\[]*[)\]])")
 _DECIMAL = re.compile(r"decimal\(([1-9][0-9]?),([0-9]{1,2})\)")
 _UTC = re.compile(r"timestamp\[(s|ms|us|ns),UTC\]")
@@ -22,11 +22,11 @@ _NAMES = (
     "timestamp[us], or timestamp[us,UTC] for times with a zone (units: s, ms, us, ns)"
 )
 
-# The form of a time that no text has.
+# A form of time that no text has.
 _NO_TIME = "\0"
 _HEADER = "the first line, which has the names of the columns,"
 _CONVERT = "convert the file, as in iconv -f WINDOWS-1252 -t UTF-8"
-# Parts of pyarrow's messages.
+# Patterns for parts of pyarrow's messages.
 _PROBLEM = re.compile(r"(?:In CSV column #(\d+)|CSV parse error): (?:Row #(\d+): )?(.*)", re.DOTALL)
 _CONVERSION = re.compile(r"CSV conversion error to (.*?): invalid value (.*)", re.DOTALL)
 _WIDTH = re.compile(r"Expected (\d+) columns, got (\d+): (.*)", re.DOTALL)
@@ -34,7 +34,7 @@ _WIDTH = re.compile(r"Expected (\d+) columns, got (\d+): (.*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class CsvFormat:
-    """``types`` are columns' types by name; with ``infer`` the types of the others are found from the first rows."""
+    """The form of a CSV file. ``types`` has columns' types by name; ``infer`` infers the others from the first rows."""
 
     delimiter: str = ","
     types: dict[str, pa.DataType] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class CsvFormat:
 
 
 def parse_types(text: str) -> dict[str, pa.DataType]:
-    """Parse ``price=decimal(10,2),count=int64``. ValueError with the reason."""
+    """Parse ``price=decimal(10,2),count=int64``. Raises ValueError with the reason."""
     types: dict[str, pa.DataType] = {}
     for pair in _COMMA.split(text):
         name, equals, kind = pair.strip().rpartition("=")
@@ -55,8 +55,9 @@ def parse_types(text: str) -> dict[str, pa.DataType]:
 
 
 def read_csv(stream: BinaryIO, block_bytes: int, format: CsvFormat, fields: Fields) -> Iterator[Rows]:
-    """Rows of a CSV whose first line has the names. An empty field without quotes is null. InvalidRecordError with the
-    row and column, or with the column that does not exist.
+    """Yield rows of a CSV whose first line has the names. An empty field without quotes is null.
+
+    Raises InvalidRecordError with the row and column, or with the column that does not exist.
     """
     names = _names(stream, format.delimiter)
     if not names:
@@ -71,13 +72,13 @@ def read_csv(stream: BinaryIO, block_bytes: int, format: CsvFormat, fields: Fiel
         quoted_strings_can_be_null=False,
         # Otherwise NA (Namibia) is null.
         null_values=None if format.infer else [""],
-        # A time that nobody has given a type stays the text that it is, with its digits and its zone.
+        # A time without a requested type stays text, with its digits and its zone.
         timestamp_parsers=[_NO_TIME] if format.infer else None,
     )
     try:
         reader = pa.csv.open_csv(
             pa.PythonFile(stream, "r"),
-            # Several threads, of no use for one block at a time, would not know which row is wrong.
+            # Several threads would not know which row is wrong, and are of no use for one block at a time.
             pa.csv.ReadOptions(block_size=block_bytes, column_names=names, use_threads=False),
             pa.csv.ParseOptions(delimiter=format.delimiter, newlines_in_values=True),
             options,
@@ -89,7 +90,7 @@ def read_csv(stream: BinaryIO, block_bytes: int, format: CsvFormat, fields: Fiel
 
 
 def _with_times(batches: Iterable[pa.RecordBatch], times: dict[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-    """The columns ``times``, which are texts, as times of their types. InvalidRecordError with the row."""
+    """Yield batches with the text columns ``times`` cast to their types. Raises InvalidRecordError with the row."""
     first = 1
     for batch in batches:
         changed = batch
@@ -116,7 +117,7 @@ def _is_castable(value: pa.Scalar, kind: pa.DataType) -> bool:
 
 
 def _problem(text: str, names: Sequence[str]) -> str:
-    """pyarrow's message on a row, in terms of the file."""
+    """Return pyarrow's message on a row, in terms of the file."""
     found = _PROBLEM.fullmatch(text)
     if found is None:
         return text
@@ -134,7 +135,7 @@ def _problem(text: str, names: Sequence[str]) -> str:
 
 
 def _names(stream: BinaryIO, delimiter: str) -> list[str]:
-    """The names of the columns: the first record, which is read from ``stream``."""
+    """Read the first record from ``stream``; return it as the names of the columns."""
 
     def lines() -> Iterator[str]:
         encoding = "utf-8-sig"

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def journal_directories(directory: Path | None, data: Path | None) -> list[Path]:
-    """The journals of all brokers of ``--data``, or of a directory given as an argument: a data directory, a log
-    directory of a broker, or a journal itself. Without either, those of the setting ``data``. Brokers whose journals
-    are out of reach are reported on stderr.
+    """Return the journals of all brokers of ``--data``, or of a directory given as an argument.
 
-    A usage error when both are given; DataDirectoryError when there is no journal.
+    That may be a data directory, a log directory of a broker, or a journal itself. If neither is given, return those of
+    the setting ``data``. Brokers whose journals are out of reach are reported on stderr. Raises a usage error if both
+    are given; DataDirectoryError if there is no journal.
     """
     from logstore.settings import load_settings
 
@@ -39,8 +39,10 @@ def journal_directories(directory: Path | None, data: Path | None) -> list[Path]
 
 
 def log_directories(data: Path, named: Sequence[Path] = (), *, quiet: bool = False) -> list[Path]:
-    """The log directories of the brokers of ``data``, also those that are elsewhere (``log.dirs``), and the ``named``
-    ones. Those out of reach are reported on stderr, unless ``quiet``.
+    """Return the log directories of the brokers of ``data``, also those elsewhere (``log.dirs``), and the ``named``
+    ones.
+
+    Those out of reach are reported on stderr, unless ``quiet``.
     """
     from logstore.cluster.log_directory_record import broker_directories
 
@@ -54,13 +56,14 @@ def log_directories(data: Path, named: Sequence[Path] = (), *, quiet: bool = Fal
 
 
 def log_directory_of(journal: Path) -> Path:
-    """The log directory that the journal of a broker is in."""
+    """Return the log directory that contains a broker's journal."""
     return journal.resolve().parent.parent
 
 
 def observed_journal(journal: Path) -> "ObservedJournal":
-    """A look at the journal of a broker, which raises JournalDiffersError behind the last frame of a journal that is
-    not the one that stood there. DataDirectoryError, StorageError.
+    """Open the journal of a broker for reading. Raises DataDirectoryError, StorageError.
+
+    Reading it raises JournalDiffersError after the last frame if it is not the journal that was there before.
     """
     from logstore.cluster.log_directory import journal_check
     from logstore.journal.observed import ObservedJournal
@@ -69,7 +72,7 @@ def observed_journal(journal: Path) -> "ObservedJournal":
 
 
 def require_no_journal(home: Path) -> None:
-    """JournalDiffersError if a journal stood in the log directory ``home``, which has none. DataDirectoryError."""
+    """Raise JournalDiffersError if the log directory ``home`` has lost its journal; DataDirectoryError."""
     from logstore.cluster.log_directory import journal_check
     from logstore.cluster.log_directory_record import RECORD
     from logstore.journal.identity import FoundJournal
@@ -79,13 +82,15 @@ def require_no_journal(home: Path) -> None:
 
 
 def journals_in(homes: Iterable[Path]) -> list[Path]:
-    """The journals in log directories."""
+    """Return the journals in log directories."""
     return [journal for home in homes for journal in sorted(home.glob("journal/*/"))]
 
 
 def data_of(journal: Path, given: Path | None = None) -> Path | None:
-    """The data directory of the journal's store: the one that it is in, else ``given`` or the setting ``data``, if a
-    broker has recorded there that the journal is its own. None for a journal that lies alone.
+    """Return the data directory of the journal's store, or None for a journal that belongs to none.
+
+    It is the one that contains the journal, else ``given`` or the setting ``data``, if a broker has recorded there that
+    the journal is its own.
     """
     from logstore.cluster.log_directory_record import broker_directories
     from logstore.settings import load_settings
@@ -103,13 +108,13 @@ def data_of(journal: Path, given: Path | None = None) -> Path | None:
 
 
 def running_url(home: Path) -> str | None:
-    """The URL of the store that serves the broker directory ``home``; None if it is unknown."""
+    """Return the URL of the store that serves the broker directory ``home``; None if it is unknown."""
     endpoint = read_endpoint(home)
     return None if endpoint is None else endpoint.url
 
 
 def given_data(data: Path | None) -> Path:
-    """``--data``, else the setting ``data``. DataDirectoryError if no store has been there."""
+    """Return ``--data``, else the setting ``data``. Raises DataDirectoryError if no store has been there."""
     from logstore.settings import load_settings
 
     given = data or load_settings().data
@@ -119,15 +124,16 @@ def given_data(data: Path | None) -> Path:
 
 
 def is_of_cluster(data: Path) -> bool:
-    """Whether brokers that agree through ZooKeeper share the data directory. DataDirectoryError for a damaged file."""
+    """Return True if brokers of a cluster share the data directory. Raises DataDirectoryError for a damaged file."""
     from logstore.cluster import checked_file
 
     return "coordinator" in checked_file.read(local_filesystem(), data / "cluster.json", "restore it")
 
 
 def require_topics(data: Path, names: Sequence[str]) -> list[str]:
-    """``names``; without any all tables below ``data``, and directories that have lost their Delta log.
-    DataDirectoryError for a name that has no directory.
+    """Return ``names``; if empty, all tables below ``data``, and directories that have lost their Delta log.
+
+    Raises DataDirectoryError for a name that has no directory.
     """
     from logstore.table_root import open_root
 
@@ -144,9 +150,9 @@ def require_topics(data: Path, names: Sequence[str]) -> list[str]:
 
 @contextmanager
 def stopped_store(data: Path | None, journals: Iterable[Path]) -> Iterator[None]:
-    """Keep stores from starting on ``data``, and brokers on ``journals``; DataDirectoryError if one runs.
+    """Keep stores from starting on ``data``, and brokers on ``journals``. Raises DataDirectoryError if one runs.
 
-    ``data`` is None for a journal that lies alone.
+    ``data`` is None for a journal that belongs to none.
     """
     with ExitStack() as locks:
         for directory in [*([] if data is None else [data]), *dict.fromkeys(one.resolve() for one in journals)]:
@@ -162,19 +168,19 @@ def stopped_store(data: Path | None, journals: Iterable[Path]) -> Iterator[None]
 
 
 def url_of_data(data: Path) -> str | None:
-    """The URL of a broker that serves ``data``; None if it is unknown."""
+    """Return the URL of a broker that serves ``data``; None if it is unknown."""
     found = (running_url(home) for home in sorted(data.glob("brokers/*/")))
     return next((url for url in found if url is not None), None)
 
 
 def kafka_of_data(data: Path) -> str | None:
-    """The host:port at which a broker that serves ``data`` has Kafka's clients; None if it is unknown."""
+    """Return the host:port for Kafka's clients of a broker that serves ``data``; None if it is unknown."""
     found = (read_endpoint(home) for home in sorted(data.glob("brokers/*/")))
     return next((one.kafka for one in found if one is not None and one.kafka is not None), None)
 
 
 def topic_names(data: Path) -> dict[str, str]:
-    """Topic id to name, of the tables below ``data`` that can be read."""
+    """Return names by topic id, of the tables below ``data`` that can be read."""
     from logstore.delta.log_check import observed_snapshot
     from logstore.table_root import open_root
 
@@ -184,6 +190,6 @@ def topic_names(data: Path) -> dict[str, str]:
         try:
             names[str(observed_snapshot(root.open(name)).topic_id)] = name
         except LogStoreError:
-            # Its frames then show with the id alone.
+            # Its frames then show only the id.
             continue
     return names

@@ -1,10 +1,10 @@
 """The distributions that this program is installed from.
 
-Ours is ``delta-logstore``. PyPI's ``logstore`` is another project's with the same import name, and releases of ours
-before 0.7.0 had that name too. Where both are installed in one place, the one that came last has overwritten files of
-the other, and pip removes files of both with either.
+Ours is ``delta-logstore``. PyPI's ``logstore`` is another project's with the same import name, and our releases before
+0.7.0 had that name also. If both are installed in one place, the later one has overwritten files of the other, and pip
+removes files of both with either.
 
-Imports nothing of ours: it runs where ``logstore/__init__.py`` is another project's.
+This imports nothing of ours, because it runs even if ``logstore/__init__.py`` is another project's.
 """
 
 import functools
@@ -14,15 +14,13 @@ from pathlib import Path
 
 OURS = "delta-logstore"
 PACKAGE = "logstore"
-#: The program's own files.
+#: The directory of the program's files.
 _RUNS_FROM = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """``own``: what is installed, in words. ``warning``: what is wrong with that; None if nothing is. ``remedy``: the
-    commands that mend it.
-    """
+    """``own`` describes what is installed, ``warning`` what is wrong with it (None: nothing), ``remedy`` the fix."""
 
     own: str
     warning: str | None
@@ -33,7 +31,7 @@ class Installation:
 
 
 def installation() -> Installation:
-    """What this program was installed from, and what is installed beside it or in its place."""
+    """Return what this program was installed from, and what is installed beside it or in its place."""
     ours = _installed(OURS)
     names = {_normalized(name) for name in packages_distributions().get(PACKAGE, ())} | {PACKAGE}
     others = [found for name in sorted(names - {OURS}) if (found := _installed(name)) is not None]
@@ -58,7 +56,7 @@ def _told(other: Distribution, *, beside: bool) -> str:
 
 
 def _is_ours(other: Distribution) -> bool:
-    """Earlier releases had the same command."""
+    """Return True for earlier releases, which had the same command."""
     return any(script.group == "console_scripts" and script.name == PACKAGE for script in other.entry_points)
 
 

@@ -1,6 +1,6 @@
-"""``logstore doctor``: is everything there that a store and its readers need, and what to do where it is not.
+"""``logstore doctor``: check all that a store and its readers need, and give advice for what is missing.
 
-On this machine; a running store is asked (``store_checks``).
+Checks run on this machine; a running store is asked over HTTP (``store_checks``).
 """
 
 import importlib.util
@@ -70,7 +70,7 @@ def doctor(
 
 
 def run_checks(data: Path | None, host: str | None, port: int | None, *, url: str | None = None) -> Iterator[Check]:
-    """Checks of the store at ``url``; with None, of the data directory here and the store on it."""
+    """Yield checks of the store at ``url``; with None, of the data directory here and the store on it."""
     from logstore.cli.store_checks import check_store
 
     yield check_distribution()
@@ -111,7 +111,7 @@ def _local_checks(data: Path | None, host: str | None, port: int | None) -> Iter
 
 
 def check_distribution() -> Check:
-    """Which distribution this program is, and whether another one with the same import name is installed."""
+    """Check which distribution this program is, and whether another one with the same import name is installed."""
     found = installation()
     if found.warning is None:
         return Check("distribution", Status.ok, found.own)
@@ -126,7 +126,7 @@ def check_python() -> Check:
 
 
 def check_java() -> Check:
-    """Only Spark needs it: where pyspark is not installed, its absence is no failure."""
+    """Check Java. Only Spark needs it, so its absence is no failure if pyspark is not installed."""
     bad = Status.fail if importlib.util.find_spec("pyspark") else Status.warn
     install = "Spark needs Java 17 or newer, the store does not: sudo apt-get install openjdk-17-jre-headless"
     home = os.environ.get("JAVA_HOME")
@@ -141,7 +141,7 @@ def check_java() -> Check:
         return Check("Java", bad, f"{java} is not there", f"Unset JAVA_HOME, or set it right. {install}")
     except (OSError, subprocess.SubprocessError) as error:
         return Check("Java", bad, f"{java} does not run: {error}", install)
-    # `openjdk version "17.0.15"`, `java version "1.8.0_412"`
+    # The version is in `openjdk version "17.0.15"` or `java version "1.8.0_412"`.
     version = re.search(r'version "(?:1\.)?(\d+)[^"]*"', ran.stderr + ran.stdout)
     if version is None or int(version[1]) < JAVA_MIN:
         return Check("Java", bad, version[0] if version else f"{java} of an unknown version", install)
@@ -168,7 +168,7 @@ def check_jars() -> Check:
 
 
 def check_port(host: str, port: int, running: str | None, option: str = "--port") -> Check:
-    """``running``: the address at which the store on the data directory listens; None if none does."""
+    """Check that a port is free. ``running`` is the address of the store on the data directory; None if none runs."""
     name = f"port {port}"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -202,7 +202,7 @@ def check_data(data: Path) -> Check:
     from logstore.names import is_internal
     from logstore.table_root import open_root
 
-    # As of a running store below: without the store's own.
+    # As for a running store below, internal topics do not count.
     topics = [name for name in open_root(data).tables() if not is_internal(name)]
     held = f"{data}: {counted(len(topics), 'topic')}"
     # A broker of a cluster has no lock there.
@@ -219,7 +219,7 @@ def check_data(data: Path) -> Check:
 
 
 def check_journals(data: Path, log_directory: Path) -> Iterator[Check]:
-    """The journals of all brokers of ``data``, and of the one with ``log_directory``."""
+    """Check the journals of all brokers of ``data``, and of the one with ``log_directory``."""
     from logstore.cluster.log_directory_record import BrokerDirectory, broker_directories
 
     named = [log_directory] if (log_directory / "journal").is_dir() else []
@@ -233,7 +233,7 @@ def check_journals(data: Path, log_directory: Path) -> Iterator[Check]:
 
 
 def check_journal(home: Path, name: str = "journal") -> Check:
-    """Sizes and heads only: ``journal verify`` reads it."""
+    """Check only sizes and heads; ``journal verify`` reads the journal."""
     if (differs := _difference(home)) is not None:
         return Check(name, Status.fail, differs, "See: logstore journal verify")
     corrupt = sorted(home.glob("journal/*/*.corrupt*"))
@@ -249,8 +249,9 @@ def check_journal(home: Path, name: str = "journal") -> Check:
 
 
 def _difference(home: Path) -> str | None:
-    """How the journal in ``home`` differs from the one that stood there, as far as the head and the size of its newest
-    file tell; None if they do not.
+    """Return how the journal in ``home`` differs from the one that was there before, or None if it does not.
+
+    Only the head and the size of its newest file are compared.
     """
     from logstore.cluster.log_directory import journal_check
     from logstore.errors import LogStoreError

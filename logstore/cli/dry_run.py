@@ -1,4 +1,4 @@
-"""``logstore produce --dry-run``: the first records as they would be stored."""
+"""``logstore produce --dry-run`` shows the first records as they would be stored."""
 
 import base64
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _RECORDS_SHOWN = 10
 
 
 def show_first(blocks: Iterator[Block], unit: str, *, json: bool) -> None:
-    """Print the records on stdout. InvalidRecordError and InvalidRequestError as when they are sent."""
+    """Print the records on stdout. Raises InvalidRecordError and InvalidRequestError as sending does."""
     from logstore.client.producer.record_columns import from_columns
     from logstore.errors import InvalidRequestError
 
@@ -37,7 +37,7 @@ def show_first(blocks: Iterator[Block], unit: str, *, json: bool) -> None:
 
 
 def _of_json(value: Any) -> Any:
-    """Bytes as text, or as base64 in an object if they are no UTF-8."""
+    """Return bytes as text, or as base64 in an object if they are not UTF-8."""
     if isinstance(value, bytes):
         try:
             return value.decode()

@@ -94,7 +94,7 @@ def describe(ctx: typer.Context, group: GroupArgument, json: JsonOption = False,
     it), lag (offsets from committed, or from start, to the high watermark), records (only the offsets that still have
     one: compaction and deletions leave gaps), behind (the time since the oldest of these records, by its timestamp),
     and the member that reads it. Per member the time since its last heartbeat and its last poll; '-' for a poll of
-    Kafka's clients, which do not tell.
+    Kafka's clients, which do not report it.
     """
     with admin_of(ctx, url) as admin:
         commits = {(found.topic, found.partition): found for found in admin.group_offsets(group)}
@@ -367,7 +367,7 @@ def delete(
 def _topics(
     given: Sequence[str], all_topics: bool, partitions: Sequence[int], from_file: bool
 ) -> dict[str, Sequence[int]] | None:
-    """The partitions of each topic, none for all; None for all topics, or those of a file."""
+    """Return the partitions of each topic (empty: all); None for all topics, or those of a file."""
     if from_file and (given or all_topics or partitions):
         raise typer.BadParameter("--from-file names the topics and partitions: leave out what else names some")
     if not from_file and bool(given) == all_topics:
@@ -386,7 +386,7 @@ def _topics(
 
 
 def _read_offsets(lines: Iterable[str]) -> dict[tuple[str, int], int]:
-    """Lines of Kafka's CSV: topic, partition, offset. Empty lines are passed over."""
+    """Read lines of Kafka's CSV: topic, partition, offset. Empty lines are skipped."""
     offsets: dict[tuple[str, int], int] = {}
     try:
         for number, row in enumerate(csv.reader(lines), start=1):
@@ -406,7 +406,7 @@ def _read_offsets(lines: Iterable[str]) -> dict[tuple[str, int], int]:
 
 
 def _printable(text: str) -> str:
-    """A name or metadata may be any text: control characters must not reach the terminal."""
+    """Make a name or metadata printable: it may be any text, and control characters must not reach the terminal."""
     return text if text.isprintable() else repr(text)
 
 

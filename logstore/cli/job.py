@@ -9,7 +9,7 @@ import typer
 from logstore.cli.command_group import USAGE, CommandGroup, fail
 from logstore.cli.options import JsonOption, UrlOption, given_path, given_url
 
-#: Exit code of a run that passed over a topic, because another run of the job was working on it. All else was done.
+#: The exit code of a run that passed over a topic because another run of the job was working on it. All else was done.
 BUSY = 3
 
 
@@ -18,7 +18,7 @@ class _JobGroup(CommandGroup):
     extra_in_words = "the packages for tables"
 
 
-# A whole application of its own under spark-submit.
+# This is a complete application under spark-submit.
 app = typer.Typer(
     cls=_JobGroup,
     add_completion=False,

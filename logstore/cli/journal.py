@@ -89,8 +89,8 @@ def dump(
 ) -> None:
     """Print the frames, or with --records the records in them, oldest first.
 
-    Records come in the order of the journal: copies that were relocated come again, and records that a truncation took
-    back come, too. Changes nothing, and works while the store runs.
+    Records come in the order of the journal: copies that were relocated come again, and records that a truncation
+    removed come also. Changes nothing, and works while the store runs.
 
     In a cluster each broker has a journal of its own: they are shown one after the other. Records are of one of them.
     """
@@ -139,13 +139,13 @@ def _print_rows(journal: Path, rows: "Iterable[DumpRow]") -> int:
 
 
 def _topic_names(journal: Path, given: Path | None) -> dict[str, str]:
-    """Names by topic id, of the data directory that the journal is one of."""
+    """Return names by topic id, from the data directory to which the journal belongs."""
     data = data_of(journal, given)
     return {} if data is None else topic_names(data)
 
 
 def _topic_ids(names: dict[str, str], topic: str | None) -> set[UUID] | None:
-    """The id of a topic, which may be given itself; None for all topics. A usage error if it is neither."""
+    """Return the id of a topic, given by name or id; None for all topics. Raises a usage error if it is neither."""
     if topic is None:
         return None
     named = {UUID(topic_id) for topic_id, name in names.items() if name == topic}
@@ -288,7 +288,7 @@ def verify(directory: DirectoryArgument = None, data: DataOption = None, json: J
 
 
 def _missing_journals(directory: Path | None, data: Path | None) -> "list[JournalDiffersError]":
-    """Of the brokers that have no journal any more, what stood there."""
+    """Return the differences of the brokers that have lost their journal from the recorded one."""
     from logstore.journal.errors import JournalDiffersError
     from logstore.settings import load_settings
 

@@ -1,4 +1,4 @@
-"""``logstore journal repair``: end a damaged journal before the damage, and say what that loses."""
+"""``logstore journal repair`` ends a damaged journal before the damage, and reports what is lost."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,7 +109,7 @@ def repair(
         if not yes:
             confirm("Take out everything from the damage on?", otherwise="Nothing was changed.")
         if isinstance(damage, JournalCorruptionError):  # else the repair refuses
-            # Before the repair: a start after a crash in between refuses the damage as before.
+            # This comes before the repair: a start after a crash in between refuses the damage as before.
             give_up_journal(home, local_filesystem())
         report = inspect.repair(journal)
     if json:
@@ -144,7 +144,7 @@ def _good_frames(journal: Path) -> "Iterator[RecoveredFrame]":
 
 
 def _tables(data: Path) -> "dict[UUID, Table]":
-    """The tables that can be read, by topic id."""
+    """Return the tables that can be read, by topic id."""
     from logstore.delta.log_check import observed_snapshot
     from logstore.log.journal_loss import Table
     from logstore.table_root import open_root
@@ -155,7 +155,7 @@ def _tables(data: Path) -> "dict[UUID, Table]":
         try:
             snapshot = observed_snapshot(root.open(name))
         except LogStoreError:
-            # Its records then show with the topic's id, as lost unless the table is mended.
+            # Its records then show with the topic's id, as lost unless the table is repaired.
             continue
         sealed = {partition: state.sealed for partition, state in snapshot.partitions.items()}
         tables[snapshot.topic_id] = Table(name, sealed)
@@ -193,7 +193,7 @@ def _in_the_table(one: "TakenOut") -> str:
 
 
 def _print_json(journal: Path, report: "RepairReport | None", found: "list[TakenOut]") -> None:
-    """``taken_out`` is everything from the damage on, ``lost`` the part of it that no table has."""
+    """Print the report. ``taken_out`` is everything from the damage on, ``lost`` the part of it that no table has."""
     print_json(
         {
             "directory": str(journal),

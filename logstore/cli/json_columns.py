@@ -1,7 +1,7 @@
-"""Columns of CSV and Parquet files as JSON texts, a column at a time: the forms that docs/cli.md promises.
+"""Columns of CSV and Parquet files as JSON texts, a column at a time, in the forms that docs/cli.md promises.
 
-Invariants: each text is one JSON value (RFC 8259) without a null element anywhere (null is the text ``null``); nothing
-is rounded: decimals and nanoseconds keep all their digits, and a column's unit says how many digits its times have.
+Invariants: each text is one JSON value (RFC 8259) and no element is null anywhere (null is the text ``null``). Nothing
+is rounded: decimals and nanoseconds keep all their digits, and a column's unit determines the digits of its times.
 """
 
 import uuid
@@ -21,9 +21,9 @@ _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 
 
 def json_objects(batch: pa.RecordBatch) -> pa.Array:
-    """Each row as a JSON object of all its columns.
+    """Return each row as a JSON object of all its columns.
 
-    Raises InvalidRecordError naming the column whose type has no JSON form, or that is there twice.
+    Raises InvalidRecordError naming a column whose type has no JSON form, or that occurs twice.
     """
     texts = []
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -35,13 +35,14 @@ def json_objects(batch: pa.RecordBatch) -> pa.Array:
 
 
 def json_texts(column: pa.Array) -> pa.Array:
-    """The JSON text of each value; of null ``null``. InvalidRecordError for a type that has no JSON form."""
+    """Return the JSON text of each value (null: ``null``). Raises InvalidRecordError for a type without JSON."""
     return pc.fill_null(_json(column), "null")
 
 
 def key_texts(column: pa.Array) -> pa.Array:
-    """Each value as a raw key: bytes and texts as they are, values that are strings in JSON as their text, others as
-    JSON. Null stays null. InvalidRecordError for a type without a JSON form.
+    """Return each value as a raw key; null stays null. Raises InvalidRecordError for a type without a JSON form.
+
+    Bytes and texts stay as they are, values that are strings in JSON become their text, others their JSON.
     """
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -55,7 +56,7 @@ def key_texts(column: pa.Array) -> pa.Array:
 
 
 def _json(column: pa.Array) -> pa.Array:
-    """As ``json_texts``, or null."""
+    """Return the texts of ``json_texts``, but null for null."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return _json(column.dictionary).take(column.indices)
@@ -83,7 +84,7 @@ def _json(column: pa.Array) -> pa.Array:
 
 
 def _plain(column: pa.Array) -> pa.Array | None:
-    """The text between the quotes, for types whose JSON is a string without escapes; None for other types."""
+    """Return the text between the quotes, for types whose JSON is a string without escapes; None for other types."""
     kind = column.type
     if pa.types.is_timestamp(kind):
         # Times with a zone are instants, shown in UTC.
@@ -104,7 +105,7 @@ def _plain(column: pa.Array) -> pa.Array | None:
 
 
 def _strings(texts: pa.Array) -> pa.Array:
-    texts.validate(full=True)  # a Parquet file may hold anything as text
+    texts.validate(full=True)  # a Parquet file may contain anything as text
     quoted = _joined('"', texts, '"')
     escaped = pc.fill_null(pc.match_substring_regex(texts, pattern=_ESCAPED), fill_value=False)
     if not pc.any(escaped).as_py():
@@ -115,7 +116,10 @@ def _strings(texts: pa.Array) -> pa.Array:
 
 
 def _floats(column: pa.Array) -> pa.Array:
-    """The shortest digits that give the same number. NaN and infinities are strings, as in ProtoJSON and Spark."""
+    """Return the shortest digits that give the same number.
+
+    NaN and infinities are strings, as in ProtoJSON and Spark.
+    """
     column = column.cast(pa.float32()) if pa.types.is_float16(column.type) else column
     texts = column.cast(pa.string())
     texts = pc.if_else(pc.match_substring_regex(texts, pattern="^-?[0-9]+$"), _joined(texts, ".0"), texts)
@@ -125,7 +129,7 @@ def _floats(column: pa.Array) -> pa.Array:
 
 
 def _durations(column: pa.Array) -> pa.Array:
-    """ISO 8601 in seconds, as Java's Duration: ``PT90.500S``, ``PT-1.000S``."""
+    """Return ISO 8601 in seconds, as Java's Duration: ``PT90.500S``, ``PT-1.000S``."""
     digits = _DIGITS[column.type.unit]
     counts = column.cast(pa.int64())
     sizes = pc.abs(counts)
@@ -136,7 +140,7 @@ def _durations(column: pa.Array) -> pa.Array:
 
 
 def _maps(column: pa.Array) -> pa.Array:
-    """Objects. A key that is no string in JSON is the string of its JSON text."""
+    """Return objects. A key that is not a string in JSON becomes the string of its JSON text."""
     kind = column.type
     entry = pa.struct([pa.field("key", kind.key_type), pa.field("value", kind.item_type)])
     lists = column.cast(pa.list_(entry))
@@ -148,7 +152,7 @@ def _maps(column: pa.Array) -> pa.Array:
 
 
 def _lists(lists: pa.Array, elements: pa.Array, opening: str, closing: str) -> pa.Array:
-    """``elements`` are the texts of the elements of all lists, one after the other."""
+    """Return lists. ``elements`` are the texts of the elements of all lists, one after the other."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     texts = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), elements), ",")
@@ -156,7 +160,7 @@ def _lists(lists: pa.Array, elements: pa.Array, opening: str, closing: str) -> p
 
 
 def _objects(names: Sequence[str], texts: Sequence[pa.Array], rows: int) -> pa.Array:
-    """``texts``: of each field, without nulls."""
+    """Return objects. ``texts`` are those of each field, without nulls."""
     if twice := [name for index, name in enumerate(names) if name in names[:index]]:
         raise InvalidRecordError(f"there are two columns {twice[0]!r}: a JSON object has each name once")
     if not texts:

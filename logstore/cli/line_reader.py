@@ -1,8 +1,8 @@
 """Lines of a stream as columns: blocks of bounded size, whole lines only.
 
 As in NDJSON bodies of the HTTP interface, a line's bytes are the value, and one CR at its end belongs to the line end.
-``Skipped`` says which lines are skipped. A byte order mark at the start is dropped. Memory is bounded by a block and
-one line.
+``Skipped`` selects the lines to skip. A byte order mark at the start is dropped. Memory is bounded by a block and one
+line.
 """
 
 import io
@@ -22,15 +22,13 @@ from logstore.records.byte_order_mark import without_byte_order_mark
 
 LINE_BYTES_MAX = 32 * MIB
 _BLANKS = (b" ", b"\t", b"\r")
-# How long a block that is not full waits for more of a pipe.
+# Seconds that a block that is not full waits for more from a pipe.
 _LINGER_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """``values``: the lines; ``numbers``: where they stand in the input, from 1. ``size``: bytes
-    read for them.
-    """
+    """A block: ``values`` are the lines, ``numbers`` their numbers in the input, from 1, ``size`` the bytes read."""
 
     values: pa.BinaryArray
     numbers: np.ndarray
@@ -38,7 +36,7 @@ class Lines:
 
 
 class Skipped(Enum):
-    """The lines that are not records: no line, empty lines, or lines with nothing but JSON's white space."""
+    """The lines that are not records: no line, empty lines, or lines with only JSON's white space."""
 
     none = auto()
     empty = auto()
@@ -46,9 +44,9 @@ class Skipped(Enum):
 
 
 def read_lines(stream: BinaryIO, block_bytes: int, skipped: Skipped = Skipped.empty) -> Iterator[Lines]:
-    """Blocks of about ``block_bytes`` (at least one line). Lines of a slow pipe or a terminal are not held back.
+    """Yield blocks of about ``block_bytes`` (at least one line). Lines of a slow pipe or a terminal are not held back.
 
-    InvalidRecordError for a line over LINE_BYTES_MAX.
+    Raises InvalidRecordError for a line over LINE_BYTES_MAX.
     """
     next_number = 1
     waiting: list[bytes] = []
@@ -73,7 +71,7 @@ def read_lines(stream: BinaryIO, block_bytes: int, skipped: Skipped = Skipped.em
 
 
 def first_lines(rows: int, lines: Lines) -> Lines:
-    """The first ``rows`` of them."""
+    """Return the first ``rows`` of them."""
     values = lines.values[:rows]
     return Lines(values, lines.numbers[:rows], (pc.sum(pc.binary_length(values)).as_py() or 0) + rows)
 
@@ -93,7 +91,7 @@ def _lines(text: bytes, first_number: int, size: int, skipped: Skipped) -> Lines
 
 
 def _read(stream: BinaryIO, limit: int) -> bytes:
-    """The available bytes, at least one; b"" at the end. It waits for no more: a line on a terminal comes at once."""
+    """Return the available bytes, at least one, without waiting for more (a line on a terminal); b"" at the end."""
     reader = getattr(stream, "read1", stream.read)
     return bytes(reader(limit))
 
@@ -102,6 +100,6 @@ def _more_is_there(stream: BinaryIO) -> bool:
     try:
         ready, _, _ = select.select([stream], [], [], _LINGER_SECONDS)
     except (io.UnsupportedOperation, ValueError):
-        # Not a file of the operating system: reading does not wait.
+        # It is not a file of the operating system, so reading does not wait.
         return True
     return bool(ready)

@@ -16,9 +16,11 @@ _NULL = b"null"
 
 
 class LineRecords:
-    """``key_separator``: the key is the text before its first occurrence. ``key_field``: every value is a JSON object,
-    and this field of it is the key. A key is stored as its text, with ``key_json`` or from a field that is no text as
-    its JSON text. A missing field or null is no key. ``tombstones``: an empty value is null.
+    """Turns lines into records. With ``key_separator`` the key is the text before its first occurrence. With
+    ``key_field`` every value is a JSON object, and this field of it is the key.
+
+    A key is stored as its text, or as its JSON text with ``key_json`` or from a field that is not text. A missing field
+    or null means no key. With ``tombstones`` an empty value is null.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class LineRecords:
             self._decoder = msgspec.json.Decoder()
 
     def columns(self, lines: Lines) -> tuple[dict[str, Any], InvalidRecordError | None]:
-        """The columns of the lines before the first refused one, and the error message of that one."""
+        """Return the columns of the lines before the first refused one, and that one's error."""
         columns: dict[str, Any] = {"value": lines.values}
         problem = None
         if self._separator is not None:
@@ -78,7 +80,7 @@ class LineRecords:
         return {"key": keys, "value": values}, problem
 
     def _check(self, values: pa.Array, lines: Lines) -> tuple[list[bytes | None], InvalidRecordError | None]:
-        """The keys (null without a key field) of the values before the first that is no JSON, and its error message."""
+        """Return the keys (null without a key field) of the values before the first that is not JSON, and its error."""
         assert self._decoder is not None
         keys: list[bytes | None] = []
         for row, text in enumerate(values.to_pylist()):
@@ -106,5 +108,5 @@ class LineRecords:
 
 
 def nulls_for_empty(values: pa.Array) -> pa.Array:
-    """Empty values as null: tombstones."""
+    """Return empty values as null, as tombstones."""
     return pc.if_else(pc.equal(pc.binary_length(values), 0), None, values)

@@ -1,4 +1,4 @@
-"""How fast ``consume`` and ``topic copy`` go, on stderr."""
+"""The speed of ``consume`` and ``topic copy``, on stderr."""
 
 import sys
 import time
@@ -13,8 +13,8 @@ _PROGRESS_SECONDS = 1.0
 
 @dataclass(slots=True)
 class Meter:
-    """How many records came, and how fast: one line on stderr, on a terminal always the same one. ``part`` of the whole
-    is done, if that is known.
+    """The number of records, and their rate: one line on stderr, on a terminal always the same one. ``part`` is the
+    finished share of the whole, if known.
     """
 
     shown: bool

@@ -1,4 +1,4 @@
-"""Options of several commands, and their meaning together."""
+"""Options shared by several commands, and the meaning of their combinations."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,19 +16,19 @@ from logstore.local_path import local_path
 if TYPE_CHECKING:
     from logstore.client.admin import Admin
 
-# A person waits for the Tab key.
+# A user waits for the Tab key.
 _COMPLETION_MS = 1_000
 
 
 def complete_topics(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of the topics of the store that the command would go to; none if it does not answer at once."""
+    """Return names of the topics of the command's store; none if it does not respond at once."""
     return _complete(
         ctx, incomplete, lambda admin: (topic.name for topic in admin.status().topics if not topic.is_internal)
     )
 
 
 def complete_groups(ctx: typer.Context, incomplete: str) -> list[str]:
-    """As ``complete_topics``, of groups."""
+    """Return names of groups, like ``complete_topics``."""
     return _complete(ctx, incomplete, lambda admin: admin.groups())
 
 
@@ -104,20 +104,23 @@ WhereOption = Annotated[
 
 
 def store_url(ctx: typer.Context, given: str | None) -> str:
-    """``--url`` after the command, else before it, else ``--profile``, else LOGSTORE_URL, else the profile that
+    """Return ``--url`` after the command, else before it, else ``--profile``, else LOGSTORE_URL, else the profile that
     LOGSTORE_PROFILE names or that is in use, else the default.
     """
     return named_store(ctx, given)[0]
 
 
 def given_url(ctx: typer.Context, given: str | None) -> str | None:
-    """As ``store_url``; None if no store was named."""
+    """Return ``store_url``, or None if no store was named."""
     url, source = named_store(ctx, given)
     return None if source == _BY_DEFAULT else url
 
 
 def named_store(ctx: typer.Context, given: str | None) -> tuple[str, str]:
-    """``store_url`` and the source of the name. InvalidConfigError for a profile that does not exist or has no url."""
+    """Return ``store_url`` and where it was named.
+
+    Raises InvalidConfigError for a profile that does not exist or has no url.
+    """
     before_the_command = ctx.find_root().params
     if url := given or before_the_command.get("url"):
         return url, "--url"
@@ -148,7 +151,7 @@ def _url_of(profile: str) -> str:
 
 @contextmanager
 def admin_of(ctx: typer.Context, url: str | None) -> Iterator["Admin"]:
-    """An Admin that answers at once: a person is waiting."""
+    """Yield an Admin without retries, because a user is waiting."""
     from logstore.client.admin import Admin
 
     with Admin(store_url(ctx, url), client_id=CLIENT_ID, default_api_timeout_ms=0) as admin:
@@ -156,8 +159,9 @@ def admin_of(ctx: typer.Context, url: str | None) -> Iterator["Admin"]:
 
 
 def reachable_url(ctx: typer.Context, given: str | None) -> str:
-    """``store_url``, after a look whether a store answers: else StoreUnreachableError at once, not after the time
-    that a producer or consumer would keep trying.
+    """Return ``store_url`` after checking that a store responds.
+
+    Raises StoreUnreachableError at once, not after the time that a producer or consumer would keep trying.
     """
     from logstore.client.admin import Admin
 
@@ -168,7 +172,7 @@ def reachable_url(ctx: typer.Context, given: str | None) -> str:
 
 
 def given_path(text: str) -> Path:
-    """The path of an option or argument, for ``parser=``; a usage error for one that the store does not serve."""
+    """Return the path of an option or argument, for ``parser=``. Raises a usage error for a URI that is not local."""
     try:
         return local_path(text)
     except DataDirectoryError as error:
@@ -176,7 +180,7 @@ def given_path(text: str) -> Path:
 
 
 def existing_path(text: str) -> Path:
-    """As ``given_path``; a usage error where nothing is."""
+    """Return ``given_path``; raise a usage error if it does not exist."""
     path = given_path(text)
     if not path.exists():
         raise typer.BadParameter(f"Path '{path}' does not exist.")
@@ -184,7 +188,7 @@ def existing_path(text: str) -> Path:
 
 
 def parse_configs(given: Sequence[str] | None) -> dict[str, str]:
-    """``KEY=VALUE`` pairs; a usage error for one without ``=`` or a key given twice."""
+    """Parse ``KEY=VALUE`` pairs; raise a usage error for one without ``=`` or a key given twice."""
     configs: dict[str, str] = {}
     for text in given or ():
         key, equals, value = (part.strip() for part in text.partition("="))
@@ -197,7 +201,7 @@ def parse_configs(given: Sequence[str] | None) -> dict[str, str]:
 
 
 def selection(key: str | None, where: str | None) -> str | None:
-    """The expression of --key and --where together; a usage error for one that cannot be read."""
+    """Return the expression of --key and --where together; raise a usage error for one that cannot be read."""
     if key is None and where is None:
         return None
     from logstore.errors import InvalidWhereError
@@ -212,7 +216,7 @@ def selection(key: str | None, where: str | None) -> str | None:
 
 
 def time_ms(text: str | None, option: str) -> int | None:
-    """A time as ``logstore.quantities`` reads it; a usage error for anything else."""
+    """Return a time as ``logstore.quantities`` parses it; raise a usage error for anything else."""
     from logstore.clock import SystemClock
     from logstore.quantities import timestamp_ms
 

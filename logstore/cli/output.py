@@ -1,4 +1,4 @@
-"""Output of commands: tables for people, JSON for programs, both on stdout."""
+"""Output of commands on stdout: tables for people, JSON for programs."""
 
 import re
 import sys
@@ -15,17 +15,17 @@ _NUMBER = re.compile(r"-?[0-9][0-9,.]*( ([KMGT]i)?B)?")
 
 
 def print_json(content: Any) -> None:
-    """One JSON document; dataclasses become objects."""
+    """Print one JSON document; dataclasses become objects."""
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n")
 
 
 def print_json_line(content: Any) -> None:
-    """One line of NDJSON, for output that comes in parts."""
+    """Print one line of NDJSON, for output that comes in parts."""
     sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Numbers are aligned right, with separators of thousands. Without a terminal the table is as wide as needed."""
+    """Print a table. Numbers are right-aligned, with thousands separators; without a terminal lines are not folded."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -37,7 +37,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in cells:
         table.add_row(*(Text(cell) for cell in row))
-    # Text that is piped must not be folded at some assumed width.
+    # Piped text must not be folded at an assumed width.
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 10_000)
     with console.capture() as captured:
         console.print(table)
@@ -45,7 +45,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def print_problems(problems: Sequence["TopicProblem"]) -> None:
-    """An empty line, then a line for each problem with its remedy; no output without problems."""
+    """Print an empty line, then a line for each problem with its remedy; nothing without problems."""
     for line in ["", *map(problem_text, problems)] if problems else ():
         print(line)
 
@@ -57,19 +57,19 @@ def problem_text(problem: "TopicProblem") -> str:
 
 
 def problem_reason(problem: "TopicProblem") -> str:
-    """The reason, with the state in front unless the reason names it."""
+    """Return the reason, preceded by the state unless the reason names it."""
     state = problem.state.replace("_", " ")
     reason = problem.reason.rstrip(".")
     return reason if state in reason else f"{state}: {reason}"
 
 
 def counted(count: int, noun: str) -> str:
-    """``1 record``, ``2,000 records``."""
+    """Return a text such as ``1 record`` or ``2,000 records``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def bytes_text(size: float) -> str:
-    """``812 B``, ``3.4 MiB``."""
+    """Return a text such as ``812 B`` or ``3.4 MiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
@@ -78,7 +78,7 @@ def bytes_text(size: float) -> str:
 
 
 def duration_text(milliseconds: float) -> str:
-    """``12 s``, ``5 min``, ``3 h``, ``8 d``: in the largest unit that is at least twice in it."""
+    """Return a text such as ``12 s``, ``5 min``, ``3 h``, ``8 d``, in the largest unit that fits at least twice."""
     seconds = milliseconds / 1000
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * size:
@@ -87,7 +87,7 @@ def duration_text(milliseconds: float) -> str:
 
 
 def time_text(timestamp_ms: int) -> str:
-    """ISO 8601, UTC. Not ``fromtimestamp``: that refuses years that a table may hold."""
+    """Return ISO 8601 in UTC. ``fromtimestamp`` would refuse years that a table may contain."""
     try:
         time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=timestamp_ms)
     except OverflowError:
@@ -96,7 +96,7 @@ def time_text(timestamp_ms: int) -> str:
 
 
 def age_text(timestamp_ms: int | None, now_ms: int) -> str:
-    """``12 s ago``; ``in 5 min`` for a time that is still to come; ``-`` for none."""
+    """Return a text such as ``12 s ago``; ``in 5 min`` for a time in the future; ``-`` for None."""
     if timestamp_ms is None:
         return "-"
     age = now_ms - timestamp_ms
@@ -110,6 +110,6 @@ def _text(cell: object) -> str:
 
 
 def _are_numbers(texts: list[str]) -> bool:
-    """Some are, and for the others there is none."""
+    """Return True if there are numbers, and all other texts are ``-``."""
     found = [text for text in texts if text != "-"]
     return bool(found) and all(map(_NUMBER.fullmatch, found))

@@ -1,6 +1,4 @@
-"""Positions at which ``consume`` begins and stops: offsets, offsets from the end, times, and the last records of a
-topic.
-"""
+"""Positions at which ``consume`` begins and stops: offsets, offsets from the end, times, a topic's last records."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ if TYPE_CHECKING:
     from logstore.client.consumer import Consumer
     from logstore.client.metadata import TopicPartition
 
-# While the newest records are looked for: the store has answered just now.
+# Used while the newest records are looked for: the store has responded just before.
 _POLL_SECONDS = 1.0
 
 
@@ -30,7 +28,7 @@ class Place:
         return self.offset is not None or self.timestamp_ms is not None
 
     def find(self, consumer: "Consumer", option: str) -> dict["TopicPartition", int]:
-        """The offset in each partition that is assigned; a usage error for one offset in several."""
+        """Return the offset in each assigned partition; raise a usage error for one offset in several."""
         partitions = sorted(consumer.assignment())
         ends = consumer.end_offsets(partitions)
         if self.timestamp_ms is not None:
@@ -60,8 +58,9 @@ def seek(consumer: "Consumer", offsets: Mapping["TopicPartition", int]) -> None:
 
 
 def newest(consumer: "Consumer", count: int, ends: Mapping["TopicPartition", int]) -> dict["TopicPartition", int]:
-    """The offsets at which the last ``count`` records before ``ends`` begin, of all these partitions together: by
-    timestamp, and in each partition by offset. Offsets that compaction removed count.
+    """Return the offsets at which the last ``count`` records before ``ends`` begin, of all these partitions together.
+
+    The order is by timestamp, and in each partition by offset. Offsets that compaction removed count.
     """
     starts = consumer.beginning_offsets(ends)
     first = {at: max(starts[at], end - count) for at, end in ends.items()}
@@ -74,11 +73,11 @@ def newest(consumer: "Consumer", count: int, ends: Mapping["TopicPartition", int
     for number, partition in enumerate(partitions):
         found_offsets, found_times = _timestamps(consumer, partition, first[partition], ends[partition])
         offsets.append(found_offsets)
-        # A record is among the last ones only with all its followers: it counts as the oldest of them.
+        # A record is among the last ones only with all its followers, so it counts as the oldest of them.
         times.append(np.minimum.accumulate(found_times[::-1])[::-1])
         owners.append(np.full(len(found_offsets), number))
     owner = np.concatenate(owners)
-    # With equal times the later offset comes last, so that the beginning of a partition is cut off.
+    # Among equal times the later offset comes last, so that the beginning of a partition is cut off.
     order = np.lexsort((np.concatenate(offsets), np.concatenate(times)))
     taken = np.bincount(owner[order[-count:]], minlength=len(partitions)).tolist()
     return {
@@ -88,7 +87,7 @@ def newest(consumer: "Consumer", count: int, ends: Mapping["TopicPartition", int
 
 
 def _timestamps(consumer: "Consumer", partition: "TopicPartition", start: int, end: int) -> tuple[Any, Any]:
-    """Offsets and timestamps (ms) of [start, end)."""
+    """Return offsets and timestamps (ms) of [start, end)."""
     import numpy as np
     import pyarrow as pa
 

@@ -1,4 +1,4 @@
-"""``logstore produce``: lines of a file or of stdin, or rows of CSV and Parquet files, become records."""
+"""``logstore produce`` turns lines of a file or of stdin, or rows of CSV and Parquet files, into records."""
 
 import sys
 from contextlib import ExitStack
@@ -197,7 +197,7 @@ def produce(
 
 
 def _open(file: Path | None, stack: ExitStack, *, seekable: bool) -> tuple[BinaryIO, int | None]:
-    """The stream, and its size where that is known."""
+    """Open the input; return the stream, and its size if known."""
     if file is None or str(file) == "-":
         if seekable:
             raise typer.BadParameter("Parquet is read from its end: give a file, not stdin", param_hint="FILE")

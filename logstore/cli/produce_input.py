@@ -1,4 +1,4 @@
-"""Options of ``logstore produce`` that say what its input is: which go together, and the records that they make."""
+"""Options of ``logstore produce`` about its input: which go together, and the records that they make."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -65,11 +65,11 @@ class InputOptions:
 
     @property
     def unit(self) -> str:
-        """The unit that the input is counted in."""
+        """The unit in which the input is counted."""
         return "row" if self.is_table else "line"
 
     def blocks(self, stream: BinaryIO, file: Path | None, batch_bytes: int) -> Iterator[Block]:
-        """The records of ``stream``, the stream of ``file``. Nothing is read yet; usage errors are raised at once."""
+        """Return the records of ``stream``, which reads ``file``, lazily; usage errors are raised at once."""
         if self.format is Format.record:
             self._check_no_key()
         else:
@@ -195,7 +195,7 @@ class InputOptions:
 
 
 def unescaped(text: str | None) -> str | None:
-    """``text`` with tabs for backslash and t, which shells do not convert."""
+    """Return ``text`` with tabs for backslash and t, which shells do not convert."""
     return None if text is None else text.replace("\\t", "\t")
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from logstore.client.producer import Producer
     from logstore.client.producer.delivery import BatchDelivery
 
-# After a failure or Ctrl-C: how long to wait for the answers to requests that were sent.
+# Seconds to wait, after a failure or Ctrl-C, for the responses to requests that were sent.
 _CLOSE_SECONDS = 10.0
 
 #: Called with the bytes and records that are done.
@@ -47,7 +47,7 @@ class Run:
     waiting: deque[tuple[Block, "BatchDelivery"]] = field(default_factory=deque)
 
     def send_all(self, blocks: Iterator[Block]) -> tuple[bool, str | None]:
-        """Whether Ctrl-C ended it, and what went wrong."""
+        """Send all blocks; return True if Ctrl-C ended it, and the problem, if any."""
         from logstore.errors import LogStoreError
 
         problem: str | None = None
@@ -75,12 +75,12 @@ class Run:
         return interrupted, problem
 
     def _collect(self, *, wait: bool) -> str | None:
-        """Take over what is delivered; the first failure, with its line."""
+        """Count what is delivered; return the first failure with its line."""
         problem = None
         while self.waiting and (wait or self.waiting[0][1].done()):
             block, delivery = self.waiting.popleft()
             if not delivery.done():
-                # The producer is closed, and the answer has not come.
+                # The producer is closed, and the response has not come.
                 problem = problem or (
                     f"{self.unit} {block.numbers[0]} and on: no answer came, they may or may not be stored"
                 )
@@ -140,7 +140,7 @@ def summarize(run: Run, problem: str | None, *, json: bool, quiet: bool) -> None
 
 @contextmanager
 def progress_bar(size: int | None, *, shown: bool) -> Iterator[Report]:
-    """A bar on stderr; ``report(bytes, records)`` moves it."""
+    """Show a bar on stderr; ``report(bytes, records)`` moves it."""
     if not shown:
         yield lambda _bytes, _records: None
         return
@@ -156,7 +156,7 @@ def progress_bar(size: int | None, *, shown: bool) -> Iterator[Report]:
     if size is not None:
         columns.append(TimeRemainingColumn())
     console = Console(stderr=True)
-    # Without a terminal nothing can be overwritten: only the last state is printed.
+    # Without a terminal nothing can be overwritten, so only the last state is printed.
     with Progress(*columns, console=console, transient=console.is_terminal) as progress:
         task = progress.add_task("", total=size, records=0)
         sent = 0

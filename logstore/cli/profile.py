@@ -126,7 +126,7 @@ def delete(name: NameArgument) -> None:
 
 
 def _check_value(key: str, value: str) -> None:
-    """Check the value as the command does that uses it."""
+    """Check the value as the command that uses it does."""
     from logstore.client.addresses import parse_bootstrap
 
     if key == "url":

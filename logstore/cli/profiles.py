@@ -1,7 +1,7 @@
 """Profiles: names for stores with the defaults of commands there, in one file of the user's.
 
-Owns ``$XDG_CONFIG_HOME/logstore/profiles.toml`` (``~/.config`` without the variable): ``profile`` names the one in use,
-``[profiles.NAME]`` holds its values. The file is written as a whole; comments in it are lost then.
+It is ``$XDG_CONFIG_HOME/logstore/profiles.toml`` (``~/.config`` without the variable): ``profile`` names the one in
+use, ``[profiles.NAME]`` holds its values. The file is written as a whole, which loses comments in it.
 """
 
 import json
@@ -28,7 +28,7 @@ class Profiles:
     by_name: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def named(self, name: str) -> dict[str, str]:
-        """InvalidConfigError if there is none of that name."""
+        """Return the profile of that name. Raises InvalidConfigError if there is none."""
         if name not in self.by_name:
             known = f"there are {', '.join(sorted(self.by_name))}" if self.by_name else "there are none yet"
             raise InvalidConfigError(
@@ -43,7 +43,7 @@ def profiles_file() -> Path:
 
 
 def load_profiles() -> Profiles:
-    """InvalidConfigError for a file that cannot be read, or that holds something else."""
+    """Read the profiles. Raises InvalidConfigError for a file that cannot be read, or that contains something else."""
     path = profiles_file()
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -76,18 +76,18 @@ def save_profiles(profiles: Profiles) -> None:
 
 
 def chosen_profile(option: str | None) -> dict[str, str]:
-    """The values of ``chosen_name``; empty without one."""
+    """Return the values of ``chosen_name``; empty if there is none."""
     name = chosen_name(option)
     return {} if name is None else load_profiles().named(name)
 
 
 def chosen_name(option: str | None) -> str | None:
-    """The profile that ``--profile`` names, else LOGSTORE_PROFILE, else the one in use."""
+    """Return the profile that ``--profile`` names, else LOGSTORE_PROFILE, else the one in use."""
     return option or os.environ.get(VARIABLE) or load_profiles().in_use
 
 
 def option_defaults(profile: dict[str, str]) -> dict[str, Any]:
-    """Defaults by command and option, for click."""
+    """Return defaults by command and option, for click."""
     defaults: dict[str, dict[str, str]] = {}
     for key, value in profile.items():
         for command, option in KEYS[key]:
@@ -96,7 +96,7 @@ def option_defaults(profile: dict[str, str]) -> dict[str, Any]:
 
 
 def check_key(key: str) -> None:
-    """InvalidConfigError for a setting that profiles do not have."""
+    """Raise InvalidConfigError for a setting that profiles do not have."""
     if key not in KEYS:
         raise InvalidConfigError(f"a profile has no '{key}': it holds {', '.join(KEYS)}")
 
@@ -110,5 +110,5 @@ def _checked(path: Path, name: str, values: object) -> dict[str, str]:
 
 
 def _text(value: str) -> str:
-    # A JSON text is a TOML text, but for this one character.
+    # A JSON text is a TOML text, except for this one character.
     return json.dumps(value).replace("\x7f", "\\u007f")

@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from logstore.cli.record_objects import RecordObjects
     from logstore.cli.table_reader import Fields, Rows
 
-# Batches a second with --rate.
+# Batches per second with --rate.
 _BATCHES_PER_SECOND = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Records, where they stand in the input (from 1), and how many bytes of it they took."""
+    """Records, their numbers in the input (from 1), and how many bytes of it they took."""
 
     columns: dict[str, Any]
     numbers: "np.ndarray"
     size: int
 
     def __getitem__(self, rows: slice) -> "Block":
-        """Some of the records, with their share of the bytes."""
+        """Return some of the records, with their share of the bytes."""
         numbers = self.numbers[rows]
         columns = {name: column[rows] for name, column in self.columns.items()}
         count = len(self.numbers)
@@ -39,7 +39,7 @@ class Block:
 def line_blocks(
     stream: BinaryIO, batch_bytes: int, records: "LineRecords | RecordObjects", skipped: "Skipped"
 ) -> Iterator[Block]:
-    """InvalidRecordError at the first line that is no record, after those before it."""
+    """Yield the records. Raises InvalidRecordError at the first line that is not one, after those before it."""
     from logstore.cli.line_reader import first_lines, read_lines
 
     for block in read_lines(stream, batch_bytes, skipped):
@@ -75,7 +75,7 @@ def with_key(key: bytes, blocks: Iterator[Block]) -> Iterator[Block]:
 
 
 def with_headers(headers: Sequence[tuple[str, bytes]], blocks: Iterator[Block]) -> Iterator[Block]:
-    """InvalidRecordError if the records have headers of their own."""
+    """Add headers. Raises InvalidRecordError if the records have headers already."""
     import pyarrow as pa
 
     from logstore.errors import InvalidRecordError
@@ -107,7 +107,7 @@ def _with(name: str, value: Any, blocks: Iterator[Block]) -> Iterator[Block]:
 
 
 def with_tombstones(blocks: Iterator[Block]) -> Iterator[Block]:
-    """Empty values become null."""
+    """Turn empty values into null."""
     from logstore.cli.line_records import nulls_for_empty
 
     for block in blocks:
@@ -116,7 +116,7 @@ def with_tombstones(blocks: Iterator[Block]) -> Iterator[Block]:
 
 
 def no_faster(rate: float, blocks: Iterator[Block]) -> Iterator[Block]:
-    """Blocks in parts, each not before its records are due."""
+    """Yield blocks in parts, each not before its records are due."""
     began = time.monotonic()
     sent = 0
     rows = max(1, int(rate / _BATCHES_PER_SECOND))
@@ -129,7 +129,7 @@ def no_faster(rate: float, blocks: Iterator[Block]) -> Iterator[Block]:
 
 
 def first_records(count: int, blocks: Iterator[Block]) -> Iterator[Block]:
-    """No more than ``count`` records, and no more of the input than they need."""
+    """Yield at most ``count`` records, and read no more of the input than they need."""
     for block in blocks:
         part = block[:count]
         yield part

@@ -1,6 +1,4 @@
-"""Records of journals and segments, printed by the writers of ``consume``: ``journal dump --records`` and
-``segment dump --records``.
-"""
+"""Records of journals and segments, printed by the writers of ``consume`` (``journal dump``, ``segment dump``)."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 
     from logstore.client.consumer.records import FetchedBatch
 
-# Records that are printed at a time: each is a few objects then.
+# Records that are printed at a time, because each becomes a few objects.
 _ROWS = 1_000
 _SHOWN_CHARACTERS = 60
 _LINE = "{:>9} {:>14}  {:24}  {:24}  {:60}  {}"
@@ -44,7 +42,7 @@ ToOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Offsets [start, end) of records, ``limit`` records at most; ``format`` as ``--format`` has it, or ``json``."""
+    """Offsets [start, end) of records, at most ``limit`` records; ``format`` is that of ``--format``, or ``json``."""
 
     start: int | None
     end: int | None
@@ -52,12 +50,12 @@ class Wanted:
     format: Format | LineEncoder
 
     def holds_any(self, base_offset: int, end_offset: int) -> bool:
-        """Whether a range of offsets has any that is wanted."""
+        """Return True if a range of offsets has any wanted ones."""
         return (self.start is None or end_offset > self.start) and (self.end is None or base_offset < self.end)
 
 
 def wanted_records(*, start: int | None, end: int | None, limit: int | None, format: str | None, json: bool) -> Wanted:
-    """The options as one. Usage errors for a range that is none and a format that there is not."""
+    """Combine the options. Raises a usage error for an empty range or an unknown format."""
     if start is not None and end is not None and end <= start:
         raise typer.BadParameter(f"it is not behind --from {start}", param_hint="--to")
     if json and format is not None:
@@ -74,7 +72,7 @@ def wanted_records(*, start: int | None, end: int | None, limit: int | None, for
 
 
 def require_records(asked: bool, **others: object) -> None:
-    """A usage error for options of ``--records`` without it."""
+    """Raise a usage error for options of ``--records`` without it."""
     given = [f"--{name}" for name, value in others.items() if value is not None]
     if given and not asked:
         raise typer.BadParameter(f"{', '.join(given)} is about records: give --records, too")
@@ -106,7 +104,7 @@ def _slices(fetched: "FetchedBatch", wanted: Wanted) -> "Iterator[FetchedBatch]"
 
 
 def table_lines(fetched: "FetchedBatch") -> bytes:
-    """A line for people: long keys and values are cut short."""
+    """Return lines for people: long keys and values are truncated."""
     lines = [
         _LINE.format(
             record.partition,

@@ -1,6 +1,6 @@
 """Records as text: lines of values, JSON objects, and templates like kcat's.
 
-Each encoder takes a batch and gives the bytes of its records, each with its line end.
+Each encoder takes a batch and returns the bytes of its records, each with its line end.
 """
 
 import base64
@@ -24,13 +24,13 @@ _JSON_BEGINS = tuple(b"%c" % character for character in b'{["-0123456789tfn')
 
 
 def value_lines(fetched: "FetchedBatch") -> bytes:
-    """The values; ``null`` for a tombstone."""
+    """Return the values; ``null`` for a tombstone."""
     values = fetched.batch.column("value").to_pylist()
     return b"".join([(b"null" if value is None else value) + b"\n" for value in values])
 
 
 def key_value_lines(fetched: "FetchedBatch") -> bytes:
-    """Key, TAB, value."""
+    """Return lines of key, TAB, value."""
     columns = (fetched.batch.column(name).to_pylist() for name in ("key", "value"))
     lines = [
         b"%b\t%b\n" % (b"null" if key is None else key, b"null" if value is None else value)
@@ -40,19 +40,19 @@ def key_value_lines(fetched: "FetchedBatch") -> bytes:
 
 
 def json_lines(fetched: "FetchedBatch", *, string_keys: bool = False) -> bytes:
-    """An object a line; key and value as JSON where they are JSON, see ``_object``."""
+    """Return an object per line; key and value as JSON if they are JSON, see ``_object``."""
     encode = msgspec.json.Encoder().encode_lines
     return encode([_object(record, string_keys=string_keys) for record in fetched.records()])
 
 
 def record_lines(fetched: "FetchedBatch", *, string_keys: bool = False) -> bytes:
-    """As ``json_lines``, without a loss: a key or value whose bytes a JSON field would not keep is given as text."""
+    """Return ``json_lines`` without a loss: a key or value whose bytes a JSON field would not keep becomes text."""
     encode = msgspec.json.Encoder().encode_lines
     return encode([_object(record, string_keys=string_keys, is_exact=True) for record in fetched.records()])
 
 
 def pretty_lines(fetched: "FetchedBatch", *, string_keys: bool = False) -> bytes:
-    """The same objects, each over several lines."""
+    """Return the same objects, each over several lines."""
     encode = msgspec.json.Encoder().encode
     objects = (encode(_object(record, string_keys=string_keys)) for record in fetched.records())
     return b"".join(_pretty(encoded) + b"\n" for encoded in objects)
@@ -62,11 +62,11 @@ def _pretty(text: bytes) -> bytes:
     try:
         return msgspec.json.format(text, indent=2)
     except msgspec.DecodeError:
-        return text  # half of a surrogate pair, which msgspec takes for no JSON
+        return text  # half of a surrogate pair, which is not JSON to msgspec
 
 
 def base64_lines(fetched: "FetchedBatch") -> bytes:
-    """An object a line, key and value as base64 whatever they are."""
+    """Return an object per line, with key and value always as base64."""
     return msgspec.json.Encoder().encode_lines(
         [
             {**_place(record), "key": _base64(record.key), "value": _base64(record.value), "headers": _headers(record)}
@@ -76,11 +76,11 @@ def base64_lines(fetched: "FetchedBatch") -> bytes:
 
 
 def template_lines(template: str) -> LineEncoder:
-    r"""As kcat's ``-f``: ``%t`` topic, ``%p`` partition, ``%o`` offset, ``%T`` timestamp (ms), ``%k`` key,
-    ``%K`` its bytes (-1: null), ``%s`` value, ``%S`` its bytes, ``%h`` headers as ``name=value,...``, ``%%``; and
-    ``\n \t \r \0 \xHH \\``.
+    r"""Return an encoder for a template like kcat's ``-f``.
 
-    Null is nothing. A line end follows unless the template ends with an escape. ValueError for any other letter.
+    It has ``%t`` topic, ``%p`` partition, ``%o`` offset, ``%T`` timestamp (ms), ``%k`` key, ``%K`` its bytes (-1:
+    null), ``%s`` value, ``%S`` its bytes, ``%h`` headers as ``name=value,...``, ``%%``; and ``\n \t \r \0 \xHH \\``.
+    Null is nothing. A line end follows unless the template ends with an escape. Raises ValueError for any other letter.
     """
     parts: list[bytes | Callable[[Record], bytes]] = []
     ends_itself = False
@@ -133,10 +133,10 @@ _FIELDS: "dict[str, Callable[[Record], bytes]]" = {
 
 
 def _object(record: "Record", *, string_keys: bool, is_exact: bool = False) -> dict[str, Any]:
-    """A key or value that is no JSON has ``key_format`` or ``value_format``: ``string`` for text, ``binary`` for
-    base64.
+    """Return a record as an object. A key or value that is not JSON has ``key_format`` or ``value_format``: ``string``
+    for text, ``binary`` for base64.
 
-    ``string_keys``: the topic's ``key.format`` is ``string``, so no key is JSON.
+    ``string_keys`` is set if the topic's ``key.format`` is ``string``, so no key is JSON.
     """
     found = _place(record)
     for name, content, is_string in (("key", record.key, string_keys), ("value", record.value, False)):
@@ -150,8 +150,9 @@ def _object(record: "Record", *, string_keys: bool, is_exact: bool = False) -> d
 
 
 def _keeps_in_field(content: bytes) -> bool:
-    """Whether a field of an object, on one line, holds ``content`` byte for byte, if it is JSON: not with line ends or
-    space around it; and a field that is null stands for no content.
+    """Return True if a field of an object, on one line, keeps JSON ``content`` byte for byte.
+
+    It does not with line ends or space around it, and a field that is null means no content.
     """
     return content != b"null" and content == content.strip() and not _LINE_END.search(content)
 
@@ -170,20 +171,20 @@ def _headers(record: "Record") -> list[dict[str, Any]]:
 
 
 def _readable(content: bytes | None, *, is_string: bool) -> tuple[Any, str | None]:
-    """The form of ``content`` in JSON, and its format if it is not JSON itself."""
+    """Return the form of ``content`` in JSON, and its format if it is not JSON itself."""
     if content is None:
         return None, None
     try:
         text = content.decode()
     except UnicodeDecodeError:
         return _base64(content), "binary"
-    # The first character shows that most other texts are no JSON.
+    # The first character shows that most other texts are not JSON.
     if not is_string and content.lstrip()[:1] in _JSON_BEGINS:
-        from logstore.records import surrogates  # it takes NumPy and Arrow along, and `--help` needs neither
+        from logstore.records import surrogates  # it imports NumPy and Arrow, and `--help` needs neither
 
         try:
             surrogates.decode(_JSON_TEXT, content)
-            # Kept as it was written (1.0 stays 1.0), but on one line.
+            # It is kept as it was written (1.0 stays 1.0), but on one line.
             return msgspec.Raw(_on_one_line(content) if b"\n" in content or b"\r" in content else content), None
         except (msgspec.MsgspecError, RecursionError):
             pass

@@ -1,9 +1,9 @@
-"""Lines of records as ``consume --format record`` writes them, back into columns.
+"""Converts lines of records, as ``consume --format record`` writes them, back into columns.
 
-A line is a JSON object: ``key`` and ``value`` are JSON and stored as they are written, or, as ``key_format`` and
-``value_format`` say, ``string`` for the text's UTF-8 bytes or ``binary`` for base64; null is null. ``timestamp`` is in
-ms, and the append time if it is missing. Other fields, as the partition and the offset that the record had, are passed
-over.
+A line is a JSON object: ``key`` and ``value`` are JSON and stored as written, or, by ``key_format`` and
+``value_format``, ``string`` for the text's UTF-8 bytes or ``binary`` for base64; null is null. ``timestamp`` is in ms,
+and the append time if it is missing. Other fields, such as the partition and the offset that the record had, are
+ignored.
 """
 
 import base64
@@ -38,13 +38,13 @@ class _Line(msgspec.Struct, gc=False):
 
 
 class RecordObjects:
-    """As ``LineRecords``, for lines of records."""
+    """The counterpart of ``LineRecords`` for lines of records."""
 
     def __init__(self) -> None:
         self._decoder = msgspec.json.Decoder(_Line)
 
     def columns(self, lines: Lines) -> tuple[dict[str, Any], InvalidRecordError | None]:
-        """The columns of the lines before the first refused one, and the error message of that one."""
+        """Return the columns of the lines before the first refused one, and that one's error."""
         rows = []
         problem = None
         for number, line in zip(lines.numbers.tolist(), lines.values.to_pylist(), strict=True):

@@ -38,7 +38,7 @@ class Format(StrEnum):
 
 
 def parse_format(text: str) -> Format | LineEncoder:
-    """A format by its name, or a template. ValueError with the reason."""
+    """Return a format by its name, or a template. Raises ValueError with the reason."""
     if text in [*Format]:
         return Format(text)
     if "%" not in text:
@@ -47,7 +47,7 @@ def parse_format(text: str) -> Format | LineEncoder:
 
 
 class RecordWriter(ABC):
-    """``complete_at_close``: records can be read only after ``close``."""
+    """A writer for one format. With ``complete_at_close`` records can be read only after ``close``."""
 
     complete_at_close = False
 
@@ -79,7 +79,7 @@ _LINES: dict[Format, LineEncoder] = {
 
 
 def record_writer(format: Format | LineEncoder, sink: BinaryIO, *, string_keys: bool = False) -> RecordWriter:
-    """``string_keys``: keys are no JSON, as the topic's ``key.format`` says."""
+    """Return a writer. ``string_keys`` is set if keys are not JSON, by the topic's ``key.format``."""
     match format:
         case Format.csv:
             return _CsvWriter(sink)
@@ -107,7 +107,7 @@ class _LineWriter(RecordWriter):
 
 
 class _CsvWriter(RecordWriter):
-    """``partition,offset,timestamp,key,value``: text is in quotes and null is not, so that null is no empty text."""
+    """``partition,offset,timestamp,key,value``: text is in quotes and null is not, so that they differ."""
 
     def __init__(self, sink: BinaryIO) -> None:
         super().__init__(sink)
@@ -181,7 +181,7 @@ class _ParquetWriter(RecordWriter):
 
 
 def _texts(fetched: "FetchedBatch", name: str) -> "pa.Array":
-    """A column as text; bytes that are no UTF-8 end the command."""
+    """Return a column as text; bytes that are not UTF-8 end the command."""
     import pyarrow as pa
 
     try:

@@ -96,7 +96,7 @@ class _File:
 
 
 def _chosen(paths: list[Path] | None, topic: str | None, partition: int | None, data: Path | None) -> list[_File]:
-    """The files that the arguments name, those of a topic by partition and offset. Usage errors."""
+    """Return the files that the arguments name, those of a topic by partition and offset. Raises usage errors."""
     from logstore.segments.names import known_segment_name
     from logstore.table_files import find_file
     from logstore.table_root import open_root
@@ -238,7 +238,7 @@ def verify(
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """``in_table``: ``active``, ``removed`` by a commit, or ``not named`` in what can be read of the Delta log."""
+    """One result. ``in_table`` is ``active``, ``removed`` by a commit, or ``not named`` in the readable Delta log."""
 
     file: str
     in_table: str

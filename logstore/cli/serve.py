@@ -1,4 +1,4 @@
-"""``logstore serve``."""
+"""``logstore serve`` runs a store."""
 
 import gc
 import os
@@ -92,7 +92,7 @@ def serve(
     A port that is taken ends the start. --host alone leaves the port for Kafka's clients on 127.0.0.1; --kafka-port
     beside it opens that one on the same address.
 
-    With --brokers each broker has a port of its own, too: those after --port, for clients that go to leaders directly.
+    With --brokers each broker also has its own port: those after --port, for clients that go to leaders directly.
     For Kafka's clients the first broker has --kafka-port, and the others the ports after it.
     """
     if brokers is not None:
@@ -103,8 +103,8 @@ def serve(
     from logstore.process_memory import tune_allocators
 
     tune_allocators()  # before pyarrow is imported
-    # Nearly all that is imported stays for good: the garbage collector would look at it again and again, for a tenth of
-    # the whole start.
+    # Nearly all imported objects stay for good. The garbage collector would scan them repeatedly, which takes a tenth
+    # of the whole start.
     gc.disable()
     from logstore.node import serve as run_node
     from logstore.settings import load_settings, with_kafka_port
@@ -148,7 +148,7 @@ def _serve_brokers(count: int, config: Path | None, kafka_port: int | None, give
         environments={
             broker_id: {
                 "LOGSTORE_INTER_BROKER_PORT": str(peer_port + at if peer_port else 0),
-                # One process of jobs looks after all topics.
+                # One process of jobs serves all topics.
                 "LOGSTORE_JOBS_ENABLE": str(settings.jobs_enable and at == 0).lower(),
             }
             for at, broker_id in enumerate(ids)

@@ -1,4 +1,4 @@
-"""``logstore status``: how a running store is."""
+"""``logstore status`` shows the state of a running store."""
 
 import typer
 

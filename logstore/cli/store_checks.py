@@ -11,12 +11,12 @@ from logstore.errors import LogStoreError
 if TYPE_CHECKING:
     from logstore.client.metadata import StoreStatus
 
-# Rolls begin when the journal is half full: above this they do not keep up.
+# Rolls begin when the journal is half full; above this they do not keep up.
 _JOURNAL_SHARE_MAX = 0.8
 
 
 def check_store(url: str) -> Iterator[Check]:
-    """The store that listens at ``url``."""
+    """Check the store that listens at ``url``."""
     from logstore.client.admin import Admin
 
     try:
@@ -29,7 +29,7 @@ def check_store(url: str) -> Iterator[Check]:
 
 
 def checks_of(found: "StoreStatus", url: str) -> Iterator[Check]:
-    """Checks made of the status that a store answers."""
+    """Yield checks of the status that a store returns."""
     yield _readiness(found, url)
     if found.version != __version__:
         yield Check("version", Status.warn, f"{found.version}, this is {__version__}", "Use the same version.")

@@ -1,8 +1,8 @@
 """Rows of CSV and Parquet files as records, a bounded number at a time.
 
-A file with a column ``value`` (or ``--value-field``) holds records: key and value are its bytes, so output of
-``logstore consume`` is produced again unchanged. In any other file each row is one JSON object of all its columns, as a
-line of NDJSON would be.
+A file with a column ``value`` (or ``--value-field``) contains records: key and value are its bytes, so output of
+``logstore consume`` can be produced again unchanged. In any other file each row becomes one JSON object of all its
+columns, like a line of NDJSON.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,7 +30,7 @@ _TIMES = (
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The columns for each part of a record; None stands for the column of that name in a file of records."""
+    """The columns for each part of a record; None means the column of that name in a file of records."""
 
     key: str | None = None
     value: str | None = None
@@ -47,7 +47,7 @@ class Fields:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """``columns`` for ``Producer.send_batch``; ``numbers``: which rows of the file, from 1; ``size``: bytes."""
+    """``columns`` are for ``Producer.send_batch``, ``numbers`` are the rows in the file from 1, ``size`` is bytes."""
 
     columns: dict[str, Any]
     numbers: np.ndarray
@@ -55,7 +55,7 @@ class Rows:
 
 
 def read_parquet(path: Path, block_bytes: int, fields: Fields) -> Iterator[Rows]:
-    """InvalidRecordError for a file that is no Parquet, or a column that does not exist."""
+    """Yield the rows. Raises InvalidRecordError for a file that is not Parquet, or a column that does not exist."""
     try:
         with pa.parquet.ParquetFile(path) as file:
             groups = (file.metadata.row_group(n) for n in range(file.metadata.num_row_groups))
@@ -67,7 +67,10 @@ def read_parquet(path: Path, block_bytes: int, fields: Fields) -> Iterator[Rows]
 
 
 def rows_of(batches: Iterable[pa.RecordBatch], names: Sequence[str], fields: Fields) -> Iterator[Rows]:
-    """``names``: of all columns. InvalidRecordError naming the row, or a column that is missing or there twice."""
+    """Yield the rows. ``names`` are those of all columns.
+
+    Raises InvalidRecordError naming the row, or a column that is missing or occurs twice.
+    """
     if twice := [name for index, name in enumerate(names) if name in names[:index]]:
         raise InvalidRecordError(f"there are two columns {twice[0]!r}: give each a name of its own")
     for name in fields.named:
@@ -87,7 +90,7 @@ def rows_of(batches: Iterable[pa.RecordBatch], names: Sequence[str], fields: Fie
 
 
 def require_column(name: str, names: Sequence[str]) -> None:
-    """InvalidRecordError if there is no column ``name``."""
+    """Raise InvalidRecordError if there is no column ``name``."""
     if name not in names:
         raise InvalidRecordError(f"there is no column {name!r}: the file has {', '.join(names)}")
 
@@ -134,8 +137,9 @@ def _is_bytes_or_text(kind: pa.DataType) -> bool:
 
 
 def _parsed(column: pa.Array, kinds: Sequence[pa.DataType], what: str, first: int) -> pa.Array:
-    """A text column converted to the first of ``kinds`` that fits all its values; other columns are unchanged.
-    InvalidRecordError with the row of a value that fits none. Times may be mixed, with a zone and without.
+    """Convert a text column to the first of ``kinds`` that fits all its values; other columns are unchanged.
+
+    Raises InvalidRecordError with the row of a value that fits none. Times may be mixed, with a zone and without.
     """
     if not pa.types.is_string(column.type):
         return column
@@ -160,7 +164,7 @@ def _parsed(column: pa.Array, kinds: Sequence[pa.DataType], what: str, first: in
 
 
 def _cast(column: pa.Array, kinds: Sequence[pa.DataType]) -> pa.Array | None:
-    """The values as the first of ``kinds`` that fits all of them; None if none does."""
+    """Return the values as the first of ``kinds`` that fits all of them; None if none does."""
     for kind in kinds:
         try:
             return column.cast(kind)

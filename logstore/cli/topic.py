@@ -27,7 +27,7 @@ class Election(StrEnum):
 
 
 _HEARD_OF_S = 10.0
-#: Kafka's names of the layers, for people.
+#: Names for people for Kafka's layers.
 _SOURCES = {"DYNAMIC_TOPIC_CONFIG": "topic", "STATIC_BROKER_CONFIG": "store", "DEFAULT_CONFIG": "default"}
 
 
@@ -91,7 +91,7 @@ def _warn_of_too_few_replicas(topic: "TopicDescription") -> None:
 
 
 def _described(admin: "Admin", name: str) -> "TopicDescription":
-    """The topic that there is: other brokers than the controller hear of a new one a moment later."""
+    """Describe a new topic: brokers other than the controller learn of it a moment later."""
     from logstore.errors import LeaderNotAvailableError, UnknownTopicError
 
     deadline = time.monotonic() + _HEARD_OF_S
@@ -138,7 +138,7 @@ def list_topics(
     """List the topics.
 
     With partitions, records, bytes (in Delta and in the journal), the age of the newest record, and problems. Lists of
-    partitions have those of internal topics, too.
+    partitions also have those of internal topics.
     """
     lists: tuple[tuple[ListedPartitions, bool], ...] = (
         ("under-replicated", under_replicated),
@@ -183,7 +183,7 @@ def describe(
     Per partition: its leader, the brokers of its replicas and of those in sync (ISR); start (log start
     offset), end (log end offset), high watermark (readers see the records below it), sealed (the records below it are
     in Delta), segments (Parquet files), bytes (their size), unsealed (bytes in the journal only); - where the leader
-    does not tell.
+    does not report it.
     """
     with admin_of(ctx, url) as admin:
         topic = admin.describe_topic(name)

@@ -1,4 +1,4 @@
-"""``logstore topic copy``: the records of a topic into another one."""
+"""``logstore topic copy`` copies the records of a topic into another one."""
 
 import contextlib
 import sys
@@ -42,13 +42,13 @@ Examples:
   logstore topic copy events of-ada --where '$.user == "ada"'
   logstore topic copy events events-2 --group copy-of-events      go on where an earlier run was stopped
 """
-# Configurations of the topic's own; the others are the store's.
+# The source of configurations set on the topic; the others are the store's.
 _OF_TOPIC = "DYNAMIC_TOPIC_CONFIG"
 _POLL_SECONDS = 1.0
 _COMMIT_SECONDS = 5.0
-# What was sent and is not acknowledged: half of what the producer may hold, so that sending does not wait.
+# The bytes that were sent and are not acknowledged: half of what the producer may hold, so that sending does not wait.
 _SENT_BYTES_MAX = 32 * 1024 * 1024
-# How long an interrupted copy waits for the answers to what was sent.
+# Seconds that an interrupted copy waits for the responses to what was sent.
 _CLOSE_SECONDS = 10.0
 _BUFFER_BYTES = 64 * 1024 * 1024
 
@@ -141,7 +141,7 @@ def copy(
 
 
 def _prepare_target(ctx: typer.Context, url: str | None, source: str, target: str, *, quiet: bool) -> bool:
-    """Create the topic if there is none; whether it has as many partitions as ``source``."""
+    """Create the topic if there is none; return True if it has the same number of partitions as ``source``."""
     from logstore.errors import UnknownTopicError
 
     with admin_of(ctx, url) as admin:
@@ -161,7 +161,7 @@ def _prepare_target(ctx: typer.Context, url: str | None, source: str, target: st
 
 
 class _Sent(NamedTuple):
-    """A batch on its way: the records of ``partition`` below ``next_offset``."""
+    """A batch under way: the records of ``partition`` below ``next_offset``."""
 
     partition: "TopicPartition"
     next_offset: int
@@ -172,14 +172,14 @@ class _Sent(NamedTuple):
 
 @dataclass(slots=True)
 class _Copy:
-    """A run. Batches are acknowledged in any order and count in that in which they were sent, so that a committed
-    offset has only copied records below it.
+    """A run. Batches are acknowledged in any order but counted in the order of sending, so that only copied records are
+    below a committed offset.
     """
 
     consumer: "Consumer"
     producer: "Producer"
     target: str
-    #: Where each partition ends, of those that are not yet read.
+    #: The ends of the partitions that are not completely read.
     ends: "dict[TopicPartition, int]"
     keeps_partitions: bool
     commits: bool
@@ -191,7 +191,7 @@ class _Copy:
     commit_due: float = field(default_factory=lambda: time.monotonic() + _COMMIT_SECONDS)
 
     def run(self, meter: Meter, interrupts: "Interrupts") -> None:
-        """Read to the ends, and send. KeyboardInterrupt if the user asked for it; nothing is lost from hand then."""
+        """Read to the ends, and send. Raises KeyboardInterrupt on the user's request, without losing any record."""
         from logstore.client.metadata import TopicPartition
 
         starts = self.consumer.beginning_offsets(self.ends)
@@ -216,7 +216,7 @@ class _Copy:
             self.next_offsets = targets
 
     def finish(self, timeout_s: float | None) -> str | None:
-        """Wait for what is on its way, at most ``timeout_s``, and commit; what went wrong."""
+        """Wait for what is under way, at most ``timeout_s``, and commit; return the problem, if any."""
         from logstore.errors import LogStoreError
 
         try:
@@ -246,7 +246,7 @@ class _Copy:
         self.sent_bytes += size
 
     def _collect(self, wait_s: float = 0.0) -> None:
-        """Take over what is acknowledged, up to the first batch that is not."""
+        """Count what is acknowledged, up to the first batch that is not."""
         from logstore.errors import RequestTimedOutError
 
         while self.sent:
@@ -271,7 +271,7 @@ class _Copy:
             self.commit_due = time.monotonic() + _COMMIT_SECONDS
 
     def _drop_finished(self) -> bool:
-        """Stop reading partitions that are at their ends; whether any is left."""
+        """Stop reading partitions that are at their ends; return True if any is left."""
         finished = {at for at, end in self.ends.items() if self.consumer.position(at) >= end}
         if finished:
             for at in finished:

@@ -1,4 +1,4 @@
-"""``logstore topic erase`` and ``erasures``: records that go for good, and the reports of that."""
+"""``logstore topic erase`` and ``erasures``: erase records for good, and show the reports of that."""
 
 import sys
 import time
@@ -140,7 +140,7 @@ def _lines(file: str | None) -> list[str]:
 
 
 def _followed(admin: "Admin", report: "ErasureReport") -> "ErasureReport":
-    """The report once nothing more happens, or all that is left waits for brokers that are not there."""
+    """Wait until the erasure is over, or waits only for brokers that are down; return the report."""
     shown = ""
     while not report.is_over and not (report.pending and report.waiting):
         progress = report.progress

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def listing(status: "StoreStatus", *, internal: bool) -> list[dict[str, Any]]:
-    """For programs. A topic that is quarantined as a whole has its name and its problems alone."""
+    """Return the list for programs. A topic that is wholly quarantined has only its name and its problems."""
     served = [
         {
             "topic": topic.name,
@@ -33,7 +33,7 @@ def listing(status: "StoreStatus", *, internal: bool) -> list[dict[str, Any]]:
 
 
 def print_listing(status: "StoreStatus", *, internal: bool) -> None:
-    """A table for people, and below it the problems with their remedies."""
+    """Print a table for people, and below it the problems with their remedies."""
     states: dict[str, set[str]] = {}
     for problem in status.problems:
         states.setdefault(problem.topic, set()).add(problem.state.replace("_", " "))
@@ -57,7 +57,7 @@ def print_listing(status: "StoreStatus", *, internal: bool) -> None:
 
 
 def print_partitions(found: Sequence["PartitionReplicas"], state: str, *, as_json: bool) -> None:
-    """Partitions in a state, each with its leader and replicas."""
+    """Print partitions in a state, each with its leader and replicas."""
     if as_json:
         print_json(found)
     elif not found:
@@ -79,7 +79,7 @@ def print_partitions(found: Sequence["PartitionReplicas"], state: str, *, as_jso
 
 
 def ids_text(brokers: Iterable[int]) -> str:
-    """``1 2 3``, as no number is written; ``none`` without any."""
+    """Return ids as ``1 2 3``, so that they do not look like a number; ``none`` if there are none."""
     return " ".join(map(str, brokers)) or "none"
 
 
@@ -88,7 +88,7 @@ def leader_text(broker: int) -> str:
 
 
 def known_text(offset: int) -> str:
-    """``-`` for an offset that the leader has not told."""
+    """Return the offset as text, ``-`` if the leader has not reported it."""
     return "-" if offset < 0 else f"{offset:,}"
 
 

@@ -173,7 +173,7 @@ def cancel(ctx: typer.Context, plan: PlanArgument, json: JsonOption = False, url
             try:
                 admin.cancel_reassignment(one.topic, one.partition)
             except NoReassignmentInProgressError:
-                continue  # it was complete in this moment
+                continue  # it was completed in this moment
             cancelled.append({"topic": one.topic, "partition": one.partition})
     if json:
         print_json(cancelled)

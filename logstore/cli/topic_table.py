@@ -72,8 +72,8 @@ def verify(
     """Check topics on the disk.
 
     The Delta log, every file that it names, and the journal. Looks at a data directory, not at a store: it changes
-    nothing, takes no lock, and works while the store runs, too. Exit code 1 if anything is damaged, with a list. Files
-    of other writers are told of, and are no damage where they hold rewritten rows below the sealed offset.
+    nothing, takes no lock, and works even while the store runs. Exit code 1 if anything is damaged, with a list. Files
+    of other writers are listed, and are no damage where they hold rewritten rows below the sealed offset.
 
     In a cluster the journal of each broker is compared with the tables.
     """
@@ -81,7 +81,7 @@ def verify(
     from logstore.table_root import open_root
 
     directory = given_data(data)
-    # The journals first: a table that is read after them cannot be behind them.
+    # The journals come first: a table that is read after them cannot be behind them.
     journals, damages = read_journals(log_directories(directory, log_directory or ()))
     root = open_root(directory)
     topics = require_topics(directory, names or [])
@@ -115,7 +115,7 @@ def verify(
 
 
 def _records_without_table(data: Path, tails: "Tails") -> dict[str, int]:
-    """By topic id, records of topics that have no table and were not deleted, as far as the journal knows un-sealed."""
+    """Return by topic id the unsealed records in the journal of topics that have no table and were not deleted."""
     from logstore.table_root import open_root
 
     known = topic_names(data).keys() | {str(topic_id) for topic_id in open_root(data).removed()}
@@ -128,7 +128,7 @@ def _records_without_table(data: Path, tails: "Tails") -> dict[str, int]:
 
 
 def read_journals(homes: Sequence[Path]) -> "tuple[Journals, list[LogStoreError]]":
-    """What the journals tell of each partition, by log directory; and the damages of the others."""
+    """Return the content of the journals for each partition, by log directory, and the damages of the others."""
     from logstore.errors import LogStoreError
     from logstore.log.journal_tail import collect_tails
 
@@ -147,8 +147,9 @@ def read_journals(homes: Sequence[Path]) -> "tuple[Journals, list[LogStoreError]
 
 
 def _all_log_directories(data: Path, named: Sequence[Path]) -> list[Path]:
-    """Where the journals of all brokers are. One that is out of reach may have the newest replica: it is named, or
-    given up.
+    """Return the log directories of all brokers.
+
+    One that is out of reach may have the newest replica, so the user must name it or give it up.
     """
     from logstore.cluster.log_directory_record import RECORD, broker_directories
 
@@ -161,7 +162,7 @@ def _all_log_directories(data: Path, named: Sequence[Path]) -> list[Path]:
 
 
 def _newest_tails(data: Path, homes: Sequence[Path]) -> "Tails":
-    """What the newest replica has of each partition. Raises the damage of a journal."""
+    """Return the newest replica's content for each partition. Raises the damage of a journal."""
     from logstore.log.table_check import newest_tails
 
     journals, damages = read_journals(homes)
@@ -329,7 +330,7 @@ def _log_starts(given: list[str] | None) -> dict[int, int]:
 
 
 def _require_damage(files: "TableFiles") -> None:
-    """A log that can be read is the truth: nothing is rebuilt from less than it says."""
+    """End the command if the log can be read: it is the truth, and nothing must be rebuilt from less than it has."""
     from logstore.delta.log_check import observed_snapshot, read_remains
     from logstore.errors import LogStoreError
 
@@ -343,7 +344,7 @@ def _require_damage(files: "TableFiles") -> None:
 
 
 def _orphans(data: Path, name: str, tails: "Tails") -> dict[UUID, str]:
-    """Topics of which the journal has records, and that are no other table and were not deleted."""
+    """Return topics with records in the journal that are not another table's and were not deleted."""
     from logstore.table_root import open_root
 
     others = {UUID(topic_id) for topic_id, other in topic_names(data).items() if other != name}
@@ -381,7 +382,7 @@ def _print_plan(plan: "RebuildPlan") -> None:
 
 
 def _verified(data: Path, homes: Sequence[Path], name: str) -> "list[Finding]":
-    """The problems of the rebuilt topic."""
+    """Return the problems of the rebuilt topic."""
     from logstore.log.table_check import verify_topic
     from logstore.table_root import open_root
 
@@ -450,7 +451,7 @@ def take_feature_back(
 
 
 def _refreshed(data: Path, name: str) -> bool:
-    """Have the store that runs on ``data`` read the table; whether one did."""
+    """Make the store that runs on ``data`` read the table; return True if one did."""
     from logstore.cli.data_directory import url_of_data
     from logstore.client.admin import Admin
     from logstore.errors import LogStoreError

@@ -1,5 +1,5 @@
-"""The Python client: HTTP to a running store, no part of the store itself.
+"""The Python client. It speaks HTTP to a running store and is not part of the store itself.
 
-``admin`` (topics and groups), ``producer`` and ``consumer`` (records, in Arrow), each over ``transport`` (addresses,
-errors, retries) and its ``connections``.
+``admin`` handles topics and groups, ``producer`` and ``consumer`` handle records in Arrow. All use ``transport``
+(addresses, errors, retries) and its ``connections``.
 """

@@ -7,34 +7,34 @@ from urllib.parse import urlsplit
 
 from logstore.errors import InvalidConfigError, InvalidRequestError
 
-#: ``http(s)://host:port`` or ``host:port``; several separated by commas, or one after the other.
+#: ``http(s)://host:port`` or ``host:port``; several as one text separated by commas, or as a list.
 Bootstrap: TypeAlias = str | Sequence[str]
 
 DEFAULT_URL = "http://127.0.0.1:8082"
 URL_VARIABLE = "LOGSTORE_URL"
 
-# To connect to "any address" is to connect to this machine.
+# To connect to "any address" means to connect to this machine.
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::")  # noqa: S104 (nothing is bound)
 
 
 def environment_url() -> str | None:
-    """The text of ``LOGSTORE_URL``; None without one."""
+    """Return the text of ``LOGSTORE_URL``, or None if it is not set."""
     return os.environ.get(URL_VARIABLE) or None
 
 
 def default_url() -> str:
-    """The base URL of the store that ``LOGSTORE_URL`` names (the first, of several), else ``DEFAULT_URL``.
+    """Return the base URL of the store that ``LOGSTORE_URL`` names (the first of several), else ``DEFAULT_URL``.
 
-    InvalidRequestError, as of ``parse_bootstrap``.
+    Raises InvalidRequestError, as ``parse_bootstrap`` does.
     """
     return parse_bootstrap(environment_url() or DEFAULT_URL)[0]
 
 
 def parse_bootstrap(bootstrap: Bootstrap) -> tuple[str, ...]:
-    """The base URLs, without a slash at the end.
+    """Return the base URLs, without a slash at the end.
 
-    A path is kept (a store behind a reverse proxy). InvalidRequestError naming the part that cannot be read,
-    InvalidConfigError for a mapping of options in the place of an address.
+    A path is kept, for a store behind a reverse proxy. Raises InvalidRequestError naming the part that cannot be read,
+    and InvalidConfigError if a mapping of options is given in place of an address.
     """
     if isinstance(bootstrap, Mapping):
         raise InvalidConfigError("Options are keyword arguments, not a mapping: bootstrap='host:port', client_id='app'")
@@ -54,16 +54,19 @@ def is_loopback(url: str) -> bool:
 
 
 def _without_user(text: str) -> str:
-    """``text`` for a message: what is before its last "@" may be a password, whatever characters that has."""
+    """Return ``text`` for a message without its user part: all before the last "@" may be a password."""
     _, at, host = text.rpartition("@")
     return f"***@{host}" if at else text
 
 
 def _parse_one(text: str, *, has_user: bool) -> str:
-    """``has_user``: a part without an "@" may be the first half of a password with a comma in it."""
+    """Return the base URL in ``text``.
+
+    With ``has_user``, a part without an "@" may be the first half of a password with a comma in it.
+    """
     expected = "give host:port or http(s)://host:port, several separated by commas"
     shown = repr(_without_user(text) if "@" in text or not has_user else "***")
-    # "from None": an error of urllib has the text in it.
+    # "from None" is needed because an error of urllib contains the text.
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")
     except ValueError:

@@ -1,4 +1,4 @@
-"""Topics and consumer groups over HTTP: make, look at, change, delete. No Arrow is needed here."""
+"""Administration of topics and consumer groups over HTTP. It needs no Arrow."""
 
 import base64
 import time
@@ -155,17 +155,17 @@ class _DeletedGroups:
     groups: tuple[_DeletedGroup, ...]
 
 
-#: Lists of partitions, as `logstore topic list` names them.
+#: Lists of partitions, by the names that `logstore topic list` gives them.
 ListedPartitions = Literal["under-replicated", "unavailable", "under-min-isr"]
 
 
 class Admin:
-    """Administration of the topics and groups of one store.
+    """Administration of the topics and groups of one store. It is a context manager.
 
     ``bootstrap`` is ``http(s)://host:port`` or ``host:port``, several separated by commas. Every method raises
-    StoreUnreachableError, NetworkError or RequestTimedOutError when no answer comes: ``request_timeout_ms`` is how long
-    one may take, ``default_api_timeout_ms`` how long a request is tried again where that is safe,
-    ``metadata_max_age_ms`` how old what is known of brokers and leaders may get. A context manager.
+    StoreUnreachableError, NetworkError or RequestTimedOutError if no response comes. ``request_timeout_ms`` bounds the
+    wait for one response, ``default_api_timeout_ms`` bounds the retries of a request that is safe to repeat, and
+    ``metadata_max_age_ms`` bounds the age of the known brokers and leaders.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Admin:
             request_timeout_s=request_timeout_ms / 1000,
             retry_timeout_s=default_api_timeout_ms / 1000,
         )
-        #: The brokers, and who leads what. Requests of groups and of single partitions go where it says.
+        #: The brokers and the leaders. It chooses the broker for requests about groups and about single partitions.
         self.metadata = ClusterMetadata(self._transport, max_age_ms=metadata_max_age_ms)
 
     def close(self) -> None:
@@ -202,24 +202,24 @@ class Admin:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The addresses of ``bootstrap``, and those of all brokers of a cluster."""
+        """The addresses of ``bootstrap`` and of all brokers of the cluster."""
         self._look_around()
         return self._transport.addresses
 
     @property
     def cluster_id(self) -> str:
-        """The cluster's id; asked for once."""
+        """The cluster's id. It is requested once."""
         if not self.metadata.cluster_id:
             self._transport.keep_trying(self.metadata.load)
         return self.metadata.cluster_id
 
     def describe_cluster(self) -> ClusterDescription:
-        """The brokers that are there, the controller, and how many partitions lack replicas or a leader."""
+        """Return the live brokers, the controller, and how many partitions lack replicas or a leader."""
         answer = self._transport.keep_trying(lambda: self._transport.ask_around("/cluster"))
         return decode(answer.content, ClusterDescription)
 
     def partition_replicas(self, *, state: ListedPartitions | None = None) -> tuple[PartitionReplicas, ...]:
-        """Leaders and replicas of the partitions in ``state`` (None: of all), by topic and partition."""
+        """Return the leaders and replicas of the partitions in ``state`` (None: of all), by topic and partition."""
         found: list[PartitionReplicas] = []
         params: dict[str, str | int] = {} if state is None else {"state": state}
         while True:
@@ -235,17 +235,17 @@ class Admin:
         election_type: Literal["preferred", "unclean"],
         partitions: Collection[TopicPartition] | Collection[tuple[str, int]] | None = None,
     ) -> dict[TopicPartition, int | LogStoreError]:
-        """Have leaders elected (KIP-460) of these partitions, or of all that need one (None); up to ``ELECTIONS_MAX``.
+        """Elect leaders (KIP-460) for these partitions, or for all that need one (None); at most ``ELECTIONS_MAX``.
 
-        ``preferred``: the first replica leads again, if it is in sync. ``unclean``: a replica leads that may lack
-        acknowledged records, where no other one can. The value of a partition is its leader now, or its error:
-        ElectionNotNeededError, PreferredLeaderNotAvailableError, EligibleLeadersNotAvailableError, UnknownTopicError,
-        UnknownPartitionError.
+        ``preferred`` makes the first replica the leader again if it is in sync. ``unclean`` allows a leader that may
+        lack acknowledged records, where no other replica can lead. Returns for each partition its leader now, or its
+        error: ElectionNotNeededError, PreferredLeaderNotAvailableError, EligibleLeadersNotAvailableError,
+        UnknownTopicError, UnknownPartitionError.
         """
         body: dict[str, object] = {"election_type": election_type}
         if partitions is not None:
             body["partitions"] = [{"topic": topic, "partition": number} for topic, number in partitions]
-        # An election that has been held is not needed again: safe to send again, but then the answer says so.
+        # This is safe to send again, but an election that has been held then returns ElectionNotNeededError.
         answer = self._transport.request("POST", "/cluster/elect-leaders", json=body)
         return {
             TopicPartition(one.topic, one.partition): one.outcome()
@@ -253,10 +253,10 @@ class Admin:
         }
 
     def reassign_partition(self, topic: str, partition: int, replicas: Sequence[int]) -> None:
-        """Begin to move a partition to these brokers, the preferred leader first (KIP-455); ``partition_replicas``
-        shows how far it is. It replaces a reassignment under way.
+        """Begin to move a partition to these brokers, the preferred leader first (KIP-455).
 
-        Raises InvalidReplicaAssignmentError, UnknownTopicError, UnknownPartitionError.
+        ``partition_replicas`` shows its progress. It replaces a reassignment under way. Raises
+        InvalidReplicaAssignmentError, UnknownTopicError, UnknownPartitionError.
         """
         self._transport.request(
             "PUT",
@@ -267,22 +267,22 @@ class Admin:
         )
 
     def cancel_reassignment(self, topic: str, partition: int) -> None:
-        """Take a reassignment back that is under way: the partition keeps the replicas that it had before.
+        """Cancel a reassignment under way: the partition keeps the replicas that it had before.
 
         Raises NoReassignmentInProgressError, UnknownTopicError, UnknownPartitionError.
         """
-        # Sent once: a second DELETE after a lost answer would say that there is none.
+        # It is sent once, because a second DELETE after a lost response would fail with NoReassignmentInProgressError.
         self._transport.request("DELETE", self._reassignment_path(topic, partition), idempotent=False)
 
     def _reassignment_path(self, topic: str, partition: int) -> str:
         return f"{self._topics_path}/{quote_name(topic)}/partitions/{partition}/reassignment"
 
     def status(self) -> StoreStatus:
-        """The store and all its topics in numbers, and their problems."""
+        """Return figures of the store and of all its topics, and their problems."""
         return decode(self._transport.request("GET", "/status").content, StoreStatus)
 
     def topics(self, *, include_internal: bool = False) -> tuple[TopicListing, ...]:
-        """Topics, by name; the store's own (``__consumer_offsets``) only with ``include_internal``."""
+        """Return the topics by name; internal ones (``__consumer_offsets``) only with ``include_internal``."""
         listed = decode(self._transport.request("GET", self._topics_path).content, _Topics).data
         wanted = (topic for topic in listed if include_internal or not topic.is_internal)
         return tuple(sorted(wanted, key=lambda topic: topic.topic_name))
@@ -296,9 +296,10 @@ class Admin:
         configs: Mapping[str, ConfigValue] | None = None,
         validate_only: bool = False,
     ) -> None:
-        """Make a topic; None takes the store's ``num.partitions`` and ``default.replication.factor``.
+        """Create a topic. None takes the store's ``num.partitions`` and ``default.replication.factor``.
 
-        Raises TopicExistsError, InvalidRequestError (name, partition count, replication factor or a configuration).
+        Raises TopicExistsError, and InvalidRequestError for a bad name, partition count, replication factor or
+        configuration.
         """
         body = {
             "topic_name": topic,
@@ -316,12 +317,14 @@ class Admin:
             raise
 
     def describe_topic(self, topic: str) -> TopicDescription:
-        """Offsets, sizes and configuration; UnknownTopicError."""
+        """Return the topic's offsets, sizes and configuration. Raises UnknownTopicError."""
         return decode(self._transport.request("GET", topic_path(topic)).content, TopicDescription)
 
     def describe_by_leaders(self, topic: str, partitions: Iterable[int] | None = None) -> TopicDescription:
-        """As ``describe_topic``, with the offsets of ``partitions`` (None: all): asked again until their leaders have
-        told them, for ``default_api_timeout_ms``; then LeaderNotAvailableError.
+        """Describe a topic as ``describe_topic`` does, with the offsets of ``partitions`` (None: all).
+
+        Asks again for ``default_api_timeout_ms`` until the leaders have reported them, then raises
+        LeaderNotAvailableError.
         """
         wanted = None if partitions is None else set(partitions)
 
@@ -342,15 +345,17 @@ class Admin:
     def find_partitions(
         self, topics: Iterable[str], *, if_there: bool = False, may_create: bool = False
     ) -> dict[str, TopicPartitions]:
-        """The ids and numbers of partitions, by name; ``metadata`` has the leaders then. UnknownTopicError for a topic
-        that is not there; ``if_there``: that one is left out. ``may_create``: it is made, if the store makes topics.
+        """Return the topic ids and partition counts by name. ``metadata`` knows the leaders afterwards.
+
+        Raises UnknownTopicError for a topic that does not exist; with ``if_there`` it is left out instead. With
+        ``may_create`` it is created, if the store creates topics.
         """
         names = sorted(set(topics))
         for name in names:
             quote_name(name)
         found = self._find(names, may_create)
         waits, give_up = backoffs(), time.monotonic() + _HEARD_SECONDS
-        # A broker may not have heard yet of a topic that was made a moment ago through another one.
+        # A broker may not know yet of a topic that was created a moment ago through another broker.
         while self.metadata.is_cluster and not if_there and any(map(_is_unknown, found.values())):
             wait_s = next(waits)
             if time.monotonic() + wait_s > give_up:
@@ -368,14 +373,14 @@ class Admin:
         return self._transport.keep_trying(lambda: self.metadata.find(topics, may_create=may_create))
 
     def topic_configs(self, topic: str) -> tuple[ConfigEntry, ...]:
-        """Every configuration key of the topic and where its value comes from; UnknownTopicError."""
+        """Return every configuration key of the topic and the source of its value. Raises UnknownTopicError."""
         path = f"{self._topics_path}/{quote_name(topic)}/configs"
         return decode(self._transport.request("GET", path).content, _Configs).data
 
     def alter_configs(
         self, topic: str, changes: Mapping[str, ConfigValue | None], *, validate_only: bool = False
     ) -> None:
-        """Set keys, all or none; None takes a key back to its default. Numbers and booleans are sent as text.
+        """Set all of these keys or none; None resets a key to its default. Numbers and booleans are sent as text.
 
         Raises InvalidConfigError naming the key, UnknownTopicError.
         """
@@ -385,7 +390,7 @@ class Admin:
             else {"name": name, "value": _config_text(value), "operation": "SET"}
             for name, value in changes.items()
         ]
-        # Setting a key twice is setting it once: safe to send again.
+        # Setting a key twice has the effect of setting it once, so this is safe to send again.
         self._transport.request(
             "POST",
             f"{self._topics_path}/{quote_name(topic)}/configs:alter",
@@ -395,7 +400,7 @@ class Admin:
         )
 
     def add_partitions(self, topic: str, total: int) -> None:
-        """Grow the topic to ``total`` partitions; InvalidPartitionsError when it has that many or more."""
+        """Grow the topic to ``total`` partitions. Raises InvalidPartitionsError if it has that many or more."""
         self._transport.request(
             "PATCH",
             f"{self._topics_path}/{quote_name(topic)}",
@@ -404,27 +409,27 @@ class Admin:
         )
 
     def delete_topic(self, topic: str) -> None:
-        """Delete the topic and its data; UnknownTopicError."""
-        # Sent once: a second DELETE after a lost answer would say that there is no such topic.
+        """Delete the topic and its data. Raises UnknownTopicError."""
+        # It is sent once, because a second DELETE after a lost response would fail with UnknownTopicError.
         self._transport.request("DELETE", f"{self._topics_path}/{quote_name(topic)}", idempotent=False)
 
     def roll(self, topic: str) -> RollDescription:
-        """Put all records so far into Parquet and Delta; returns when that is durable."""
+        """Write all records so far to Parquet and Delta, and return when they are durable there."""
         answer = self._transport.request("POST", topic_path(topic, "/roll"), json={}, idempotent=True)
         return decode(answer.content, RollDescription)
 
     def refresh(self, topic: str) -> int:
-        """Have the store read commits of others from the topic's table; the version that all its readers see now."""
+        """Let the store read other writers' commits to the topic's table; return the version that readers see now."""
         answer = self._transport.request("POST", topic_path(topic, "/refresh"), json={}, idempotent=True)
         return decode(answer.content, _Refreshed).version
 
     def keyless_records(self, topic: str) -> tuple[KeylessRecords, ...]:
-        """The partitions whose part of the table has records without a key, which a compaction removes."""
+        """Return the partitions whose part of the table has records without a key, which a compaction removes."""
         answer = self._transport.request("GET", topic_path(topic, "/keyless-records"))
         return decode(answer.content, _KeylessRecords).partitions
 
     def drop_foreign_files(self, topic: str) -> tuple[str, ...]:
-        """Take files that other writers added out of the topic's table; their paths. They stay on disk."""
+        """Remove files that other writers added from the topic's table; return their paths. They stay on disk."""
         answer = self._transport.request("POST", topic_path(topic, "/drop-foreign-files"), json={}, idempotent=True)
         return decode(answer.content, _DroppedForeignFiles).files
 
@@ -438,13 +443,13 @@ class Admin:
         dry_run: bool = False,
         wait: bool = True,
     ) -> ErasureReport:
-        """Erase the records of ``keys``, or those that the expression ``where`` selects, that are there now, for good,
-        from every file of the store; the report.
+        """Erase the present records with these ``keys``, or those that the expression ``where`` selects, for good, from
+        every file of the store; return the report.
 
-        A key that is a text means the records that have it as such and those that have its JSON text, unless
-        ``key_format`` names one of them; bytes mean themselves. ``dry_run`` counts the records. ``wait``: until the
-        report says ``erased``, or that it waits for brokers that are not there; else ``erasure`` tells how far it is.
-        Raises UnknownTopicError, InvalidRequestError (too many keys, or a topic of the store's own).
+        A text key matches records whose key is that text or its JSON text, unless ``key_format`` names one of the two;
+        a bytes key matches itself. ``dry_run`` only counts the records. ``wait`` waits until the report is ``erased``,
+        or waits only for brokers that are down; else ``erasure`` returns the progress. Raises UnknownTopicError,
+        InvalidRequestError (too many keys, or an internal topic).
         """
         texts = [key for key in keys if isinstance(key, str)]
         exact = [key for key in keys if isinstance(key, bytes)]
@@ -459,7 +464,7 @@ class Admin:
         if where is not None:
             body["where"] = where
         path = topic_path(topic, "/erasures")
-        # A second one finds nothing to erase: safe to send again.
+        # A second one finds nothing to erase, so this is safe to send again.
         answer = self._transport.request("POST", path, json={**body, "dry_run": dry_run}, idempotent=True)
         found = decode(answer.content, ErasureReport)
         for wait_s in backoffs():
@@ -470,16 +475,16 @@ class Admin:
         return found
 
     def erasure(self, topic: str, erasure: str) -> ErasureReport:
-        """The report of an erasure, or of a dry run, by its id; UnknownErasureError."""
+        """Return the report of an erasure, or of a dry run, by its id. Raises UnknownErasureError."""
         path = topic_path(topic, f"/erasures/{quote_name(erasure)}")
         return decode(self._transport.request("GET", path).content, ErasureReport)
 
     def erasures(self, topic: str) -> tuple[ErasureReport, ...]:
-        """The reports of all erasures of a topic, oldest first."""
+        """Return the reports of all erasures of a topic, oldest first."""
         return decode(self._transport.request("GET", topic_path(topic, "/erasures")).content, _Erasures).erasures
 
     def offsets(self, topic: str, partition: int, *, timestamp_ms: int | None = None) -> PartitionOffsets:
-        """The ends of a partition, and the offset of a time; UnknownTopicError, UnknownPartitionError."""
+        """Return the ends of a partition and the offset for a time. Raises UnknownTopicError, UnknownPartitionError."""
         params = None if timestamp_ms is None else {"timestamp": timestamp_ms}
         answer = self._ask_leader(topic, partition, "GET", "/offsets", params=params)
         return decode(answer.content, PartitionOffsets)
@@ -487,7 +492,8 @@ class Admin:
     def offsets_for_times(
         self, timestamps_ms: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record of each (topic, partition) at or after a time (ms since 1970 UTC); None where there is none.
+        """Return the first record of each (topic, partition) at or after a time (ms since 1970 UTC), or None if there
+        is none.
 
         A request has up to ``TIMES_PARTITIONS_MAX`` partitions of a topic. Raises UnknownTopicError,
         UnknownPartitionError.
@@ -510,7 +516,7 @@ class Admin:
         return found
 
     def delete_records(self, topic: str, partition: int, before_offset: int) -> int:
-        """Move the log start up to ``before_offset`` (-1: the high watermark); the new log start.
+        """Move the log start offset up to ``before_offset`` (-1: the high watermark); return the new log start offset.
 
         Raises OffsetOutOfRangeError, UnknownTopicError, UnknownPartitionError.
         """
@@ -519,12 +525,13 @@ class Admin:
         return decode(answer.content, _LogStart).log_start_offset
 
     def groups(self) -> tuple[str, ...]:
-        """Names of the groups that have members or committed offsets, sorted."""
+        """Return the sorted names of the groups that have members or committed offsets."""
         return decode(self._transport.request("GET", "/groups").content, tuple[str, ...])
 
     def list_groups(self, *, states: Sequence[str] = ()) -> tuple[GroupListing, ...]:
-        """The same groups with their states, members and lags, in a few requests; only those in one of ``states``
-        (Kafka's names, as ``Stable``), if there are any.
+        """Return the same groups with their states, members and lags, in a few requests.
+
+        ``states`` (Kafka's names, such as ``Stable``), if not empty, keeps only groups in one of them.
         """
         found: list[GroupListing] = []
         params: dict[str, str | int] = {"limit": _GROUPS_PER_PAGE}
@@ -538,11 +545,11 @@ class Admin:
             params["after"] = page.next
 
     def describe_group(self, group: str) -> GroupDescription:
-        """The group's state and members; UnknownGroupError."""
+        """Return the group's state and members. Raises UnknownGroupError."""
         return decode(self._ask_coordinator(group, "GET", "").content, GroupDescription)
 
     def group_offsets(self, group: str, *, topic: str | None = None) -> tuple[GroupOffset, ...]:
-        """The group's committed offsets, by topic and partition; only those of ``topic`` if it is named.
+        """Return the group's committed offsets by topic and partition, only those of ``topic`` if it is given.
 
         Raises UnknownGroupError, UnknownTopicError.
         """
@@ -551,7 +558,7 @@ class Admin:
         return decode(answer.content, _GroupOffsets).offsets
 
     def group_lag(self, group: str) -> GroupLag:
-        """How far the group is behind the high watermarks, by topic and partition; UnknownGroupError."""
+        """Return the group's lag behind the high watermarks, by topic and partition. Raises UnknownGroupError."""
         return decode(self._ask_coordinator(group, "GET", "/lag").content, GroupLag)
 
     def commit_offsets(
@@ -563,13 +570,13 @@ class Admin:
         topic_ids: Mapping[str, str] | None = None,
         member: MemberIdentity | None = None,
     ) -> None:
-        """Commit the next offset to read of each (topic, partition), all or none; a group begins with its first commit.
+        """Commit the next offset to read of each (topic, partition), all or none. The first commit creates the group.
 
-        Lower offsets than before are taken, too. ``metadata`` is a text of the caller's own, at most 4096 bytes;
-        ``topic_ids`` are the ids of the topics that were read, by name (left out: whichever topic has the name). While
-        a group has members only these commit, each as ``member``. Raises UnknownTopicError, UnknownTopicIdError (a
-        topic was deleted and made again), UnknownPartitionError, OffsetOutOfRangeError beyond the high watermark,
-        UnknownMemberIdError, IllegalGenerationError, StaleMemberEpochError, FencedInstanceIdError,
+        Offsets lower than before are also accepted. ``metadata`` is a text for the caller's use, at most 4096 bytes.
+        ``topic_ids`` has the ids of the topics that were read, by name; without an id, any topic of that name is meant.
+        While a group has members only they may commit, each as ``member``. Raises UnknownTopicError,
+        UnknownTopicIdError (a topic was deleted and created again), UnknownPartitionError, OffsetOutOfRangeError beyond
+        the high watermark, UnknownMemberIdError, IllegalGenerationError, StaleMemberEpochError, FencedInstanceIdError,
         RebalanceInProgressError, InvalidRequestError.
         """
         known = topic_ids or {}
@@ -583,7 +590,7 @@ class Admin:
             }
             for (topic, partition), offset in offsets.items()
         ]
-        # Committing the same twice is committing it once: safe to send again.
+        # Committing the same offsets twice has the effect of one commit, so this is safe to send again.
         body = {"offsets": entries, **({} if member is None else member._asdict())}
         self._ask_coordinator(group, "POST", "/offsets", json=body, idempotent=True)
 
@@ -599,12 +606,12 @@ class Admin:
         topics: Mapping[str, Sequence[int]] | None = None,
         dry_run: bool = False,
     ) -> tuple[OffsetReset, ...]:
-        """Commit where a group without members is to read next, for all the partitions or none; the offsets, which
-        ``dry_run`` only tells. A group that does not exist is made.
+        """Commit new positions for a group without members, for all the partitions or none; return the offsets.
 
-        Give one of the first five: ``to_offset`` -n is n before the high watermark, ``shift_by`` counts from where the
-        group is, ``offsets`` are the next to read by (topic, partition). ``topics`` has the partitions of each topic,
-        none for all; left out: all topics that the group has committed to.
+        ``dry_run`` only returns them. A group that does not exist is created. Give exactly one of the first five:
+        ``to_offset`` -n is n before the high watermark, ``shift_by`` is relative to the committed offset, ``offsets``
+        has the next offset to read by (topic, partition). ``topics`` has the partitions of each topic, an empty list
+        for all of them; None means all topics that the group has committed to.
 
         Raises NonEmptyGroupError, UnknownGroupError, UnknownTopicError, UnknownPartitionError, OffsetOutOfRangeError,
         InvalidRequestError.
@@ -622,13 +629,13 @@ class Admin:
             else [{"topic": name, "partitions": list(numbers) or None} for name, numbers in topics.items()],
             "dry_run": dry_run,
         }
-        # Shifting twice is not shifting once.
+        # A shift must not be repeated: it would move the offsets twice.
         idempotent = dry_run or shift_by is None
         answer = self._ask_coordinator(group, "POST", "/reset-offsets", json=asked, idempotent=idempotent)
         return decode(answer.content, _ResetOffsets).offsets
 
     def delete_groups(self, groups: Sequence[str]) -> dict[str, LogStoreError]:
-        """Delete several groups, each by itself: the errors of those that were not, as of ``delete_group``, by name."""
+        """Delete several groups, each by itself; return by name the ``delete_group`` errors of those that stay."""
         errors: dict[str, LogStoreError] = {}
         for begin in range(0, len(groups), _GROUPS_PER_DELETION):
             body = {"groups": groups[begin : begin + _GROUPS_PER_DELETION]}
@@ -639,12 +646,12 @@ class Admin:
         return errors
 
     def delete_group(self, group: str) -> None:
-        """Delete the group: all its committed offsets; UnknownGroupError, NonEmptyGroupError."""
-        # Sent once: a second DELETE after a lost answer would say that there is no such group.
+        """Delete the group with all its committed offsets. Raises UnknownGroupError, NonEmptyGroupError."""
+        # It is sent once, because a second DELETE after a lost response would fail with UnknownGroupError.
         self._ask_coordinator(group, "DELETE", "", idempotent=False)
 
     def _ask_leader(self, topic: str, partition: int, method: str, rest: str, **options: Any) -> Answer:
-        """A request of a partition, to its leader; ``options`` as of ``Transport.request``."""
+        """Send a request about a partition to its leader. ``options`` are those of ``Transport.request``."""
         path = topic_path(topic, f"/partitions/{partition}{rest}")
         self._look_around()
         return self._transport.request(
@@ -652,15 +659,13 @@ class Admin:
         )
 
     def _ask_coordinator(self, group: str, method: str, rest: str, **options: Any) -> Answer:
-        """A request of a group, to its coordinator; ``options`` as of ``Transport.request``."""
+        """Send a request about a group to its coordinator. ``options`` are those of ``Transport.request``."""
         path = group_path(group, rest)
         self._look_around()
         return self._transport.request(method, path, send=partial(self.metadata.ask_coordinator, group), **options)
 
     def _look_around(self) -> None:
-        """Find out whether there are brokers to choose from. Without an answer the request itself fails, or is sent
-        again.
-        """
+        """Find out whether there are brokers to choose from. If this fails, the request itself fails or is retried."""
         with suppress(LogStoreError):
             self.metadata.load(timeout_s=_LOOK_SECONDS)
 
@@ -681,5 +686,5 @@ def _is_unknown(topic: TopicPartitions | LogStoreError) -> bool:
 
 
 def _config_text(value: ConfigValue) -> str:
-    """The value as text, in Kafka's form."""
+    """Return the value as text in Kafka's form."""
     return str(value).lower() if isinstance(value, bool) else str(value)

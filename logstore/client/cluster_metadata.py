@@ -1,16 +1,16 @@
 """A client's view of its cluster: the brokers, the leaders of the partitions that it uses, the coordinators of groups.
 
-Requests go to the broker that answers them. The view is asked for from any broker, when it is first needed, when it is
-old, and when a request has met a broker that is gone or no longer right. Where the view has nothing, and on one node, a
-request goes to any broker, which forwards it.
+A request goes to the broker that handles it. Any broker can be asked for the view. The client asks when it first needs
+the view, when the view is old, and when a request has met a broker that is gone or no longer right. Where the view
+knows nothing, and on one node, a request goes to any broker, which forwards it.
 
 Invariants:
 
-- Of two leaders of a partition the one with the higher leader epoch counts, whichever is told later: an old broker
+- Of two leaders of a partition the one with the higher leader epoch counts, whichever is reported later: an old broker
   takes nothing back.
-- Whoever looks something up sees one answer as a whole. Looking up takes no lock.
-- A broker whose own address cannot be reached from here gets its requests through another one, which forwards them,
-  until it leaves the cluster, gets another address, or the view is old.
+- A lookup sees one response as a whole. Lookups take no lock.
+- A broker whose advertised address cannot be reached from here gets its requests through another one, which forwards
+  them, until it leaves the cluster, gets another address, or the view is old.
 """
 
 import logging
@@ -30,30 +30,30 @@ from logstore.protocol.error_codes import error_of
 
 log = logging.getLogger(__name__)
 
-#: In the place of a broker: any of them.
+#: Used in place of a broker's id: any broker may be asked.
 ANY_BROKER: Final = None
-#: In the place of a broker: the partition has no leader now.
+#: Used in place of a broker's id: the partition has no leader now.
 NO_LEADER: Final = -1
 
 DEFAULT_MAX_AGE_MS: Final = 300_000
 # One broker that hangs must not use up the time of a request that waits for the view.
 _TIMEOUT_S: Final = 5.0
 _RETRY_S: Final = 5.0
-# A broker that has started a moment ago may not have heard of a topic yet: others are asked before it is gone.
+# A broker that started a moment ago may not know a topic yet, so others are asked before the topic counts as gone.
 _DOUBT_S: Final = 5.0
 # An attempt to reach a broker may take seconds.
 _UNREACHABLE_S_MIN: Final = 30.0
-# A request's head has 64 KiB.
+# The head of a request may have 64 KiB.
 _NAMES_LENGTH_MAX: Final = 16_000
 
 T = TypeVar("T")
-#: The leader of a partition, by topic and number, or the coordinator of a group, by name.
+#: The leader of a partition (topic, number), or the coordinator of a group (its name).
 Role: TypeAlias = tuple[str, int] | str
 
 
 @dataclass(frozen=True, slots=True)
 class _Endpoint:
-    """``url`` is None on one node."""
+    """A broker and its address; ``url`` is None on one node."""
 
     broker_id: int
     url: str | None
@@ -70,18 +70,18 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Leaders:
-    """Of the topic with ``topic_id``, by partition."""
+    """The leaders and leader epochs of the topic with ``topic_id``, by partition."""
 
     topic_id: str
     leaders: tuple[int, ...]
     epochs: tuple[int, ...]
 
     def newer(self, found: "_Leaders") -> "_Leaders":
-        """``found``, but for partitions whose leader here has a higher epoch, and for those that it does not know."""
+        """Return ``found``, but keep our leader where its epoch is higher or ``found`` lacks the partition."""
         if found.topic_id != self.topic_id:
             return found
         pairs = zip_longest(found.by_epoch(), self.by_epoch(), fillvalue=(-2, NO_LEADER))
-        best = [max(pair, key=lambda one: one[0]) for pair in pairs]  # the first of equals
+        best = [max(pair, key=lambda one: one[0]) for pair in pairs]  # max() takes the first of equals
         return _Leaders(found.topic_id, tuple(leader for _, leader in best), tuple(epoch for epoch, _ in best))
 
     def by_epoch(self) -> Iterator[tuple[int, int]]:
@@ -90,7 +90,7 @@ class _Leaders:
 
 @dataclass(slots=True)
 class Way:
-    """``url`` None: to any broker, which forwards. ``was_refused``: there is an answer, and it is a refusal."""
+    """The route of a request; without ``url`` any broker forwards it. ``was_refused``: its response is a refusal."""
 
     url: str | None
     was_refused: bool = False
@@ -98,7 +98,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """``urls`` are those of the brokers of a cluster, by id; none on one node, and before the first answer."""
+    """A snapshot of the cluster. ``urls`` are those of a cluster's brokers by id, empty on one node and at first."""
 
     cluster_id: str = ""
     controller_id: int = -1
@@ -108,8 +108,9 @@ class _View:
 
 
 class ClusterMetadata:
-    """The view of one client. Safe from several threads. It is asked for over ``transport``; that one, and those that
-    are ``add``-ed, are told the brokers' addresses.
+    """The view of one client. Safe from several threads.
+
+    It is requested over ``transport``. That transport, and those passed to ``add``, receive the brokers' addresses.
     """
 
     def __init__(self, transport: Transport, *, max_age_ms: float = DEFAULT_MAX_AGE_MS) -> None:
@@ -117,25 +118,25 @@ class ClusterMetadata:
         self._transports = [transport]
         self._max_age_s = max_age_ms / 1000
         self._view = _View()
-        #: When the view was asked for that there is now (monotonic): of a topic, of a group's coordinator.
+        #: When the current view of a topic, or of a group's coordinator, was requested (monotonic).
         self._asked: dict[str, float] = {}
         self._asked_coordinator: dict[str, float] = {}
         self._asked_at_all = 0.0
-        # By URL since when; guarded by the lock of changes, as are the views.
+        # Unreachable URLs with the time since when; the lock guards them, as it guards the views.
         self._unreachable: dict[str, float] = {}
         self._told: set[str] = set()
-        # Topics of the view that a broker does not know, since when.
+        # Topics of the view that a broker does not know, with the time since when.
         self._doubted: dict[str, float] = {}
         self._lock = threading.Lock()
         self._closed = False
 
     def close(self) -> None:
-        """Ask for nothing any more; the view stays as it is. Whoever waits for it waits no longer."""
+        """Send no more requests and end the waits for them; the view stays as it is."""
         self._closed = True
         self._transport.interrupt()
 
     def add(self, transport: Transport) -> Transport:
-        """Tell ``transport`` the brokers' addresses, too."""
+        """Keep the addresses of ``transport`` up to date also."""
         with self._lock:
             self._transports.append(transport)
         transport.set_brokers(self._view.urls.values())
@@ -145,7 +146,7 @@ class ClusterMetadata:
 
     @property
     def is_cluster(self) -> bool:
-        """Whether there are brokers to choose from; False as long as nothing is known."""
+        """True if there are brokers to choose from; False as long as nothing is known."""
         return bool(self._view.urls)
 
     @property
@@ -155,26 +156,26 @@ class ClusterMetadata:
 
     @property
     def destinations(self) -> int:
-        """How many destinations requests can have: one on one node; else each broker, any, and NO_LEADER."""
+        """The number of possible destinations: 1 on one node, else each broker, ANY_BROKER, and NO_LEADER."""
         urls = self._view.urls
         return len(urls) + 2 if urls else 1
 
     def leaders(self, topic: str) -> Sequence[int] | None:
-        """The leader of each partition of ``topic``: a broker's id, or NO_LEADER. None: any broker may be asked."""
+        """Return the leader's id, or NO_LEADER, for each partition of ``topic``; None if any broker may be asked."""
         view = self._view
         found = view.topics.get(topic) if view.urls else None
         return None if found is None else found.leaders
 
     def leader(self, topic: str, partition: int) -> int | None:
-        """Id of the leader, NO_LEADER, or ANY_BROKER where nothing is known."""
+        """Return the id of the leader, NO_LEADER, or ANY_BROKER if nothing is known."""
         leaders = self.leaders(topic)
         return ANY_BROKER if leaders is None or partition >= len(leaders) else leaders[partition]
 
     def is_unheard_of(
         self, error: LogStoreError, topic: str, topic_id: str, partition: int | None = None, *, began: float
     ) -> bool:
-        """Whether the leader that has refused a request with ``error``, sent at ``began``, has only not heard yet of
-        the topic, or of a new partition of it.
+        """Return True if the leader refused a request with ``error``, sent at ``began``, only because it does not know
+        the topic, or a new partition of it, yet.
         """
         if not self.is_cluster or not isinstance(error, (errors.UnknownTopicError, errors.UnknownPartitionError)):
             return False
@@ -187,9 +188,9 @@ class ClusterMetadata:
 
     @contextmanager
     def way_to(self, broker_id: int | None, role: Role) -> Iterator["Way"]:
-        """The way to a broker, for a request that the block sends. ``role`` is why the request goes there.
+        """Yield the route to a broker for a request that the block sends. ``role`` is why the request goes there.
 
-        A broker that takes no connection gets the next requests by way of others.
+        If a broker accepts no connection, the next requests for it go through other brokers.
         """
         url = None if broker_id is ANY_BROKER else self._view.urls.get(broker_id)
         since = None if url is None else self._unreachable.get(url)
@@ -211,8 +212,9 @@ class ClusterMetadata:
                 self._told.discard(url)
 
     def _tell(self, broker_id: int | None, url: str, role: Role) -> None:
-        """A request for a broker that takes no connection was answered: it is unreachable from here, or has died, and
-        another one has taken its place.
+        """Warn if a broker is unreachable from here, after another one has handled its request.
+
+        It may instead have died and been replaced in its role.
         """
         with suppress(LogStoreError):
             if isinstance(role, str):
@@ -231,9 +233,9 @@ class ClusterMetadata:
                 )
 
     def ask_coordinator(self, group: str, send: Callable[[str | None], T]) -> T:
-        """``send`` a request to the coordinator of ``group``: called with its URL, or None for any broker.
+        """Call ``send`` with the URL of the coordinator of ``group``, or with None for any broker.
 
-        Raises what ``send`` raises; the next request finds the coordinator anew if this one may have moved.
+        Raises what ``send`` raises. If the coordinator may have moved, the next request looks it up again.
         """
         if self.is_cluster and self._view.coordinators.get(group) not in self._view.urls:
             with suppress(LogStoreError):
@@ -253,9 +255,9 @@ class ClusterMetadata:
     def ask_leader(
         self, topic: str, partition: int, send: Callable[[str | None], T], *, topic_id: str | None = None
     ) -> T:
-        """``send`` a request to the leader of a partition, as ``ask_coordinator``.
+        """Call ``send`` with the URL of a partition's leader, as ``ask_coordinator`` does.
 
-        ``topic_id``: a leader that has not heard of the topic with this id yet is LeaderNotAvailableError.
+        Raises LeaderNotAvailableError if the leader does not know the topic with ``topic_id`` yet.
         """
         if self.is_cluster:
             self.keep_fresh([topic])
@@ -273,7 +275,7 @@ class ClusterMetadata:
 
     @staticmethod
     def may_have_moved(error: LogStoreError) -> bool:
-        """Whether another broker may answer now, after a request that failed with ``error``."""
+        """Return True if another broker may handle the request that failed with ``error``."""
         if isinstance(error, errors.ThrottledError):
             return False
         lost = (errors.NetworkError, errors.RequestTimedOutError, errors.NotEnoughReplicasAfterAppendError)
@@ -282,9 +284,10 @@ class ClusterMetadata:
     def find(
         self, topics: Iterable[str], *, timeout_s: float | None = None, may_create: bool = False
     ) -> dict[str, TopicPartitions | LogStoreError]:
-        """Ask for these topics: their ids and numbers of partitions, or why they cannot be told of.
+        """Request these topics; return the id and partition count of each, or the error that the store gives for it.
 
-        ``may_create``: a topic that is not there is created, if the store does so. Raises as ``Transport.ask_around``.
+        With ``may_create`` a topic that does not exist is created, if the store does so. Raises as
+        ``Transport.ask_around``.
         """
         names = list(dict.fromkeys(topics))
         answered = self.refresh(names, timeout_s=timeout_s, may_create=may_create)
@@ -293,7 +296,7 @@ class ClusterMetadata:
     def _found(self, name: str, topic: TopicMetadata | None) -> TopicPartitions | LogStoreError:
         if (known := self._view.topics.get(name)) is not None:
             return TopicPartitions(known.topic_id, len(known.leaders))
-        if topic is None:  # no name: the store took it for several
+        if topic is None:  # the name is empty, or has a comma: the store saw several
             return errors.UnknownTopicError(f"Topic {name!r} not found.")
         if topic.topic_id is None:
             return error_of(topic.error_code or 500, topic.message or "")
@@ -308,10 +311,10 @@ class ClusterMetadata:
         timeout_s: float | None = None,
         may_create: bool = False,
     ) -> dict[str, TopicMetadata]:
-        """Ask for these topics, this coordinator and the brokers; what was answered of the topics, by name.
+        """Request these topics, this coordinator and the brokers; return the store's response on the topics, by name.
 
-        ``may_create`` as of ``find``. ``since`` (monotonic): what was asked for after that is not asked for again.
-        Raises as ``Transport.ask_around``.
+        ``may_create`` is as for ``find``. What was requested after ``since`` (monotonic) is not requested again. Raises
+        as ``Transport.ask_around``.
         """
         found: dict[str, TopicMetadata] = {}
         for names in _pieces(topics):
@@ -320,16 +323,18 @@ class ClusterMetadata:
         return found
 
     def after(self, error: LogStoreError, topics: Iterable[str], began: float) -> None:
-        """A request for ``topics``, sent at ``began`` (monotonic), has failed with ``error``: ask anew, if the view may
-        be wrong, and if nobody has since. Errors of asking are left to the next request.
+        """Request the view again after a request for ``topics``, sent at ``began`` (monotonic), failed with ``error``.
+
+        It is requested only if it may be wrong and no thread has done so since. Errors are left to the next request.
         """
         if self.is_cluster and self.may_have_moved(error):
             with suppress(LogStoreError):
                 self.refresh(topics, since=began)
 
     def keep_fresh(self, topics: Iterable[str]) -> bool:
-        """Ask for those of ``topics`` that are not known, or old; whether there were any. Errors of asking are left to
-        the next request.
+        """Request those of ``topics`` that are unknown or old; return True if there were any.
+
+        Errors are left to the next request.
         """
         now = time.monotonic()
         old = [topic for topic in topics if now >= self._asked.get(topic, -self._max_age_s) + self._max_age_s]
@@ -338,12 +343,12 @@ class ClusterMetadata:
         try:
             self.refresh(old, timeout_s=_TIMEOUT_S)
         except LogStoreError:
-            # Not before each request, while there is no answer.
+            # While there is no response, do not ask again before each request.
             self._asked.update(dict.fromkeys(old, now - self._max_age_s + _RETRY_S))
         return True
 
     def load(self, *, timeout_s: float | None = None) -> None:
-        """Ask for the brokers, unless they are known. Raises as ``refresh``."""
+        """Request the brokers, unless they are known. Raises as ``refresh``."""
         if not self._view.cluster_id:
             self.refresh(timeout_s=timeout_s)
 
@@ -384,7 +389,7 @@ class ClusterMetadata:
         return {topic.name: topic for topic in answer.topics}
 
     def _take(self, answer: _Answer, names: Sequence[str], group: str | None, began: float) -> None:
-        """Under the lock."""
+        """Store a response in a new view. The caller holds the lock."""
         view = self._view
         topics, coordinators = dict(view.topics), dict(view.coordinators)
         urls = {one.broker_id: one.url for one in answer.brokers if one.url is not None}
@@ -415,7 +420,7 @@ class ClusterMetadata:
 
 
 def _pieces(names: Iterable[str]) -> Iterator[list[str]]:
-    """``names`` in pieces that fit into a request each; at least one piece, which may be empty."""
+    """Yield ``names`` in pieces that fit into one request each; at least one piece, which may be empty."""
     piece: list[str] = []
     length = 0
     for name in dict.fromkeys(names):

@@ -3,8 +3,8 @@
 Each request has a connection to itself; between requests the connection waits here. ``http.client`` takes a third of
 the time of a full HTTP client, which is most of the time of a producer's small request.
 
-Invariants: an exception leaves no connection behind on which an answer may still come; a connection is idle, busy or
-interrupted, and the step from busy is taken by one thread alone: an interrupted connection is never kept.
+Invariants: an exception never leaves a connection behind on which a response may still come. A connection is idle, busy
+or interrupted. Only one thread takes the step from busy, so an interrupted connection is never kept.
 """
 
 import http.client
@@ -27,21 +27,21 @@ Body: TypeAlias = bytes | memoryview | None
 Read: TypeAlias = Callable[[http.client.HTTPResponse], Any]
 
 _CONNECT_SECONDS = 5.0
-# Well below connections.max.idle.ms: a kept connection must not be closed by the server as a request goes out on it.
+# It is well below connections.max.idle.ms: the server must not close a kept connection just as a request is sent on it.
 _KEEPALIVE_SECONDS = 3.0
 
 
 class NotConnectedError(Exception):
-    """No connection could be made: nothing was sent. The message is the reason."""
+    """Raised when no connection could be made, so nothing was sent. The message is the reason."""
 
 
 class HostNotFoundError(NotConnectedError):
-    """The name of the host has no address."""
+    """Raised when the name of the host has no address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An HTTP answer, whatever its status; ``headers`` are found in any spelling."""
+    """An HTTP response with any status; the names of ``headers`` are case-insensitive."""
 
     status_code: int
     headers: Message
@@ -49,8 +49,10 @@ class Answer:
 
 
 class Connections:
-    """Connections to the base URL ``url``. Safe from several threads. Proxies are those of the environment
-    (``HTTP_PROXY``, ``HTTPS_PROXY``, ``NO_PROXY``), but none for loopback names, which mean another machine to a proxy.
+    """Connections to the base URL ``url``. Safe from several threads.
+
+    Proxies come from the environment (``HTTP_PROXY``, ``HTTPS_PROXY``, ``NO_PROXY``). Loopback names never use one,
+    because they mean another machine to a proxy.
     """
 
     def __init__(self, url: str) -> None:
@@ -58,7 +60,7 @@ class Connections:
         self._to = urlsplit(url)
         # Both are changed by single operations of list and dict, which are atomic.
         self._idle: list[tuple[http.client.HTTPConnection, float]] = []
-        # With whether its request is no longer wanted.
+        # Each busy connection has a function that returns True once its request is no longer wanted.
         self._busy: dict[http.client.HTTPConnection, Callable[[], bool]] = {}
         self._closed = False
         self._keeps = True
@@ -74,11 +76,11 @@ class Connections:
         read: Read = http.client.HTTPResponse.read,
         is_cancelled: Callable[[], bool] = lambda: False,
     ) -> Answer:
-        """Send a request and read its answer; ``timeout_s`` bounds each wait for the other side.
+        """Send a request and read its response; ``timeout_s`` bounds each wait for the other side.
 
-        ``read`` takes the content of an answer from its connection; ``interrupt`` ends the request if ``is_cancelled``
-        says so. Raises NotConnectedError, TimeoutError, and OSError or HTTPException when the connection
-        breaks.
+        ``read`` takes the content of a response from its connection; ``interrupt`` ends the request once
+        ``is_cancelled`` returns True. Raises NotConnectedError, TimeoutError, and OSError or HTTPException if the
+        connection breaks.
         """
         connection = self._kept() or self._connect(min(timeout_s, _CONNECT_SECONDS))
         self._busy[connection] = is_cancelled
@@ -86,7 +88,7 @@ class Connections:
             if self._closed or is_cancelled():
                 raise ConnectionAbortedError("closed")
             connection.sock.settimeout(timeout_s)
-            # A server that refuses a body answers before it has read all of it, and closes: the answer counts.
+            # A server that refuses a body responds before it has read all of it, and closes. Its response counts.
             with suppress(BrokenPipeError, ConnectionResetError):
                 connection.request(method, self._prefix + target, body, {**self._proxy_headers, **headers})
             response = connection.getresponse()
@@ -104,36 +106,36 @@ class Connections:
         return answer
 
     def close(self) -> None:
-        """Requests that wait for an answer fail, as do all later ones."""
+        """Make requests that wait for a response fail, and all later ones."""
         self._closed, self._keeps = True, False
         for connection in list(self._busy.copy()):
             self._interrupt(connection)
         self._close_idle()
 
     def retire(self) -> None:
-        """Keep no connection any more: those of requests under way close with their answers."""
+        """Keep no connection any more: those of requests under way close after their responses."""
         self._keeps = False
         self._close_idle()
 
     def interrupt(self) -> None:
-        """Requests that wait for an answer, and are cancelled, fail."""
+        """Make the cancelled requests that wait for a response fail."""
         for connection, is_cancelled in self._busy.copy().items():
             if is_cancelled():
                 self._interrupt(connection)
 
     def _interrupt(self, connection: http.client.HTTPConnection) -> None:
-        # Not closed here: the thread that reads from the connection closes it.
+        # The thread that reads from the connection closes it.
         if self._take_from_busy(connection) and (sock := connection.sock) is not None:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
     def _take_from_busy(self, connection: http.client.HTTPConnection) -> bool:
-        """Whether this thread was the first to do so."""
+        """Return True if this thread was the first to take it."""
         return self._busy.pop(connection, None) is not None
 
     def _close_idle(self) -> None:
         while self._idle:
-            # Another thread may have been faster.
+            # Another thread may have taken it first.
             with suppress(IndexError):
                 self._idle.pop()[0].close()
 
@@ -180,7 +182,7 @@ class Connections:
 
     @cached_property
     def _prefix(self) -> str:
-        """The text before the target: the whole URL, if a proxy is to find the way."""
+        """The text before the target. It is the whole URL if an HTTP proxy forwards the request."""
         return self.url if self._proxy and self._to.scheme == "http" else self._to.path
 
     @cached_property

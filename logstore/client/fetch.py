@@ -1,4 +1,4 @@
-"""One fetch of many partitions, as a client asks for it and reads the answer."""
+"""One fetch of many partitions: the client's request, and reading the response."""
 
 import http.client
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from logstore.protocol.fetch_response import MEDIA_TYPE, PartitionData, read_fet
 
 
 class FetchPartition(msgspec.Struct, frozen=True, gc=False):
-    """A partition to read from ``offset`` on, of the topic with ``topic_id`` and of no other with its name."""
+    """A partition to read from ``offset`` on, only in the topic with ``topic_id``."""
 
     topic: str
     partition: int
@@ -20,9 +20,9 @@ class FetchPartition(msgspec.Struct, frozen=True, gc=False):
 
 
 class FetchRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The request: records of ``partitions`` in their order, up to ``max_bytes``, and ``max_partition_bytes`` of each.
-    The answer waits for ``min_bytes`` in all, up to ``max_wait_ms``. ``where``: only records
-    that it selects.
+    """A request for records of ``partitions`` in their order, up to ``max_bytes``, and ``max_partition_bytes`` of each.
+
+    The response waits for ``min_bytes`` in all, up to ``max_wait_ms``. ``where`` selects the records to return.
     """
 
     partitions: Sequence[FetchPartition]
@@ -40,10 +40,10 @@ def fetch(
     is_cancelled: Callable[[], bool] = lambda: False,
     at: str | None = None,
 ) -> list[PartitionData]:
-    """Fetch once: a response for each partition that has news. An error of a partition is in its response.
+    """Fetch once; return a response for each partition that has news. It contains the partition's error, if any.
 
-    The store may answer ``request_timeout_s`` later than ``max_wait_ms``. ``at`` is as of ``Transport.request_once``,
-    and so is what it raises.
+    The store may respond ``request_timeout_s`` later than ``max_wait_ms``. ``at`` and the errors raised are those of
+    ``Transport.request_once``.
     """
     answer = transport.request_once(
         "POST",
@@ -59,8 +59,8 @@ def fetch(
 
 
 def _into_arrow(response: http.client.HTTPResponse) -> bytes | pa.Buffer:
-    """The body of an answer, from the socket into memory that Arrow can read in place."""
-    if response.status != 200 or not response.length:  # an error, an empty body, or chunks, as some proxies answer
+    """Read the body of a response from the socket into memory that Arrow can use in place."""
+    if response.status != 200 or not response.length:  # an error, no body, or a chunked one, as some proxies send
         content = response.read()
         return content if response.status != 200 else pa.py_buffer(content)
     body = pa.allocate_buffer(response.length)

@@ -11,8 +11,9 @@ _TIMEOUT_MS = 5_000
 
 
 def running_store(data: Path) -> Endpoint | None:
-    """Where the store on ``data`` listens; None if none answers. The file that a killed store left behind does not
-    count, even if another process has its port now.
+    """Return where the store on ``data`` listens, or None if none responds.
+
+    The file that a killed store left behind does not count, even if another process has its port now.
     """
     for home in sorted(data.glob("brokers/*")):
         endpoint = read_endpoint(home)

@@ -1,4 +1,4 @@
-"""Metadata of topics and groups, as a store answers: a dataclass for each answer.
+"""Metadata of topics and groups in the store's responses: one dataclass for each response.
 
 Fields that a newer store adds are ignored.
 """
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class TopicIdentity(NamedTuple):
-    """A topic by name and id: several topics may have had the name, one after the other (KIP-516)."""
+    """A topic by name and id: several topics may have had the name one after the other (KIP-516)."""
 
     name: str
     topic_id: str
@@ -33,7 +33,7 @@ class TopicPartitions:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A copy of a partition, on a broker."""
+    """A copy of a partition on a broker."""
 
     broker: int
     leader: bool
@@ -42,8 +42,8 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class PartitionReplicas:
-    """Brokers by id: the leader (-1: none), all replicas, the preferred leader first, and those in sync; those that a
-    reassignment adds and removes.
+    """Ids of a partition's brokers: the leader (-1: none), all replicas with the preferred leader first, those in sync,
+    and those that a reassignment adds and removes.
     """
 
     topic: str
@@ -58,7 +58,7 @@ class PartitionReplicas:
 
 @dataclass(frozen=True, slots=True)
 class BrokerDescription:
-    """A broker that is there: how many partitions it has a replica of, and how many it leads."""
+    """A live broker: how many partitions it has replicas of, and how many it leads."""
 
     broker_id: int
     url: str
@@ -69,7 +69,7 @@ class BrokerDescription:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
-    """``controller_id`` is the broker that decides who leads; None while there is none."""
+    """``controller_id`` is the broker that decides which replicas lead; None while there is none."""
 
     cluster_id: str
     controller_id: int | None
@@ -104,7 +104,7 @@ class PartitionDescription:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLeader:
-    """``leader`` is a broker's id, -1 while there is none."""
+    """The leader of a partition: a broker's id, or -1 while there is none."""
 
     partition: int
     leader: int
@@ -113,7 +113,7 @@ class PartitionLeader:
 
 @dataclass(frozen=True, slots=True)
 class TopicMetadata:
-    """A topic's id and partitions; without them an error, as code and message."""
+    """A topic's id and partitions, or else its error as code and message."""
 
     name: str
     topic_id: str | None
@@ -136,7 +136,7 @@ class TopicDescription:
 
 @dataclass(frozen=True, slots=True)
 class TopicListing:
-    """A topic in a list: without offsets."""
+    """A topic in a list, without offsets."""
 
     topic_name: str
     partitions_count: int
@@ -146,7 +146,7 @@ class TopicListing:
 
 @dataclass(frozen=True, slots=True)
 class KeylessRecords:
-    """Records of a partition that have no key, the first of them at ``first_offset``."""
+    """Records of a partition that have no key; the first one is at ``first_offset``."""
 
     partition: int
     records: int
@@ -163,7 +163,7 @@ class ConfigSynonym:
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """One configuration key of a topic; ``is_default`` when neither the topic nor the store sets it.
+    """One configuration key of a topic; ``is_default`` if neither the topic nor the store sets it.
 
     ``synonyms`` are all layers that give it a value: the first one counts, the default is last.
     """
@@ -177,9 +177,9 @@ class ConfigEntry:
 
 @dataclass(frozen=True, slots=True)
 class PartitionOffsets:
-    """``beginning_offset`` is the log start, ``end_offset`` the high watermark; no transaction is open below
-    ``last_stable_offset``. ``offset`` and ``timestamp`` (ms) are
-    those of the first record at or after the time that was asked for; None without one.
+    """``beginning_offset`` is the log start offset, ``end_offset`` the high watermark; no transaction is open below
+    ``last_stable_offset``. ``offset`` and ``timestamp`` (ms) are those of the first record at or after the requested
+    time, None if there is none.
     """
 
     beginning_offset: int
@@ -190,7 +190,7 @@ class PartitionOffsets:
 
 
 class OffsetAndTimestamp(NamedTuple):
-    """The first record at or after a time: its offset, and its own timestamp."""
+    """The first record at or after a time: its offset and timestamp."""
 
     offset: int
     timestamp_ms: int
@@ -212,7 +212,7 @@ class RollDescription:
 
 @dataclass(frozen=True, slots=True)
 class ErasureProgress:
-    """How far the broker is that works on an erasure; ``step`` is empty while none does."""
+    """The progress of the broker that works on an erasure; ``step`` is empty while none does."""
 
     step: str
     files: int
@@ -221,7 +221,7 @@ class ErasureProgress:
 
 @dataclass(frozen=True, slots=True)
 class ErasedBroker:
-    """Since ``erased_ms`` no file of the broker's journal has the records; ``journal_files`` were removed for that."""
+    """A broker without the records in its journal since ``erased_ms``; ``journal_files`` were removed for that."""
 
     broker: int
     erased_ms: int
@@ -239,10 +239,12 @@ class ErasureRepeat:
 
 @dataclass(frozen=True, slots=True)
 class ErasureReport:
-    """An erasure. ``state``: ``started``, ``pending`` (no reader sees the records any more, copies may be on a disk) or
-    ``erased``; of a dry run ``counting``, ``counted`` or ``failed``. Times in ms since 1970. ``keys`` are hashed with
-    ``salt``. ``versions`` of the table from which on the ``records`` are not in it. Brokers that are ``pending`` are
-    not there, and erase before they serve again. ``not_reached``: what the store cannot reach.
+    """An erasure. ``state`` is ``started``, ``pending`` (no reader sees the records any more, copies may be on a disk)
+    or ``erased``; for a dry run ``counting``, ``counted`` or ``failed``.
+
+    Times are in ms since 1970. ``keys`` are hashed with ``salt``. ``versions`` are those of the table from which on the
+    ``records`` are not in it. Brokers in ``pending`` are down, and erase before they serve again. ``not_reached`` lists
+    what the store cannot reach.
     """
 
     erasure: str
@@ -269,14 +271,14 @@ class ErasureReport:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more happens: it is erased, or the dry run has its answer."""
+        """True if nothing more happens: the records are erased, or the dry run has ended."""
         return self.state in ("erased", "counted", "failed")
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOffset:
-    """A group's committed offset of a partition: ``offset`` is the next one to read, ``timestamp`` (ms) the time of the
-    commit, ``leader_epoch`` that of the record before the offset (-1: not known).
+    """A group's committed offset of a partition. ``offset`` is the next one to read, ``timestamp`` (ms) the time of the
+    commit, ``leader_epoch`` that of the record before the offset (-1: unknown).
     """
 
     topic: str
@@ -289,9 +291,9 @@ class GroupOffset:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """``lag`` is the number of offsets from ``committed_offset``, or from ``log_start_offset`` without one (None), to
-    ``high_watermark``. Below ``log_start_offset`` records are gone. ``records_behind`` of these offsets have a record,
-    and the timestamp of the first one is ``lag_ms`` ago; None: not known, or told by an earlier release.
+    """``lag`` is the number of offsets from ``committed_offset`` to ``high_watermark``, or from ``log_start_offset`` if
+    nothing is committed (None). Below ``log_start_offset`` records are gone. ``records_behind`` of these offsets have a
+    record, and the timestamp of the first one is ``lag_ms`` ago; None: unknown, or the store is an earlier release.
     """
 
     topic: str
@@ -306,9 +308,7 @@ class PartitionLag:
 
 @dataclass(frozen=True, slots=True)
 class GroupLag:
-    """The lag of a group: in all, in the partition that is furthest behind, and in each partition of the topics that it
-    has committed to.
-    """
+    """The lag of a group: the sum, the largest, and that of each partition of the topics that it has committed to."""
 
     group: str
     total_lag: int
@@ -326,8 +326,8 @@ class AssignedPartition:
 
 @dataclass(frozen=True, slots=True)
 class GroupMemberDescription:
-    """``member_epoch`` is -1 in a classic group. ``assignment`` are the partitions that the member reads. The times
-    since its last heartbeat and poll are None where the store does not know them.
+    """A member of a group. ``member_epoch`` is -1 in a classic group; ``assignment`` has the partitions that the member
+    reads. The times since its last heartbeat and poll are None if the store does not know them.
     """
 
     member_id: str
@@ -343,7 +343,7 @@ class GroupMemberDescription:
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
     """A group and its members. ``kind`` is "classic", "consumer" (KIP-848), or "" for a group that never had a member;
-    ``state`` is Kafka's name of it; ``protocol`` is the assignor; ``generation`` that of a classic group, or the epoch.
+    ``state`` is Kafka's name for it; ``protocol`` is the assignor; ``generation`` is a classic group's, or the epoch.
     """
 
     group: str
@@ -357,7 +357,7 @@ class GroupDescription:
 
 @dataclass(frozen=True, slots=True)
 class GroupListing:
-    """A group in a list, in numbers; the first fields as of GroupDescription. The lags are those of ``partitions``: all
+    """A group in a list, in numbers; the first fields are those of GroupDescription. The lags cover ``partitions``: all
     of the topics that the group has committed to or reads.
     """
 
@@ -375,7 +375,7 @@ class GroupListing:
 
 @dataclass(frozen=True, slots=True)
 class OffsetReset:
-    """Where a group reads next; ``previous_offset`` None: it had no offset there."""
+    """The next offset that a group reads; ``previous_offset`` is None if it had none there."""
 
     topic: str
     partition: int
@@ -385,7 +385,7 @@ class OffsetReset:
 
 @dataclass(frozen=True, slots=True)
 class TopicStatus:
-    """A topic in numbers. ``size_bytes`` are in Delta, ``unsealed_bytes`` in the journal alone.
+    """A topic in numbers. ``size_bytes`` are in Delta, ``unsealed_bytes`` only in the journal.
 
     ``newest_timestamp`` (ms) is that of the record appended last, None in an empty topic.
     """
@@ -418,8 +418,8 @@ class TopicProblem:
 
 @dataclass(frozen=True, slots=True)
 class JournalStatus:
-    """``max_bytes`` bounds ``needed_bytes``, from the oldest file with un-sealed records on; ``retained_bytes`` are
-    all.
+    """The size of the journal. ``max_bytes`` bounds ``needed_bytes``, which count from the oldest file with unsealed
+    records on; ``retained_bytes`` count all files.
     """
 
     needed_bytes: int
@@ -429,7 +429,7 @@ class JournalStatus:
 
 @dataclass(frozen=True, slots=True)
 class InFlightStatus:
-    """Bytes of requests and answers being worked on; ``max_bytes`` bounds each."""
+    """Bytes of requests and responses being worked on; ``max_bytes`` bounds each."""
 
     request_bytes: int
     answer_bytes: int
@@ -438,8 +438,8 @@ class InFlightStatus:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """A running store. ``now`` is its clock (ms), ``not_ready_reason`` why it refuses appends (None: it takes them);
-    ``open_files_max`` None is no limit. A quarantined topic is only among ``problems``.
+    """A running store. ``now`` is its clock (ms), ``not_ready_reason`` why it refuses appends (None: it accepts them),
+    ``open_files_max`` is None if there is no limit. A quarantined topic is only among ``problems``.
     """
 
     version: str
@@ -458,7 +458,7 @@ class StoreStatus:
 
 
 def decode(body: bytes, kind: type[T]) -> T:
-    """``body`` decoded to ``kind``; LogStoreError if it is something else."""
+    """Decode ``body`` to ``kind``. Raises LogStoreError if it is something else."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Checks of a client's options: InvalidConfigError names an unknown option, or a wrong value and what is taken."""
+"""Checks of a client's options. InvalidConfigError names an unknown option, or a wrong value and the allowed ones."""
 
 from collections.abc import Iterable
 from dataclasses import fields
@@ -9,9 +9,7 @@ from logstore.errors import InvalidConfigError
 
 
 def refuse_unknown(client: str, options: Any, unknown: Iterable[str]) -> None:
-    """Raise InvalidConfigError for ``unknown`` options of ``client``, with the nearest one of ``options``, its
-    dataclass.
-    """
+    """Raise InvalidConfigError for ``unknown`` options of ``client``; suggest the nearest field of ``options``."""
     for name in unknown:
         names = ["bootstrap", *(field.name for field in fields(options))]
         near = get_close_matches(name.replace(".", "_"), names, n=1)
@@ -20,7 +18,7 @@ def refuse_unknown(client: str, options: Any, unknown: Iterable[str]) -> None:
 
 
 def check_one_of(name: str, value: object, allowed: tuple[object, ...], further: str = "") -> None:
-    # True is 1 for Python, but not an answer to `acks`.
+    # True equals 1 in Python, but is not a value for `acks`.
     if not any(value == one and type(value) is type(one) for one in allowed):
         raise InvalidConfigError(f"{name} = {value!r}: give {', '.join(map(repr, allowed))}{further}")
 

@@ -1,4 +1,4 @@
-"""Plans that move partitions to other brokers: made, read from a file and compared with the state; pure.
+"""Plans that move partitions to other brokers: created, read from a file and compared with the state; pure.
 
 A plan is the JSON of Kafka's ``kafka-reassign-partitions``: ``{"version": 1, "partitions": [{"topic", "partition",
 "replicas"}]}``, the preferred leader first in ``replicas``.
@@ -17,7 +17,7 @@ from logstore.errors import InvalidReplicaAssignmentError, InvalidReplicationFac
 
 
 class PlannedPartition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """``log_dirs`` is in Kafka's files; a broker has one log directory here."""
+    """A partition of a plan. ``log_dirs`` occurs in Kafka's files; a broker has one log directory here."""
 
     topic: str
     partition: int
@@ -33,12 +33,12 @@ class ReassignmentPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Progress(StrEnum):
     COMPLETE = "complete"
     IN_PROGRESS = "in progress"
-    #: Not begun, taken back, or replaced by another reassignment.
+    #: The reassignment has not begun, was cancelled, or was replaced by another.
     ELSEWHERE = "not on its way"
 
 
 def read_plan(content: bytes) -> ReassignmentPlan:
-    """InvalidReplicaAssignmentError if it is no plan, or contradicts itself."""
+    """Read a plan. Raises InvalidReplicaAssignmentError if it is not a plan, or contradicts itself."""
     try:
         plan = msgspec.json.decode(content, type=ReassignmentPlan)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -60,9 +60,7 @@ def read_plan(content: bytes) -> ReassignmentPlan:
 
 
 def require_possible(plan: ReassignmentPlan, states: Iterable[PartitionReplicas], brokers: Collection[int]) -> None:
-    """InvalidReplicaAssignmentError for partitions that there are not, and for brokers that would be added and are not
-    there.
-    """
+    """Raise InvalidReplicaAssignmentError for a partition that does not exist, or a new broker that is not running."""
     by_name = {TopicPartition(state.topic, state.partition): state for state in states}
     for one in plan.partitions:
         state = by_name.get(TopicPartition(one.topic, one.partition))
@@ -79,12 +77,12 @@ def require_possible(plan: ReassignmentPlan, states: Iterable[PartitionReplicas]
 
 
 def settled_replicas(state: PartitionReplicas) -> tuple[int, ...]:
-    """The replicas once the reassignment under way is done; the preferred leader first."""
+    """Return the replicas after the reassignment under way; the preferred leader first."""
     return tuple(broker for broker in state.replicas if broker not in state.removing_replicas)
 
 
 def plan_of(states: Iterable[PartitionReplicas]) -> ReassignmentPlan:
-    """The plan that leads back to ``states``."""
+    """Return the plan that restores ``states``."""
     return ReassignmentPlan(
         tuple(PlannedPartition(state.topic, state.partition, _former_replicas(state)) for state in states)
     )
@@ -95,7 +93,7 @@ def _former_replicas(state: PartitionReplicas) -> tuple[int, ...]:
 
 
 def progress(one: PlannedPartition, state: PartitionReplicas | None) -> Progress:
-    """How far the partition is; None: there is no such partition."""
+    """Return the progress of a partition. A ``state`` of None means that it does not exist."""
     if state is None or settled_replicas(state) != one.replicas:
         return Progress.ELSEWHERE
     return Progress.IN_PROGRESS if state.adding_replicas or state.removing_replicas else Progress.COMPLETE
@@ -110,13 +108,13 @@ def generate(
     racks: Mapping[int, str | None],
     replication_factor: int | None = None,
 ) -> ReassignmentPlan:
-    """A plan that spreads the partitions of ``topics`` (None: all) over the brokers of ``racks``, moving few replicas.
+    """Return a plan that spreads the partitions of ``topics`` (None: all) over the brokers of ``racks``, moving few
+    replicas.
 
-    Replicas on other brokers go to the brokers with the fewest, and on as many racks as there are replicas; then the
+    Replicas on other brokers go to the brokers with the fewest, and on as many racks as there are replicas. Then the
     brokers with the most hand over to those with the fewest, and preferred leaders are evened out. Partitions that stay
-    are not in the plan. ``states`` are all partitions of the cluster; ``racks``: by broker, None is a rack of its own.
-
-    Raises InvalidReplicationFactorError if a partition would have more replicas than there are brokers, or none;
+    are not in the plan. ``states`` are all partitions of the cluster; ``racks`` is by broker, and None is a separate
+    rack. Raises InvalidReplicationFactorError if a partition would have more replicas than there are brokers, or none;
     UnknownTopicError.
     """
     if unknown := sorted(set(topics or ()) - {state.topic for state in states}):
@@ -158,7 +156,7 @@ class _Moving:
 
 
 class _Spread:
-    """How many replicas and preferred leaders each broker has."""
+    """The number of replicas and of preferred leaders on each broker."""
 
     def __init__(self, racks: Mapping[int, str | None]) -> None:
         self._rack = {broker: broker if rack is None else rack for broker, rack in racks.items()}
@@ -170,11 +168,11 @@ class _Spread:
         self._leaders.update(replicas[:1])
 
     def _doubled(self, replicas: Sequence[int]) -> int:
-        """How many replicas share a rack with one before them."""
+        """Return how many replicas share a rack with one before them."""
         return len(replicas) - len({self._rack[broker] for broker in replicas})
 
     def resize(self, one: _Moving, count: int) -> None:
-        """Take replicas away, the last and fullest first, or add some where the fewest are; racks count first."""
+        """Remove all but ``count`` replicas from full brokers, or add some on empty ones; distinct racks come first."""
         self._leaders.subtract(one.replicas[:1])
         while len(one.replicas) > count:
             gone = max(one.replicas[1:], key=lambda b: (-self._doubled(_without(one.replicas, b)), self._replicas[b]))
@@ -188,7 +186,7 @@ class _Spread:
         self._leaders[one.replicas[0]] += 1
 
     def even_out_replicas(self, moving: Sequence[_Moving]) -> None:
-        """Each move makes the difference of two brokers smaller, so that there is an end."""
+        """Move replicas from full to empty brokers. Each move makes a difference smaller, so this ends."""
         by_broker: dict[int, dict[int, _Moving]] = {broker: {} for broker in self._rack}
         for at, one in enumerate(moving):
             for broker in one.replicas:
@@ -218,7 +216,7 @@ class _Spread:
         return False
 
     def even_out_leaders(self, moving: Sequence[_Moving]) -> None:
-        """A change of the preferred leader moves no records."""
+        """Even out the preferred leaders. Changing a preferred leader moves no records."""
         is_changed = True
         while is_changed:
             is_changed = False

@@ -1,18 +1,18 @@
 """The transport of a client: HTTP requests, with addresses, time limits, errors and retries.
 
-A request is for any broker, which forwards it if another one has to answer, or for one broker alone. Addresses of any
-are those of ``bootstrap``, then those of the brokers that ``cluster_metadata`` has found.
+A request is for any broker, which forwards it if needed, or for one particular broker. The addresses for any broker are
+those of ``bootstrap``, then those of the brokers that ``cluster_metadata`` has found.
 
 Invariants:
 
-- A request goes to the next address only when a connection was refused, so that nothing is sent twice. After a lost
-  answer, or from a broker that stops, the next request begins with the next address.
-- It is sent again only if that cannot store anything twice: it is idempotent, or the answer says that nothing was
-  stored (421, 429, 503), or there was no connection. The wait is the server's ``Retry-After``, else grows from 0.1 to
-  2 s.
-- Each broker has its own connections, as many as requests at once; they end when it is none of the addresses any more.
-- Every other failure is an exception of ``logstore.errors``, found by the answer's ``error_code``. A 4xx means that
-  nothing was stored; NetworkError and RequestTimedOutError that it is unknown.
+- A request goes to the next address only if a connection was refused, so that nothing is sent twice. After a lost
+  response, or a response from a broker that stops, the next request begins with the next address.
+- It is sent again only if that cannot store anything twice: it is idempotent, or the response says that nothing was
+  stored (421, 429, 503), or there was no connection. The wait is the server's ``Retry-After``, else grows from 0.1 to 2
+  s.
+- Each broker has its own connections, one per concurrent request. They end when it is no longer one of the addresses.
+- Every other failure is an exception of ``logstore.errors``, found by the ``error_code`` of the response. A 4xx means
+  that nothing was stored; after NetworkError and RequestTimedOutError it is unknown.
 
 The retry loop is our own: it obeys the server's ``Retry-After``, and does not log into a notebook.
 """
@@ -36,7 +36,7 @@ from logstore.protocol import error_codes
 
 T = TypeVar("T")
 
-# Only the first words of a proxy's page of HTML are of use.
+# Only the first words of a proxy's HTML page are of use.
 _MESSAGE_CHARS_MAX = 500
 
 
@@ -45,17 +45,17 @@ class _ErrorBody(msgspec.Struct):
     message: str
 
 
-# Kinds of error codes: nothing was stored.
+# Kinds of error codes that mean that nothing was stored.
 _NOTHING_STORED = (421, 429, 503)
-#: The broker that gets the request answers it itself, or says which one would (421).
+#: The broker that gets the request handles it itself, or names the right one (421).
 _NOT_FORWARDED = {"Logstore-Forward": "never"}
 
 
 class Transport:
-    """Requests to the first of the addresses that answers, or to a broker. Safe from several threads.
+    """Requests to the first address that responds, or to one broker. Safe from several threads.
 
-    ``request_timeout_s`` bounds the wait for one answer; ``retry_timeout_s`` how long a request is sent again where
-    that is safe (0: once). ``client_id`` names this client in the store's metrics and logs.
+    ``request_timeout_s`` bounds the wait for one response, ``retry_timeout_s`` the retries of a request that is safe to
+    repeat (0: none). ``client_id`` names this client in the store's metrics and logs.
     """
 
     def __init__(
@@ -71,19 +71,19 @@ class Transport:
         self._retry_timeout_s = retry_timeout_s
         self._stopped = threading.Event()
         self._headers = {"Logstore-Client-Id": client_id} if client_id else {}
-        # Guards the changes of the following two, which are replaced as a whole.
+        # This lock guards changes of the following two, which are replaced as a whole.
         self._lock = threading.Lock()
         self._connections = {url: Connections(url) for url in self.urls}
-        # In the order in which they are tried: the first one is that which answered last.
+        # The addresses in the order in which they are tried: the first is the one that responded last.
         self._addresses = tuple(self._connections)
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Those of ``bootstrap``, then those of other brokers that are known."""
+        """The addresses of ``bootstrap``, then those of other known brokers."""
         return tuple(self._connections)
 
     def set_brokers(self, urls: Iterable[str]) -> None:
-        """The addresses besides those of ``bootstrap``. Connections to others end."""
+        """Set the addresses besides those of ``bootstrap``. Connections to others end."""
         known = dict.fromkeys((*self.urls, *urls))
         with self._lock:
             if known.keys() == self._connections.keys() or self._stopped.is_set():
@@ -97,7 +97,7 @@ class Transport:
             connections.retire()
 
     def close(self) -> None:
-        """Free the connections; a request that is on its way fails, and one that waits to be sent again, at once."""
+        """Free the connections; a request under way, or waiting for a retry, fails at once."""
         with self._lock:
             self._stopped.set()
         for connections in self._connections.values():
@@ -124,11 +124,14 @@ class Transport:
         bad_request: type[LogStoreError] = errors.InvalidRequestError,
         send: Callable[[Callable[[str | None], Answer]], Answer] | None = None,
     ) -> Answer:
-        """A 2xx answer. ``idempotent`` defaults to whether ``method`` is; ``timeout_s`` adds to the wait for the answer
-        (a long poll's own wait); ``bad_request`` is as of ``error_codes.error_of``. ``send`` chooses the broker for
-        each try: it calls what it is given with a URL, or with None for any broker.
+        """Send a request; return its 2xx response.
 
-        Raises the answer's error of ``logstore.errors``; StoreUnreachableError, NetworkError, RequestTimedOutError.
+        ``idempotent`` defaults to whether ``method`` is; ``timeout_s`` adds to the wait for the response (a long poll's
+        own wait); ``bad_request`` is that of ``error_codes.error_of``. ``send`` chooses the broker for each try: it
+        calls the function that it receives with a URL, or with None for any broker.
+
+        Raises the error of ``logstore.errors`` that the response names; StoreUnreachableError, NetworkError,
+        RequestTimedOutError.
         """
         if json is not None:
             content = msgspec.json.encode(json)
@@ -158,9 +161,10 @@ class Transport:
         is_cancelled: Callable[[], bool] = lambda: False,
         at: str | None = None,
     ) -> Answer:
-        """As ``request``, never sent again; ``read`` and ``is_cancelled`` as of ``Connections.exchange``.
+        """Send a request as ``request`` does, but once. ``read`` and ``is_cancelled`` are those of
+        ``Connections.exchange``.
 
-        ``at``: the URL of the broker that is to answer itself, one of ``set_brokers``; None: any.
+        ``at`` is the URL, one of ``set_brokers``, of the broker that must handle the request itself; None: any.
         """
         target = f"{path}{'&' if '?' in path else '?'}{urlencode(params)}" if params else path
         own = self._headers if at is None else {**self._headers, **_NOT_FORWARDED}
@@ -186,7 +190,7 @@ class Transport:
         raise error
 
     def prefer_another(self) -> None:
-        """The next request for any address begins with another one."""
+        """Let the next request for any broker begin with another address."""
         self._begin_behind(self._addresses[0])
 
     def ask_around(
@@ -197,9 +201,10 @@ class Transport:
         timeout_s: float | None = None,
         is_cancelled: Callable[[], bool] = lambda: False,
     ) -> Answer:
-        """The 2xx answer to a GET, from the first address that gives one. Raises as ``request_once``, for the last.
+        """Send a GET to one address after the other; return the first 2xx response. Raises the last error of
+        ``request_once``.
 
-        ``timeout_s`` bounds the wait for each address; None: ``request_timeout_s``, divided among them.
+        ``timeout_s`` bounds the wait for each address; None means ``request_timeout_s`` divided among them.
         """
         if timeout_s is None:
             timeout_s = self.request_timeout_s / len(self._addresses)
@@ -211,12 +216,12 @@ class Transport:
                 ended = self._stopped.is_set() or is_cancelled()
                 if ended or not error.retriable or isinstance(error, errors.StoreUnreachableError):
                     raise
-                # Others may answer where this one is lost, hangs, or stops; they come first now.
+                # If this one is lost, hangs, or stops, others may respond. They come first now.
                 failed = error
         raise failed or errors.StoreUnreachableError("There is no address to ask.")
 
     def keep_trying(self, once: Callable[[], T]) -> T:
-        """What ``once`` gives, which takes no effect; tried again as ``request``."""
+        """Return the result of ``once``, which has no side effects, with the retries of ``request``."""
         return self._with_retries(once, again=True, give_up=time.monotonic() + self._retry_timeout_s)
 
     def _with_retries(self, once: Callable[[], T], *, again: bool, give_up: float) -> T:
@@ -234,17 +239,17 @@ class Transport:
         raise AssertionError
 
     def interrupt(self) -> None:
-        """Requests that wait for an answer, and are cancelled, fail with NetworkError."""
+        """Make the cancelled requests that wait for a response fail with NetworkError."""
         for connections in self._connections.values():
             connections.interrupt()
 
     def _send(
         self, exchange: Callable[[Connections], Answer], what: str, timeout_s: float, addresses: tuple[str, ...]
     ) -> tuple[str, Answer]:
-        """Send to the first of ``addresses``; to the others in turn while no connection can be made."""
+        """Send to the first of ``addresses``, and to the others in turn while no connection can be made."""
         refused: list[NotConnectedError] = []
         for url in addresses:
-            # None: the broker has left the cluster since the address was looked up.
+            # It is None if the broker has left the cluster since the address was looked up.
             if (connections := self._connections.get(url)) is None:
                 refused.append(NotConnectedError("it is no broker any more"))
                 continue
@@ -266,32 +271,32 @@ class Transport:
         raise errors.StoreUnreachableError(f"No store answers at {', '.join(addresses)} ({refused[-1]})") from None
 
     def _begin_with(self, url: str) -> None:
-        """``url`` is tried first from now on."""
+        """Try ``url`` first from now on."""
         with self._lock:
             if url in self._addresses:
                 self._addresses = (url, *(other for other in self._addresses if other != url))
 
     def _begin_behind(self, url: str) -> None:
-        """``url`` is tried last from now on."""
+        """Try ``url`` last from now on."""
         with self._lock:
             if url in self._addresses:
                 self._addresses = (*(other for other in self._addresses if other != url), url)
 
 
 def stores_nothing(error: LogStoreError) -> bool:
-    """Whether the store has refused a request for now, and has stored nothing of it."""
+    """Return True if the store has refused a request for now, and has stored nothing of it."""
     return error.retriable and error_codes.kind_of(error_codes.code_of(error)) in _NOTHING_STORED
 
 
 def topic_path(topic: str, rest: str = "") -> str:
-    """``/topics/<topic>`` with ``rest`` after it; InvalidTopicError for a name that cannot stand in a path."""
+    """Return ``/topics/<topic>`` followed by ``rest``. Raises InvalidTopicError for a name that no path can hold."""
     return f"/topics/{quote_name(topic)}{rest}"
 
 
 def group_path(group: str, rest: str = "") -> str:
-    """``/groups/<group>`` with ``rest`` after it. InvalidGroupError for what is no text.
+    """Return ``/groups/<group>`` followed by ``rest``. Raises InvalidGroupError if the name is not text.
 
-    A name that servers in between could change in a path stands in the query: ``/groups/-/offsets?group=..``.
+    A name that intermediate servers could change in a path goes into the query: ``/groups/-/offsets?group=..``.
     """
     try:
         if group in ("", ".", "..") or "/" in group:
@@ -310,12 +315,12 @@ def quote_name(topic: str) -> str:
 
 
 def error_of(response: Answer, bad_request: type[LogStoreError] = errors.InvalidRequestError) -> LogStoreError:
-    """The exception that an answer other than 2xx stands for."""
+    """Return the exception for a response other than 2xx."""
     try:
         body = msgspec.json.decode(response.content, type=_ErrorBody)
         code, message = body.error_code, body.message
     except (msgspec.DecodeError, UnicodeDecodeError):
-        # The answer is not the store's own: it is a proxy's, or of another program on that port.
+        # The response is not the store's: it comes from a proxy, or from another program on that port.
         code, message = response.status_code, f"{response.status_code} {_text(response)}".strip()
     if error_codes.kind_of(code) != response.status_code:
         code = response.status_code
@@ -336,7 +341,7 @@ def _text(answer: Answer) -> str:
 
 
 def _broken(url: str, what: str, error: Exception) -> str:
-    """A connection that was made and broke before the answer; a read takes no effect."""
+    """Return the message for a connection that broke before the response; a read takes no effect."""
     told = f"({str(error) or type(error).__name__})"
     if not what.startswith("GET "):
         return f"The connection to {url} broke during {what} {told}: whether it took effect is unknown"

@@ -1,4 +1,4 @@
-"""Who leads what: the coordinator of one node, and the one that agrees with other brokers through ZooKeeper.
+"""Partition leadership: the coordinator of one node, and the one that agrees with other brokers through ZooKeeper.
 
-One node needs ``coordinator`` and ``embedded_coordinator`` only. Everything else is imported by a broker of a cluster.
+A store of one node imports only ``coordinator`` and ``embedded_coordinator``. Brokers of a cluster import the rest.
 """

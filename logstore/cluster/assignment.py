@@ -1,8 +1,8 @@
-"""Which brokers hold the replicas of a partition: pure.
+"""The choice of brokers for the replicas of a partition, as pure functions.
 
 A new partition goes to the brokers with the fewest replicas, on as many racks as it has replicas. Its preferred leader,
-the first of its replicas, is the one that leads the fewest. Among equals the followers of a leader are spread, so that
-what a dead broker led is not taken over by one other.
+the first replica, is the one that leads the fewest. Among equals the followers of a leader are spread, so that no
+single broker takes over all that a dead broker led.
 """
 
 import itertools
@@ -17,8 +17,8 @@ from logstore.errors import InvalidReplicaAssignmentError, InvalidReplicationFac
 
 
 class Load:
-    """Replicas and preferred leaders, counted by broker; by pair of brokers, the partitions that both hold, and those
-    that the first one leads and the second one takes over.
+    """Counts replicas and preferred leaders by broker. By pair of brokers it counts the partitions that both hold, and
+    those that the first one leads and the second one takes over.
     """
 
     def __init__(self) -> None:
@@ -45,10 +45,10 @@ class Load:
 def assign(
     count: int, replication_factor: int, racks: Mapping[int, str | None], load: Load
 ) -> tuple[tuple[int, ...], ...]:
-    """Replicas of ``count`` new partitions, the preferred leader first; ``load`` counts them.
+    """Assign replicas to ``count`` new partitions, the preferred leader first; ``load`` counts them.
 
-    ``racks``: by broker, its rack; a broker without one is a rack of its own. InvalidReplicationFactorError if there
-    are fewer brokers than replicas.
+    ``racks`` has the rack of each broker; a broker with None is a rack by itself. Raises InvalidReplicationFactorError
+    if there are fewer brokers than replicas.
     """
     if not 1 <= replication_factor <= len(racks):
         raise InvalidReplicationFactorError(
@@ -82,7 +82,7 @@ def _replicas(replication_factor: int, of_rack: Mapping[int, str | int], load: L
         in_racks[of_rack[best]] += 1
 
     def taken_over(leader: int) -> int:
-        """How much the follower that takes over the least from ``leader`` takes over."""
+        """Return how much the follower that takes over the least from ``leader`` takes over."""
         return min((load.heirs[leader, one] for one in chosen if one != leader), default=0)
 
     leader = min(chosen, key=lambda broker: (load.leaders[broker], taken_over(broker)))
@@ -94,13 +94,13 @@ def _replicas(replication_factor: int, of_rack: Mapping[int, str | int], load: L
 
 
 def begin_reassignment(row: PartitionRegistration, target: Sequence[int]) -> PartitionRegistration:
-    """The partition moves to ``target``, the preferred leader first. It replaces a reassignment under way.
+    """Begin to move the partition to ``target``, the preferred leader first. This replaces a reassignment under way.
 
-    Until the target is in sync, the former replicas stay, with whatever else is in sync (KIP-455). A replica that goes
-    raises the leader epoch, as in Kafka: it drops its log, and may come back before the leader has learned that it was
-    gone. In the new epoch its former position counts no more (C4).
+    Until the target is in sync, the former replicas and all in sync stay (KIP-455). A removed replica raises
+    the leader epoch, as in Kafka: it drops its log, and may come back before the leader has learned that it was
+    removed. In the new epoch its former position no longer counts (C4).
 
-    InvalidReplicaAssignmentError for replicas that are none or not distinct.
+    Raises InvalidReplicaAssignmentError if ``target`` is empty or has a broker twice.
     """
     if not target or len(set(target)) < len(target):
         raise InvalidReplicaAssignmentError(f"Replicas {list(target)} are not distinct ids of brokers.")
@@ -116,7 +116,7 @@ def begin_reassignment(row: PartitionRegistration, target: Sequence[int]) -> Par
 
 
 def cancel_reassignment(row: PartitionRegistration) -> PartitionRegistration:
-    """The partition moves back; the same row if none is under way."""
+    """Begin to move the partition back. Return the same row if no reassignment is under way."""
     if not row.adding and not row.removing:
         return row
     return begin_reassignment(row, [replica for replica in row.replicas if replica not in row.adding])

@@ -1,4 +1,4 @@
-"""Small JSON files with a checksum of their content: what is read is what was written, or an error."""
+"""Small JSON files with a checksum: a read returns what was written, or raises an error."""
 
 import json
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ def encode(content: Mapping[str, object]) -> bytes:
 
 
 def write(filesystem: FileSystem, path: Path, content: Mapping[str, object]) -> None:
-    """Durable, whole or not at all. OSError."""
+    """Write the file durably, all or nothing. Raises OSError."""
     filesystem.write_atomically(path, encode(content))
 
 
 def read(filesystem: FileSystem, path: Path, give_up: str) -> dict[str, object]:
-    """The content, {} without a file. DataDirectoryError if the file has changed since it was written.
+    """Return the content, {} without a file. Raises DataDirectoryError if the file has changed since it was written.
 
     ``give_up`` completes the message: how to do without the content.
     """

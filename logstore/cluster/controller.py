@@ -1,12 +1,13 @@
-"""The controller: the one broker that writes who leads what.
+"""The controller: the one broker that writes the leaders of partitions.
 
-Any registered broker may become it: ``/controller`` (ephemeral) names it, and ``/controller_epoch`` rises with each
-election, in one multi with it. Invariant: each of its writes is in a multi that checks the version of
-``/controller_epoch`` (C2), so that a controller that was replaced, and does not know it yet, writes nothing. What it
-decides over a view also checks that no broker has registered since: one that it believes dead has no lease then, as a
-lease begins with a read of the documents behind the registration (C14).
+Any registered broker may become the controller: ``/controller`` (ephemeral) names it, and ``/controller_epoch`` rises
+with each election, in the same multi. It decides by ``reconcile`` whenever the view changes. It sends no messages to
+other brokers: they watch the documents.
 
-It decides by ``reconcile`` whenever the view changes. There is no message to other brokers: they watch the documents.
+Invariant: each of its writes is in a multi that checks the version of ``/controller_epoch`` (C2), so that a replaced
+controller that does not know it yet writes nothing. Decisions over a view also check that no broker has registered
+since. A broker that the controller believes dead then has no lease, because a lease begins with a read of the documents
+after the registration (C14).
 """
 
 import asyncio
@@ -52,15 +53,15 @@ log = structlog.stdlib.get_logger(__name__)
 
 #: Kafka's `leader.imbalance.check.interval.seconds`.
 IMBALANCE_CHECK_INTERVAL_S: Final = 300.0
-#: Of one multi. A conflict of one document refuses them all.
+#: Bounds of one multi. A conflict in one document refuses all of them.
 _WRITES_MAX: Final = 50
 _BYTES_MAX: Final = 500_000
 _RETRY_S: Final = 0.1
 
 
 class Controller:
-    """``tables`` is shared with the coordinator, which wakes the controller when it changes, and when the broker has
-    registered (``is_registered``).
+    """Elects this broker and decides while it is the controller. ``tables`` is shared with the coordinator, which wakes
+    the controller when it changes, and when the broker has registered (``is_registered``).
     """
 
     def __init__(
@@ -78,19 +79,19 @@ class Controller:
         self._watched = watched
         self._broker_id = broker_id
         self._tables = tables
-        #: ``preferred`` says what is done every ``imbalance_check_interval_s``; nothing of it at other times.
+        #: ``preferred`` applies only to the check every ``imbalance_check_interval_s``; otherwise it is NONE.
         self._policy = policy
         self._is_registered = is_registered
         self._interval_s = imbalance_check_interval_s
         #: The version of ``/controller_epoch`` that this broker's election wrote; None while it is not the controller.
         self._epoch_version: int | None = None
         self.epoch = -1
-        #: Awaited after an election, before anything is decided: others made or removed tables meanwhile.
+        #: Awaited after an election, before any decision, because others made or removed tables in the meantime.
         self.prepare: Callable[[], Awaitable[None]] | None = None
         self._prepared_epoch = -1
-        #: By topic, why its partitions cannot be placed.
+        #: By topic, the reason why its partitions cannot be placed.
         self.refused: Mapping[str, str] = {}
-        #: The topics to look at; None for all.
+        #: The topics to check; None for all.
         self._changed: set[str] | None = None
         self._wake = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
@@ -98,7 +99,7 @@ class Controller:
 
     @property
     def is_active(self) -> bool:
-        """Whether this broker was elected, has looked at the tables since, and knows of no successor."""
+        """True if this broker was elected, has prepared since, and knows of no successor."""
         return self._epoch_version is not None and self._prepared_epoch == self.epoch
 
     def start(self) -> None:
@@ -115,7 +116,7 @@ class Controller:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def wake(self, topic: str | None) -> None:
-        """Look at ``topic`` again, or at all (None)."""
+        """Check ``topic`` again, or all topics (None)."""
         if topic is None:
             self._changed = None
         elif self._changed is not None:
@@ -154,7 +155,7 @@ class Controller:
             except (ZooKeeperUnavailableError, NotControllerError) as error:
                 log.debug("controller.interrupted", why=error.message)
             except Exception:
-                # Without a controller no partition gets a leader: it looks at everything again.
+                # Without a controller no partition gets a leader, so it checks everything again.
                 log.exception("controller.failed")
             else:
                 continue
@@ -172,7 +173,9 @@ class Controller:
                     log.info("controller.not_rebalanced", why=error.message)
 
     async def _prepare(self) -> None:
-        """Not among the controller's own requests: it waits for a change of the tables that is under way."""
+        """Await ``prepare`` outside the lock, because it may wait for a change of the tables that needs the
+        controller.
+        """
         epoch = self.epoch
         if self.prepare is not None:
             await self.prepare()
@@ -190,7 +193,7 @@ class Controller:
                 await self._find_own_election()
             return
         self._resign(f"{znodes.CONTROLLER} is gone")
-        # Its id in the view may be another process's.
+        # The id in the view may belong to another process.
         if self._broker_id not in view.brokers or not self._is_registered():
             return
         node = await self._zookeeper.get(znodes.CONTROLLER_EPOCH)
@@ -203,14 +206,14 @@ class Controller:
         own = znodes.encode(znodes.CONTROLLER, ControllerRegistration(self._broker_id, epoch))
         try:
             await self._zookeeper.multi([raised, Create(znodes.CONTROLLER, own, ephemeral=True)])
-        except MultiRefusedError:  # another broker was faster, or a try of this one whose answer was lost
+        except MultiRefusedError:  # another broker was elected, or an earlier try of this one, whose response was lost
             await self._watched.refresh([znodes.CONTROLLER])
             return
         self._elected(epoch, 0 if node is None else node.version + 1)
         await self._watched.refresh([znodes.CONTROLLER])
 
     async def _find_own_election(self) -> None:
-        """The answer to an election may have been lost. An ephemeral node of an earlier session is not ours."""
+        """Find an election whose response was lost. An ephemeral node of an earlier session is not ours."""
         node = await self._zookeeper.get(znodes.CONTROLLER)
         raised = await self._zookeeper.get(znodes.CONTROLLER_EPOCH)
         if node is None or raised is None or node.session_id != self._zookeeper.session_id:
@@ -229,7 +232,7 @@ class Controller:
 
     async def _reconcile(self, policy: Policy, changed: set[str] | None) -> None:
         """Write until nothing is left to write, or the view has to be read again."""
-        # Its own writes come back as changes of the view; another pass looks at what they lead to.
+        # Its own writes come back as changes of the view; another pass checks their consequences.
         view = self._watched.view
         decisions = reconcile(view, self._tables, policy, changed)
         refused = dict(decisions.refused)
@@ -247,8 +250,10 @@ class Controller:
             await self._watched.refresh(znodes.topic_path(write.topic) for write in decisions.writes)
 
     async def _write(self, view: ClusterView, writes: Sequence[TopicWrite]) -> None:
-        """All of them or none. NotControllerError if another broker was elected, if one has registered since ``view``,
-        or if a document has changed.
+        """Write all documents or none.
+
+        Raises NotControllerError if another broker was elected, if one has registered since ``view``, or if a document
+        has changed.
         """
         operations = [self._check(), _nobody_came(view), *(_operation(write) for write in writes)]
         try:
@@ -264,7 +269,7 @@ class Controller:
         return Check(znodes.CONTROLLER_EPOCH, self._epoch_version)
 
     def _refused(self, refused: MultiRefusedError) -> None:
-        """NotControllerError if the check of the epoch was refused."""
+        """Raise NotControllerError if the check of the epoch was refused."""
         if refused.index == 0:
             self._resign("another broker was elected")
             raise NotControllerError(f"Broker {self._broker_id} is the controller no more.") from refused
@@ -272,13 +277,13 @@ class Controller:
     # ---- requests ---------------------------------------------------------------------------------------------------
 
     async def elect_leaders(self, policy: Policy) -> None:
-        """Decide once with another policy: preferred leaders, or unclean elections. NotControllerError."""
+        """Decide once with another policy: preferred leaders, or unclean elections. Raises NotControllerError."""
         async with self._one_at_a_time:
             self._check()
             await self._reconcile(policy, None)
 
     async def elect(self, election: ElectionType, partitions: Mapping[str, Collection[int]] | None) -> Elected:
-        """See ``Coordinator.elect_leaders``. One write for each topic."""
+        """Elect leaders as ``Coordinator.elect_leaders`` says, with one write for each topic."""
         self._check()
         view = self._watched.view
         asked = partitions
@@ -300,7 +305,7 @@ class Controller:
 
         def change(document: TopicRegistration) -> TopicRegistration:
             rows = list(document.partitions)
-            view = self._watched.view  # ``document`` is from there
+            view = self._watched.view  # ``document`` comes from this view
             leaders.clear()
             for number in numbers:
                 try:
@@ -327,13 +332,15 @@ class Controller:
         return found
 
     async def mark_deleting(self, topic: str, topic_id: UUID) -> None:
-        """No partition of the topic has a leader from now on. NotControllerError, UnknownTopicIdError."""
+        """Mark the topic as being deleted: its partitions lose their leaders for good. Raises NotControllerError and
+        UnknownTopicIdError.
+        """
         await self._change(topic, topic_id, lambda document: replace(document, deleting=True))
 
     async def reassign(self, topic: str, targets: Mapping[int, Sequence[int] | None]) -> None:
-        """Move partitions to other replicas; None takes a move back (KIP-455).
+        """Move partitions to other replicas; None cancels a move (KIP-455).
 
-        Raises NotControllerError, UnknownTopicError, UnknownPartitionError, InvalidReplicaAssignmentError,
+        Raises NotControllerError, UnknownTopicError, UnknownPartitionError, InvalidReplicaAssignmentError and
         NoReassignmentInProgressError.
         """
         self._check()
@@ -372,7 +379,7 @@ class Controller:
         *,
         over_brokers: bool = False,
     ) -> None:
-        """``over_brokers``: what ``change`` decides depends on which brokers are there."""
+        """Change the topic's document. ``over_brokers`` is for a ``change`` that depends on the registered brokers."""
         async with self._one_at_a_time:
             while True:
                 checks = [self._check(), *([_nobody_came(self._watched.view)] if over_brokers else [])]
@@ -380,13 +387,13 @@ class Controller:
                     await write_topic(self._zookeeper, self._watched, topic, topic_id, change, checks)
                 except MultiRefusedError as refused:
                     self._refused(refused)
-                    await self._watched.refresh([refused.operation.path])  # a broker has come: decide anew
+                    await self._watched.refresh([refused.operation.path])  # a broker has registered, so decide again
                 else:
                     return
 
 
 def _nobody_came(view: ClusterView) -> Check:
-    """No broker has registered since ``view``."""
+    """Return a check that no broker has registered since ``view``."""
     return Check(znodes.BROKER_IDS, view.registrations)
 
 
@@ -399,7 +406,7 @@ def _operation(write: TopicWrite) -> Operation:
 
 
 def _batches(writes: Sequence[TopicWrite], refused: dict[str, str]) -> Iterator[list[TopicWrite]]:
-    """Writes that fit one multi. A document that is too large is refused by itself."""
+    """Yield writes that fit one multi. A document that is too large is refused by itself."""
     batch: list[TopicWrite] = []
     nbytes = 0
     for write in writes:

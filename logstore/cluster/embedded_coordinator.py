@@ -1,4 +1,6 @@
-"""One broker leads everything, and needs no other process: its answers are in two small files."""
+"""The coordinator of one node: one broker leads everything and needs no other process. Its state is in two small
+files.
+"""
 
 import asyncio
 import contextlib
@@ -39,9 +41,9 @@ from logstore.records.batch_identity import first_producer_id
 
 log = structlog.stdlib.get_logger(__name__)
 
-#: Layout of the data directory; raised when an older release could not read it.
+#: The layout of the data directory; raised when an older release could not read it.
 FORMAT_VERSION = 2
-#: Version 1 had segments whose names tell no end offset. Its releases would take those of version 2 for foreign files.
+#: Segments of version 1 have names without end offsets. Its releases would take those of version 2 for foreign files.
 _OLDER_VERSIONS = (1,)
 
 _GIVE_UP_CLUSTER = "remove it: the cluster then gets a new id"
@@ -52,11 +54,11 @@ class EmbeddedCoordinator:
 
     It holds the lock of the data directory. Files: ``<data>/cluster.json`` (cluster id, format version),
     ``<data>/brokers/<id>/broker.json`` (``OneNodeDirectory``), each with a checksum of its content. ``start`` only
-    reads, so that a start that is refused changes neither; ``find_leaders`` writes both.
+    reads, so that a refused start changes neither; ``find_leaders`` writes both.
 
     ``start`` raises DataDirectoryError for a directory of another format, of another broker (whose journal may hold
-    records that this one would not read), with a file that is not what was written, or whose journal is not the one
-    that stood here. ``new_journal`` takes that journal all the same, and is refused if there is no need for it.
+    records that this one would not read), with a changed file, or whose journal is not the expected one.
+    ``new_journal`` accepts that journal anyway, and is refused if there is no need for it.
     """
 
     def __init__(self, data: Path, broker_id: int, filesystem: FileSystem, *, new_journal: bool = False) -> None:
@@ -70,7 +72,7 @@ class EmbeddedCoordinator:
         self._cluster: dict[str, object] = {}
         #: The log directory of this start; its leader epoch is final once ``find_leaders`` has run.
         self._directory: OneNodeDirectory | None = None
-        #: The state of every partition that is known.
+        #: The state of every known partition.
         self._led = NO_PARTITION
         self._partitions: dict[UUID, int] = {}
         self._listeners: list[PartitionListener] = []
@@ -127,7 +129,7 @@ class EmbeddedCoordinator:
             raise
 
     def _accepted(self, directory: OneNodeDirectory, found: FoundJournal) -> OneNodeDirectory:
-        """The directory with the leader epoch of this start. DataDirectoryError."""
+        """Return the directory with the leader epoch of this start. Raises DataDirectoryError."""
         difference = directory.expected.difference(found)
         if difference is None and self._new_journal:
             raise DataDirectoryError(
@@ -141,7 +143,7 @@ class EmbeddedCoordinator:
         return replace(directory, leader_epoch=max(directory.leader_epoch, found.incarnation) + 1)
 
     def _read_cluster(self) -> dict[str, object]:
-        """The content of ``cluster.json`` as this release writes it. DataDirectoryError."""
+        """Return the content of ``cluster.json`` as this release writes it. Raises DataDirectoryError."""
         cluster_file = self._data / "cluster.json"
         cluster = checked_file.read(self._filesystem, cluster_file, _GIVE_UP_CLUSTER)
         if not cluster:
@@ -176,17 +178,17 @@ class EmbeddedCoordinator:
 
     @property
     def has_lease(self) -> bool:
-        return True  # the locks say who leads
+        return True  # the locks decide who leads
 
     async def find_leaders(self, topics: Sequence[KnownTopic]) -> None:
         assert self._directory is not None
-        # The broker's own directory may have been lost.
+        # The broker's own directory may have been lost, so the tables' epochs also count.
         above = max((epoch for topic in topics for epoch in topic.leader_epochs), default=0)
         epoch = max(self._directory.leader_epoch, above + 1)
         self._directory = replace(self._directory, leader_epoch=epoch)
         await asyncio.to_thread(self._write_files, self._directory)
         self._producer_ids_begin = self._next_producer_id = first_producer_id(epoch)
-        # One epoch for all: it is that of this start.
+        # All partitions have one epoch, that of this start.
         self._led = PartitionState(self._broker_id, epoch, (self._broker_id,), (self._broker_id,))
         for topic in topics:
             self.set_partitions(topic)
@@ -211,7 +213,7 @@ class EmbeddedCoordinator:
         return False
 
     def listen_to_topics(self, listener: TopicListener) -> None:
-        """No other broker makes one."""
+        """Do nothing: no other broker makes topics."""
 
     def registered_topics(self) -> Sequence[str]:
         return ()
@@ -220,19 +222,19 @@ class EmbeddedCoordinator:
         return None
 
     async def refresh_topics(self, names: Collection[str]) -> None:
-        """Nobody else makes topics."""
+        """Do nothing: no other broker makes topics."""
 
     def is_gone(self, topic_id: UUID) -> bool:  # noqa: ARG002
         return False  # the catalogue keeps the ids of deleted topics
 
     def on_election(self, prepare: Callable[[], Awaitable[None]]) -> None:
-        """It is the controller from its start on, and is told of all tables then."""
+        """Do nothing: it is the controller from its start on, and gets all tables then."""
 
     async def table_changed(self, topic_id: UUID) -> None:
-        """No other broker reads it."""
+        """Do nothing: no other broker reads the table."""
 
     async def mark_deleting(self, topic_id: UUID) -> None:
-        """The broker that deletes is the one that leads."""
+        """Do nothing: this broker leads all partitions, and deletes them itself."""
 
     def forget_topic(self, topic_id: UUID) -> None:
         self._partitions.pop(topic_id, None)
@@ -242,7 +244,7 @@ class EmbeddedCoordinator:
         if checked_file.read(self._filesystem, cluster_file, _GIVE_UP_CLUSTER) != self._cluster:
             checked_file.write(self._filesystem, cluster_file, self._cluster)
         directory.write(self._home, self._filesystem)
-        # A migration to a cluster that was cut short has left it; it is begun again from ``broker.json``.
+        # An interrupted migration to a cluster has left it; the next one begins from ``broker.json``.
         if self._filesystem.exists(stale := self._home / META):
             self._filesystem.unlink(stale)
             self._filesystem.sync_directory(self._home)
@@ -300,13 +302,13 @@ class EmbeddedCoordinator:
         yield  # the lock of the data directory keeps others away
 
     async def set_offline(self, offline: Mapping[str, Sequence[int]]) -> None:
-        """There is no other one to lead."""
+        """Do nothing: no other broker can lead."""
 
     def replicas_here(self) -> Mapping[str, Sequence[int]]:
         return {}
 
     async def hand_over(self, timeout_s: float) -> bool:  # noqa: ARG002
-        return True  # there is no other one
+        return True  # there is no other broker
 
     @property
     def producer_ids_begin(self) -> int:
@@ -322,12 +324,12 @@ class EmbeddedCoordinator:
         return 0 <= producer_id < self._next_producer_id
 
     async def refresh_producer_ids(self) -> None:
-        """No other broker gives any."""
+        """Do nothing: no other broker gives ids."""
 
 
 def brokers_of(data: Path, filesystem: FileSystem) -> list[str]:
-    """The ids of the brokers that have used ``data``: one with lock files alone is of a start that was refused. A
-    directory that is empty may be the place of a mount.
+    """Return the ids of the brokers that have used ``data``. A directory with lock files alone comes from a refused
+    start; an empty one may be a mount point.
     """
 
     def is_used(path: Path) -> bool:
@@ -341,5 +343,5 @@ def brokers_of(data: Path, filesystem: FileSystem) -> list[str]:
 
 
 def home_of(data: Path, broker_id: int) -> Path:
-    """The log directory of a store of one node."""
+    """Return the log directory of a store of one node."""
     return data / "brokers" / str(broker_id)

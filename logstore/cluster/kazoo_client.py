@@ -1,6 +1,6 @@
-"""kazoo's client, made so that a broker can live with it: its private methods are wrapped here, and nowhere else.
+"""kazoo's client, adapted to a broker's needs: only this module wraps its private methods.
 
-kazoo is pinned, and tests hold it to what is done here.
+kazoo is pinned, and tests check what this module relies on.
 """
 
 import logging
@@ -10,8 +10,8 @@ from typing import Any, Final
 from kazoo.client import KazooClient
 from kazoo.retry import KazooRetry
 
-#: The pauses between two attempts to connect. With kazoo's own pauses, which double, a session is lost while ZooKeeper
-#: is back.
+#: The pauses between two attempts to connect. With kazoo's own pauses, which double, a session can be lost although
+#: ZooKeeper is back.
 _RECONNECT: Final = {"max_tries": -1, "delay": 0.05, "backoff": 1.5, "max_delay": 0.2, "max_jitter": 0.2}
 #: Attempts to connect that fit into a session timeout. With more servers than that kazoo itself waits less.
 _TRIES: Final = 3
@@ -21,8 +21,8 @@ _log = logging.getLogger("logstore.kazoo")
 _log.setLevel(logging.ERROR)
 
 #: Makes a client of the servers, and asks for a session timeout in seconds. The client calls the first function with
-#: the timeout that ZooKeeper grants, in seconds, and the second one when its thread has ended by itself; both in a
-#: thread of its own.
+#: the timeout that ZooKeeper grants, in seconds, and the second one when its thread has ended by itself; both in its
+#: own thread.
 MakeClient = Callable[[str, float, Callable[[float], None], Callable[[], None]], Any]
 
 
@@ -40,7 +40,7 @@ def kazoo_client(
 
 
 def _note_granted_timeout(client: Any, granted: Callable[[float], None]) -> None:
-    """kazoo keeps to itself what timeout it was granted; it follows from that for reads, which is two thirds."""
+    """Report the granted session timeout, which kazoo does not expose: its read timeout is two thirds of it."""
     connection = client._connection  # noqa: SLF001 - see the module
     connect = connection._connect  # noqa: SLF001
 
@@ -53,10 +53,10 @@ def _note_granted_timeout(client: Any, granted: Callable[[float], None]) -> None
 
 
 def _try_again_within(client: Any, seconds: float) -> None:
-    """Give up a connection that does not come, or has no answer to its handshake, after ``seconds``.
+    """Give up a connection that does not come, or whose handshake gets no response, after ``seconds``.
 
-    kazoo waits for a whole session timeout at a machine that has gone, and at a ZooKeeper that never answers a
-    connection from the time of its start. The session ends meanwhile.
+    kazoo waits a whole session timeout for a machine that has gone, or for a ZooKeeper that never answers a connection
+    made during its start. The session ends in the meantime.
     """
     connection = client._connection  # noqa: SLF001 - see the module
     handler, invoke = client.handler, connection._invoke  # noqa: SLF001 - asks only within a handshake
@@ -74,8 +74,8 @@ def _try_again_within(client: Any, seconds: float) -> None:
 def _tell_of_the_end(client: Any, ended: Callable[[], None]) -> None:
     """Call ``ended`` whenever kazoo's thread ends.
 
-    An answer that kazoo does not expect ends it, for example (python-zk/kazoo#641). A listener of its states cannot
-    notice: kazoo calls it only if the state changes, and between two sessions the state is "lost" already.
+    A response that kazoo does not expect ends it, for example (python-zk/kazoo#641). A listener of its states cannot
+    notice: kazoo calls it only if the state changes, and between two sessions the state is already "lost".
     """
     connection = client._connection  # noqa: SLF001 - see the module
     run = connection.zk_loop

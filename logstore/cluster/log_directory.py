@@ -1,11 +1,11 @@
-"""What stands beside a broker's journal: its identity, and up to where it was durable.
+"""The file beside a broker's journal: its identity, and up to where the journal was durable.
 
-A broker of a cluster has ``<log directory>/meta.json``: its cluster, its broker, and how many starts it has seen. The
-incarnation rises with every start, here first and in ZooKeeper after that: a directory whose incarnation is below
-ZooKeeper's is an old image of the disk, and lacks records (C12). One node has ``broker.json`` in the same place, whose
-leader epoch counts the starts. Both have the directory id that is also in the head of each journal file, and a position
-up to which the journal was durable (``ExpectedJournal``): so an image of the journal alone is found, too. Each file has
-a checksum of its content.
+A broker of a cluster has ``<log directory>/meta.json``: its cluster, its broker, and the number of its starts. The
+incarnation rises with every start, first here and then in ZooKeeper: a directory whose incarnation is below ZooKeeper's
+is an old image of the disk, and lacks records (C12). One node has ``broker.json`` in the same place, whose leader epoch
+counts the starts. Both have the directory id that is also in the head of each journal file, and a position up to which
+the journal was durable (``ExpectedJournal``), which reveals an image of the journal alone. Each file has a checksum of
+its content.
 """
 
 import abc
@@ -28,7 +28,7 @@ BROKER: Final = "broker.json"
 _GIVE_UP_META: Final = "remove it: the broker then leaves its ISRs, and copies its partitions from their leaders"
 _GIVE_UP_BROKER: Final = "remove it: the next leader epoch is then above those in the tables"
 _DURABLE_END: Final = "durable_end"
-#: What follows where a broker of a cluster has no journal any more.
+#: The consequence for a broker of a cluster without its journal.
 REPLICAS_ARE_COPIED: Final = (
     "the broker then leaves its ISRs, and copies its partitions from their leaders. Partitions without another replica "
     "stay without a leader until `logstore topic elect-leaders --election-type unclean`."
@@ -45,7 +45,7 @@ class _Directory(abc.ABC):
     @property
     @abc.abstractmethod
     def remedy(self) -> str:
-        """What to do about a journal that is not the one that stood here."""
+        """Advice for a journal that is not the expected one."""
 
     @property
     def expected(self) -> ExpectedJournal:
@@ -53,15 +53,15 @@ class _Directory(abc.ABC):
 
     @abc.abstractmethod
     def record(self, path: Path, filesystem: FileSystem) -> "DirectoryRecord":
-        """The file in the log directory ``path``, as a journal writes it from now on."""
+        """Return the file in the log directory ``path``, as a journal writes it from now on."""
 
     def write(self, path: Path, filesystem: FileSystem) -> None:
-        """Write the file, durably. OSError."""
+        """Write the file durably. Raises OSError."""
         filesystem.make_directory(path)
         self.record(path, filesystem).record(self.durable_end)
 
     def with_new_journal(self) -> Self:
-        """Another identity: any journal is taken for that of this directory."""
+        """Return the directory with another identity, which accepts any journal."""
         return replace(self, directory_id=new_uuid(), durable_end=None)
 
 
@@ -79,7 +79,9 @@ class LogDirectory(_Directory):
 
     @classmethod
     def read(cls, path: Path, filesystem: FileSystem) -> "LogDirectory | None":
-        """None for a new directory. DataDirectoryError for a damaged file."""
+        """Return the directory's identity, or None for a new directory. Raises DataDirectoryError for a damaged
+        file.
+        """
         content = checked_file.read(filesystem, path / META, _GIVE_UP_META)
         if not content:
             return None
@@ -96,7 +98,9 @@ class LogDirectory(_Directory):
 
     @classmethod
     def open(cls, path: Path, filesystem: FileSystem, cluster_id: str, broker_id: int) -> "LogDirectory":
-        """The directory's identity, a new one for a new directory. DataDirectoryError for another broker's (C19)."""
+        """Return the identity, a new one for a new directory. Raises DataDirectoryError if it is another broker's
+        (C19).
+        """
         found = cls.read(path, filesystem)
         if found is None:
             return cls(new_uuid(), None, cluster_id, broker_id, 0)
@@ -113,7 +117,9 @@ class LogDirectory(_Directory):
         return found
 
     def begun(self, path: Path, filesystem: FileSystem, above: int) -> "LogDirectory":
-        """The next incarnation, above ``above`` too; it is durable on return. OSError."""
+        """Return the directory in its next incarnation, which is above ``above``. It is durable on return. Raises
+        OSError.
+        """
         next_one = replace(self, incarnation=max(self.incarnation, above) + 1)
         next_one.write(path, filesystem)
         return next_one
@@ -144,12 +150,12 @@ class OneNodeDirectory(_Directory):
 
     @classmethod
     def open(cls, path: Path, filesystem: FileSystem) -> "OneNodeDirectory":
-        """The directory's identity, a new one for a new directory. DataDirectoryError for a damaged file."""
+        """Return the identity, a new one for a new directory. Raises DataDirectoryError for a damaged file."""
         content = checked_file.read(filesystem, path / BROKER, _GIVE_UP_BROKER)
         match content:
             case {"leader_epoch": int(leader_epoch), "directory_id": str(directory_id)}:
                 return cls(UUID(directory_id), _durable_end(content), leader_epoch)
-            case {"leader_epoch": int(leader_epoch)}:  # of an earlier release
+            case {"leader_epoch": int(leader_epoch)}:  # an earlier release wrote it
                 return cls(new_uuid(), None, leader_epoch)
             case _ if content:
                 raise checked_file.damaged(path / BROKER, _GIVE_UP_BROKER)
@@ -162,7 +168,7 @@ class OneNodeDirectory(_Directory):
 
 
 class DirectoryRecord:
-    """A ``JournalRecord``: the file beside a journal, of one start."""
+    """A ``JournalRecord``: the file beside a journal, for one start."""
 
     def __init__(
         self, filesystem: FileSystem, path: Path, content: Mapping[str, object], identity: JournalIdentity
@@ -173,13 +179,13 @@ class DirectoryRecord:
         self.identity = identity
 
     def record(self, durable_end: int | None) -> None:
-        """As ``JournalRecord.record``; None leaves the position out."""
+        """Record the position as ``JournalRecord.record`` does; None leaves it out."""
         known = {} if durable_end is None else {_DURABLE_END: durable_end}
         checked_file.write(self._filesystem, self._path, {**self._content, **known})
 
 
 def homes_of(data: Path, filesystem: FileSystem) -> list[Path]:
-    """The directories of brokers in ``data``, rising. OSError."""
+    """Return the directories of brokers in ``data``, in ascending order. Raises OSError."""
     try:
         names = filesystem.names(data / "brokers")
     except (FileNotFoundError, NotADirectoryError):
@@ -188,14 +194,15 @@ def homes_of(data: Path, filesystem: FileSystem) -> list[Path]:
 
 
 def read_directory(path: Path, filesystem: FileSystem | None = None) -> LogDirectory | OneNodeDirectory | None:
-    """What stands beside the journal of a log directory; None if nothing does. DataDirectoryError."""
+    """Return the identity beside the journal of a log directory; None without one. Raises DataDirectoryError."""
     filesystem = filesystem or local_filesystem()
     return LogDirectory.read(path, filesystem) or _read_one_node(path, filesystem)
 
 
 def journal_check(path: Path) -> Callable[[FoundJournal], None]:
-    """A check of the journal in the log directory ``path`` against what stands beside it now; it raises
-    JournalDiffersError. DataDirectoryError.
+    """Return a check that compares the journal in the log directory ``path`` with the file beside it now.
+
+    The check raises JournalDiffersError; the function itself raises DataDirectoryError.
     """
     directory = read_directory(path)
 
@@ -207,8 +214,8 @@ def journal_check(path: Path) -> Callable[[FoundJournal], None]:
 
 
 def give_up_journal(path: Path, filesystem: FileSystem) -> None:
-    """Give a log directory another identity: its journal was changed by somebody else than a broker. It leaves its ISRs
-    in a cluster, and one node takes it as it is. DataDirectoryError, OSError.
+    """Give a log directory another identity, because something other than a broker has changed its journal. In a
+    cluster the broker leaves its ISRs; one node takes the journal as it is. Raises DataDirectoryError and OSError.
     """
     for directory in (LogDirectory.read(path, filesystem), _read_one_node(path, filesystem)):
         if directory is not None:

@@ -1,8 +1,8 @@
-"""``<data>/brokers/<id>/log_directory.json``: where a broker has its log directory, if it is not there (``log.dirs``).
+"""``<data>/brokers/<id>/log_directory.json``: the place of a broker's log directory outside ``data`` (``log.dirs``).
 
-Tools that are given the data directory alone find the broker's journal by it. The broker writes it at each start. The
-path is one of the broker's machine. Another machine has nothing there, or the log directory of another broker: the
-identity in the log directory says whose it is.
+Tools that only get the data directory find the broker's journal by it. The broker writes it at each start. The path
+belongs to the broker's machine. Another machine has nothing there, or the log directory of another broker: the identity
+in it names its broker.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _GIVE_UP: Final = "remove it: the broker writes it when it starts"
 
 @dataclass(frozen=True, slots=True)
 class BrokerDirectory:
-    """The log directory of a broker. ``out_of_reach``: why it cannot be read here; None if it can."""
+    """The log directory of a broker. ``out_of_reach`` is the reason why it cannot be read here; None if it can."""
 
     broker: str
     path: Path
@@ -31,7 +31,7 @@ class BrokerDirectory:
 
 
 def record_log_directory(filesystem: FileSystem, data: Path, broker_id: int, log_directory: Path) -> None:
-    """Record where the broker has its log directory; without a record it is in ``data``. OSError."""
+    """Record where the broker has its log directory; without a record it is in ``data``. Raises OSError."""
     home = data / "brokers" / str(broker_id)
     path = filesystem.real_path(log_directory)
     if path == filesystem.real_path(home):
@@ -44,8 +44,8 @@ def record_log_directory(filesystem: FileSystem, data: Path, broker_id: int, log
 
 
 def broker_directories(data: Path, named: Sequence[Path] = ()) -> list[BrokerDirectory]:
-    """The log directories of the brokers of ``data``, for tools: those in it, those that are recorded there, and those
-    that somebody has ``named``, each once. A broker whose directory is named is not out of reach.
+    """Return the log directories of the brokers of ``data``, for tools: those in it, those recorded there, and those
+    that a user has ``named``, each once. A broker whose directory is named is not out of reach.
     """
     filesystem = local_filesystem()
     found: dict[Path, BrokerDirectory] = {}
@@ -65,7 +65,7 @@ def broker_directories(data: Path, named: Sequence[Path] = ()) -> list[BrokerDir
 
 
 def _recorded(data: Path, home: Path, filesystem: FileSystem) -> BrokerDirectory | None:
-    """The directory that the broker of ``home`` has recorded; None if it has recorded none."""
+    """Return the directory that the broker of ``home`` has recorded; None without a record."""
     path = home
     try:
         content = checked_file.read(filesystem, home / RECORD, _GIVE_UP)

@@ -1,7 +1,7 @@
-"""What leaders write: the ISR of their partitions, and the end of a recovery.
+"""The writes of leaders: the ISR of their partitions, and the end of a recovery.
 
 Changes of a topic within 50 ms are one write of its document, a compare-and-set. Invariants: a change is written only
-over the state that its leader decided on, in its leader's epoch (C5); a replica that joins is registered, runs, and has
+over the state that its leader decided on, in its leader's epoch (C5). A replica that joins is registered, runs, and has
 the journal of the registration that the leader knows: the write checks the version of that broker's record (C4, C12).
 """
 
@@ -47,7 +47,10 @@ class _Change:
             self.done.set_exception(error)
 
     def row(self, view: ClusterView, document: TopicRegistration, leader: int) -> PartitionRegistration:
-        """The row to write. FencedLeaderEpochError, InvalidUpdateVersionError, IneligibleReplicaError."""
+        """Return the row to write.
+
+        Raises FencedLeaderEpochError, InvalidUpdateVersionError and IneligibleReplicaError.
+        """
         what = f"partition {self.partition} of the topic {self.topic_id}"
         if document.topic_id != self.topic_id or document.deleting:
             raise FencedLeaderEpochError(f"The topic of {what} was deleted: step down.")
@@ -77,10 +80,10 @@ class PartitionChanges:
         self._zookeeper = zookeeper
         self._watched = watched
         self._broker_id = broker_id
-        #: By topic and partition: what waits to be written, or is being written.
+        #: By topic and partition, the changes that wait, or are being written.
         self._waiting: dict[str, dict[int, _Change]] = {}
         self._writing: dict[asyncio.Task[None], None] = {}
-        #: Topics whose last write has an open outcome, or one that the view may not show.
+        #: Topics whose last write has an unknown outcome, or one that the view may not show.
         self._open: set[str] = set()
 
     async def alter(
@@ -94,10 +97,11 @@ class PartitionChanges:
         *,
         recovering: bool,
     ) -> PartitionState:
-        """See ``Coordinator.alter_partition``."""
+        """Change a partition as ``Coordinator.alter_partition`` says."""
         waiting = self._waiting.setdefault(topic, {})
         if partition in waiting:
-            # It is written within this time; a leader that decides anew at once would ask again and again until then.
+            # The other change is written within this time. Without the pause the leader would ask again and again until
+            # then.
             await asyncio.sleep(LINGER_S)
             raise InvalidUpdateVersionError(f"A change of partition {partition} of {topic} was under way: decide anew.")
         done: asyncio.Future[PartitionState] = asyncio.get_running_loop().create_future()
@@ -120,10 +124,10 @@ class PartitionChanges:
             raise
 
     async def _write(self, topic: str, changes: list[_Change]) -> None:
-        """Until each change is written or refused. ZooKeeperUnavailableError for those that are neither."""
+        """Write until each change is written or refused. Raises ZooKeeperUnavailableError for the rest."""
         path = znodes.topic_path(topic)
         if topic in self._open:
-            # It may have been done: a change that is refused over a view from before would end a proposal that holds.
+            # The write may have been done. A refusal based on an older view would end a proposal that holds.
             await self._zookeeper.sync()
             await self._watched.refresh([path])
             self._open.discard(topic)
@@ -145,7 +149,7 @@ class PartitionChanges:
             ]
             try:
                 await self._zookeeper.multi(operations)
-                # The next change of a leader must find this one in the view.
+                # The leader's next change must find this one in the view.
                 await self._watched.refresh([path])
             except MultiRefusedError as refused:
                 if refused.index == len(operations) - 1:
@@ -159,7 +163,7 @@ class PartitionChanges:
                 changes = [change for change in changes if restarted not in change.joining]
                 continue
             except BaseException:
-                # Whether it was done, or that it was, is not in the view.
+                # The view may not show whether it was done.
                 self._open.add(topic)
                 raise
             for change in changes:
@@ -170,7 +174,7 @@ class PartitionChanges:
     def _rows(
         self, view: ClusterView, node: TopicNode | None, changes: Iterable[_Change]
     ) -> dict[int, PartitionRegistration]:
-        """By partition, the rows to write; the other changes are refused."""
+        """Return the rows to write, by partition; the other changes are refused."""
         rows: dict[int, PartitionRegistration] = {}
         for change in changes:
             try:
@@ -182,7 +186,7 @@ class PartitionChanges:
         return rows
 
     async def bump_version(self, topic: str, topic_id: UUID) -> None:
-        """Tell all brokers that the configuration in the topic's table has changed."""
+        """Make all brokers read the changed configuration in the topic's table."""
         await write_topic(
             self._zookeeper,
             self._watched,
@@ -205,9 +209,9 @@ async def write_topic(
     change: Callable[[TopicRegistration], TopicRegistration],
     checks: Sequence[Check] = (),
 ) -> None:
-    """Compare-and-set of one document, again until no other write comes between; the view shows it on return.
+    """Write one document by compare-and-set, again until no other write comes between; the view shows it on return.
 
-    Raises UnknownTopicIdError, MultiRefusedError for one of the ``checks``, ClusterStateError, and
+    Raises UnknownTopicIdError, MultiRefusedError for one of the ``checks``, ClusterStateError and
     ZooKeeperUnavailableError.
     """
     path = znodes.topic_path(topic)

@@ -1,7 +1,7 @@
 """Ids of producers, in blocks of 1,000 that brokers take from ``/producer_ids`` (C17).
 
 Invariant: an id is given once in the cluster's life. A block is taken by compare-and-set before its first id is given;
-what is left of it when the broker stops is never given.
+the rest of it is never given once the broker stops.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class ProducerIdBlocks:
         self._lock = asyncio.Lock()
 
     async def start(self, last_leader_epoch: int) -> None:
-        """Make the node in a new cluster: ids begin above those that a store of one node could have given."""
+        """Create the node in a new cluster: ids begin above those that a store of one node could have given."""
         first = ProducerIds(first_producer_id(max(last_leader_epoch, 0) + 1))
         try:
             await self._zookeeper.create(znodes.PRODUCER_IDS, znodes.encode(znodes.PRODUCER_IDS, first))
@@ -35,11 +35,11 @@ class ProducerIdBlocks:
             await self.refresh()
 
     async def refresh(self) -> None:
-        """Learn which blocks other brokers have taken. ZooKeeperUnavailableError."""
+        """Learn which blocks other brokers have taken. Raises ZooKeeperUnavailableError."""
         await self._read()
 
     async def _read(self) -> tuple[int, int]:
-        """The first id of the next block, and the version of the node."""
+        """Return the first id of the next block, and the version of the node."""
         node = await self._zookeeper.get(znodes.PRODUCER_IDS)
         if node is None:
             raise ClusterStateError(f"ZooKeeper has no node {znodes.PRODUCER_IDS}: it was removed by hand.")
@@ -48,7 +48,7 @@ class ProducerIdBlocks:
         return found, node.version
 
     async def new(self) -> int:
-        """ZooKeeperUnavailableError when the block is used up, ClusterStateError."""
+        """Return a new id. Raises ClusterStateError, and ZooKeeperUnavailableError when the block is used up."""
         async with self._lock:
             if not self._free:
                 self._free = await self._take_block()
@@ -67,5 +67,7 @@ class ProducerIdBlocks:
             return range(begin, begin + BLOCK)
 
     def is_given(self, producer_id: int) -> bool:
-        """Whether the id may have been given, as far as this broker knows: ``refresh`` before a "no" is relied on."""
+        """Return True if the id may have been given, as far as this broker knows. Call ``refresh`` before relying on
+        False.
+        """
         return 0 <= producer_id < self.known_end and producer_id not in self._free

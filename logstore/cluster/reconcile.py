@@ -1,9 +1,9 @@
-"""The controller's decisions, as one pure function of what ZooKeeper shows: which documents of topics to write.
+"""The controller's decisions, as one pure function from ZooKeeper's state to the topic documents to write.
 
-``reconcile`` looks at each partition and takes the steps below in their order. Invariants, of each and of all together:
-the leader epoch rises with every change of leader, and when a replica goes (C1); a clean leader is a live member of the
-ISR; nobody joins an ISR but by an unclean election, which makes the partition ``recovering`` (C11) and is the one way
-out of an ISR without a member (C12). Idempotent: what was written needs nothing more.
+``reconcile`` takes each partition through the steps below in their order. Invariants, of each step and of all together:
+the leader epoch rises with every change of leader, and when a replica is removed (C1). A clean leader is a live member
+of the ISR. A replica joins an ISR only by an unclean election, which makes the partition ``recovering`` (C11) and is
+the one way out of an ISR without a member (C12). Idempotent: after the writes nothing is left to write.
 """
 
 import enum
@@ -35,18 +35,18 @@ IMBALANCE_PERCENTAGE: Final = 10
 
 
 class Preferred(enum.Enum):
-    """Which partitions go back to their preferred leaders."""
+    """The partitions that go back to their preferred leaders."""
 
     NONE = "none"
-    #: Those of brokers that lead too few of the partitions that prefer them.
+    #: The partitions whose preferred broker leads too few of those that prefer it.
     IMBALANCED = "imbalanced"
     ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What an operator has decided. ``unclean``: topics whose partitions may lose records to have a leader; those whose
-    configuration says so may, too.
+    """An operator's decisions. ``unclean`` names topics whose partitions may lose records to get a leader, besides the
+    topics whose configuration allows it.
     """
 
     default_replication_factor: int = 1
@@ -57,7 +57,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class TopicWrite:
-    """Compare-and-set: ``document`` in the place of ``version`` (NEW: there is none); None removes it."""
+    """A compare-and-set: ``document`` replaces the one of ``version`` (NEW: there is none). With None it is removed."""
 
     topic: str
     document: TopicRegistration | None
@@ -67,16 +67,16 @@ class TopicWrite:
 @dataclass(frozen=True, slots=True)
 class Decisions:
     writes: tuple[TopicWrite, ...]
-    #: By topic, why its table got no document, or not as many replicas as it should have.
+    #: By topic, the reason why its table got no document, or fewer replicas than it should have.
     refused: Mapping[str, str] = field(default_factory=dict)
 
 
 def reconcile(
     view: ClusterView, tables: Mapping[UUID, KnownTopic], policy: Policy, only: Collection[str] | None = None
 ) -> Decisions:
-    """What the controller writes when ZooKeeper shows ``view`` and the data directory has ``tables``.
+    """Return the controller's writes when ZooKeeper shows ``view`` and the data directory has ``tables``.
 
-    ``only``: the topics that have changed, if nothing else has; None looks at all.
+    ``only`` has the changed topics if nothing else has changed; None checks all.
     """
     by_name = {table.name: table for table in tables.values()}
     refused: dict[str, str] = {}
@@ -119,7 +119,7 @@ def reconcile(
 
 @dataclass(frozen=True, slots=True)
 class _Replicas:
-    """Who could lead a partition now."""
+    """The replicas that could lead a partition now."""
 
     view: ClusterView
     topic: str
@@ -146,7 +146,7 @@ def _decide(
     row = hand_over(replicas, row)
     row = finish_reassignment(replicas, row)
     row = elect_preferred(replicas, row, prefers)
-    # Leaders that steps have chosen and others have replaced were never any: one write, one change of leader.
+    # A leader that one step chose and a later step replaced never led: one write is one change of leader.
     return replace(row, leader_epoch=min(row.leader_epoch, before.leader_epoch + 1))
 
 
@@ -155,8 +155,8 @@ def _lead(row: PartitionRegistration, leader: int, isr: Iterable[int]) -> Partit
 
 
 def replace_dead_leader(replicas: _Replicas, row: PartitionRegistration) -> PartitionRegistration:
-    """(1) The first live replica of the ISR leads, one that stops only if there is no other. With none, the last ISR is
-    kept: only its members have all acknowledged records.
+    """Let the first live replica of the ISR lead (step 1), a stopping one only if there is no other. Without a live one
+    the last ISR is kept: only its members have all acknowledged records.
     """
     if row.leader != NO_LEADER and replicas.is_live(row.leader):
         return row
@@ -168,14 +168,14 @@ def replace_dead_leader(replicas: _Replicas, row: PartitionRegistration) -> Part
 
 
 def drop_dead_followers(replicas: _Replicas, row: PartitionRegistration) -> PartitionRegistration:
-    """(2) A dead follower leaves the ISR at once: no append waits for it. The leader's epoch stays."""
+    """Remove dead followers from the ISR at once (step 2): no append waits for them. The leader's epoch stays."""
     if row.leader == NO_LEADER:
         return row
     return replace(row, isr=tuple(one for one in row.isr if replicas.is_live(one)))
 
 
 def elect_uncleanly(replicas: _Replicas, row: PartitionRegistration) -> PartitionRegistration:
-    """(3) The first live replica leads, in sync or not: records may be lost, so it recovers first (C11)."""
+    """Let the first live replica lead, in sync or not (step 3). Records may be lost, so it recovers first (C11)."""
     live = [one for one in row.replicas if replicas.is_live(one)]
     if row.leader != NO_LEADER or not live:
         return row
@@ -184,7 +184,7 @@ def elect_uncleanly(replicas: _Replicas, row: PartitionRegistration) -> Partitio
 
 
 def hand_over(replicas: _Replicas, row: PartitionRegistration) -> PartitionRegistration:
-    """(4) A leader that is shutting down hands over to a live member of the ISR, if there is one."""
+    """Hand over from a leader that is shutting down to a running member of the ISR, if there is one (step 4)."""
     if row.leader == NO_LEADER or row.recovering or replicas.is_running(row.leader):
         return row
     others = [one for one in row.replicas if one in row.isr and replicas.is_running(one)]
@@ -192,7 +192,7 @@ def hand_over(replicas: _Replicas, row: PartitionRegistration) -> PartitionRegis
 
 
 def finish_reassignment(replicas: _Replicas, row: PartitionRegistration) -> PartitionRegistration:
-    """(5) Once the target is in sync, the other replicas go, in a new epoch; a leader among them hands over."""
+    """Remove the other replicas once the target is in sync (step 5), in a new epoch; a leader among them hands over."""
     target, leader = row.target, row.leader
     if not (row.adding or row.removing) or leader == NO_LEADER or not set(target).issubset(row.isr):
         return row
@@ -207,7 +207,7 @@ def finish_reassignment(replicas: _Replicas, row: PartitionRegistration) -> Part
 
 
 def elect_preferred(replicas: _Replicas, row: PartitionRegistration, prefers: Prefers) -> PartitionRegistration:
-    """(6) The first replica leads again, if it is in sync and running."""
+    """Let the first replica lead again if it is in sync and running (step 6)."""
     first = row.target[0]
     if row.leader in {NO_LEADER, first} or row.recovering or first not in row.isr:
         return row
@@ -215,9 +215,9 @@ def elect_preferred(replicas: _Replicas, row: PartitionRegistration, prefers: Pr
 
 
 def elect(view: ClusterView, topic: str, partition: int, election: ElectionType) -> PartitionRegistration:
-    """The row after an election that somebody asks for (KIP-460).
+    """Return the row after an election that a client asks for (KIP-460).
 
-    Raises UnknownTopicError, UnknownPartitionError, ElectionNotNeededError, PreferredLeaderNotAvailableError,
+    Raises UnknownTopicError, UnknownPartitionError, ElectionNotNeededError, PreferredLeaderNotAvailableError and
     EligibleLeadersNotAvailableError.
     """
     node = view.topics.get(topic)
@@ -264,7 +264,7 @@ def _preferring(view: ClusterView, policy: Policy) -> Prefers:
 
 
 class _Placing:
-    """Rows for partitions that tables have and documents have not."""
+    """Makes rows for partitions that tables have and documents lack."""
 
     def __init__(self, view: ClusterView, policy: Policy) -> None:
         self._view = view
@@ -290,7 +290,7 @@ class _Placing:
         except InvalidReplicationFactorError as error:
             refused[table.name] = error.message
             return ()
-        # Nobody has a record of them: all replicas are in sync. The first epoch is above those of the table.
+        # No replica has a record of them, so all are in sync. The first epoch is above those of the table.
         return tuple(
             PartitionRegistration(replicas[0], max(epoch, 0) + 1, replicas, replicas)
             for epoch, replicas in (
@@ -300,7 +300,7 @@ class _Placing:
 
 
 def apply(view: ClusterView, writes: Iterable[TopicWrite]) -> ClusterView:
-    """The view once the writes are done."""
+    """Return the view after the writes."""
     topics = dict(view.topics)
     for write in writes:
         if write.document is None:

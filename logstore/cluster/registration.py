@@ -1,20 +1,21 @@
-"""A broker's place in the cluster: the agreement on what it belongs to, its registration, its lease.
+"""A broker's place in the cluster: the agreement on its identity, its registration, its lease.
 
-``begin`` runs once for each start, before anybody can count on the broker:
+``begin`` runs once for each start, before anyone can count on the broker:
 
 1. The ids of the cluster agree (C19): ZooKeeper's, the data directory's, the log directory's. The directory of a store
    of one node becomes that of a cluster, which keeps its id: see ``is_migration``.
 2. A registration under the same id has ended, or the start is refused: two brokers never have one id.
-3. The broker leads nothing. What it led before its crash needs a new epoch, since its memory of that one is gone.
-4. A journal that is not the one registered last leaves every ISR (C12): the directory is another one, its incarnation
-   is older, or the journal in it is gone, older or another's (``ExpectedJournal``), and then gets a new directory id.
-   The broker's record names no directory meanwhile: a crash in between begins here again, and a leader that had decided
-   to take the former journal into an ISR is refused, as each such write checks the version of the record.
+3. The broker leads nothing. What it led before its crash needs a new epoch, since it no longer remembers that one.
+4. A broker whose journal is not the one registered last leaves every ISR (C12): the directory is another one, its
+   incarnation is older, or the journal in it is gone, older or another's (``ExpectedJournal``), and then gets a new
+   directory id. Meanwhile the broker's record names no directory. After a crash in between the next start begins here.
+   A leader that had decided to take the former journal into an ISR is refused, as each such write checks the version
+   of the record.
 5. The incarnation is durable on disk, and then in ZooKeeper.
 
-``register`` runs for each session, and makes the ephemeral node, whose czxid is the broker epoch. In one multi with it
-the version of ``/brokers/ids`` rises. Who leads is read behind it, and the lease begins then: a controller that has
-found the broker dead before has written by then, or its write is refused by that version.
+``register`` runs for each session. It creates the ephemeral node, whose czxid is the broker epoch, and raises the
+version of ``/brokers/ids`` in the same multi. It reads the leaders afterwards, and then the lease begins. A controller
+that found the broker dead earlier has written by then, or that version refuses its write.
 """
 
 import asyncio
@@ -63,7 +64,7 @@ log = structlog.stdlib.get_logger(__name__)
 _COORDINATOR: Final = "zookeeper"
 _CLUSTER_FILE: Final = "cluster.json"
 _GIVE_UP: Final = f"write it anew: the id of the cluster is that of {znodes.CLUSTER_ID} in ZooKeeper"
-#: How much longer than the session timeout a former registration may last: ZooKeeper rounds up to a tick.
+#: A former registration may last up to this factor times the session timeout: ZooKeeper rounds up to a tick.
 _EXPIRY_SLACK: Final = 1.5
 
 
@@ -100,35 +101,37 @@ class Registration:
         self.lease = Lease(clock)
         #: The node of this session; None while there is none.
         self._node: Node | None = None
-        #: Reads what was decided while there was no node; a later session has no lease before.
+        #: Reads the decisions made while there was no node. A later session has no lease before that.
         self.read_view: Callable[[], Awaitable[None]] | None = None
         self._writing = asyncio.Lock()
-        #: Held against the one node during a migration.
+        #: Keeps the store of one node from starting during a migration.
         self._data_lock: LockFile | None = None
-        #: What stood beside the journal of the store of one node that this broker was; None if it was none.
+        #: The identity of the store of one node that this broker was; None if it was not one.
         self._one_node: OneNodeDirectory | None = None
         self._directory: LogDirectory | None = None
-        #: Whether the journal is not the expected one. It stays true if a start that found this ended before it began
-        #: a journal file.
+        #: True if the journal is not the expected one. It stays true if a start that found this ended before it began a
+        #: journal file.
         self.may_lack_frames = False
 
     @property
     def is_migration(self) -> bool:
-        """Whether the directory is still that of one node: its topics are to be registered, then ``end_migration``."""
+        """True if the directory is still that of one node. Its topics have to be registered before
+        ``end_migration``.
+        """
         return self._data_lock is not None
 
     @property
     def last_epoch_of_one_node(self) -> int:
-        """The leader epoch of the store of one node that this broker was; 0 if it was none."""
+        """The leader epoch of the store of one node that this broker was; 0 if it was not one."""
         return 0 if self._one_node is None else self._one_node.leader_epoch
 
     @property
     def broker_epoch(self) -> int:
-        """-1 while the broker is not registered."""
+        """The czxid of the node; -1 while the broker is not registered."""
         return -1 if self._node is None else self._node.czxid
 
     def advertise(self, peer: str) -> None:
-        """host:port for other brokers, before the broker registers."""
+        """Set the host:port for other brokers, before the broker registers."""
         self._wanted = replace(self._wanted, peer=peer)
 
     # ---- once for each start ----------------------------------------------------------------------------------------
@@ -136,7 +139,7 @@ class Registration:
     async def begin(self, found: FoundJournal) -> None:
         """Agree on the broker's identity, with the journal that was found in its directory.
 
-        Raises DataDirectoryError, ClusterStateError, ZooKeeperUnavailableError.
+        Raises DataDirectoryError, ClusterStateError and ZooKeeperUnavailableError.
         """
         for path in znodes.PARENTS:
             with contextlib.suppress(NodeExistsError):
@@ -148,7 +151,7 @@ class Registration:
         path = znodes.record_path(self._broker_id)
         node = await self._zookeeper.get(path)
         record = None if node is None else znodes.decode(path, node.data, BrokerRecord)
-        # During a migration this broker alone has the records, whatever an earlier try has registered.
+        # During a migration only this broker has the records, whatever an earlier try has registered.
         is_known = self.is_migration or (
             record is not None
             and directory.directory_id in record.directories
@@ -167,9 +170,9 @@ class Registration:
         self._wanted = replace(self._wanted, record_version=node.version)
 
     def _open_directory(self, found: FoundJournal) -> LogDirectory:
-        """The log directory's identity, another one if the journal in it is not the one that stood here."""
+        """Return the log directory's identity, a new one if its journal is not the expected one."""
         directory = LogDirectory.open(self._log_directory, self._filesystem, self.cluster_id, self._broker_id)
-        if self._one_node is not None:  # which may have served since a migration that was cut short
+        if self._one_node is not None:  # the store of one node may have served since an interrupted migration
             directory = dataclasses.replace(
                 directory, directory_id=self._one_node.directory_id, durable_end=self._one_node.durable_end
             )
@@ -188,12 +191,12 @@ class Registration:
 
     @property
     def journal_record(self) -> DirectoryRecord:
-        """The file beside the journal, of this start."""
+        """The file beside the journal for this start."""
         assert self._directory is not None
         return self._directory.record(self._log_directory, self._filesystem)
 
     async def _agree(self) -> str:
-        """The id of the cluster: ZooKeeper's, the data directory's, or a new one."""
+        """Return the id of the cluster: ZooKeeper's, the data directory's, or a new one."""
         content = await asyncio.to_thread(checked_file.read, self._filesystem, self._data / _CLUSTER_FILE, _GIVE_UP)
         one_node = self.is_migration
         if content and not one_node and "coordinator" not in content:
@@ -215,7 +218,7 @@ class Registration:
                     f"{here}: correct zookeeper.connect, or restore ZooKeeper's data."
                 )
             identity = ClusterIdentity(here or new_uuid().hex)
-            with contextlib.suppress(NodeExistsError):  # another broker starts, too
+            with contextlib.suppress(NodeExistsError):  # another broker also starts
                 await self._zookeeper.create(znodes.CLUSTER_ID, znodes.encode(znodes.CLUSTER_ID, identity))
             there = await self._zookeeper_cluster_id()
             assert there is not None
@@ -240,8 +243,10 @@ class Registration:
         return there
 
     def look_at_data(self) -> None:
-        """Before anything is made there: of a store of one node keep that one away, and see that its journal is this
-        broker's. Blocking. DataDirectoryError.
+        """Lock out a store of one node, and check that its journal is this broker's, before anything is made in the
+        directory.
+
+        It blocks. Raises DataDirectoryError.
         """
         filesystem = self._filesystem
         content = checked_file.read(filesystem, self._data / _CLUSTER_FILE, _GIVE_UP)
@@ -257,8 +262,8 @@ class Registration:
                     f"broker whose broker.id is {others[0]}, and no other until it listens."
                 )
             one_node = OneNodeDirectory.open(home, filesystem)
-            # A start of one node that was refused leaves a lock there and no file; ``begin`` then compares the journal
-            # in ``log.dirs``, if it is known how far it was durable.
+            # A refused start of one node leaves a lock there and no file. ``begin`` then compares the journal in
+            # ``log.dirs``, if its durable end is known.
             is_left = _has_journal(home, filesystem, with_files=one_node.durable_end is not None)
             if is_left and filesystem.real_path(home) != filesystem.real_path(self._log_directory):
                 raise DataDirectoryError(
@@ -272,13 +277,13 @@ class Registration:
         self._data_lock = lock
 
     async def end_migration(self) -> None:
-        """From now on the directory is a cluster's: the topics of the one node are registered."""
+        """Make the directory a cluster's, once the topics of the one node are registered."""
         await asyncio.to_thread(write_cluster_file, self._filesystem, self._data, self.cluster_id)
         self.release()
         log.info("cluster.migrated", data=str(self._data), cluster_id=self.cluster_id)
 
     def release(self) -> None:
-        """Let the one node start again, if the migration has not ended."""
+        """Let the store of one node start again if the migration has not ended."""
         if self._data_lock is not None:
             self._data_lock.release()
             self._data_lock = None
@@ -288,7 +293,10 @@ class Registration:
         return None if node is None else znodes.decode(znodes.CLUSTER_ID, node.data, ClusterIdentity).cluster_id
 
     async def _await_former_registration(self) -> None:
-        """That of a crash ends with its session. BrokerIdInUseError if it does not."""
+        """Wait for the end of a former registration: after a crash it ends with its session.
+
+        Raises BrokerIdInUseError if it does not.
+        """
         changed = asyncio.Event()
         deadline = self._clock.monotonic() + _EXPIRY_SLACK * self._zookeeper.session_timeout_s
         while await self._zookeeper.exists(self._path, lambda _: changed.set()) is not None:
@@ -307,7 +315,9 @@ class Registration:
             changed.clear()
 
     async def _write_record(self, node: Node | None, record: BrokerRecord) -> Node:
-        """VersionConflict means that another process starts with this id: it is refused, as this one is."""
+        """Write the broker's record. A version conflict means that another process starts with this id, so both are
+        refused.
+        """
         path = znodes.record_path(self._broker_id)
         data = znodes.encode(path, record)
         try:
@@ -320,7 +330,7 @@ class Registration:
             ) from error
 
     async def _change_topics(self, change: Callable[[PartitionRegistration], PartitionRegistration]) -> None:
-        """Compare-and-set of every document that ``change`` changes. Nobody else writes those rows."""
+        """Compare-and-set every document that ``change`` changes. No other process writes those rows."""
         for topic in sorted(await self._zookeeper.children(znodes.TOPICS)):
             path = znodes.topic_path(topic)
             while (node := await self._zookeeper.get(path)) is not None:
@@ -329,7 +339,7 @@ class Registration:
                 except ClusterStateError:
                     if change == self._leave:
                         raise
-                    break  # its view shows no such topic, and so this broker leads nothing of it
+                    break  # the view of this broker shows no such topic, so it leads nothing of it
                 changed = replace(document, partitions=tuple(change(row) for row in document.partitions))
                 if changed == document:
                     break
@@ -351,7 +361,7 @@ class Registration:
     # ---- once for each session --------------------------------------------------------------------------------------
 
     async def register(self) -> None:
-        """Make the node of this session. BrokerIdInUseError, ZooKeeperUnavailableError."""
+        """Create the node of this session. Raises BrokerIdInUseError and ZooKeeperUnavailableError."""
         async with self._writing:
             await self._register()
 
@@ -363,18 +373,20 @@ class Registration:
             try:
                 await self.read_view()
             except BaseException:
-                self._node = None  # as if it were not there: the next try finds it
+                self._node = None  # the node counts as missing; the next try finds it
                 raise
         if self._node is not node:
-            return  # the session has ended meanwhile
+            return  # the session has ended in the meantime
         self.lease.begin(began, self._zookeeper.session_timeout_s)
         log.info("cluster.registered", broker=self._broker_id, epoch=node.czxid)
 
     async def _own_node(self) -> Node:
-        """The node of this session, made by this or by a former try, once that of another session is gone."""
+        """Return this session's node, created by this or an earlier try; wait until a node of another session is
+        gone.
+        """
         own = Create(self._path, znodes.encode(self._path, self._wanted), ephemeral=True)
         while True:
-            # It may be there: the answer of a former try was lost, or a session is ending.
+            # The node may exist: the response to an earlier try was lost, or a session is ending.
             try:
                 await self._zookeeper.multi([own, Write(znodes.BROKER_IDS, b"", -1)])
             except MultiRefusedError as refused:
@@ -386,7 +398,7 @@ class Registration:
             await self._await_former_registration()
 
     async def update(self, changes: Callable[[BrokerRegistration], BrokerRegistration]) -> None:
-        """Change what the broker says of itself, now and in later sessions. ZooKeeperUnavailableError."""
+        """Change the broker's registration, now and for later sessions. Raises ZooKeeperUnavailableError."""
         async with self._writing:
             self._wanted = changes(self._wanted)
             if self._node is not None:
@@ -395,7 +407,7 @@ class Registration:
                         self._path, znodes.encode(self._path, self._wanted), self._node.version
                     )
                 except (VersionConflictError, NoNodeError):
-                    # A try whose answer was lost, an edit by hand, or the end of the session.
+                    # An earlier try lost its response, a user edited the node, or the session has ended.
                     found = await self._zookeeper.get(self._path)
                     if found is not None and found.czxid == self._node.czxid:
                         data = znodes.encode(self._path, self._wanted)
@@ -406,10 +418,10 @@ class Registration:
         self.lease.end()
 
     async def keep_lease(self, lost: Callable[[], Awaitable[None]]) -> None:
-        """Renew the lease until cancelled. ``lost``: called when the node was removed in the midst of its session."""
+        """Renew the lease until cancelled. ``lost`` is called when the node was removed during its session."""
         while True:
             timeout_s = self._zookeeper.session_timeout_s
-            # A little more, so that two renewals are never too close to count.
+            # The pause is a little longer, so that two renewals are never too close to count.
             await asyncio.sleep(timeout_s * RENEWAL * 1.01)
             if (node := self._node) is None:
                 continue
@@ -430,7 +442,7 @@ class Registration:
 
 
 def _has_journal(home: Path, filesystem: FileSystem, *, with_files: bool) -> bool:
-    """Whether there is a journal in a log directory; ``with_files``: one that has any."""
+    """Return True if a log directory has a journal; with ``with_files``, only if the journal has files."""
     journal = home / "journal"
     if not filesystem.is_directory(journal) or not with_files:
         return filesystem.is_directory(journal)
@@ -439,9 +451,9 @@ def _has_journal(home: Path, filesystem: FileSystem, *, with_files: bool) -> boo
 
 
 def write_cluster_file(filesystem: FileSystem, data: Path, cluster_id: str) -> None:
-    """Make the data directory that of a cluster. OSError.
+    """Make the data directory that of a cluster. Raises OSError.
 
-    The brokers of a new cluster may do so at one time: each has a temporary file of its own.
+    The brokers of a new cluster may do so at the same time, so each has its own temporary file.
     """
     content = {"cluster_id": cluster_id, "format_version": FORMAT_VERSION, "coordinator": _COORDINATOR}
     made = data / f"{_CLUSTER_FILE}.{new_uuid().hex}"

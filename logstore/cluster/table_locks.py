@@ -1,7 +1,7 @@
 """Locks of tables: one broker at a time repairs or checkpoints the log of a topic's table.
 
-A lock is an ephemeral node: it ends with its holder's session. A holder that is slow may therefore lose it in the midst
-of its work, which every commit survives: the lock saves work, and is not what keeps a table whole.
+A lock is an ephemeral node and ends with its holder's session. A slow holder may therefore lose it during its work,
+which is safe for every commit: the lock saves work, and is not what keeps a table whole.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ class TableLocks:
     def __init__(self, zookeeper: ZooKeeper, broker_id: int) -> None:
         self._zookeeper = zookeeper
         self._broker_id = broker_id
-        #: Of this broker's own tasks, which ZooKeeper takes for one.
+        #: Locks among this broker's tasks, which ZooKeeper cannot distinguish.
         self._own: dict[str, asyncio.Lock] = {}
 
     @contextlib.asynccontextmanager
     async def hold(self, topic: str) -> AsyncIterator[None]:
-        """Wait for the lock, and hold it for as long as the block lasts. ZooKeeperUnavailableError."""
+        """Wait for the lock, and hold it as long as the block lasts. Raises ZooKeeperUnavailableError."""
         async with self._own.setdefault(topic, asyncio.Lock()):
             path = znodes.lock_path(topic)
             czxid = await self._take(path)
@@ -44,11 +44,14 @@ class TableLocks:
             if found is None:
                 continue
             if found.session_id == self._zookeeper.session_id:
-                return found.czxid  # of a try whose answer was lost: no other task of this broker is here
+                # An earlier try created it and lost the response: no other task of this broker gets here.
+                return found.czxid
             await changed.wait()
 
     async def _release(self, path: str, czxid: int) -> None:
-        """Without a connection the lock lasts until the session ends, or its next holder here takes it over."""
+        """Release the lock. Without a connection it lasts until the session ends, or until the next task here takes it
+        over.
+        """
         with contextlib.suppress(ZooKeeperUnavailableError, NoNodeError):
             found = await self._zookeeper.exists(path)
             if found is not None and found.czxid == czxid:

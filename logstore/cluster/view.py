@@ -34,7 +34,7 @@ class LiveBroker:
 
     @property
     def is_running(self) -> bool:
-        """Whether the broker may be given partitions to lead."""
+        """True if the broker may be given partitions to lead."""
         return self.registration.state == "running"
 
 
@@ -52,7 +52,7 @@ class ClusterView:
     controller: ControllerRegistration | None = None
     brokers: Mapping[int, LiveBroker] = dataclasses.field(default_factory=dict)
     topics: Mapping[str, TopicNode] = dataclasses.field(default_factory=dict)
-    #: By path, why a document was rejected. Its last valid content stays in force.
+    #: By path, the reason why a document was rejected. Its last valid content stays in force.
     damaged: Mapping[str, str] = dataclasses.field(default_factory=dict)
     #: The version of ``/brokers/ids``. Each registration raises it: while ZooKeeper has this version, ``brokers`` has
     #: every registered broker.
@@ -86,7 +86,7 @@ class WatchedView:
         self._wake = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
-        #: Why the last pass failed, so that the reason is logged once.
+        #: The reason why the last pass failed; kept so that it is logged once.
         self._failure: str | None = None
 
     def listen(self, listener: ViewListener) -> None:

@@ -1,8 +1,8 @@
-"""The documents in ZooKeeper: their paths, their types, and what makes one believable.
+"""The documents in ZooKeeper: their paths, their types, and when one is believed.
 
-All are JSON. Paths are below the chroot of ``zookeeper.connect``. A document that is not what a broker writes is
-refused with an error that names its path: an edit by hand is never guessed around. Unknown fields are refused, too,
-because a broker that does not know them would drop them when it writes.
+All are JSON. Paths are below the chroot of ``zookeeper.connect``. A document that a broker would not write is refused
+with an error that names its path: an edit by hand is never guessed around. Unknown fields are also refused, because a
+broker that does not know them would drop them when it writes.
 
     /cluster/id               persistent   ClusterIdentity
     /controller               ephemeral    ControllerRegistration
@@ -31,13 +31,13 @@ REGISTRY: Final = "/brokers/registry"
 TOPICS: Final = "/brokers/topics"
 PRODUCER_IDS: Final = "/producer_ids"
 LOCKS: Final = "/locks"
-#: Persistent nodes that a broker makes if they are missing; parents first.
+#: Persistent nodes that a broker creates if they are missing; parents first.
 PARENTS: Final = ("/cluster", "/brokers", BROKER_IDS, REGISTRY, TOPICS, LOCKS)
 
-#: A packet of ZooKeeper has 1 MiB (``jute.maxbuffer``), with room for the names in a multi.
+#: A ZooKeeper packet has at most 1 MiB (``jute.maxbuffer``); this leaves room for the names in a multi.
 DOCUMENT_BYTES_MAX: Final = 1_000_000
 
-#: The leader of a partition that has none.
+#: Stored as the leader of a partition that has none.
 NO_LEADER: Final = -1
 
 
@@ -59,9 +59,9 @@ class ControllerEpoch(_Document, frozen=True):
 
 
 class BrokerRegistration(_Document, frozen=True):
-    """A broker that is there. ``url`` is for clients over HTTP, ``kafka`` (host:port) for Kafka's, ``peer`` (host:port)
-    for brokers. ``offline``: by topic, the partitions that its disk cannot serve. ``record_version`` is the version of
-    its ``BrokerRecord``.
+    """A registered broker. ``url`` is for clients over HTTP, ``kafka`` (host:port) for Kafka's, ``peer`` (host:port)
+    for brokers. ``offline`` has, by topic, the partitions that its disk cannot serve. ``record_version`` is the version
+    of its ``BrokerRecord``.
     """
 
     url: str
@@ -74,7 +74,7 @@ class BrokerRegistration(_Document, frozen=True):
 
 
 class BrokerRecord(_Document, frozen=True):
-    """The journal that a broker id has: ids of its directories, none while the broker leaves its ISRs (C12)."""
+    """The journal of a broker id: ids of its directories, none while the broker leaves its ISRs (C12)."""
 
     directories: tuple[UUID, ...]
     incarnation: int
@@ -92,7 +92,7 @@ class LockHolder(_Document, frozen=True):
 
 
 class PartitionRegistration(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A row of a topic's document: Kafka's names of KRaft's record of the same name.
+    """A row of a topic's document. The names are those of KRaft's record of the same name.
 
     Invariants: replicas are distinct; the leader, the ISR, ``adding`` and ``removing`` are among them; a leader is in
     the ISR.
@@ -128,7 +128,7 @@ class PartitionRegistration(msgspec.Struct, frozen=True, array_like=True, forbid
 
     @property
     def target(self) -> tuple[int, ...]:
-        """The replicas once the reassignment under way is done, the preferred leader first."""
+        """The replicas after the reassignment under way, the preferred leader first."""
         return tuple(replica for replica in self.replicas if replica not in self.removing)
 
 
@@ -147,7 +147,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode(path: str, document: msgspec.Struct) -> bytes:
-    """ClusterStateError if the document is larger than ZooKeeper takes."""
+    """Encode a document. Raises ClusterStateError if it is larger than ZooKeeper takes."""
     data = _encoder.encode(document)
     if len(data) > DOCUMENT_BYTES_MAX:
         raise ClusterStateError(
@@ -158,7 +158,7 @@ def encode(path: str, document: msgspec.Struct) -> bytes:
 
 
 def decode(path: str, data: bytes, kind: type[Document]) -> Document:
-    """ClusterStateError, naming ``path``, if the bytes are not such a document."""
+    """Decode a document. Raises ClusterStateError, naming ``path``, if the bytes are not one."""
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

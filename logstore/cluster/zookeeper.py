@@ -1,7 +1,7 @@
 """ZooKeeper for an event loop: kazoo behind typed, asynchronous methods.
 
-kazoo works in threads of its own; its answers, watches and changes of session come to the event loop here, in the order
-in which kazoo tells them. While there is no connection, requests are refused at once. A write whose answer was lost
+kazoo works in its own threads; its responses, watches and session changes come to the event loop here, in kazoo's
+order. While there is no connection, requests are refused at once. A write whose response was lost
 (ZooKeeperUnavailableError) may have been done: the caller reads before it writes again.
 
 kazoo drops its watches when the connection breaks, and calls each of them then: a watch means "read again".
@@ -32,32 +32,32 @@ log = structlog.stdlib.get_logger(__name__)
 
 _SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:(?P<port>[0-9]{1,5}))?")
 
-#: Told, on the event loop, the path that may have changed.
+#: Called on the event loop with the path that may have changed.
 Watch = Callable[[str], None]
 
 
 class SessionState(enum.Enum):
     CONNECTED = "connected"
-    #: No connection; the session may still be there.
+    #: No connection; the session may still exist.
     SUSPENDED = "suspended"
     #: ZooKeeper has ended the session, and its ephemeral nodes with it.
     EXPIRED = "expired"
 
 
 class NoNodeError(LogStoreError):
-    """The node of the request, or its parent, is not there."""
+    """The node of the request, or its parent, does not exist."""
 
 
 class NodeExistsError(LogStoreError):
-    """The node to be created is there."""
+    """The node to be created exists already."""
 
 
 class VersionConflictError(LogStoreError):
-    """The node has another version than the request."""
+    """The node has another version than the request names."""
 
 
 class MultiRefusedError(LogStoreError):
-    """Nothing of the multi was done. ``operation`` is the first that was refused, at ``index``, for ``reason``."""
+    """Nothing of the multi was done. ``operation`` at ``index`` was the first to be refused, for ``reason``."""
 
     def __init__(self, index: int, operation: "Operation", reason: LogStoreError) -> None:
         super().__init__(f"{type(operation).__name__} {operation.path}: {reason.message}")
@@ -92,7 +92,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """``version`` -1 is any."""
+    """Replaces the data of ``version``; -1 is any."""
 
     path: str
     data: bytes
@@ -110,7 +110,9 @@ Operation = Check | Create | Write | Delete
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """``zookeeper.connect``: ``host:port,host:port/chroot``. InvalidConfigError for anything else."""
+    """The parts of ``zookeeper.connect``: ``host:port,host:port/chroot``. Raises InvalidConfigError for anything
+    else.
+    """
 
     hosts: str
     chroot: str
@@ -136,7 +138,7 @@ class Servers:
 class ZooKeeper:
     """One session after another, from ``start`` to ``stop``. All methods belong to the event loop of ``start``.
 
-    Requests raise ZooKeeperUnavailableError without a connection, and when the answer does not come.
+    Requests raise ZooKeeperUnavailableError without a connection, and when no response comes.
     """
 
     def __init__(
@@ -149,11 +151,11 @@ class ZooKeeper:
     ) -> None:
         self.servers = servers
         self._clock = clock or SystemClock()
-        # The listener of its states would not notice each end of its thread.
+        # A listener to kazoo's states would not notice every end of its thread, hence the callback.
         self._client: Any = make_client(
             str(servers), session_timeout_ms / 1000, self._granted, lambda: self._call(self._thread_ended)
         )
-        #: What ZooKeeper has granted; known from the first answer on.
+        #: The timeout that ZooKeeper has granted; known from its first response on.
         self.session_timeout_s = session_timeout_ms / 1000
         #: The session's first request was sent after this time of the monotonic clock.
         self.session_began = 0.0
@@ -171,8 +173,8 @@ class ZooKeeper:
     # ---- session ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Connect. ZooKeeperUnavailableError within a session timeout, InvalidConfigError for a chroot that is not
-        there.
+        """Connect. Raises ZooKeeperUnavailableError after a session timeout, InvalidConfigError for a missing
+        chroot.
         """
         self._loop = asyncio.get_running_loop()
         self._client.add_listener(self._state_changed)
@@ -207,11 +209,11 @@ class ZooKeeper:
         self.state = SessionState.EXPIRED
 
     def listen(self, listener: Callable[[SessionState], None]) -> None:
-        """Tell ``listener`` of each change of state, on the event loop. A new session begins with CONNECTED."""
+        """Call ``listener`` on each change of state, on the event loop. A new session begins with CONNECTED."""
         self._listeners.append(listener)
 
     def _state_changed(self, state: str) -> None:
-        # In kazoo's thread.
+        # This runs in kazoo's thread.
         if state == KazooState.CONNECTED:
             self._call(self._settle_state, SessionState.CONNECTED, self._client.client_id[0], None)
         elif state == KazooState.SUSPENDED:
@@ -258,7 +260,7 @@ class ZooKeeper:
     # ---- requests ---------------------------------------------------------------------------------------------------
 
     async def get(self, path: str, watch: Watch | None = None) -> Node | None:
-        """None if there is no such node; it is then not watched."""
+        """Return the node; None if it does not exist, and then it is not watched."""
         try:
             data, stat = await self._ask(self._client.get_async, path, self._watcher(path, watch))
         except NoNodeError:
@@ -266,46 +268,48 @@ class ZooKeeper:
         return Node(data, stat.version, stat.czxid, stat.mzxid, stat.ephemeralOwner)
 
     async def exists(self, path: str, watch: Watch | None = None) -> Node | None:
-        """The node without its data; None if there is none. It is watched either way."""
+        """Return the node without its data; None if it does not exist. It is watched either way."""
         stat = await self._ask(self._client.exists_async, path, self._watcher(path, watch))
         return stat and Node(b"", stat.version, stat.czxid, stat.mzxid, stat.ephemeralOwner)
 
     async def children(self, path: str, watch: Watch | None = None) -> list[str]:
-        """The names below ``path``, in no order. NoNodeError."""
+        """Return the names below ``path``, in no order. Raises NoNodeError."""
         return (await self.children_and_version(path, watch))[0]
 
     async def children_and_version(self, path: str, watch: Watch | None = None) -> tuple[list[str], int]:
-        """The names below ``path``, in no order, and the version of its own data, of one moment. NoNodeError."""
+        """Return the names below ``path``, in no order, and its data's version, as of one moment. Raises
+        NoNodeError.
+        """
         children, stat = await self._ask(
             self._client.get_children_async, path, self._watcher(path, watch), include_data=True
         )
         return list(children), stat.version
 
     async def sync(self, path: str = "/") -> None:
-        """Later reads show at least what the leader of the ensemble had when it answered this."""
+        """Return once later reads show at least what the leader of the ensemble had when it answered."""
         await self._ask(self._client.sync_async, path)
 
     async def renew(self, path: str) -> Node | None:
-        """As ``sync`` and ``exists``, sent together."""
+        """Send ``sync`` and ``exists`` together. Return the node as ``exists`` does."""
         _, node = await asyncio.gather(self.sync(path), self.exists(path))
         return node
 
     async def create(self, path: str, data: bytes, *, ephemeral: bool = False) -> Node:
-        """NodeExistsError, NoNodeError for its parent."""
+        """Create a node. Raises NodeExistsError, and NoNodeError for its parent."""
         _, stat = await self._ask(self._client.create_async, path, data, None, ephemeral, include_data=True)
         return Node(data, stat.version, stat.czxid, stat.mzxid, stat.ephemeralOwner)
 
     async def write(self, path: str, data: bytes, version: int) -> Node:
-        """Replace the data of ``version``. VersionConflictError, NoNodeError."""
+        """Replace the data of ``version``. Raises VersionConflictError and NoNodeError."""
         stat = await self._ask(self._client.set_async, path, data, version)
         return Node(data, stat.version, stat.czxid, stat.mzxid, stat.ephemeralOwner)
 
     async def delete(self, path: str, version: int = -1) -> None:
-        """VersionConflictError, NoNodeError; -1 is any version."""
+        """Delete a node; -1 is any version. Raises VersionConflictError and NoNodeError."""
         await self._ask(self._client.delete_async, path, version)
 
     async def multi(self, operations: Sequence[Operation]) -> None:
-        """All of them or none. MultiRefusedError."""
+        """Do all operations or none. Raises MultiRefusedError."""
         transaction = self._client.transaction()
         for operation in operations:
             match operation:
@@ -334,7 +338,7 @@ class ZooKeeper:
         answer: asyncio.Future[Any] = loop.create_future()
 
         def settle(result: Any) -> None:
-            # In kazoo's thread.
+            # This runs in kazoo's thread.
             self._call(_settle, answer, result)
 
         subject = args[0] if args and isinstance(args[0], str) else "the multi"
@@ -348,20 +352,21 @@ class ZooKeeper:
                 f"ZooKeeper at {self.servers.hosts} did not answer about {subject} within the session timeout."
             ) from None
         except Exception as error:
-            # Not only kazoo's exceptions: an answer that its thread cannot read, or does not expect, gives any other.
+            # kazoo's exceptions are not the only ones: a response that its thread cannot read, or does not expect,
+            # raises others.
             raise _error(error, subject) from error
 
 
 @dataclass(frozen=True, slots=True)
 class _Watcher:
-    """Equal ones are one: kazoo keeps a set of them for each path."""
+    """Equal watchers count as one, because kazoo keeps a set of them for each path."""
 
     call: Callable[..., None]
     watch: Watch
     path: str
 
     def __call__(self, _event: object) -> None:
-        # In kazoo's thread.
+        # This runs in kazoo's thread.
         self.call(self.watch, self.path)
 
 

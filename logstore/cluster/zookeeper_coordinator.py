@@ -1,8 +1,8 @@
-"""The coordinator of a broker in a cluster: what ZooKeeper says is what the broker is told.
+"""The coordinator of a broker in a cluster: it passes ZooKeeper's state to the broker.
 
-It puts the parts together: the session, the broker's registration and lease, the watched view, the controller (which
-each broker may become), the leader's writes, ids of producers and locks of tables. When a session ends, the broker
-registers again with a new epoch, and reads everything again; it goes on leading what ZooKeeper still says it leads.
+It combines the parts: the session, the broker's registration and lease, the watched view, the controller (which each
+broker may become), the leader's writes, ids of producers and locks of tables. When a session ends, the broker registers
+again with a new epoch, and reads everything again; it continues to lead what ZooKeeper still says it leads.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ from logstore.settings import Settings
 log = structlog.stdlib.get_logger(__name__)
 
 _RETRY_S: Final = 0.2
-#: How long ZooKeeper's word on a leader is waited for.
+#: The longest wait for ZooKeeper to confirm a leader.
 _TELL_S: Final = 2.0
 
 
@@ -61,7 +61,7 @@ class ZooKeeperCoordinator:
     """``connect`` is ``zookeeper.connect``, ``data`` the directory that all brokers share, ``log_directory`` this
     broker's own. ``url`` and ``peer`` (host:port) are the addresses for clients and for brokers.
 
-    ``start`` raises InvalidConfigError, ZooKeeperUnavailableError, DataDirectoryError, ClusterStateError.
+    ``start`` raises InvalidConfigError, ZooKeeperUnavailableError, DataDirectoryError and ClusterStateError.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class ZooKeeperCoordinator:
         clock: Clock | None = None,
         make_client: MakeClient = kazoo_client,
     ) -> "ZooKeeperCoordinator":
-        """By the settings of a broker with ``zookeeper.connect``. InvalidConfigError."""
+        """Make one from the settings of a broker with ``zookeeper.connect``. Raises InvalidConfigError."""
         assert settings.zookeeper_connect is not None
         return cls(
             settings.zookeeper_connect,
@@ -138,7 +138,7 @@ class ZooKeeperCoordinator:
             filesystem,
             url=url,
             kafka=kafka,
-            peer="",  # ``Registration.advertise`` tells it
+            peer="",  # ``Registration.advertise`` sets it
             rack=settings.broker_rack or socket.gethostname(),
             session_timeout_ms=settings.zookeeper_session_timeout_ms,
             policy=Policy(
@@ -157,7 +157,7 @@ class ZooKeeperCoordinator:
         try:
             await asyncio.to_thread(self.registration.look_at_data)
             await asyncio.to_thread(self._lock)
-            # Before anybody counts on this broker: with a damaged journal it does not register.
+            # This happens before anyone counts on this broker: with a damaged journal it does not register.
             found = await asyncio.to_thread(self._read, read_journal)
             await self.zookeeper.start()
             try:
@@ -188,7 +188,7 @@ class ZooKeeperCoordinator:
         try:
             return read_journal(self._locks)
         except JournalCorruptionError as error:
-            if self.registration.is_migration:  # nobody else has the records of a store of one node
+            if self.registration.is_migration:  # no other broker has the records of a store of one node
                 raise
             remedy = f"Remove the log directory {self._log_directory} (keep a copy): {REPLICAS_ARE_COPIED}"
             raise JournalCorruptionError(error.path, error.position, error.reason, remedy) from error
@@ -199,7 +199,7 @@ class ZooKeeperCoordinator:
             lock.release()
 
     async def stop(self) -> None:
-        """End the session: the controller notices at once."""
+        """End the session; the controller notices at once."""
         await self.controller.stop()
         await self._changes.stop()
         for task in self._tasks:
@@ -253,7 +253,7 @@ class ZooKeeperCoordinator:
 
     @property
     def broker_epoch(self) -> int:
-        """-1 while the broker is not registered."""
+        """The czxid of the broker's node; -1 while it is not registered."""
         return self.registration.broker_epoch
 
     @property
@@ -283,7 +283,7 @@ class ZooKeeperCoordinator:
             return "the broker stops: others lead its partitions from now on"
         if self.registration.broker_epoch == -1:
             return f"ZooKeeper has ended the session of broker {self._broker_id}: it registers again"
-        return None  # without a connection, too: what needs no lease goes on
+        return None  # this also holds without a connection: what needs no lease continues
 
     @property
     def damaged_topics(self) -> Mapping[str, str]:
@@ -349,7 +349,7 @@ class ZooKeeperCoordinator:
         await self._watched.refresh(znodes.topic_path(name) for name in names)
 
     async def _read_topics(self) -> None:
-        """All documents, and who leads as they say now. ZooKeeperUnavailableError."""
+        """Read all documents and the current leaders. Raises ZooKeeperUnavailableError."""
         await self.zookeeper.sync()
         try:
             await self._watched.refresh([znodes.TOPICS, *(znodes.topic_path(topic) for topic in self.view.topics)])
@@ -359,7 +359,7 @@ class ZooKeeperCoordinator:
             raise ZooKeeperUnavailableError("The view of the cluster cannot be read: see the log.") from error
 
     def is_gone(self, topic_id: UUID) -> bool:
-        # A document that cannot be read may be the topic's.
+        # An unreadable document may be the topic's.
         return topic_id not in self._names and not self.damaged_topics and not self.registration.is_migration
 
     def on_election(self, prepare: Callable[[], Awaitable[None]]) -> None:
@@ -377,8 +377,8 @@ class ZooKeeperCoordinator:
                 told()
 
     def _look_for_loss(self, old: TopicNode | None, new: TopicNode | None) -> None:
-        """A document that goes and is not ``deleting`` was removed by hand. Its topic may have records, in journals
-        alone: the controller must not place it anew.
+        """Keep a topic from being placed again if its document was removed by hand, as it went without ``deleting``:
+        its records may be in journals alone.
         """
         if old is None or old.document.deleting or (new and new.document.topic_id == old.document.topic_id):
             return
@@ -406,15 +406,15 @@ class ZooKeeperCoordinator:
         return self.registration.broker_epoch != -1
 
     def _believed(self, state: PartitionState) -> PartitionState:
-        """The state as this broker may act on it. While it is not registered, another process may have its id by now,
-        and lead: what is told of that id is told of that process.
+        """Return the state as this broker may act on it. While it is not registered, another process may have its id
+        and lead: then the state is about that process.
         """
         if state.leader != self._broker_id or self._is_registered:
             return state
         return dataclasses.replace(state, leader=NO_LEADER)
 
     def _registered_again(self) -> None:
-        """Tell of what this broker leads; it may be elected controller, too."""
+        """Report the partitions that this broker leads, and wake the controller, which may be elected here."""
         self.controller.wake(None)
         for node in list(self.view.topics.values()):
             for partition, state in enumerate(_states(node)):
@@ -431,12 +431,12 @@ class ZooKeeperCoordinator:
         self._producer_ids_begin = self._producer_ids.known_end
         if self.registration.is_migration:
             await self._migrate(topics)
-        # Only a controller that knows the tables can tell which documents are without one.
+        # Only a controller that knows the tables knows which of them lack a document.
         self.controller.start()
 
     async def _migrate(self, topics: Sequence[KnownTopic]) -> None:
-        """Register what was a store of one node: this broker has the only replica of everything, and its journal the
-        tail. Begun again after a crash, also if the one node has served in between.
+        """Register a former store of one node: this broker has the only replica of everything, and its journal the
+        tail. After a crash it begins again, even if the store of one node has served in between.
         """
         last = self.registration.last_epoch_of_one_node
         for topic in topics:
@@ -504,7 +504,7 @@ class ZooKeeperCoordinator:
         await self.controller.reassign(topic, targets)
 
     async def table_changed(self, topic_id: UUID) -> None:
-        """The configuration in the topic's table has changed: all brokers read it again."""
+        """Make all brokers read the changed configuration in the topic's table."""
         await self._changes.bump_version(self._name(topic_id), topic_id)
 
     def _name(self, topic_id: UUID) -> str:
@@ -519,9 +519,9 @@ class ZooKeeperCoordinator:
     # ---- this broker ------------------------------------------------------------------------------------------------
 
     async def set_offline(self, offline: Mapping[str, Sequence[int]]) -> None:
-        """By topic, the partitions that this broker's disk cannot serve: others lead them.
+        """Report, by topic, the partitions that this broker's disk cannot serve, so that others lead them.
 
-        ZooKeeperUnavailableError.
+        Raises ZooKeeperUnavailableError.
         """
         found = {topic: tuple(partitions) for topic, partitions in offline.items()}
         await self.registration.update(lambda registration: replace(registration, offline=found))
@@ -567,7 +567,9 @@ class ZooKeeperCoordinator:
         return self._producer_ids.is_given(producer_id)
 
     async def refresh_producer_ids(self) -> None:
-        """Learn which ids other brokers have given, before ``is_issued`` refuses one. ZooKeeperUnavailableError."""
+        """Learn which ids other brokers have given, before ``is_issued`` refuses one. Raises
+        ZooKeeperUnavailableError.
+        """
         await self._producer_ids.refresh()
 
 
@@ -575,17 +577,17 @@ def _tell(listener: PartitionListener, topic_id: UUID, partition: int, state: Pa
     try:
         listener(topic_id, partition, state)
     except Exception:
-        # An error of one partition keeps no other from being told: nothing would tell it again.
+        # If a listener fails for one partition, the events of the others still arrive; they would not come again.
         log.exception("cluster.partition_not_told", topic_id=str(topic_id), partition=partition)
 
 
 def _states(node: TopicNode | None) -> tuple[PartitionState, ...]:
-    """By partition."""
+    """Return the states by partition."""
     return () if node is None else tuple(_state(node.document, row) for row in node.document.partitions)
 
 
 def _state(document: TopicRegistration, row: PartitionRegistration) -> PartitionState:
-    """A topic that is being deleted has no leaders."""
+    """Return the row's state; without a leader if the topic is being deleted."""
     if not document.deleting:
         return row.state
     return PartitionState(NO_LEADER, row.leader_epoch + 1, row.replicas, row.isr)

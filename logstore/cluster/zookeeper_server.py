@@ -1,7 +1,7 @@
 """A ZooKeeper on this machine, alone or as an ensemble, from the jars of PySpark: for a cluster on one machine, and for
 tests. It listens on the loopback address only.
 
-A server is a process of its own, which ends with the process that started it, however that ends.
+A server is a separate process, which ends with the process that started it, however that ends.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _JVM: Final = (
     "-Xmx96m",
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
-    # One that ends is started again; one that lives and answers nobody is not.
+    # Only a server that ends is started again, so it ends when it has no memory left.
     "-XX:+ExitOnOutOfMemoryError",
     "-Dzookeeper.admin.enableServer=false",
 )
@@ -54,7 +54,7 @@ class ZooKeeperServerError(LogStoreError):
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Those of one server: for clients, for followers, for elections."""
+    """The ports of one server: for clients, for followers, for elections."""
 
     client: int
     peer: int
@@ -83,19 +83,19 @@ class ZooKeeperServer:
 
     @property
     def pid(self) -> int:
-        """ZooKeeperServerError if it does not run."""
+        """The process id. Raises ZooKeeperServerError if it does not run."""
         if self._process is None:
             raise ZooKeeperServerError(f"ZooKeeper at {self.address} does not run.")
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether its process is there."""
+        """True if its process runs."""
         return self._process is not None and self._process.poll() is None
 
     def wait_until_ended(self) -> int:
-        """Wait for the end of the process that runs now; its exit code, negative for a signal. Other threads may start
-        the next one meanwhile. ZooKeeperServerError if it does not run.
+        """Wait for the end of the current process. Return its exit code, negative for a signal. Other threads may start
+        the next one in the meantime. Raises ZooKeeperServerError if it does not run.
         """
         if (process := self._process) is None:
             raise ZooKeeperServerError(f"ZooKeeper at {self.address} does not run.")
@@ -103,7 +103,7 @@ class ZooKeeperServer:
 
     @property
     def mode(self) -> str | None:
-        """Its role (standalone, leader, follower); None while it serves nobody."""
+        """Its role (standalone, leader, follower); None while it does not serve."""
         try:
             with socket.create_connection((_HOST, self._ensemble[self._id - 1].client), timeout=2) as asking:
                 asking.sendall(b"srvr")
@@ -113,8 +113,10 @@ class ZooKeeperServer:
         return next((line.split()[1] for line in answer.splitlines() if line.startswith("Mode: ")), None)
 
     def start(self) -> None:
-        """Returns at once; ``wait_until_serving`` waits. ZooKeeperServerError without Java or the jars."""
-        self.kill()  # the pipe of one that has ended by itself is open
+        """Start it and return at once; ``wait_until_serving`` waits. Raises ZooKeeperServerError without Java or the
+        jars.
+        """
+        self.kill()  # closes the pipe of a process that has ended by itself
         self.directory.mkdir(parents=True, exist_ok=True)
         configuration = self.directory / "zoo.cfg"
         configuration.write_text("".join(f"{key}={value}\n" for key, value in self._settings()))
@@ -127,7 +129,7 @@ class ZooKeeperServer:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                # Ctrl-C in the terminal is for the process that started it, which still needs it for a while.
+                # Ctrl-C in the terminal is for the process that started the server, which still needs it for a while.
                 start_new_session=True,
             )
 
@@ -146,7 +148,7 @@ class ZooKeeperServer:
                 yield f"server.{number}", f"{_HOST}:{ports.peer}:{ports.election}"
 
     def wait_until_serving(self, timeout_s: float = _START_S) -> None:
-        """ZooKeeperServerError if it ends, or takes longer."""
+        """Wait until it serves. Raises ZooKeeperServerError if it ends, or takes longer."""
         deadline = time.monotonic() + timeout_s
         while self.mode is None:
             if not self.is_running or time.monotonic() > deadline:
@@ -155,13 +157,15 @@ class ZooKeeperServer:
             time.sleep(0.02)
 
     def _last_lines(self) -> str:
-        """Without the frames of stacks: there are more of them than lines are shown, below the error itself."""
+        """Return the last lines of the log, without stack frames: these are more than the shown lines and follow the
+        error.
+        """
         log = self.directory / "zookeeper.log"
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
         return "\n".join([line for line in lines if not line.startswith("\tat ")][-10:])
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL if that does not help."""
+        """Send SIGTERM, and SIGKILL if that does not help."""
         if self._process is not None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -169,7 +173,7 @@ class ZooKeeperServer:
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL; returns when the process is gone."""
+        """Send SIGKILL, and return when the process is gone."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -178,7 +182,7 @@ class ZooKeeperServer:
             self._process = None
 
     def signal(self, number: signal.Signals) -> None:
-        """SIGSTOP or SIGCONT. ZooKeeperServerError if it does not run."""
+        """Send SIGSTOP or SIGCONT. Raises ZooKeeperServerError if it does not run."""
         os.kill(self.pid, number)
 
 
@@ -193,11 +197,11 @@ class ZooKeeperEnsemble:
 
     @property
     def connect(self) -> str:
-        """For ``zookeeper.connect``."""
+        """The value for ``zookeeper.connect``."""
         return ",".join(server.address for server in self.servers)
 
     def start(self) -> None:
-        """Returns when all of them serve. ZooKeeperServerError."""
+        """Start all servers, and return when they serve. Raises ZooKeeperServerError."""
         for attempt in range(1, _ATTEMPTS + 1):
             ensemble = [Ports.free() for _ in range(self._count)]
             self.servers = [

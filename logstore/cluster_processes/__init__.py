@@ -1,5 +1,5 @@
-"""The processes of a cluster on one machine: a ZooKeeper, if none is named, and brokers, started and stopped together.
+"""The processes of a cluster on one machine: brokers, and a ZooKeeper if none is named, started and stopped together.
 
-``running_cluster`` keeps them, ``broker_process`` and ``zookeeper_process`` are one of them, ``record`` is what is
-written of them into the data directory, ``control`` how another command asks for one of them.
+``running_cluster`` runs all of them, ``broker_process`` and ``zookeeper_process`` run one. ``record`` is the state kept
+in the data directory. Through ``control`` another command asks for the start of a process.
 """

@@ -1,4 +1,4 @@
-"""One broker: a process of ``logstore serve`` with its environment, its port and its log."""
+"""One broker: a ``logstore serve`` process with its environment, port and log."""
 
 import asyncio
 import contextlib
@@ -14,17 +14,17 @@ import msgspec
 from logstore.cluster.watched_process import watched
 from logstore.cluster_processes.record import ClusterProcessesError
 
-#: A broker that was killed waits for the end of its former session, and recovers its journal.
+#: A broker that was killed waits until its former session has ended, and recovers its journal.
 START_S: Final = 180.0
-#: Requests end, leaders are handed over, and records go into Delta as far as there is time: twenty seconds. Service
-#: managers kill after a minute, and ZooKeeper stops after the brokers.
+#: A broker ends requests, hands over its leaders and writes records to Delta, within twenty seconds. Service managers
+#: kill after a minute, and ZooKeeper stops after the brokers.
 STOP_S: Final = 45.0
 _READY: Final = b"listening on "
 _LINE_LENGTH_MAX: Final = 500
 
 
 class BrokerEntry(msgspec.Struct, frozen=True):
-    """A broker that runs, as programs are told of it."""
+    """A running broker, as reported to programs."""
 
     id: int
     url: str
@@ -32,29 +32,33 @@ class BrokerEntry(msgspec.Struct, frozen=True):
 
 
 class BrokerProcess:
-    """Started again and again with the same port. ``log``: the file that gets what it writes; None: our own stderr."""
+    """A broker that can be started again and again on the same port. Its output goes to the file ``log``; with None, to
+    our stderr.
+    """
 
     def __init__(self, broker_id: int, environment: Mapping[str, str], data: Path, log: Path | None) -> None:
         self.id = broker_id
         self.log = log
-        #: From the next start on.
+        #: Used from the next start on.
         self.environment = {**os.environ, **environment}
         self._data = data
         self._process: asyncio.subprocess.Process | None = None
-        #: The end of the watcher's pipe that is open while the process is to live.
+        #: The write end of the watcher's pipe; it stays open as long as the process should live.
         self._lifeline: int | None = None
-        #: None while it does not run, or is not ready.
+        #: None while the broker does not run, or is not ready.
         self.entry: BrokerEntry | None = None
-        #: Held by who starts it.
+        #: The task that starts the broker holds it.
         self.changing = asyncio.Lock()
 
     async def start(self, arguments: list[str]) -> BrokerEntry:
-        """Returns when it says that it is ready. ClusterProcessesError, with its last line, if it ends or takes longer
-        than ``START_S``; then it does not run. It does when the call is cancelled.
+        """Start the broker, and return when it reports that it is ready.
+
+        Raises ClusterProcessesError, with its last line, if it ends or needs longer than ``START_S``; then it does not
+        run. A cancelled call leaves it running.
         """
         assert not self.is_running
         with contextlib.ExitStack() as opened:
-            # sys.stderr may be no file.
+            # sys.stderr may be something other than a file.
             log = None if self.log is None else opened.enter_context(self.log.open("ab"))
             begin = 0 if log is None else log.tell()
             command = [sys.executable, "-m", "logstore.cli", "serve", "--data", str(self._data), *arguments]
@@ -68,7 +72,8 @@ class BrokerProcess:
                     stdout=asyncio.subprocess.PIPE,
                     stderr=log,
                     env=self.environment,
-                    # Ctrl-C in the terminal is for the process that started it, which stops all of them in order.
+                    # Ctrl-C in the terminal is for the process that started the broker, which stops all brokers in
+                    # order.
                     start_new_session=True,
                 )
                 failed.pop_all()
@@ -92,7 +97,7 @@ class BrokerProcess:
         return self.entry
 
     def _why(self, begin: int) -> str:
-        """The end of a message: its last line."""
+        """Return the end of an error message: the last line of the broker's log, if it has one."""
         if self.log is None:
             return "; its reason is above."
         lines = self.log.read_bytes()[begin:].decode(errors="replace").strip().splitlines()
@@ -104,11 +109,11 @@ class BrokerProcess:
         return self._process is not None and self._process.returncode is None
 
     async def ended(self) -> int:
-        """Wait for its end; its exit code, negative for a signal."""
+        """Wait until the broker has ended. Return its exit code, negative for a signal."""
         process = self._process
         assert process is not None
         code = await process.wait()
-        # Of those that wait, one may hear of it so late that the next process runs already.
+        # Several tasks may wait, and one may be woken so late that the next process already runs.
         if process is self._process:
             if self._lifeline is not None:
                 os.close(self._lifeline)
@@ -117,7 +122,7 @@ class BrokerProcess:
         return code
 
     async def stop(self) -> bool:
-        """SIGTERM, and SIGKILL after ``STOP_S``; whether the first was enough."""
+        """Send SIGTERM, and SIGKILL after ``STOP_S`` seconds. Return True if SIGTERM was enough."""
         if not self.is_running:
             return True
         self.signal(signal.SIGTERM)

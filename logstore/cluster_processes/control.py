@@ -1,7 +1,6 @@
-"""How another command asks the process of a running cluster to start a broker or ZooKeeper, which is that process's to
-keep.
+"""How another command asks a running cluster's process, which owns the others, to start a broker or ZooKeeper.
 
-A Unix socket in the data directory, for its owner alone: a line of JSON each way.
+They talk over a Unix socket in the data directory, for its owner alone: a line of JSON each way.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ from logstore.cluster_processes.record import ClusterProcessesError, Directory
 from logstore.cluster_processes.zookeeper_process import ZooKeeperEntry
 from logstore.errors import LogStoreError
 
-#: More than the start of a broker may take.
+#: Longer than the start of a broker may take.
 _ANSWER_S: Final = START_S + 20.0
 _REQUEST_S: Final = 10.0
 
@@ -31,7 +30,7 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """One of the three."""
+    """Exactly one field is set."""
 
     broker: BrokerEntry | None = None
     zookeeper: ZooKeeperEntry | None = None
@@ -40,7 +39,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def _address(path: Path) -> Iterator[str]:
-    """A name of the socket that is short enough: 107 bytes are all that a name may have."""
+    """Yield a short name of the socket: the name of a Unix socket has at most 107 bytes."""
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{directory}/{path.name}"
@@ -54,7 +53,7 @@ async def controlled(
     start_broker: Callable[[int], Awaitable[BrokerEntry]],
     start_zookeeper: Callable[[], Awaitable[ZooKeeperEntry]],
 ) -> AsyncIterator[None]:
-    """Requests are answered for as long as the block lasts. Nobody else listens at ``path``: the caller has a lock."""
+    """Answer requests as long as the block lasts. The caller holds a lock, so nobody else listens at ``path``."""
     path.unlink(missing_ok=True)  # noqa: ASYNC240 - at once, as what follows
     listener = socket.socket(socket.AF_UNIX)
     mask = os.umask(0o177)
@@ -98,7 +97,9 @@ async def controlled(
 
 
 def ask_to_start(directory: Directory, broker_id: int) -> BrokerEntry:
-    """Have the running cluster start a broker that has ended; returns when it is ready. ClusterProcessesError."""
+    """Ask the running cluster to start a broker that has ended; return when it is ready. Raises
+    ClusterProcessesError.
+    """
     late = f"Broker {broker_id} is not ready after {_ANSWER_S:.0f} seconds: see {directory.log(broker_id)}."
     answer = _ask(directory, _Request(broker_id), late)
     if answer.broker is None:
@@ -107,7 +108,7 @@ def ask_to_start(directory: Directory, broker_id: int) -> BrokerEntry:
 
 
 def ask_to_start_zookeeper(directory: Directory) -> ZooKeeperEntry:
-    """Have the running cluster start its ZooKeeper, which has ended; returns when it serves. ClusterProcessesError."""
+    """Ask the running cluster to start its ended ZooKeeper; return when it serves. Raises ClusterProcessesError."""
     late = f"ZooKeeper does not serve after {_ANSWER_S:.0f} seconds: see {directory.zookeeper}."
     answer = _ask(directory, _Request(None), late)
     if answer.zookeeper is None:
@@ -116,7 +117,7 @@ def ask_to_start_zookeeper(directory: Directory) -> ZooKeeperEntry:
 
 
 def _ask(directory: Directory, request: _Request, late: str) -> _Answer:
-    """``late`` is the message if the answer does not come."""
+    """Send a request and return the response. ``late`` is the error message if none comes."""
     with socket.socket(socket.AF_UNIX) as asking:
         asking.settimeout(_ANSWER_S)
         try:

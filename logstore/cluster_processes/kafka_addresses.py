@@ -1,4 +1,4 @@
-"""Addresses for Kafka's clients of the brokers of one machine: each has a port of its own."""
+"""Addresses for Kafka's clients: each broker of this machine has its own port."""
 
 import socket
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ _ADVERTISED: Final = "LOGSTORE_KAFKA_ADVERTISED_LISTENERS"
 
 @dataclass(frozen=True, slots=True)
 class KafkaAddress:
-    """Where a broker listens for Kafka's clients, and what they are told.
+    """Where a broker listens for Kafka's clients, and the address that it advertises.
 
-    Port 0: on one that is chosen and kept. If another process takes that while the broker does not run, a free one is
-    chosen again: clients learn it from the other brokers.
+    With port 0 a free port is chosen and kept. If another process takes that port while the broker does not run, a free
+    one is chosen again; clients learn it from the other brokers.
     """
 
     host: str
@@ -30,12 +30,12 @@ class KafkaAddress:
         return {_LISTENERS: address_of(self.host, port), **told}
 
 
-#: The settings of a broker that listens for none of Kafka's clients.
+#: The settings of a broker without a listener for Kafka's clients.
 NO_KAFKA: Final = {_LISTENERS: ""}
 
 
 def wanted_kafka_addresses(settings: Settings, broker_ids: Sequence[int]) -> dict[int, KafkaAddress]:
-    """By broker: ports one after the other, from that of ``settings`` on; empty if there are to be none."""
+    """Return the brokers' addresses: consecutive ports from that of ``settings`` on; empty without a Kafka listener."""
     if settings.kafka_address is None:
         return {}
     host, port = settings.kafka_address
@@ -50,13 +50,13 @@ def wanted_kafka_addresses(settings: Settings, broker_ids: Sequence[int]) -> dic
 
 
 def kafka_addresses(data: Path, broker_ids: Sequence[int]) -> list[str]:
-    """Where Kafka's clients find the brokers that run on ``data``, as they announce it."""
+    """Return the addresses for Kafka's clients that the brokers on ``data`` announce."""
     endpoints = (read_endpoint(data / "brokers" / str(broker_id)) for broker_id in broker_ids)
     return [one.kafka for one in endpoints if one is not None and one.kafka is not None]
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether nobody listens on the port; reservations of ``ReservedPorts`` do not count."""
+    """Return True if no process listens on the port; ``ReservedPorts`` do not count."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -1,8 +1,8 @@
-"""Ports of processes that end and start again, reserved for them.
+"""Reserved ports of processes that end and start again.
 
-A reservation is a socket that is bound and does not listen. The kernel gives its port to no other process, and to no
-connection that goes out. A process that asks for it with SO_REUSEADDR, as servers do, may listen on it: Linux refuses
-that only beside one that listens. While nobody does, connections are refused.
+A reservation is a socket that is bound and does not listen. The kernel gives its port neither to another process nor to
+an outgoing connection. A process that asks for the port with SO_REUSEADDR, as servers do, may listen on it: Linux
+refuses that only beside a listening socket. While no process listens, connections are refused.
 """
 
 import contextlib
@@ -15,12 +15,11 @@ _WAIT_S: Final = 5.0
 
 
 class ReservedPorts(contextlib.ExitStack):
-    """They are free again when the block ends."""
+    """Holds ports until the block ends."""
 
     def reserve(self, host: str, port: int = 0, *, shared: bool = False) -> int:
-        """The port; a free one for 0. ``shared``: several processes will listen on it, with SO_REUSEPORT.
-
-        OSError if another process has it, and keeps it for seconds.
+        """Reserve a port and return it; 0 chooses a free one. With ``shared`` several processes will listen on it, with
+        SO_REUSEPORT. Raises OSError if another process has it and keeps it for seconds.
         """
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -31,7 +30,8 @@ class ReservedPorts(contextlib.ExitStack):
                 reservation = failing.enter_context(socket.socket(family, kind, protocol))
                 reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 try:
-                    # Before SO_REUSEPORT: with it, a port on which others of this user listen would be shared.
+                    # SO_REUSEPORT comes later: with it, bind would share a port on which other processes of this user
+                    # listen.
                     reservation.bind(address)
                 except OSError:
                     if port == 0 or time.monotonic() > deadline:

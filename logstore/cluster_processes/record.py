@@ -1,10 +1,10 @@
-"""``<data>/cluster``: what the processes of a cluster on this machine leave for their next start, and for people.
+"""``<data>/cluster``: files that a cluster on this machine keeps for its next start, and for people.
 
-<data>/cluster/lock               held while they run
-<data>/cluster/processes.json     their ports and the ZooKeeper, kept over restarts
+<data>/cluster/lock               held while the cluster runs
+<data>/cluster/processes.json     the ports and the ZooKeeper, kept over restarts
 <data>/cluster/control            a socket, by which a command asks for the start of a broker or ZooKeeper
 <data>/cluster/broker-<id>.log    the log of a broker
-<data>/cluster/zookeeper          the data and the log of their ZooKeeper
+<data>/cluster/zookeeper          the data and the log of the cluster's ZooKeeper
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _GIVE_UP: Final = "remove it: a cluster then gets a new id"
 
 
 class ClusterProcessesError(LogStoreError):
-    """The processes cannot be run as asked; the message says what to change."""
+    """The processes cannot be run as asked. The message says what to change."""
 
 
 class Directory:
@@ -41,8 +41,9 @@ class Directory:
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``zookeeper``: that of the user (``zookeeper.connect``), or None; ``zookeeper_port``: that of their own one.
-    ``ports``: of each broker that has ever run here; ``kafka_ports``: those for Kafka's clients that were chosen.
+    """The ZooKeeper and the ports of a cluster. ``zookeeper`` is the user's (``zookeeper.connect``), or None;
+    ``zookeeper_port`` is for the cluster's own. ``ports`` has every broker that ever ran here; ``kafka_ports`` has the
+    chosen ports for Kafka's clients.
     """
 
     zookeeper: str | None = None
@@ -52,7 +53,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def read(cls, directory: Directory) -> "Record | None":
-        """None if no cluster has run there. ClusterProcessesError."""
+        """Return the record; None if no cluster has run there. Raises ClusterProcessesError."""
         try:
             return msgspec.json.decode(directory.record.read_bytes(), type=cls)
         except FileNotFoundError:
@@ -64,15 +65,15 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
             ) from None
 
     def write(self, directory: Directory) -> None:
-        """OSError."""
+        """Write the record atomically. Raises OSError."""
         content = msgspec.json.format(msgspec.json.encode(self), indent=2)
         local_filesystem().write_atomically(directory.record, content + b"\n")
 
 
 def broker_ids(directory: Directory, count: int) -> range:
-    """The ids of ``count`` brokers: from those of the last start on, or from that of a store of one node, else from 1.
+    """Return ``count`` ids. The first is the first one of the last start, else that of a store of one node, else 1.
 
-    ClusterProcessesError, DataDirectoryError.
+    Raises ClusterProcessesError and DataDirectoryError.
     """
     record = Record.read(directory)
     first = min(record.ports, default=None) if record is not None else None
@@ -83,9 +84,9 @@ def broker_ids(directory: Directory, count: int) -> range:
 
 
 def one_node(directory: Directory) -> int | None:
-    """The broker id of the store of one node that the data directory belongs to; None if it does not.
+    """Return the broker id if the data directory belongs to a store of one node, else None.
 
-    DataDirectoryError for a damaged file.
+    Raises DataDirectoryError for a damaged file.
     """
     content: dict[str, object] = {}
     with contextlib.suppress(NotADirectoryError):
@@ -98,8 +99,8 @@ def one_node(directory: Directory) -> int | None:
 def check_directory(
     directory: Directory, record: Record | None, zookeeper: str | None, broker_ids: Container[int]
 ) -> None:
-    """ClusterProcessesError unless the data directory is new, that of a store of one of ``broker_ids``, or that of a
-    cluster whose ZooKeeper is known.
+    """Check that the data directory is new, or belongs to a store of one node in ``broker_ids``, or to a cluster whose
+    ZooKeeper is known. Raises ClusterProcessesError otherwise.
     """
     content: dict[str, object] = {}
     with contextlib.suppress(NotADirectoryError):

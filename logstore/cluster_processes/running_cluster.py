@@ -1,9 +1,11 @@
 """A cluster on this machine, from the first process to the end of the last.
 
-Start: the ports, ZooKeeper, the brokers at one time (on the directory of a store of one node, its broker first). Ready:
-all of them know each other, and the leader of each partition that one of them can lead; what has none by then is told,
-and keeps nothing else from being served. A service starts again what ends, and stops if its ZooKeeper keeps ending.
-Stop, on SIGINT or SIGTERM: the brokers, and ZooKeeper after them. The second signal kills. Every wait is bounded.
+Start: reserve ports, then start ZooKeeper, then all brokers at once (a store of one node starts its broker first).
+Ready: all brokers know each other, and each partition with a runnable leader has one. A partition without a leader by
+then is reported, and does not keep others from being served. A service restarts what ends, and stops if its ZooKeeper
+keeps ending. Stop, on SIGINT or SIGTERM: stop the brokers, then ZooKeeper. The second signal kills. Every wait is
+bounded.
+
 Invariant: no process outlives this one, however it ends (``logstore.cluster.watched_process``).
 """
 
@@ -32,18 +34,18 @@ from logstore.lock_file import LockFile
 from logstore.settings import address_of
 
 _LOOPBACK: Final = "127.0.0.1"
-#: All brokers are registered when they say that they are ready; their views follow.
+#: All brokers are registered when they report that they are ready; their views follow.
 _AGREE_S: Final = 30.0
 _LOOK_S: Final = 0.1
 #: A process that has just been killed may not be reaped yet.
 _REAP_S: Final = 2.0
-#: The pause before a broker is started again: the first, then twice as long each time, up to the second. One that ran
-#: for longer than the second starts again at the first.
+#: Seconds before a broker is started again: the first pause, doubled each time up to the second. A broker that ran
+#: longer than the second begins again with the first.
 _RETRY_S, _RETRY_MAX_S = 1.0, 60.0
 
 
 class ClusterEntry(msgspec.Struct, frozen=True):
-    """What runs, as programs are told of it. ``zookeeper`` is for ``zookeeper.connect``."""
+    """The running processes, as reported to programs. ``zookeeper`` is for ``zookeeper.connect``."""
 
     zookeeper: str
     brokers: tuple[BrokerEntry, ...]
@@ -51,13 +53,13 @@ class ClusterEntry(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """``zookeeper``: that of the user; None: the former one, else one of their own.
+    """The cluster to run.
 
-    ``log_dirs`` has a directory for each broker; None: ``brokers`` in the data directory. ``ports``: fixed ones, by
-    broker; others are chosen, and kept, also of ``kafka``. ``shared_port``: one more, on which all brokers listen (0
-    chooses).
-    ``environment``: settings of all brokers, ``environments`` of single ones. ``is_service``: brokers write to our
-    stderr, and not to files, and what dies is started again.
+    ``zookeeper`` is the user's; with None it is the former one, else the cluster's own. ``log_dirs`` has a directory
+    for each broker; with None it is ``brokers`` in the data directory. ``ports`` are fixed ports by broker; other
+    ports, including those of ``kafka``, are chosen and kept. ``shared_port`` is another port, on which all brokers
+    listen (0 chooses one). ``environment`` has settings of all brokers, ``environments`` those of single brokers. With
+    ``is_service`` brokers write to our stderr instead of files, and a process that dies is started again.
     """
 
     directory: Directory
@@ -73,14 +75,14 @@ class Wanted:
     is_service: bool = False
 
 
-#: Told what runs, and the shared port, once all of it is ready.
+#: Called with the running processes and the shared port once everything is ready.
 Announce = Callable[[ClusterEntry, int | None], None]
 
 
 def run(wanted: Wanted, announce: Announce) -> int:
-    """Until SIGINT or SIGTERM; the exit code: 1 if a process had to be killed.
+    """Run until SIGINT or SIGTERM. Return the exit code: 1 if a process had to be killed.
 
-    ClusterProcessesError (also if the ZooKeeper of a service keeps ending), ZooKeeperServerError, DataDirectoryError,
+    Raises ClusterProcessesError (also if a service's ZooKeeper keeps ending), ZooKeeperServerError, DataDirectoryError,
     OSError.
     """
     directory = wanted.directory
@@ -102,13 +104,15 @@ def run(wanted: Wanted, announce: Announce) -> int:
 
 
 def _require_stopped(directory: Directory) -> None:
-    """DataDirectoryError if the store of one node that is to become a cluster runs: nothing is made beside it."""
+    """Raise DataDirectoryError if the store of one node that is to become a cluster still runs: nothing is made beside
+    it.
+    """
     for log_directory in sorted((directory.data / "brokers").glob("*/")):
         LockFile.acquire(log_directory, local_filesystem()).release()
 
 
 def _reserve(wanted: Wanted, record: Record, reserved: ReservedPorts) -> tuple[Record, int | None]:
-    """Ports for everything; those of the last time again."""
+    """Reserve all ports; those of the last run are used again."""
     where = f"end it, or remove the port from {wanted.directory.record}"
 
     def reserve(
@@ -161,7 +165,7 @@ def _reserve(wanted: Wanted, record: Record, reserved: ReservedPorts) -> tuple[R
 
 
 def _reserve_for_kafka(broker_id: int, host: str, former: int, reserved: ReservedPorts) -> int:
-    """Reserve the port that was chosen for the broker before (0: none was), or a free one if that is taken now."""
+    """Reserve the port formerly chosen for the broker (0: none), or a free one if that is taken now."""
     found = reserved.reserve(host, former if former and is_free(host, former) else 0)
     if former and found != former:
         _say(
@@ -182,7 +186,7 @@ class _Cluster:
         self._stopping = asyncio.Event()
         self._watching: set[asyncio.Task[None]] = set()
         self._exit_code = 0
-        #: Why everything is stopped without a signal.
+        #: The reason if everything is stopped without a signal.
         self._failure: ClusterProcessesError | None = None
 
     @property
@@ -239,7 +243,7 @@ class _Cluster:
     # ---- start ------------------------------------------------------------------------------------------------------
 
     def _progress(self, line: str) -> None:
-        """A service has its brokers' logs instead."""
+        """Print a line of progress. A service does not, because its brokers write to the same stderr."""
         if not self._wanted.is_service:
             _say(line)
 
@@ -266,7 +270,7 @@ class _Cluster:
                 None if self._wanted.is_service else self._wanted.directory.log(broker_id),
             )
         if (alone := one_node(self._wanted.directory)) is not None:
-            # It makes the directory a cluster's before others may use it.
+            # This broker turns the directory into a cluster's before others may use it.
             self._progress(f"starting broker {alone}, whose store becomes a cluster")
             await self._start_one(self._brokers[alone])
         others = [id_ for id_ in self._brokers if id_ != alone]
@@ -295,7 +299,9 @@ class _Cluster:
         return address.port or self._record.kafka_ports[broker_id]
 
     def _choose_kafka_port_again(self, broker: BrokerProcess) -> None:
-        """While a broker does not run, another process may listen on the port that was chosen for it."""
+        """Choose a free port if another process listens on the broker's chosen one, which can happen while it does not
+        run.
+        """
         address = self._wanted.kafka.get(broker.id)
         if address is None or address.port or is_free(address.host, self._kafka_port(broker.id, address)):
             return
@@ -318,7 +324,7 @@ class _Cluster:
         return entry
 
     async def _until_seen(self, lacks: "Lacks") -> str | None:
-        """Wait until no broker's view lacks anything; what is lacking still when the time is over."""
+        """Wait until no broker's view lacks anything. Return what is still missing after ``_AGREE_S``."""
         entries = self._entry.brokers
         ids = {entry.id for entry in entries}
         seen: str | None = None
@@ -338,7 +344,7 @@ class _Cluster:
         task.add_done_callback(self._watching.discard)
 
     async def _watch_broker(self, broker: BrokerProcess) -> None:
-        """Until it ends. A broker of a service is started again."""
+        """Wait until the broker ends. In a service, start it again."""
         loop, delay = asyncio.get_running_loop(), _RETRY_S
         began = loop.time()
         code = await broker.ended()
@@ -354,7 +360,7 @@ class _Cluster:
             delay = min(_RETRY_MAX_S, 2 * delay)
             began = loop.time()
             async with broker.changing:
-                if broker.is_running:  # a command was faster
+                if broker.is_running:  # a command has already started it
                     return
                 try:
                     await self._start_one(broker)
@@ -364,7 +370,7 @@ class _Cluster:
                     return
 
     async def _watch_zookeeper(self, zookeeper: ZooKeeperProcess) -> None:
-        """Until it ends. That of a service is started again; one that keeps ending ends the service."""
+        """Wait until ZooKeeper ends. In a service, start it again; if it keeps ending, stop the service."""
         loop = asyncio.get_running_loop()
         began, directory = loop.time(), self._wanted.directory
         how = f"ZooKeeper has ended, {_in_words(await zookeeper.ended())}"
@@ -377,7 +383,7 @@ class _Cluster:
             _say(f"{how}; it is started again{f' in {pause:.0f} s' if pause else ''}")
             await asyncio.sleep(pause)
             async with zookeeper.changing:
-                if zookeeper.is_running:  # a command was faster
+                if zookeeper.is_running:  # a command has already started it
                     return
                 try:
                     entry = await self._start_zookeeper(zookeeper)
@@ -393,7 +399,7 @@ class _Cluster:
         self._stopping.set()
 
     async def start_zookeeper(self) -> ZooKeeperEntry:
-        """Start a ZooKeeper that has ended. ClusterProcessesError, ZooKeeperServerError, OSError."""
+        """Start a ZooKeeper that has ended. Raises ClusterProcessesError, ZooKeeperServerError and OSError."""
         zookeeper = self._zookeeper
         if zookeeper is None:
             raise ClusterProcessesError(
@@ -409,7 +415,7 @@ class _Cluster:
             return await self._start_zookeeper(zookeeper)
 
     async def start_broker(self, broker_id: int) -> BrokerEntry:
-        """Start a broker that has ended. ClusterProcessesError."""
+        """Start a broker that has ended. Raises ClusterProcessesError."""
         broker = self._brokers.get(broker_id)
         if broker is None:
             ids = ", ".join(map(str, sorted(self._brokers)))
@@ -434,7 +440,7 @@ class _Cluster:
             await self._zookeeper.stop()
 
 
-#: What a broker's view lacks; None if nothing. The ids are those of the brokers that run.
+#: Describes what a broker's view lacks; None if it is complete. The ids are those of the running brokers.
 Lacks = Callable[[Admin, set[int]], str | None]
 
 
@@ -457,7 +463,7 @@ def _lacks_brokers(admin: Admin, ids: set[int]) -> str | None:
 
 
 def _lacks_leaders(admin: Admin, ids: set[int]) -> str | None:
-    """A partition that nobody leads, though a replica in sync runs."""
+    """Describe a partition that has no leader although a replica in sync runs; None if there is none."""
     for one in admin.partition_replicas(state="unavailable"):
         if ids.intersection(one.in_sync_replicas):
             return f"leader of {one.topic}-{one.partition}"

@@ -1,10 +1,11 @@
 """Actions of a log entry as this project reads them, and the digest that each of our entries carries about itself.
 
-``commitInfo`` of an entry of ours has ``logstore.digest`` = ``<actions>:<sum>``: how many actions follow it, and the
-sum modulo 2^32 of the CRC-32C of its version (decimal digits) and of every action in canonical form, our own keys of
-``commitInfo`` among them. The canonical form is JSON with sorted keys of the fields below and no others, nulls left
-out. Fields that another version of the writer adds, its order and its spacing do not count. Nor do the fields and the
-actions of table features (``_OF_FEATURES``), which earlier releases do not know: they check our entries all the same.
+``commitInfo`` of an entry of ours has ``logstore.digest`` = ``<actions>:<sum>``: the number of actions after it, and
+the sum modulo 2^32 of the CRC-32C of its version (decimal digits) and of every action in canonical form, including our
+own keys of ``commitInfo``. The canonical form is JSON with sorted keys of the fields below and no others, without
+nulls. Fields that another version of the writer adds, its order and its spacing do not count. Nor do the fields and
+actions of table features (``_OF_FEATURES``), which earlier releases do not know, so that these can still check our
+entries.
 """
 
 import contextlib
@@ -18,20 +19,20 @@ from logstore.crc32c import crc32c
 from logstore.segments.deletion_vectors import DeletionVector
 
 OWN_PREFIX = "logstore."
-#: Key in ``commitInfo`` of a value that no other commit has.
+#: The key in ``commitInfo`` of a value that no other commit has.
 COMMIT_ID_KEY = OWN_PREFIX + "commit_id"
 DIGEST_KEY = OWN_PREFIX + "digest"
-#: Key in ``commitInfo`` of a table with in-commit timestamps.
+#: The key in ``commitInfo`` of a table with in-commit timestamps.
 IN_COMMIT_TIMESTAMP = "inCommitTimestamp"
 OPERATION_KEY = OWN_PREFIX + "operation"
 #: The operation that takes refused files of other writers out of the table.
 DROP_FOREIGN_FILES = "drop-foreign-files"
-#: The one field of ours that Spark's DESCRIBE HISTORY shows.
+#: The only field of ours that Spark's DESCRIBE HISTORY shows.
 USER_METADATA_KEY = "userMetadata"
 
 
 class _Part(msgspec.Struct, rename="camel", omit_defaults=True):
-    """Every default is None: a field that is missing is never taken for one that says something."""
+    """A part of an action. Every default is None, so that a missing field is never taken for one with a value."""
 
 
 class Txn(_Part):
@@ -69,7 +70,7 @@ class MetaData(_Part):
     format: dict[str, Any] | None = None
     schema_string: str | None = None
     partition_columns: list[str] | None = None
-    #: Other writers may set a value to null, which is no value.
+    #: Other writers may set a value to null, which counts as no value.
     configuration: dict[str, str | None] | None = None
     created_time: int | None = None
 
@@ -82,7 +83,7 @@ class Protocol(_Part):
 
 
 class DomainMetadata(msgspec.Struct, rename="camel"):
-    """State of a table feature (Delta protocol, "Domain Metadata"). Readers want all fields of it."""
+    """The state of a table feature (Delta protocol, "Domain Metadata"). Readers require all of its fields."""
 
     domain: str
     configuration: str = ""
@@ -111,13 +112,13 @@ _ENCODER = msgspec.json.Encoder(order="sorted")
 
 
 def entry_digest(version: int, actions: Sequence[Action]) -> str:
-    """The digest of a whole entry, ``commitInfo`` included."""
+    """Return the digest of a whole entry, ``commitInfo`` included."""
     total = crc32c(b"%d" % version) + sum(crc32c(_ENCODER.encode(_canonical(action))) for action in actions)
     return f"{sum(action.commit_info is None for action in actions)}:{total & 0xFFFFFFFF:08x}"
 
 
 def stored_digest(actions: Iterable[Action]) -> str | None:
-    """The digest that the entry carries; None in another writer's entry."""
+    """Return the digest that the entry carries; None in another writer's entry."""
     for action in actions:
         if action.commit_info is not None:
             digest = action.commit_info.get(DIGEST_KEY)
@@ -147,7 +148,8 @@ def _canonical(action: Action) -> Action:
         return Action()
     if action.protocol is not None:
         return Action(protocol=msgspec.structs.replace(action.protocol, **_OF_PROTOCOL))
-    # One of a table without features goes as it is: a new object for each would take longer than its checksum.
+    # An action without feature fields is used as it is: making a new object for each would take longer than its
+    # checksum.
     if (add := action.add) is not None and (add.deletion_vector or add.base_row_id is not None):
         return Action(add=msgspec.structs.replace(add, **_OF_FEATURES))
     if (remove := action.remove) is not None and (remove.deletion_vector or remove.base_row_id is not None):
@@ -159,7 +161,7 @@ def _canonical(action: Action) -> Action:
 
 
 def with_digest(version: int, info: dict[str, str], actions: Iterable[Action]) -> dict[str, str]:
-    """``info``, our keys of ``commitInfo``, with the digest of an entry that holds it and ``actions``."""
+    """Return ``info``, our keys of ``commitInfo``, with the digest of an entry that holds it and ``actions``."""
     return info | {DIGEST_KEY: entry_digest(version, [Action(commit_info=dict(info)), *actions])}
 
 
@@ -168,12 +170,12 @@ def transactions(values: dict[str, int]) -> list[Action]:
 
 
 def encode_entry(commit_info: dict[str, Any], actions: Iterable[Action]) -> bytes:
-    """A whole entry: ``commit_info``, with the digest of ``actions``, comes first."""
+    """Encode a whole entry: ``commit_info``, with the digest of ``actions``, comes first."""
     lines: list[Any] = [{"commitInfo": commit_info}]
     for action in actions:
         line = msgspec.to_builtins(action)
         if action.remove is not None:
-            line["remove"]["extendedFileMetadata"] = True  # size and partition values are there
+            line["remove"]["extendedFileMetadata"] = True  # size and partition values are included
         lines.append(line)
     return b"\n".join(map(msgspec.json.encode, lines))
 
@@ -181,7 +183,7 @@ def encode_entry(commit_info: dict[str, Any], actions: Iterable[Action]) -> byte
 def commit_info_of(
     operation: str, parameters: dict[str, str], timestamp_ms: int, info: dict[str, Any]
 ) -> dict[str, Any]:
-    """A whole ``commitInfo``, as Delta's history shows it; ``info`` are keys of ours and of table features."""
+    """Return a whole ``commitInfo``, as Delta's history shows it. ``info`` are keys of ours and of table features."""
     return {
         "timestamp": timestamp_ms,
         "operation": operation,
@@ -192,7 +194,7 @@ def commit_info_of(
 
 
 def signed(version: int, entry: bytes) -> bytes:
-    """A whole entry with its digest in ``commitInfo``: for that of a new table, whose id the Delta writer chooses."""
+    """Return a whole entry with its digest in ``commitInfo``, for a new table, whose id the Delta writer chooses."""
     first, *rest = entry.splitlines()
     info = msgspec.json.decode(first)
     info["commitInfo"][DIGEST_KEY] = entry_digest(version, DECODER.decode_lines(entry))

@@ -1,4 +1,4 @@
-"""Add actions as columns: a table of many files is looked at without an object for each."""
+"""Add actions as columns: a table of many files is examined without an object for each file."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,7 +10,7 @@ from logstore.segments.deletion_vectors import DeletionVector
 from logstore.segments.foreign_names import masked_name
 from logstore.segments.names import Numbers
 
-#: -1 ms.
+#: The value is -1 ms.
 _NO_TIMESTAMP_US = -1000
 _OFFSET_MAX = 2**63 - 1
 _NO_ROW_IDS = (None, None)
@@ -19,8 +19,8 @@ _NO_ROW_IDS = (None, None)
 class FileColumns:
     """Add actions as numpy columns, ordered by partition and base offset: rows of a partition are adjacent.
 
-    -1 and ``_NO_TIMESTAMP_US`` stand for no value. ``vectors`` has the deletion vectors by row, and ``row_ids`` those
-    of row tracking; both are empty for most tables.
+    -1 and ``_NO_TIMESTAMP_US`` mean no value. ``vectors`` has the deletion vectors by row, and ``row_ids`` the ids of
+    row tracking; both are empty for most tables.
     """
 
     def __init__(self, files: Sequence[AddedFile]) -> None:
@@ -44,23 +44,23 @@ class FileColumns:
         self.size = numbers(0, (file.size for file in in_order))
         self.num_records = numbers(-1, (file.num_records for file in in_order))
         self.base = base[order]
-        # Behind the largest int64 there is none.
+        # The largest int64 has no successor.
         name_end = numbers(-1, (file.end_offset for file in files))
         self.end = np.where(has_range, name_end, np.minimum(last, _OFFSET_MAX - 1) + 1)[order]
         self.min_offset, self.max_offset = first[order], last[order]
         self.min_timestamp_us = numbers(_NO_TIMESTAMP_US, (file.min_timestamp_us for file in in_order))
         self.max_timestamp_us = numbers(_NO_TIMESTAMP_US, (file.max_timestamp_us for file in in_order))
-        #: The name tells the range.
+        #: True if the name contains the range.
         self.named = has_range[order]
         empty = self.named & (self.num_records == 0)
         self.unknown = np.array([file.unknown for file in in_order], dtype=bool)
-        #: Records of other writers, and what they have left of a segment.
+        #: True for records of other writers, and for records that they have left of a segment.
         self.foreign = np.array([not file.ours or file.vector is not None for file in in_order], dtype=bool)
         complete = np.array([_is_complete(file) for file in in_order], dtype=bool)
-        #: Neither known records nor an empty range.
+        #: True for files with neither known records nor an empty range.
         self.incomplete = ~(complete | empty)
         self.modified_ms = numbers(0, (file.modified_ms for file in in_order))
-        #: Records outside the file's range.
+        #: True for files with records outside the file's range.
         self.misnamed = self.named & ~empty & ((self.min_offset < self.base) | (self.max_offset >= self.end))
 
     def rows_of(self, partition: int) -> Numbers:
@@ -74,7 +74,7 @@ class FileColumns:
         vector = self.vectors.get(row)
         bounds = None if self.incomplete[row] else (int(self.min_offset[row]), int(self.max_offset[row]))
         if vector is not None and self.named[row]:
-            # A segment stands for its range, whatever rows the vector has left.
+            # A segment covers its range, whatever rows the vector has left.
             bounds = int(self.base[row]), int(self.end[row]) - 1
         records = int(self.num_records[row])
         return ForeignAdd(

@@ -1,11 +1,11 @@
-"""Whether the files below a partition's clean point are those that the project's own commits left there.
+"""Detects whether the files below a partition's clean point are those that the project's own commits left there.
 
-Key compaction takes each key to be in them once. Another writer may bring older files back (``RESTORE``, or the store's
-answer to it), while the clean point stays: transactions only rise. So a fact of the partition sums up the paths of
-these files. A compaction sets it to what it has left, and every other commit that replaces files adds and takes away
-its own. Files that came or went otherwise are not in it: then no file counts as clean until the next compaction.
-
-The fact is the partition's ``rewrite`` counter, so that it rises with each commit, and 32 bits of digest.
+Key compaction assumes that each key is in them once. Another writer may bring older files back (``RESTORE``, or the
+store's response to it), while the clean point stays: transactions only rise. So a fact of the partition sums up the
+paths of these files. A compaction sets it to the files that it has left, and every other commit that replaces files
+adds and subtracts its own. Files that came or went otherwise are not in it: then no file counts as clean until the next
+compaction. The fact consists of the partition's ``rewrite`` counter, so that it rises with each commit, and 32 bits of
+digest.
 """
 
 from collections.abc import Iterable
@@ -25,12 +25,12 @@ class _File(Protocol):
 
 
 def clean_digest(files: Iterable[_File], clean_point: int) -> int:
-    """The digest of the files that end at ``clean_point`` or below; of none it is 0."""
+    """Return the digest of the files that end at ``clean_point`` or below; without files it is 0."""
     return sum(crc32c(file.path.encode()) for file in files if file.end_offset <= clean_point) & _MASK
 
 
 def changed_digest(digest: int, removed: Iterable[_File], added: Iterable[_File], clean_point: int) -> int:
-    """The digest after a commit, whatever else is or is not in it."""
+    """Return the digest after a commit, whatever other files it includes."""
     return (digest - clean_digest(removed, clean_point) + clean_digest(added, clean_point)) & _MASK
 
 

@@ -1,10 +1,10 @@
 """The one commit protocol to a topic table (rules R4 and R5), for the roll, for administration and for jobs.
 
-An attempt: read a fresh snapshot V; check every precondition on V; put the entry of version V + 1 if there is none, a
-compare-and-set; fsync the log entry (R7). On a conflict the next attempt starts at the read. A snapshot is never kept
-for the next attempt, unless every file of the log is as it was. All entries up to V, foreign ones too, are durable
-before V + 1 is written: a power cut can tear only the newest. What table features ask of a commit is done here (row
-tracking, in-commit timestamps) or refused (``table_features``).
+An attempt has these steps: read a fresh snapshot V; check every precondition on V; put the entry of version V + 1 if
+none exists, a compare-and-set; fsync the log entry (R7). After a conflict the next attempt starts at the read. A
+snapshot is never kept for the next attempt, unless every file of the log is unchanged. All entries up to V, including
+those of other writers, are durable before V + 1 is written: a power cut can tear only the newest. What table features
+require of a commit is done here (row tracking, in-commit timestamps) or refused (``table_features``).
 
 An exception of a commit does not say whether the commit happened. The committer then looks for its unique commit id in
 the log, and for its transaction values and files in a fresh snapshot. If it cannot look, it raises
@@ -72,10 +72,10 @@ _OPEN_ATTEMPTS = 5
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The actions of one commit. ``properties`` are table properties to set. ``protocol``, ``meta_data`` and
-    ``domains`` are those of a table that gives features back, and then the commit may be one that a feature keeps back.
-    ``restated`` are transactions that hold already. They are repeated, so that they outlive a commit that is
-    overwritten. ``details`` are numbers for the table's history. ``removed_before``: a commit has removed the adds.
-    ``are_found``: the adds were found on a disk, and may have records that were erased since.
+    ``domains`` are set if the commit takes features back; then a feature does not prevent it. ``restated`` are
+    transactions that hold already. They are repeated, so that they outlive a commit that is overwritten. ``details``
+    are numbers for the table's history. ``removed_before``: a commit has removed the adds. ``are_found``: the adds were
+    found on a disk, and may have records that were erased since.
     """
 
     operation: str
@@ -94,23 +94,23 @@ class Plan:
 
 
 class Committer:
-    """Commits to one table; the caller serialises its calls."""
+    """Commits to one table. The caller serialises its calls."""
 
     def __init__(self, files: TableFiles) -> None:
         self._files = files
         self._replay = LogReplay(files)
-        #: The last snapshot, and the files that it was read from, as they were then.
+        #: The last snapshot, and the files from which it was read, as they were then.
         self._known: tuple[dict[str, Entry], TopicSnapshot] | None = None
         self._synced: dict[str, Entry] = {}
-        #: Entries whose fsync failed. A later fsync that succeeds does not bring back the pages that were lost.
+        #: Entries whose fsync failed. A later fsync that succeeds does not bring back the lost pages.
         self._doubtful: set[str] = set()
-        #: Offsets of other writers' files, by path, or why they cannot be told.
+        #: The offsets of other writers' files by path, or the reason why they are unknown.
         self._runs: dict[str, OffsetRuns | CorruptionError] = {}
-        #: What the store does with tables of the last protocol and metadata.
+        #: The verdict on the last protocol and metadata.
         self._judged: tuple[Protocol, MetaData, Verdict] | None = None
 
     def _place_foreign_files(self, snapshot: TopicSnapshot) -> None:
-        """Whoever asks the snapshot later may not wait for a disk."""
+        """Place other writers' files now, because later callers of the snapshot may not wait for a disk."""
         if not snapshot.has_foreign_files:
             self._runs.clear()
             return
@@ -135,15 +135,15 @@ class Committer:
 
     @property
     def latest(self) -> TopicSnapshot:
-        """The last snapshot. RuntimeError if none was read."""
+        """The last snapshot. Raises RuntimeError if none was read."""
         if self._known is None:
             raise RuntimeError(f"{self._files} was not read yet")
         return self._known[1]
 
     def snapshot(self) -> TopicSnapshot:
-        """The newest version, read afresh unless every file of the log is as it was.
+        """Return the newest version, read again unless every file of the log is unchanged.
 
-        CorruptionError; UnsupportedTableError for a feature of readers that is refused; StorageError.
+        Raises CorruptionError, UnsupportedTableError for a refused feature of readers, and StorageError.
         """
         snapshot = self.any_snapshot()
         if (refused := self._verdict(snapshot.table).reading) is not None:
@@ -151,13 +151,13 @@ class Committer:
         return snapshot
 
     def any_snapshot(self) -> TopicSnapshot:
-        """As ``snapshot``, whichever features the table has. Its records may not be served."""
+        """Return the snapshot like ``snapshot``, whichever features the table has. Its records may not be served."""
         failure: OSError | None = None
         for _ in range(_OPEN_ATTEMPTS):
             try:
                 state = self._replay.state()
             except OSError as error:
-                # A checkpoint and clean-up may take log entries away between listing and reading.
+                # A checkpoint and clean-up may remove log entries between listing and reading.
                 failure = error
                 continue
             contents = self._replay.contents
@@ -181,10 +181,10 @@ class Committer:
     def commit(self, plan: Callable[[TopicSnapshot], Plan | None], *, taking_back: bool = False) -> int:
         """Commit the actions that ``plan`` chooses on a fresh snapshot, and return the version that holds it, durably.
 
-        ``plan`` is called for each attempt, on its snapshot; it raises CommitRefusedError, or returns None for nothing
-        to do. ``taking_back``: the commit takes table features back, and no feature keeps it back. Raises
+        ``plan`` is called for each attempt, on its snapshot. It raises CommitRefusedError, or returns None for nothing
+        to do. ``taking_back``: the commit takes table features back, and no feature prevents it. Raises
         CommitRefusedError, CommitConflictError (others kept winning), CommitStateUnknownError, CorruptionError,
-        StorageFullError, StorageError; nothing is committed but perhaps with CommitStateUnknownError.
+        StorageFullError, StorageError. Nothing was committed, except perhaps after CommitStateUnknownError.
         """
         for attempt in range(COMMIT_ATTEMPTS_MAX):
             snapshot = self.any_snapshot() if taking_back else self.snapshot()
@@ -224,7 +224,7 @@ class Committer:
         )
 
     def _check(self, plan: Plan, snapshot: TopicSnapshot) -> None:
-        """Rule R4: the preconditions of any commit on the snapshot."""
+        """Check the preconditions of any commit on the snapshot (rule R4)."""
         if FORBIDDEN_PROPERTY in snapshot.properties:
             raise CommitRefusedError(
                 f"{self._files} has the table property {FORBIDDEN_PROPERTY}, which makes Spark forget the offsets kept "
@@ -259,7 +259,7 @@ class Committer:
                 )
 
     def _put(self, snapshot: TopicSnapshot, plan: Plan, commit_id: str) -> None:
-        """Write the entry of a plan as the version behind ``snapshot``, if there is none."""
+        """Write the entry of a plan as the version after ``snapshot``, if that does not exist."""
         version, now_ms = snapshot.version + 1, self._files.clock.now_ms()
         info: dict[str, Any] = {**commit_info(plan.operation, commit_id, plan.details)}
         removes = [Action(remove=_remove(removal, now_ms, data_change=plan.data_change)) for removal in plan.removes]
@@ -268,7 +268,7 @@ class Committer:
         if ROW_TRACKING in snapshot.features and not plan.protocol:
             domains += _give_row_ids(adds, version, snapshot)
             if snapshot.is_on("delta.enableRowTracking"):
-                # Rows that a job copies get new ids; whoever relies on ids is told so.
+                # Rows that a job copies get new ids, and this tag says so.
                 info["tags"] = {"delta.rowTracking.preserved": str(not (adds and removes)).lower()}
         if snapshot.is_on("delta.enableInCommitTimestamps"):
             info[IN_COMMIT_TIMESTAMP] = max(now_ms, self._last_in_commit_timestamp(snapshot) + 1)
@@ -304,10 +304,11 @@ class Committer:
         return known
 
     def _find(self, plan: Plan, commit_id: str, read_version: int, failure: BaseException | None) -> int | None:
-        """The version that holds our commit now, or None if none does (rule R5)."""
+        """Return the version that holds our commit now, or None if no version does (rule R5)."""
         try:
             if failure is None:
-                # Without retries our commit is the next version or none; a foreign commit may have overwritten it.
+                # Without retries our commit is the next version or none; another writer's commit may have overwritten
+                # it.
                 mine = read_entry(self._files, read_version + 1).commit_id == commit_id
                 return read_version + 1 if mine else None
             versions = sorted(list_log(self._files, read_version + 1).entries)
@@ -324,7 +325,7 @@ class Committer:
             ) from (failure or error)
 
     def sync(self, version: int) -> None:
-        """Rule R7: make the entries of ``version`` durable; the Delta writers fsync nothing.
+        """Make the entries of ``version`` durable (rule R7); the Delta writers fsync nothing.
 
         It syncs every entry that this committer has not synced in its present form: another process may have ended
         between commit and fsync, and a snapshot also shows entries that a power cut would take back. An entry of ours
@@ -342,13 +343,13 @@ class Committer:
                 except FileNotFoundError:
                     if name in entries:
                         raise
-                    continue  # a checkpoint has taken the place of the newest
+                    continue  # a checkpoint has replaced the newest
                 if now != self._synced.get(name):
                     due[name] = now
             if not due:
                 return
             for name in sorted(due.keys() & self._doubtful):
-                # The same bytes in a new file: its fsync cannot pass over pages that were lost.
+                # The same bytes go into a new file: its fsync cannot skip pages that were lost.
                 rewritten = self._files.replace(name, self._files.read(name), due[name])
                 if rewritten is None:
                     raise FileNotFoundError(errno.ENOENT, "it was replaced meanwhile", self._files.where(name))
@@ -369,7 +370,7 @@ def _not_durable(version: int, files: TableFiles, error: OSError) -> CommitState
 
 
 def commit_info(operation: str, commit_id: str, details: dict[str, int] | None = None) -> dict[str, str]:
-    """Our keys of ``commitInfo``: Delta's history shows the operation and its numbers."""
+    """Return our keys of ``commitInfo``: Delta's history shows the operation and its numbers."""
     details = details or {}
     shown = {USER_METADATA_KEY: json.dumps({"operation": operation, **details})} if details else {}
     return {
@@ -393,7 +394,7 @@ def _remove(removal: Removal, now_ms: int, *, data_change: bool) -> Remove:
 
 
 def _give_row_ids(adds: list[Action], version: int, snapshot: TopicSnapshot) -> list[DomainMetadata]:
-    """Give each file the ids of its rows, behind the highest that was ever given, and return the new highest (Delta
+    """Give each file the ids of its rows, after the highest that was ever given, and return the new highest (Delta
     protocol, "Writer Requirements for Row Tracking").
     """
     if not adds or snapshot.is_on("delta.rowTrackingSuspended"):

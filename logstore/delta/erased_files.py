@@ -7,7 +7,7 @@ files that are known to have none of the erased records. A commit of the store a
 subtracts those that it removes, whatever else is in the table. So the sum equals that of the active files only if no
 other writer has added or removed any.
 
-Files that the store finds on a disk and commits again (rule R7) are not added: they may be older than the erasure. The
+Files that the store finds on disk and commits again (rule R7) are not added: they may be older than the erasure. The
 second value consists of the version of its commit, so that it rises with each commit, and 32 bits of digest.
 """
 

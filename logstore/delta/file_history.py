@@ -1,6 +1,5 @@
-"""The history of a table's files: which commits removed them, and whether anybody asked for that.
-
-It goes as far back as the entries of the log that are still there.
+"""The history of a table's files: which commits removed them, and whether anybody asked for that. It goes as far back
+as the log still has entries.
 """
 
 from collections.abc import Sequence
@@ -25,11 +24,11 @@ _MEANT = frozenset({"DELETE", "TRUNCATE", "UPDATE", "MERGE"})
 class Removal:
     """The commit that took a file out of the table: ``ours``, or another writer's ``operation``.
 
-    ``rewritten``: the commit changed no record (``dataChange`` is false for all of it). ``meant``: records that are
-    missing after it are missing because somebody said so; not after a ``RESTORE`` or an overwrite without a predicate.
-    ``bounds`` are the file's partition, base offset and end, if the entry that added it is still there. Records below
-    ``since`` are missing for other reasons: a RESTORE to a version before the file has them as they were then.
-    ``masked``: the file had a deletion vector, so that it holds records that are deleted.
+    ``rewritten``: the commit changed no record (``dataChange`` is false for all of it). ``meant``: records are missing
+    after it because somebody said so; false after a ``RESTORE`` or an overwrite without a predicate. ``bounds`` are the
+    file's partition, base offset and end, if the log still has the entry that added it. Records below ``since`` are
+    missing for other reasons: a RESTORE to a version before the file leaves them as they were in that version.
+    ``masked``: the file had a deletion vector, so it holds deleted records.
     """
 
     version: int
@@ -44,8 +43,8 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class FileHistory:
-    """Files by path: the removals that last, and the files that came with an overwrite without a predicate and are
-    still there.
+    """Files by path: the removals that last, and the files that an overwrite without a predicate added and that are
+    still active.
     """
 
     removals: dict[str, Removal]
@@ -53,17 +52,16 @@ class FileHistory:
 
 
 def removals_since(files: TableFiles, version: int) -> dict[str, Removal]:
-    """The files that entries after ``version`` removed for good, as far as those entries are still there.
-
-    CorruptionError, OSError.
+    """Return the files that entries after ``version`` removed for good, as far as the log still has those entries.
+    Raises CorruptionError and OSError.
     """
     return file_history(files, version).removals
 
 
 def file_history(files: TableFiles, version: int) -> FileHistory:
-    """As ``removals_since``, with the files that overwrites added."""
+    """Return the ``removals_since`` a version, and the files that overwrites added."""
     found: dict[str, Removal] = {}
-    #: By path, each change of ``found`` with its version.
+    #: Each change of ``found`` with its version, by path.
     told: dict[str, list[tuple[int, Removal | None]]] = {}
     bounds: dict[str, tuple[int, int, int]] = {}
     sealed: dict[str, list[tuple[int, int]]] = {}
@@ -72,7 +70,7 @@ def file_history(files: TableFiles, version: int) -> FileHistory:
         try:
             actions = read_actions(files, number)
         except FileNotFoundError:
-            continue  # cleaned up meanwhile
+            continue  # the log was cleaned meanwhile
         info: dict[str, Any] = next((a.commit_info for a in actions if a.commit_info is not None), {})
         added = [action.add for action in actions if action.add is not None]
         removed = [action.remove for action in actions if action.remove is not None]
@@ -85,7 +83,7 @@ def file_history(files: TableFiles, version: int) -> FileHistory:
             change is False for change in (*(a.data_change for a in added), *(r.data_change for r in removed))
         )
         if info.get(OPERATION_KEY) == DROP_FOREIGN_FILES:
-            continue  # they were never served: nothing is missing for want of them
+            continue  # they were never served, so nothing is missing without them
         meant = ours or rewritten or operation in _MEANT or _has_predicate(info)
         changes: dict[str, Removal | None] = {
             action.path: Removal(
@@ -100,15 +98,15 @@ def file_history(files: TableFiles, version: int) -> FileHistory:
             for action in removed
         }
         if operation == "RESTORE" and (back := _restored_version(info)) is not None:
-            # The RESTORE takes back all that others did since: files that they removed stay away because of it. The
-            # store may have committed a file again after that version, and then replaced it. The RESTORE drops the
-            # replacement, so that the file is missing for the reason for which it was missing in that version.
+            # The RESTORE takes back everything that others did since: the files that they removed stay away because of
+            # it. The store may have committed a file again after that version, and then replaced it. The RESTORE drops
+            # the replacement, so the file is missing for the same reason as in that version.
             for path, removal in found.items():
                 if removal.version > back and not removal.ours:
                     changes[path] = replace(removal, version=number, operation=operation, meant=False)
                 elif removal.version > back and (before := _at(told[path], back)) is not None:
                     changes[path] = before
-            # What was away in that version is away as it was then.
+            # A file that was missing in that version is missing as it was then.
             for path, change in changes.items():
                 assert change is not None
                 known = change.bounds
@@ -132,24 +130,24 @@ def file_history(files: TableFiles, version: int) -> FileHistory:
 
 
 def _at(changes: Sequence[tuple[int, T]], version: int) -> T | None:
-    """The value of the last change at a version."""
+    """Return the value of the last change at a version."""
     return next((value for number, value in reversed(changes) if number <= version), None)
 
 
 def _restored_version(info: dict[str, Any]) -> int | None:
-    """None if the table was restored to a time."""
+    """Return the version to which the table was restored; None if it was restored to a time."""
     told = str((info.get("operationParameters") or {}).get("version"))
     return int(told) if told.isdecimal() else None
 
 
 def _has_predicate(info: dict[str, Any]) -> bool:
-    """Whether a write says which rows it replaces."""
+    """Return whether a write says which rows it replaces."""
     told = (info.get("operationParameters") or {}).get("predicate")
     return told not in (None, "", "[]", "true", '["true"]')
 
 
 def _bounds(add: Add) -> tuple[int, int, int] | None:
-    """Partition, base offset and end of a file, as its name or its statistics have them."""
+    """Return partition, base offset and end of a file, as its name or its statistics have them."""
     try:
         name = known_segment_name(add.path)
         if name is not None and name.end_offset is not None:

@@ -1,8 +1,8 @@
 """The first entry of a topic table's log: protocol, metadata, and a ``sealed`` for each partition, which is 0 in a new
-table. In a log that is rebuilt it also has the other facts of partitions, and all files.
+table. In a rebuilt log it also has the other facts of partitions, and all files.
 
-It is the same as delta-rs writes for a new table. Here it is made in memory, so that a table appears by one step on any
-storage, and with its digest.
+It is the same entry that delta-rs writes for a new table. Here it is made in memory, with its digest, so that a table
+appears in one step on any storage.
 """
 
 import uuid
@@ -30,10 +30,10 @@ def first_entry(
     transactions: Mapping[str, int] | None = None,
     added: Sequence[Add] = (),
 ) -> bytes:
-    """``schema`` of the table's columns; ``configuration`` are its properties; ``info`` our keys of ``commitInfo``;
-    ``now_ms`` is the time of the commit.
+    """Return the first entry. ``schema`` has the table's columns; ``configuration`` are its properties; ``info`` are
+    our keys of ``commitInfo``; ``now_ms`` is the time of the commit.
 
-    A new table has a new ``table_id``, no ``transactions`` but a ``sealed`` of 0 for each partition, and no files.
+    A new table has a new ``table_id``, no ``transactions`` except a ``sealed`` of 0 for each partition, and no files.
     """
     from deltalake import Schema
 

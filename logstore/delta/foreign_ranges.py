@@ -1,17 +1,14 @@
 """The place of other writers' files among the segments of a partition.
 
-A file of another writer that holds only offsets that no segment stands for is history: the rewritten rows of segments
-that an ``OPTIMIZE``, an ``UPDATE`` or a ``DELETE`` removed. Ranges may interleave: a writer joins segments that are no
+A file of another writer that holds only offsets that no segment covers is history: the rewritten rows of segments that
+an ``OPTIMIZE``, an ``UPDATE`` or a ``DELETE`` removed. Ranges may interleave: a writer joins segments that are not
 neighbours, or spreads their rows over files (Z-order). Then the offsets of the file are read, and its rows become
-several ranges, between segments and merged with those of other files.
+several ranges, between segments and merged with those of other files. A segment with a deletion vector is placed the
+same way: an ``UPDATE`` with vectors leaves its old rows in the segment and writes the new ones, of the same offsets, to
+another file.
 
-A segment with a deletion vector is placed the same way: an ``UPDATE`` with vectors leaves its old rows in the segment
-and writes the new ones, of the same offsets, to a file of its own.
-
-A file with an offset that is taken, or that was never given out, is refused: it is in none of the ranges. Of two such
-files that have the same offset the older one counts.
-
-Invariant: the ranges rise and do not overlap, and no offset is in two of them.
+A file with an offset that is taken, or that was never assigned, is refused: it is in no range. If two such files have
+the same offset, the older one counts. Invariant: the ranges rise and do not overlap, and no offset is in two of them.
 """
 
 import re
@@ -31,10 +28,10 @@ _ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:/")
 
 @dataclass(frozen=True, slots=True)
 class ForeignAdd:
-    """An add action of another writer; bounds are inclusive, and None if it has no statistics.
+    """An add action of another writer. Bounds are inclusive, and None if it has no statistics.
 
     ``name`` is that of the file, masked if it has a deletion vector. ``is_segment``: the file is a segment with a
-    vector, and stands for ``bounds`` whichever rows are left of it.
+    vector, and covers ``bounds`` whichever rows are left of it.
     """
 
     name: str
@@ -52,9 +49,8 @@ class ForeignAdd:
 
 @dataclass(frozen=True, slots=True)
 class ForeignRange:
-    """Records of other writers, under the name by which they are read. Bounds are inclusive.
-
-    ``shared``: a file of the name has records in another range, too.
+    """Records of other writers, under the name by which they are read. Bounds are inclusive. ``shared``: a file of the
+    name also has records in another range.
     """
 
     name: str
@@ -76,7 +72,7 @@ class RefusedFile:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """``ranges`` by rising offset."""
+    """The ranges of other writers' files, by rising offset, and the refused files."""
 
     ranges: tuple[ForeignRange, ...]
     refused: tuple[RefusedFile, ...]
@@ -94,7 +90,7 @@ class _Piece:
 
 
 def is_elsewhere(path: str) -> bool:
-    """Whether a path in the log is absolute: the file is another table's (protocol, add file)."""
+    """Return whether a path in the log is absolute: then the file is another table's (protocol, add file)."""
     return _ABSOLUTE.match(path) is not None
 
 
@@ -106,7 +102,7 @@ def arrange(
 ) -> Arrangement:
     """Place files among ``segments``, the ranges [base, end) of a partition, which rise and do not overlap.
 
-    ``read_runs`` reads the offsets of a file by its name, and is asked only where the statistics do not suffice. It
+    ``read_runs`` reads the offsets of a file by its name, and is called only if the statistics do not suffice. It
     raises CorruptionError, FileNotFoundError, OSError.
     """
     refused: list[RefusedFile] = []
@@ -143,7 +139,7 @@ def arrange(
 
 
 def _alone(adds: Sequence[ForeignAdd], bases: Sequence[int], ends: Sequence[int]) -> set[str]:
-    """Names of files whose statistics say that they overlap no other file."""
+    """Return the names of files whose statistics say that they overlap no other file."""
     known = sorted((add.bounds, add.name) for add in adds if add.bounds is not None)
     alone = set()
     reach = -1
@@ -159,7 +155,7 @@ def _alone(adds: Sequence[ForeignAdd], bases: Sequence[int], ends: Sequence[int]
 
 
 def _common(runs: OffsetRuns, starts: np.ndarray, ends: np.ndarray) -> int | None:
-    """An offset that ``runs`` and the ranges [start, end), which rise, have in common."""
+    """Return an offset that ``runs`` and the ranges [start, end), which rise, have in common."""
     if not len(starts) or not len(runs.starts):
         return None
     at = np.searchsorted(ends, runs.starts, side="right")
@@ -172,11 +168,11 @@ def _common(runs: OffsetRuns, starts: np.ndarray, ends: np.ndarray) -> int | Non
 
 
 def _pieces(add: ForeignAdd, runs: OffsetRuns | None, bases: Sequence[int]) -> list[_Piece]:
-    """The file's rows, cut where segments lie between them."""
+    """Return the file's rows, cut where segments lie between them."""
     if runs is None:
         first, last = add.bounds or (0, -1)
         return [_Piece(add, add.num_records, first, last, add.timestamps_ms)]
-    # Not those of the statistics, which may lack them: retention would take the records for old ones.
+    # The statistics' times are not used, because they may be absent: retention would take the records for old ones.
     times = runs.min_timestamp_ms, runs.max_timestamp_ms
     if add.is_segment:
         first, last = add.bounds or (0, -1)
@@ -192,7 +188,7 @@ def _pieces(add: ForeignAdd, runs: OffsetRuns | None, bases: Sequence[int]) -> l
 
 
 def _ranges(pieces: list[_Piece]) -> tuple[ForeignRange, ...]:
-    """Pieces that overlap are read together."""
+    """Join pieces that overlap into ranges, because they are read together."""
     pieces.sort(key=lambda piece: (piece.min_offset, piece.file.name))
     groups: list[list[_Piece]] = []
     reach = -1

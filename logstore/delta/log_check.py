@@ -1,6 +1,6 @@
-"""A Delta log as it is, damaged or not: a look that changes nothing, for ``topic verify`` and for a rebuild.
+"""A Delta log as it is, damaged or not: a check that changes nothing, for ``topic verify`` and for a rebuild.
 
-It reads every file of the log by itself, and stops at none that is damaged. ``problems`` are those over which a reader
+It reads every file of the log separately, and no damaged file stops it. ``problems`` are those for which a reader
 refuses the table, or that make its history doubtful.
 """
 
@@ -38,11 +38,12 @@ _REPLACING = ("DELETE", "UPDATE", "MERGE", "OPTIMIZE")
 
 @dataclass
 class LogRemains:
-    """The readable part of a log. Transactions only rise, so the largest value of each is the least that is true.
+    """The readable part of a log. Transactions only rise, so the largest value of each is a lower bound of the true
+    one.
 
     ``added`` and ``removed`` are the files whose last mention adds and removes them, as far as entries can be read.
-    ``replaced`` are those that another writer's DELETE, UPDATE, MERGE or OPTIMIZE removed: the records of them that are
-    left are in files that it added.
+    ``replaced`` are those that another writer's DELETE, UPDATE, MERGE or OPTIMIZE removed: the remaining records of
+    them are in files that it added.
     """
 
     entries: set[int] = field(default_factory=set)
@@ -80,7 +81,9 @@ class LogRemains:
 
 
 def read_remains(files: TableFiles) -> LogRemains:
-    """Every entry and checkpoint that can be read, in order of their versions. OSError but FileNotFoundError."""
+    """Read every entry and checkpoint that can be read, in order of their versions. Raises OSError except
+    FileNotFoundError.
+    """
     remains = LogRemains()
     try:
         found = list_log(files)
@@ -105,7 +108,7 @@ def _take_entry(files: TableFiles, version: int, remains: LogRemains) -> None:
     try:
         actions = read_actions(files, version)
     except FileNotFoundError:
-        remains.entries.discard(version)  # cleaned up meanwhile
+        remains.entries.discard(version)  # the log was cleaned meanwhile
         return
     except CorruptionError as error:
         remains.problems.append(str(error))
@@ -117,7 +120,7 @@ def _take_entry(files: TableFiles, version: int, remains: LogRemains) -> None:
     remains.take(actions)
     if not ours and info.get("operation") in _REPLACING:
         removed = {action.remove.path for action in actions if action.remove is not None}
-        remains.replaced |= removed & remains.removed  # a file with a new deletion vector is still there
+        remains.replaced |= removed & remains.removed  # a file with a new deletion vector is still active
 
 
 def _take_checkpoint(files: TableFiles, version: int, parts: Sequence[str], remains: LogRemains) -> None:
@@ -140,7 +143,7 @@ def _take_checkpoint(files: TableFiles, version: int, parts: Sequence[str], rema
     state = LogRemains()
     state.take(actions)
     remains.take(actions)
-    # A checkpoint is the whole state: a file that it does not name was removed by an entry that is gone or damaged.
+    # A checkpoint is the whole state: a file that it does not name was removed by an entry that is missing or damaged.
     remains.removed |= remains.added.keys() - state.added.keys()
     remains.added = dict(state.added)
 
@@ -175,9 +178,9 @@ def _check_hint(files: TableFiles, checkpoints: set[int], remains: LogRemains) -
 
 
 def observed_snapshot(files: TableFiles) -> TopicSnapshot:
-    """The newest version, read without a change to any file: ``TopicTable.snapshot`` removes a wrong hint.
+    """Return the newest version, read without a change to any file: ``TopicTable.snapshot`` removes a wrong hint.
 
-    CorruptionError, UnsupportedTableError; StorageError if it cannot be read.
+    Raises CorruptionError, UnsupportedTableError, and StorageError if it cannot be read.
     """
     failure: OSError | None = None
     for _ in range(_ATTEMPTS):
@@ -214,8 +217,8 @@ class _Stats(msgspec.Struct, rename="camel"):
 
 
 def differences(file: "CheckedFile", add: Add, partition: int | None) -> list[str]:
-    """How an add action differs from the file that it names, in words. Of another writer's file only the statistics
-    that are there count, and only if they leave out a record.
+    """Return in words how an add action differs from the file that it names. For another writer's file, only existing
+    statistics count, and only if they leave out a record.
     """
     found = []
     if add.size != file.size:

@@ -1,9 +1,8 @@
-"""The files of ``_delta_log``, read: the newest whole checkpoint up to a version, then every later entry.
+"""Reads the files of ``_delta_log``: the newest whole checkpoint up to a version, then every later entry.
 
-A file is parsed once per content, which its version tells: a foreign commit that renames over an entry changes it.
-
-Invariant: an entry with a digest and a checkpoint with a checksum file (all of ours have them) are compared with these
-before anything is taken from them; CorruptionError names a file that differs, and an entry that is empty.
+A file is parsed once per content, which its version identifies: another writer's commit that renames over an entry
+changes it. Invariant: an entry with a digest and a checkpoint with a checksum file (all of ours have them) are compared
+with these before anything is taken from them. CorruptionError names a file that differs, and an entry that is empty.
 """
 
 import contextlib
@@ -40,17 +39,17 @@ from logstore.errors import CorruptionError
 from logstore.segments.deletion_vectors import DeletionVector
 from logstore.table_files import LOG_DIRECTORY, Entry, TableFiles
 
-#: Suffix of the file with the CRC-32C of a checkpoint's parts, beside each checkpoint of ours. No Delta reader or
+#: The suffix of the file with the CRC-32C of a checkpoint's parts, beside each checkpoint of ours. No Delta reader or
 #: clean-up knows it.
 CHECKSUM_SUFFIX = ".checkpoint.crc32c"
 
 T = TypeVar("T")
 
 _ENTRY_NAME_LENGTH = len("00000000000000000000.json")
-#: The files of V2 checkpoints with their adds and removes.
+#: The directory of files with the adds and removes of V2 checkpoints.
 SIDECARS = "_sidecars"
 _OF_STATE = ("protocol", "metaData", "add", "domainMetadata")
-# Of removals there may be many, and only these fields are of use.
+# There may be many removals, and only these fields are of use.
 _OF_REMOVALS = ("path", "deletionTimestamp", "deletionVector")
 _COLUMNS_READ = ("txn", *_OF_STATE, "sidecar", *(f"remove.{name}" for name in _OF_REMOVALS))
 _V2_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.[0-9a-f-]{36}\.(?:json|parquet)")
@@ -63,10 +62,11 @@ _CUT_LETTER = "unexpected end of data"
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """Transactions and paths in one commit or one checkpoint part; ``change`` is what it says else of the table.
+    """Transactions and paths in one commit or one checkpoint part; ``change`` has the rest of what it says about the
+    table.
 
-    ``removed`` paths come with the time (ms) of their removal; None if the entry does not say it. ``vectors`` are those
-    of removed files, by path. ``in_commit_timestamp`` as in ``commitInfo``.
+    ``removed`` paths come with the time (ms) of their removal; None if the entry does not have it. ``vectors`` are
+    those of removed files, by path. ``in_commit_timestamp`` is as in ``commitInfo``.
     """
 
     transactions: dict[str, int]
@@ -79,9 +79,8 @@ class LogEntry:
 
 
 class CheckpointRemovals(Mapping[str, int | None]):
-    """The removals of a checkpoint as columns: a week of them may be a million, for as long as the topic is open.
-
-    ``in`` and ``[]`` look at all of them.
+    """The removals of a checkpoint as columns: a week of them may be a million, and they stay as long as the topic is
+    open. ``in`` and ``[]`` search all of them.
     """
 
     def __init__(self, paths: pa.StringArray, times_ms: pa.Int64Array) -> None:
@@ -102,7 +101,7 @@ class CheckpointRemovals(Mapping[str, int | None]):
         return time_ms
 
     def items(self) -> ItemsView[str, int | None]:
-        """In one pass, as a dict's."""
+        """Return all pairs, read in one pass, as a dict's items."""
         return dict(zip(self._paths.to_pylist(), self._times_ms.to_pylist(), strict=True)).items()
 
 
@@ -131,7 +130,7 @@ def checksum_name(version: int) -> str:
 
 
 def list_log(files: TableFiles, since: int = 0) -> LogFiles:
-    """The log's files of the version ``since`` and later ones; fewer names cost less. OSError."""
+    """List the log's files of the version ``since`` and later ones; fewer names cost less. Raises OSError."""
     entries: set[int] = set()
     parts: dict[tuple[int, int], list[str]] = {}
     v2: dict[int, tuple[str, ...]] = {}
@@ -142,11 +141,11 @@ def list_log(files: TableFiles, since: int = 0) -> LogFiles:
             if len(short) == _ENTRY_NAME_LENGTH and short[:20].isdecimal():
                 entries.add(int(short[:20]))
             elif match := _V2_CHECKPOINT.fullmatch(short):
-                v2[int(match[1])] = (name,)  # of several for a version each is whole
+                v2[int(match[1])] = (name,)  # a version may have several; each is whole
         elif match := _CHECKPOINT.fullmatch(short):
             parts.setdefault((int(match[1]), int(match[3] or 1)), []).append(name)
         elif match := _V2_CHECKPOINT.fullmatch(short):
-            v2[int(match[1])] = (name,)  # of several for a version each is whole
+            v2[int(match[1])] = (name,)  # a version may have several; each is whole
     whole = {version: tuple(found) for (version, total), found in parts.items() if len(found) == total}
     return LogFiles(entries, v2 | whole)
 
@@ -155,7 +154,9 @@ def list_log(files: TableFiles, since: int = 0) -> LogFiles:
 
 
 def read_actions(files: TableFiles, version: int) -> list[Action]:
-    """All actions of one ``N.json``. FileNotFoundError; CorruptionError if it is not the entry that was committed."""
+    """Read all actions of one ``N.json``. Raises FileNotFoundError, and CorruptionError if it is not the committed
+    entry.
+    """
     path = files.where(entry_name(version))
     raw = files.read(entry_name(version))
     try:
@@ -174,7 +175,7 @@ def read_actions(files: TableFiles, version: int) -> list[Action]:
 
 
 def read_entry(files: TableFiles, version: int) -> LogEntry:
-    """Parse one ``N.json``. FileNotFoundError; CorruptionError if it is not the entry that was committed."""
+    """Parse one ``N.json``. Raises FileNotFoundError, and CorruptionError if it is not the entry that was committed."""
     actions = read_actions(files, version)
     commit_id = None
     in_commit_timestamp = None
@@ -200,14 +201,14 @@ def read_entry(files: TableFiles, version: int) -> LogEntry:
 
 
 def adds_last(actions: Iterable[Action]) -> list[Action]:
-    """The actions of an entry in an order in which they may be done one by one. A deletion vector replaces a file by
-    the same file, and Spark writes its add before its remove.
+    """Order the actions of an entry so that they can be done one by one. A deletion vector replaces a file by the same
+    file, and Spark writes its add before its remove.
     """
     return sorted(actions, key=lambda action: action.add is not None)
 
 
 def is_ours(files: TableFiles, version: int) -> bool:
-    """Whether this project made the commit; also if its entry is gone. CorruptionError, OSError."""
+    """Return whether this project made the commit; true if its entry is gone. Raises CorruptionError and OSError."""
     try:
         return read_entry(files, version).commit_id is not None
     except FileNotFoundError:
@@ -215,7 +216,7 @@ def is_ours(files: TableFiles, version: int) -> bool:
 
 
 def _parse(version: int, raw: bytes) -> list[Action]:
-    """The actions of one entry. ValueError with the reason if ``raw`` is not a whole entry."""
+    """Return the actions of one entry. Raises ValueError with the reason if ``raw`` is not a whole entry."""
     actions = _decode(raw)
     if not actions:
         raise ValueError("it is empty")
@@ -234,14 +235,15 @@ def _decode(raw: bytes) -> list[Action]:
 
 
 def is_torn(version: int, raw: bytes) -> bool:
-    """Whether a power cut explains ``raw``: an entry that was not synced is left empty, with zeros, or cut short.
+    """Return whether a power cut explains ``raw``: an entry that was not synced is left empty, with zeros, or cut
+    short.
 
     A flipped bit in the last line can look like a cut. Any other damage was done to an entry that was durable.
     """
     with contextlib.suppress(ValueError):
         _parse(version, raw)
         return False
-    # Zeros are at least a sector, or reach to the end. A single zero is a blank (0x20) with a flipped bit.
+    # Zeros fill at least a sector, or reach to the end. A single zero is a blank (0x20) with a flipped bit.
     if not raw or raw.endswith(b"\0") or b"\0\0" in raw:
         return True
     head, _, last = raw.removesuffix(b"\n").rpartition(b"\n")
@@ -257,7 +259,7 @@ def is_torn(version: int, raw: bytes) -> bool:
 
 
 def _lacks_actions(version: int, actions: Sequence[Action]) -> bool:
-    """Whether an entry of these actions was cut between two lines: its digest counts more, and sums up others."""
+    """Return whether an entry of these actions was cut between lines: its digest counts more, and sums up others."""
     promised, _, total = (stored_digest(actions) or "").partition(":")
     count, _, actual = entry_digest(version, actions).partition(":")
     return promised.isdecimal() and int(promised) > int(count) and total != actual
@@ -267,12 +269,12 @@ def _lacks_actions(version: int, actions: Sequence[Action]) -> bool:
 
 
 def checksums(files: TableFiles, parts: Sequence[str]) -> dict[str, str]:
-    """The content of the checksum file for a checkpoint of these files: CRC-32C by name."""
+    """Return the content of the checksum file for a checkpoint of these files: CRC-32C by name."""
     return {_in_log(part): f"{crc32c(files.read(part)):08x}" for part in parts}
 
 
 def vouch(files: TableFiles, version: int, sums: dict[str, str]) -> None:
-    """Write the checksum file of a checkpoint, durably. OSError."""
+    """Write the checksum file of a checkpoint, durably. Raises OSError."""
     name, content = checksum_name(version), msgspec.json.encode(sums)
     while not files.put_if_absent(name, content):
         with contextlib.suppress(FileNotFoundError):
@@ -281,7 +283,7 @@ def vouch(files: TableFiles, version: int, sums: dict[str, str]) -> None:
 
 
 def stored_checksums(files: TableFiles, version: int) -> dict[str, str] | None:
-    """The checksums in the file beside a checkpoint; None if there is no file, empty if it is unreadable."""
+    """Return the checksums in the file beside a checkpoint; None if no file exists, empty if it is unreadable."""
     try:
         return msgspec.json.decode(files.read(checksum_name(version)), type=dict[str, str])
     except FileNotFoundError:
@@ -295,7 +297,9 @@ def _in_log(name: str) -> str:
 
 
 def read_checkpoint_part(files: TableFiles, name: str) -> LogEntry:
-    """Transactions and paths of a checkpoint file. FileNotFoundError; CorruptionError if it was changed."""
+    """Read transactions and paths of a checkpoint file. Raises FileNotFoundError, and CorruptionError if it was
+    changed.
+    """
     remedy = (
         "Start the store on this data directory: it sets the checkpoint aside if older log files still cover it; if "
         "they do not, restore it from a backup, or stop the store and rebuild the log: logstore topic rebuild "
@@ -331,10 +335,8 @@ def read_checkpoint_part(files: TableFiles, name: str) -> LogEntry:
 def _contents(
     files: TableFiles, name: str, raw: bytes, columns: Sequence[str] | None = None
 ) -> tuple[list[Action], list[pa.Table]]:
-    """The actions of a checkpoint file as they are in it, as JSON or as rows; a V2 checkpoint has more rows in
-    sidecars.
-
-    Raises pa.ArrowException, OSError, ValueError.
+    """Return the actions of a checkpoint file as they are in it, as JSON or as rows; a V2 checkpoint has more rows in
+    sidecars. Raises pa.ArrowException, OSError, ValueError.
     """
     if name.endswith(".json"):
         actions, tables = _decode(raw), []
@@ -354,7 +356,9 @@ def _parquet(raw: bytes, columns: Sequence[str] | None) -> pa.Table:
 
 
 def read_checkpoint_actions(files: TableFiles, parts: Sequence[str]) -> list[Action]:
-    """All actions of a checkpoint, every page read. FileNotFoundError; ValueError if it cannot be read."""
+    """Read all actions, and so every page, of a checkpoint. Raises FileNotFoundError, and ValueError if it is
+    unreadable.
+    """
     actions: list[Action] = []
     for part in parts:
         raw = files.read(part)
@@ -368,7 +372,7 @@ def read_checkpoint_actions(files: TableFiles, parts: Sequence[str]) -> list[Act
 
 
 def _rows(table: pa.Table, column: str) -> list[dict[str, Any]]:
-    """The rows of one kind of action."""
+    """Return the rows of one kind of action."""
     if column not in table.column_names:
         return []
     rows: list[dict[str, Any]] = table.column(column).drop_null().to_pylist(maps_as_pydicts="strict")
@@ -376,7 +380,7 @@ def _rows(table: pa.Table, column: str) -> list[dict[str, Any]]:
 
 
 def _vectors(table: pa.Table) -> dict[str, DeletionVector]:
-    """The vectors of removed files; most tables have none."""
+    """Return the vectors of removed files; most tables have none."""
     if "remove" not in table.column_names:
         return {}
     removals = table.column("remove").drop_null().combine_chunks()
@@ -408,28 +412,27 @@ class LogState:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether it begins with a checkpoint."""
+        """True if it begins with a checkpoint."""
         return len(self._entries) <= self.version
 
     @cached_property
     def table(self) -> TableState | None:
-        """The table that the log makes; None if the log has neither protocol nor metadata."""
+        """The table that results from the log; None if the log has neither protocol nor metadata."""
         return table_state([(entry.change, entry.removed.keys()) for entry in self._entries])
 
     @property
     def in_commit_timestamp(self) -> int | None:
-        """That of the newest entry; None if it has none, or if a checkpoint took its place."""
+        """The timestamp of the newest entry; None if it has none, or if a checkpoint replaced it."""
         return self._entries[-1].in_commit_timestamp if self._entries else None
 
     def removed_vectors(self) -> list[tuple[DeletionVector, int | None]]:
-        """Vectors of removed files, and when (ms) they were removed; the file may have another vector since."""
+        """Return the vectors of removed files, and the times (ms) of removal; a file may have another vector since."""
         return [(vector, entry.removed[path]) for entry in self._entries for path, vector in entry.vectors.items()]
 
     def removals(self) -> dict[str, int | None]:
-        """Paths that a commit removed, and when (ms); None if the log does not say when. Made anew each time: there may
-        be many.
-
-        A checkpoint forgets them after a while: see ``schema.removals_kept_ms``.
+        """Return the paths that a commit removed, and when (ms); None if the log does not say when. The dict is made
+        for each call, because it may be large. A checkpoint forgets removals after a while: see
+        ``schema.removals_kept_ms``.
         """
         removed: dict[str, int | None] = {}
         for entry in self._entries:
@@ -444,7 +447,7 @@ class LogState:
         return any(entry.removed for entry in self._entries)
 
     def was_removed(self, path: str) -> bool:
-        """As ``path in removals()``, without a walk over all of them."""
+        """Return whether ``path in removals()``, without a walk over all removals."""
         last = next((e for e in reversed(self._entries) if path in e.removed or path in e.added), None)
         return last is not None and path in last.removed
 
@@ -464,19 +467,20 @@ class LogReplay:
         return {name: known[0] for name, known in self._parsed.items()}
 
     def perhaps_not_durable(self) -> list[str]:
-        """Entries of the last state, except ours that have a later one of ours above them (see ``Committer.sync``)."""
+        """Return the entries of the last state, except ours below a later one of ours (see ``Committer.sync``)."""
         entries = [(name, entry.commit_id) for name, (_, entry) in self._parsed.items() if _is_entry(name)]
         last_own = max((at for at, (_, commit_id) in enumerate(entries) if commit_id is not None), default=-1)
         return [name for at, (name, commit_id) in enumerate(entries) if commit_id is None or at == last_own]
 
     def state(self, version: int | None = None) -> LogState:
-        """The log up to ``version``, the newest unless told. CorruptionError if it has a hole or cannot be parsed;
-        OSError.
+        """Return the log up to ``version``, by default the newest. Raises CorruptionError if it has a hole or cannot be
+        parsed, and OSError.
         """
         try:
             found, names = self._list(version, self._base)
         except CorruptionError:
-            # A listing of a directory that others write to is not atomic: only a hole in two of them is one.
+            # A listing of a directory to which others write is not atomic, so a hole counts only if two listings have
+            # it.
             found, names = self._list(version, 0)
         parsed: dict[str, tuple[Entry, LogEntry]] = {}
         for name in names:
@@ -494,7 +498,9 @@ class LogReplay:
         return read_checkpoint_part(self._files, name)
 
     def _list(self, version: int | None, since: int) -> tuple[int, list[str]]:
-        """The version found, and the files to read for it, in order. CorruptionError if one is missing."""
+        """Return the version found, and the files to read for it, in order. Raises CorruptionError if a file is
+        missing.
+        """
         found = list_log(self._files, since)
         if not found.entries and not found.checkpoints:
             if since:

@@ -1,14 +1,14 @@
 """Repairs that a start makes in ``_delta_log`` by itself: only those that lose nothing.
 
-- The newest entries are set aside if a power cut tore them (``is_torn``): they were not durable, so nobody was told of
-  them. Their records are in the journal or in segment files still; the broker commits them again.
-- A checkpoint that does not match its checksum file is set aside if the entries that are still there cover it. A
-  checkpoint without such a file (another writer made it, or a crash came between) is set aside only if it cannot be
-  read or says something else than the entries; one that says the same gets its checksum file.
-- ``_last_checkpoint`` is removed if it names no checkpoint. So are Spark's checksums of versions that are not there.
+- The newest entries are set aside if a power cut tore them (``is_torn``): they were not durable, so nobody was notified
+  of them. Their records are still in the journal or in segment files; the broker commits them again.
+- A checkpoint that does not match its checksum file is set aside if the remaining entries cover it. A checkpoint
+  without such a file (another writer made it, or a crash came between the two) is set aside only if it cannot be read
+  or says something else than the entries; one that says the same gets its checksum file.
+- ``_last_checkpoint`` is removed if it names no checkpoint. So are Spark's checksums of versions that do not exist.
 
 A file that is set aside is renamed to ``<name>.set-aside``; no Delta reader, writer or clean-up takes such a name for
-its own. Any other damaged file stays where it is, and its readers refuse it (``log_entries``).
+one of its files. Any other damaged file stays where it is, and its readers refuse it (``log_entries``).
 """
 
 import contextlib
@@ -49,8 +49,8 @@ class _Hint(msgspec.Struct):
 
 
 def repair_log(files: TableFiles) -> None:
-    """Do all repairs; for the table's owner, before anybody reads the table. OSError."""
-    if all(map(_ENTRY.fullmatch, _names(files))):  # as in most tables: one listing is enough to see it
+    """Do all repairs, for the table's owner, before anybody reads the table. Raises OSError."""
+    if all(map(_ENTRY.fullmatch, _names(files))):  # as in most tables: one listing shows it
         _set_aside_torn_entries(files)
         return
     _check_checkpoints(files)
@@ -78,7 +78,8 @@ def _set_aside_torn_entries(files: TableFiles) -> None:
     found = list_log(files)
     base = max(found.checkpoints, default=-1)
     for version in range(found.last_version, max(base, 0), -1):
-        # Durable for certain: the first entry (before there was a topic), and entries below a checkpoint.
+        # Two kinds are certainly durable: the first entry (written before the topic existed), and entries below a
+        # checkpoint.
         if version not in found.entries or not is_torn(version, files.read(entry_name(version))):
             return
         _set_aside(files, entry_name(version), "torn by a power cut; nobody was told of its commit")
@@ -103,7 +104,7 @@ def _check_checkpoints(files: TableFiles) -> None:
                         base = version
                         continue
                 except FileNotFoundError:
-                    continue  # another writer's clean-up of the log
+                    continue  # another writer cleaned the log
                 why = f"no checksum vouches for this checkpoint, and {difference}; the entries cover it"
             if _set_checkpoint_aside(files, base, version, parts, why):
                 continue
@@ -113,13 +114,15 @@ def _check_checkpoints(files: TableFiles) -> None:
 
 def _is_vouched_for(files: TableFiles, version: int, found: LogFiles) -> bool:
     stored = stored_checksums(files, version)
-    with contextlib.suppress(FileNotFoundError):  # another writer's clean-up of the log
+    with contextlib.suppress(FileNotFoundError):  # another writer cleaned the log
         return stored is not None and stored == checksums(files, found.checkpoints[version])
     return False
 
 
 def _covering(files: TableFiles, found: LogFiles, base: int, version: int) -> list[Action] | None:
-    """The actions of the checkpoint of ``base`` and of the entries up to ``version``; None if not all can be read."""
+    """Return the actions of the checkpoint of ``base`` and of the entries up to ``version``; None if some cannot be
+    read.
+    """
     needed = range(base + 1, version + 1)
     if not found.entries.issuperset(needed):
         return None
@@ -133,7 +136,7 @@ def _covering(files: TableFiles, found: LogFiles, base: int, version: int) -> li
 
 
 def _difference(files: TableFiles, parts: Sequence[str], covering: list[Action]) -> str | None:
-    """How a checkpoint differs from the state that ``covering`` makes; None if it does not."""
+    """Return how a checkpoint differs from the state that results from ``covering``; None if it does not."""
     try:
         actual, expected = _outcome(read_checkpoint_actions(files, parts)), _outcome(covering)
     except ValueError as error:
@@ -142,7 +145,7 @@ def _difference(files: TableFiles, parts: Sequence[str], covering: list[Action])
 
 
 def _outcome(actions: Iterable[Action]) -> dict[str, Any]:
-    """The table's state after ``actions``, without the parts that a checkpoint may leave out (tombstones,
+    """Return the table's state after ``actions``, without the parts that a checkpoint may leave out (tombstones,
     ``dataChange``).
     """
     transactions: dict[str, int] = {}
@@ -179,7 +182,7 @@ def _vouch(files: TableFiles, version: int, parts: Sequence[str], compared: dict
 
 
 def _set_checkpoint_aside(files: TableFiles, base: int, version: int, parts: Sequence[str], why: str) -> bool:
-    """Whether it was set aside; not if another writer cleaned up the covering entries meanwhile."""
+    """Set a checkpoint aside. Put it back and return False if another writer removed the covering entries meanwhile."""
     aside = []
     for part in parts:
         with contextlib.suppress(FileNotFoundError):
@@ -205,8 +208,8 @@ def drop_stale_checksums(files: TableFiles) -> None:
 
 
 def _drop_checksums_ahead(files: TableFiles) -> None:
-    """Spark's checksum files of versions that are not there: delta-rs refuses the log over them, and Spark the next
-    entry of their name.
+    """Remove Spark's checksum files of versions that do not exist: delta-rs refuses the log because of them, and Spark
+    the next entry of their name.
     """
     found = list_log(files)
     newest = max((found.last_version, *found.checkpoints))
@@ -215,7 +218,7 @@ def _drop_checksums_ahead(files: TableFiles) -> None:
 
 
 def _names(files: TableFiles) -> set[str]:
-    """Of all files in the log directory."""
+    """Return the names of all files in the log directory."""
     return {name.removeprefix(f"{LOG_DIRECTORY}/") for name in files.names(LOG_DIRECTORY)}
 
 

@@ -1,8 +1,8 @@
 """Checkpoints and log clean-up, apart from commits: a failure here says nothing about any commit.
 
-Order: a checkpoint is written, compared with the snapshot that it stands for, made durable, and vouched for by a file
-with its checksums; only then are expired log entries removed (those before the newest checkpoint that is itself older
-than ``delta.logRetentionDuration``); after that only a checkpoint can replace them.
+The order: a checkpoint is written, compared with its snapshot, made durable, and confirmed by a file with its
+checksums. Only then are expired log entries removed (those before the newest checkpoint that is itself older than
+``delta.logRetentionDuration``), because after that only a checkpoint can replace them.
 """
 
 import structlog
@@ -25,10 +25,10 @@ log = structlog.stdlib.get_logger(__name__)
 
 
 def is_checkpoint_due(files: TableFiles, snapshot: TopicSnapshot) -> bool:
-    """Whether so many versions lie behind the last checkpoint. CorruptionError, OSError."""
+    """Return whether the last checkpoint is at least one interval of versions old. Raises CorruptionError, OSError."""
     if snapshot.version < DELTA_CHECKPOINT_INTERVAL:
         return False
-    # Looking back so far is enough, and cheaper than the whole log.
+    # One interval is enough to look back, and cheaper than the whole log.
     since = max(0, snapshot.version - DELTA_CHECKPOINT_INTERVAL + 1)
     found = list_log(files, since).checkpoints
     newest = max((version for version in found if version <= snapshot.version), default=0)

@@ -21,7 +21,7 @@ from logstore.table_files import TableFiles
 class RollPart:
     """One partition's share of a roll: [base_offset, end_offset) in ``segments``, in order, at least one.
 
-    A segment without records stands for a range of which none is kept (all aborted).
+    A segment without records covers a range of which no record is kept (all aborted).
     """
 
     partition: int
@@ -33,11 +33,11 @@ class RollPart:
 
 @dataclass(frozen=True, slots=True)
 class RewritePart:
-    """One partition's share of a rewrite: ``removes`` (paths) give way to ``adds``; the facts that change with it.
+    """One partition's share of a rewrite: ``adds`` replace ``removes`` (paths), and facts change with them.
 
     ``log_start`` and ``cleaned`` only rise: a value below the table's changes nothing. Without ``removes`` only
-    ``cleaned`` rises: a compaction found nothing to remove. ``clean_digest`` goes with ``cleaned``: of the files that
-    the compaction leaves below it, by its plan. Others that are there at the commit are not clean.
+    ``cleaned`` rises: a compaction found nothing to remove. ``clean_digest`` comes with ``cleaned``: it is the digest
+    of the files that the compaction, by its plan, leaves below it. Other files that exist at the commit are not clean.
     """
 
     partition: int
@@ -49,7 +49,7 @@ class RewritePart:
 
 
 def is_rolled(part: RollPart, snapshot: TopicSnapshot, files: TableFiles) -> bool:
-    """Whether the snapshot holds the part already. Raises the refusal."""
+    """Return whether the snapshot already holds the part. Raises the refusal."""
     state = partition_state(snapshot, part.partition, files)
     check_epoch(snapshot, part.partition, part.leader_epoch, files)
     snapshot.check(part.partition)
@@ -96,7 +96,7 @@ def check_part(part: RollPart) -> None:
 def rewrite_facts(
     part: RewritePart, snapshot: TopicSnapshot, files: TableFiles
 ) -> tuple[list[SegmentFile], dict[str, int]]:
-    """The files that a rewrite removes and the transactions that go with it. Raises the refusal."""
+    """Return the files that a rewrite removes and the transactions that go with it. Raises the refusal."""
     state = partition_state(snapshot, part.partition, files)
     active = {file.path: file for file in snapshot.segments(part.partition)}
     gone = [removed for removed in part.removes if removed not in active]
@@ -134,8 +134,8 @@ def rewrite_facts(
 def check_replacement(
     adds: Sequence[Segment], old: Sequence[SegmentFile], kept: Sequence[SegmentFile], sealed: int, files: TableFiles
 ) -> None:
-    """CommitRefusedError if the ranges of ``adds`` are not in the place that ``old`` leaves: from the end of the file
-    before them to the base of the one after them, among the ``kept`` ones, or to ``sealed``; or if they hold more.
+    """Raise CommitRefusedError if ``adds`` do not fit into the place that ``old`` leaves, or hold more records. The
+    place reaches from the end of the ``kept`` file before them to the base of the one after them, or to ``sealed``.
     """
     first, last = min(file.base_offset for file in old), max(file.end_offset for file in old)
     low = max((file.end_offset for file in kept if file.end_offset <= first), default=0)

@@ -1,20 +1,20 @@
-"""Deletes files from storage that no version of the table needs any more; the Delta log tells which. No commit is made.
+"""Deletes files from storage that no version of the table needs, according to the Delta log. No commit is made.
 
 Invariants:
 
 - An active file of the snapshot is never deleted.
-- ``delete_removed_files`` deletes only what a commit removed, durably. A file that a roll, a merge or a job has written
-  and not committed yet has no removal.
-- ``delete_unnamed_files`` deletes only files that no commit names, and of these only old ones: no roll, merge or job
-  takes days from its file to its commit.
-- A file of the change data feed, which is in no version's list of files, goes by its age, as with Delta's VACUUM.
-- The file of a deletion vector goes when none of its vectors is an active file's, as a data file that was removed with
-  the last of them; a file of vectors that no commit names as one of data.
-- A segment of offsets that the table lacks is deleted only if a commit meant its records to go (a ``DELETE``, a job).
-  The store may commit any other again (rule R7), after a ``RESTORE`` for example.
-- A deletion that is cut short, or that runs twice at once, leaves a table that a later one can go on with.
+- ``delete_removed_files`` deletes only files that a commit removed, durably. A file that a roll, a merge or a job has
+  written and not committed yet has no removal.
+- ``delete_unnamed_files`` deletes only files that no commit names, and only old ones: no roll, merge or job takes days
+  from its file to its commit.
+- A file of the change data feed, which is in no version's list of files, is deleted by its age, as by Delta's VACUUM.
+- The file of a deletion vector is deleted when no active file has one of its vectors, like a data file that was removed
+  with the last of them; a file of vectors that no commit names is deleted like a data file.
+- A segment of offsets that the table lacks is deleted only if a commit meant to remove its records (a ``DELETE``, a
+  job). The store may commit any other again (rule R7), after a ``RESTORE`` for example.
+- A deletion that is cut short, or that runs twice at once, leaves a table on which a later deletion can continue.
 
-Versions of the table from before a removal cannot be read, nor be restored with RESTORE, once its file is deleted.
+Versions of the table from before a removal cannot be read, or restored with RESTORE, once its file is deleted.
 """
 
 import contextlib
@@ -31,7 +31,8 @@ from logstore.segments.deletion_vectors import DeletionVector, file_of
 from logstore.segments.names import SegmentName, known_segment_name
 from logstore.table_files import Entry, TableFiles
 
-#: In a directory of its partition, or of any name where Spark has column mapping; Delta's own begin with _ or a dot.
+#: The directory is that of the partition, or has any name if Spark has column mapping; Delta's own begin with _ or a
+#: dot.
 _DATA_FILE = re.compile(r"((?![_.])[^/]+)/[^/]*\.parquet")
 _CHANGE_FILE = re.compile(r"_change_data/(?:[^/]+/)?[^/]*\.parquet")
 _VECTOR_FILE = re.compile(r"(?:(?![_.])[^/]+/)?deletion_vector_[0-9a-f-]{36}\.bin")
@@ -57,7 +58,7 @@ def is_vector_file(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DeletedFiles:
-    """Names within the table, by rising name, and the sum of their bytes."""
+    """The names within the table, by rising name, and the sum of the files' bytes."""
 
     names: tuple[str, ...] = ()
     bytes: int = 0
@@ -66,11 +67,11 @@ class DeletedFiles:
 def delete_removed_files(
     files: TableFiles, snapshot: TopicSnapshot, *, delay_ms: int, now_ms: int, dry_run: bool = False
 ) -> DeletedFiles:
-    """Delete what a commit removed at ``now_ms - delay_ms`` or before; with ``dry_run`` only say what that would be.
+    """Delete files that a commit removed at ``now_ms - delay_ms`` or before; with ``dry_run`` only return them.
 
-    ``snapshot`` is of this moment. ``now_ms`` is a time that both the clock of this machine and that of the storage
-    have reached. The log forgets removals after a while (``schema.removals_kept_ms``); their files are then unnamed.
-    Costs a list of names per partition with such a file. OSError.
+    ``snapshot`` is current. ``now_ms`` is a time that both this machine's clock and the storage's clock have reached.
+    The log forgets removals after a while (``schema.removals_kept_ms``); their files are then unnamed. Costs a list of
+    names per partition with such a file. Raises OSError.
     """
     removals = named_files(files, snapshot)
     due = {at for at, removed_ms in removals.items() if removed_ms is not None and removed_ms <= now_ms - delay_ms}
@@ -84,18 +85,18 @@ def delete_removed_files(
 def delete_unnamed_files(
     files: TableFiles, unnamed: Mapping[str, Entry], *, age_ms: int, now_ms: int, dry_run: bool = False
 ) -> DeletedFiles:
-    """Delete those of ``unnamed`` (see ``unnamed_files``) written at ``now_ms - age_ms`` or before. OSError."""
+    """Delete the ``unnamed`` files (see ``unnamed_files``) written at ``now_ms - age_ms`` or before. Raises OSError."""
     due = [entry for entry in unnamed.values() if entry.modified_ms <= now_ms - age_ms]
     return _delete(files, due, dry_run=dry_run)
 
 
-#: The time (ms) at which a file left the table, if the file is in it.
+#: The value in place of the time (ms) at which a file left the table, for a file that is active.
 ACTIVE = 2**63 - 1
 
 
 def named_files(files: TableFiles, snapshot: TopicSnapshot) -> dict[str, int | None]:
-    """The names of all files, of data and of vectors, that the log names, with the time (ms) at which they left the
-    table: ``ACTIVE`` if they are in it, None if the log does not say when.
+    """Return the names of all files, of data and of vectors, that the log names, with the time (ms) at which they left
+    the table: ``ACTIVE`` if they have not left it, None if the log does not say when.
     """
     found: dict[str, int | None] = {unquote(path): at for path, at in snapshot.log.removals().items()}
     for vector, removed_ms in snapshot.log.removed_vectors():
@@ -110,7 +111,7 @@ def named_files(files: TableFiles, snapshot: TopicSnapshot) -> dict[str, int | N
 
 
 def _vector_file(files: TableFiles, vector: DeletionVector) -> str | None:
-    """None for a vector that has no file within the table."""
+    """Return the vector's file; None for a vector that has no file within the table."""
     with contextlib.suppress(CorruptionError):
         return file_of(vector, files)
     return None
@@ -121,9 +122,8 @@ class UnnamedFiles:
     """Files in storage that are neither active nor known as removed, by name.
 
     ``superseded``: files of deletion vectors and of changes, and segments whose offsets the table has in other files,
-    or had to give up. Their removal was forgotten by the log, or a job was killed before its commit. ``needed``:
-    segments of offsets that the table lacks, perhaps because a commit was lost. ``others`` have names that are not
-    ours.
+    or had to give up. The log forgot their removal, or a job was killed before its commit. ``needed``: segments of
+    offsets that the table lacks, perhaps because a commit was lost. ``others`` have names that are not ours.
     """
 
     superseded: dict[str, Entry]
@@ -132,7 +132,7 @@ class UnnamedFiles:
 
 
 def unnamed_files(files: TableFiles, snapshot: TopicSnapshot, entries: Iterable[Entry]) -> UnnamedFiles:
-    """The unnamed ones of ``entries`` of the table's files. CorruptionError if the table's own files overlap."""
+    """Return the unnamed files among ``entries``. Raises CorruptionError if the table's own files overlap."""
     found = UnnamedFiles({}, {}, {})
     named = named_files(files, snapshot)
     gaps = _Gaps(snapshot)
@@ -160,8 +160,8 @@ class _Gaps:
         self._known: dict[int, list[tuple[int, int]]] = {}
 
     def reach(self, name: SegmentName) -> bool:
-        """Whether the segment of the name has offsets that the table lacks. CorruptionError if the table's own files
-        overlap.
+        """Return whether the segment of the name has offsets that the table lacks. Raises CorruptionError if the
+        table's own files overlap.
         """
         state = self._snapshot.partitions[name.partition]
         if name.partition not in self._known:
@@ -175,7 +175,7 @@ class _Gaps:
 
 
 def _without_dropped(files: TableFiles, snapshot: TopicSnapshot, entries: list[Entry]) -> list[Entry]:
-    """``entries`` without the segments of offsets that the table lacks because a commit dropped them unasked."""
+    """Return ``entries`` without the segments of offsets that the table lacks because a commit dropped them unasked."""
     gaps = _Gaps(snapshot)
     lacked = set()
     for entry in entries:
@@ -204,7 +204,7 @@ def _sync_removals(files: TableFiles, version: int) -> None:
 def _on_disk(files: TableFiles, names: Iterable[str]) -> list[Entry]:
     by_directory: dict[str, set[str]] = {}
     for name in names:
-        # Names come from a log that others write to.
+        # Other writers also write to the log from which the names come.
         if may_be_deleted(name):
             by_directory.setdefault(name.rpartition("/")[0], set()).add(name)
     found: list[Entry] = []

@@ -4,11 +4,11 @@ import shlex
 
 
 def restore_command(location: str, version: int | str) -> str:
-    """The command for a shell that restores a table to a version."""
+    """Return the shell command that restores a table to a version."""
     restore = f"DeltaTable({_quoted(location)}).restore({version})"
     return shlex.join(("python", "-c", f"from deltalake import DeltaTable; {restore}"))
 
 
 def _quoted(text: str) -> str:
-    """A literal of Python in double quotes where that can be, which a shell's single quotes leave as it is."""
+    """Return a Python literal, in double quotes if possible, so that a shell's single quotes leave it as it is."""
     return f'"{text}"' if text.isprintable() and not set(text) & set('"\\') else repr(text)

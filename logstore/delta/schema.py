@@ -14,15 +14,15 @@ from logstore.segments.writer import Segment
 
 PROPERTY_PREFIX = "logstore."
 PARTITIONS_PROPERTY = "logstore.partitions"
-#: The topic's name. It tells the topic from a copy of its directory under another name.
+#: The topic's name. It distinguishes the topic from a copy of its directory under another name.
 TOPIC_PROPERTY = "logstore.topic"
-#: Refused: with this property Spark's checkpoints drop application transactions, which are this table's state.
+#: The property is refused: with it, Spark's checkpoints drop application transactions, which are this table's state.
 FORBIDDEN_PROPERTY = "delta.setTransactionRetentionDuration"
 PARTITION_COLUMNS = ["partition"]
-#: Reader and writer version: no deletion vectors, no column mapping.
+#: Reader and writer version, without deletion vectors or column mapping.
 PROTOCOL = (1, 2)
 
-#: Columns of the topic's layout.
+#: A property whose value comes from the topic's layout.
 LOG_RETENTION_PROPERTY = "delta.logRetentionDuration"
 
 _DAY_MS = 24 * 3_600_000
@@ -32,7 +32,7 @@ TOMBSTONE_RETENTION_PROPERTY = "delta.deletedFileRetentionDuration"
 _REMOVALS_KEPT_DAYS = 7
 _DAYS = re.compile(r"(?:interval )?([1-9][0-9]{0,6}) days?", re.IGNORECASE)
 
-#: Set when a topic is created.
+#: These are set when a topic is created.
 DELTA_PROPERTIES = {
     "delta.checkpointInterval": "100",
     "delta.dataSkippingStatsColumns": "offset,timestamp",
@@ -44,29 +44,29 @@ CLEAN_FILES = "clean_files"
 
 
 def app_id(partition: int, fact: str) -> str:
-    """The application id under which a commit stores one fact of a partition."""
+    """Return the application id under which a commit stores one fact of a partition."""
     return f"logstore/{partition}/{fact}"
 
 
 def removals_kept_ms(properties: Mapping[str, str]) -> int | None:
-    """How long checkpoints keep the removal of a file; None if the property is set to anything but whole days."""
+    """Return how long checkpoints keep the removal of a file; None if the property is not set to whole days."""
     text = properties.get(TOMBSTONE_RETENTION_PROPERTY) or f"{_REMOVALS_KEPT_DAYS} days"
     days = _DAYS.fullmatch(text)
     return None if days is None else int(days[1]) * _DAY_MS
 
 
 def removals_kept_for(delay_ms: int) -> str:
-    """The value of ``TOMBSTONE_RETENTION_PROPERTY`` with which a vacuum within a day after ``delay_ms`` finds them."""
+    """Return the property's value with which a vacuum within a day after ``delay_ms`` still finds the removals."""
     return f"interval {max(-(-delay_ms // _DAY_MS) + 1, _REMOVALS_KEPT_DAYS)} days"
 
 
 def timestamp_stat(timestamp_us: int) -> str:
-    """A timestamp as Delta statistics spell it, exact to the µs: a rounded maximum would hide records from readers."""
+    """Format a timestamp as in Delta statistics, exact to the µs: a rounded maximum would hide records from readers."""
     return f"{np.datetime64(timestamp_us, 'us')}Z"
 
 
 def add_action(segment: Segment, now_ms: int, *, data_change: bool) -> Add:
-    # With nullCount readers know that numRecords is all there is, and skip an empty file for every query.
+    # With nullCount readers know that numRecords is complete, and skip an empty file for every query.
     stats: dict[str, object] = {"numRecords": segment.num_records, "nullCount": {"offset": 0, "timestamp": 0}}
     if segment.num_records:
         stats |= {

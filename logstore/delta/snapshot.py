@@ -1,15 +1,13 @@
 """One version of a topic's Delta table, and its invariants.
 
 They are checked where they are relied on: every partition below ``logstore.partitions`` has a ``sealed`` transaction;
-segments of a partition stand for ranges of offsets that do not overlap and end at ``sealed`` or below. A breach is a
-CorruptionError with the names of the files. Files of other writers, and segments of which another writer's deletion
-vector takes rows, are placed among the segments, or refused (``foreign_ranges``): no record is served twice.
+segments of a partition cover ranges of offsets that do not overlap and end at ``sealed`` or below. A breach is a
+CorruptionError with the names of the files. Files of other writers, and segments from which another writer's deletion
+vector removes rows, are placed among the segments, or refused (``foreign_ranges``): no record is served twice.
 
-Partitions are only ever added. If the property is smaller than the number of partitions that have transactions, the
-transactions are right.
-
-The name of a segment says its range [base, end), with records or without. Names of earlier releases and of other
-writers do not say it; the range of such a file is that of its records, as its statistics have them.
+Partitions are only ever added. If the property is smaller than the number of partitions with transactions, the
+transactions are right. The name of a segment contains its range [base, end), with or without records. Names of earlier
+releases and of other writers do not; the range of such a file is that of its records, according to its statistics.
 """
 
 import uuid
@@ -50,7 +48,7 @@ ReadRuns = Callable[[str], OffsetRuns]
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """The facts of a partition, all offsets but ``leader_epoch`` (of the last roll), ``rewrite`` (a counter) and
+    """The facts of a partition. All are offsets except ``leader_epoch`` (of the last roll), ``rewrite`` (a counter) and
     ``clean_digest`` (of files below ``cleaned``, see ``clean_files``).
     """
 
@@ -63,14 +61,14 @@ class PartitionState:
 
 
 class SegmentFile(NamedTuple):
-    """An active file as its name and its add action describe it: it stands for [base_offset, end_offset).
+    """An active file as its name and its add action describe it: it covers [base_offset, end_offset).
 
-    Bounds of its records are inclusive; timestamps are rounded outwards to ms. All four are -1 if it has none. A tuple,
-    because a snapshot makes one of every file.
+    The bounds of its records are inclusive; timestamps are rounded outwards to ms. All four are -1 if it has no record.
+    It is a tuple, because a snapshot makes one for every file.
 
-    ``foreign``: records that other writers wrote or left, and ``path`` is the name by which they are read, perhaps of
-    several files (``paths``) and of their deletion vectors. ``shared``: a file of them has records in another range,
-    too, so that it can be replaced only together with that.
+    ``foreign``: records that other writers wrote or left. Then ``path`` is the name by which they are read, perhaps of
+    several files (``paths``) and of their deletion vectors. ``shared``: one of these files also has records in another
+    range, so it can be replaced only together with that.
     """
 
     path: str
@@ -92,7 +90,7 @@ class SegmentFile(NamedTuple):
 
     @property
     def masked_paths(self) -> tuple[str, ...]:
-        """The files of which a deletion vector hides rows, whose bytes are still there."""
+        """The files with a deletion vector: it hides rows whose bytes still exist."""
         if not self.foreign:
             return ()
         records = foreign_records(self.path)
@@ -114,7 +112,7 @@ def sharing(files: Iterable[SegmentFile], paths: Collection[str]) -> list[Segmen
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """An active file that a commit takes out of the table. ``row_ids`` as ``AddedFile`` has them."""
+    """An active file that a commit takes out of the table. ``row_ids`` are as in ``AddedFile``."""
 
     path: str
     size: int
@@ -125,7 +123,9 @@ class Removal:
 
 @dataclass(frozen=True)
 class TopicSnapshot:
-    """``config_overrides`` are the ``logstore.*`` properties without the prefix; an empty value means unset."""
+    """One version of a topic's table. ``config_overrides`` are the ``logstore.*`` properties without the prefix; an
+    empty value means unset.
+    """
 
     location: str
     version: int
@@ -133,38 +133,40 @@ class TopicSnapshot:
     #: The table's property ``logstore.topic``; None if the table has none.
     topic_name: str | None
     num_partitions: int
-    #: The table's property ``logstore.partitions``: less than ``num_partitions`` where a ``RESTORE`` took it back.
+    #: The table's property ``logstore.partitions``; it is less than ``num_partitions`` after a ``RESTORE`` took it
+    #: back.
     stated_partitions: int
     config_overrides: dict[str, str]
     partitions: dict[int, PartitionState]
     log: LogState
     table: TableState
     properties: dict[str, str]
-    #: Of the protocol, whatever its form.
+    #: The features of the protocol, whatever its form.
     features: frozenset[str]
-    #: Reads the offsets of a file of another writer; asked once for each, where the statistics do not suffice.
+    #: Reads the offsets of another writer's file; called once for each, if the statistics do not suffice.
     _read_runs: ReadRuns
 
     def is_on(self, name: str) -> bool:
-        """Whether a boolean property of Delta is true."""
+        """Return whether a boolean property of Delta is true."""
         return self.properties.get(name, "").lower() == "true"
 
     @property
     def is_append_only(self) -> bool:
-        """Whether the table's owner forbids to remove records from it (Delta protocol, "Append-only Tables")."""
+        """True if the table's owner forbids removing records from it (Delta protocol, "Append-only Tables")."""
         return self.is_on(APPEND_ONLY_PROPERTY)
 
     def segments(self, partition: int) -> tuple[SegmentFile, ...]:
-        """Active files of a partition by rising offset. CorruptionError if the invariants do not hold."""
+        """Return the active files of a partition by rising offset. Raises CorruptionError if the invariants do not
+        hold.
+        """
         known = self._segments.get(partition)
         if known is None:
             known = self._segments[partition] = self._parse(partition)
         return known
 
     def check(self, partition: int) -> None:
-        """CorruptionError if the active files of a partition break the invariants; no file is opened.
-
-        A sound partition is looked at once: every roll asks several times.
+        """Raise CorruptionError if the active files of a partition break the invariants; no file is opened. A sound
+        partition is checked once, because every roll asks several times.
         """
         if partition not in self._sound:
             self._check(partition)
@@ -211,7 +213,9 @@ class TopicSnapshot:
             )
 
     def refused(self, partition: int) -> tuple[RefusedFile, ...]:
-        """Files of other writers that are in the table and are not served. CorruptionError as ``segments``."""
+        """Return other writers' files that are in the table and are not served. Raises CorruptionError like
+        ``segments``.
+        """
         self.check(partition)
         arranged = self._arrangements.get(partition)
         return () if arranged is None else arranged.refused
@@ -228,7 +232,9 @@ class TopicSnapshot:
 
     @property
     def unserved(self) -> tuple[RefusedFile, ...]:
-        """All files of other writers that are in the table and are not served. CorruptionError as ``segments``."""
+        """All files of other writers that are in the table and are not served. Raises CorruptionError like
+        ``segments``.
+        """
         return (*self.homeless, *(file for partition in self.partitions for file in self.refused(partition)))
 
     @property
@@ -251,11 +257,13 @@ class TopicSnapshot:
 
     @property
     def vectors(self) -> tuple[DeletionVector, ...]:
-        """Of the active files."""
+        """The deletion vectors of the active files."""
         return tuple(file.vector for file in self.table.files if file.vector is not None)
 
     def uncovered(self, partition: int, start: int) -> list[tuple[int, int]]:
-        """Ranges from ``start`` to ``sealed`` that no served file stands for. CorruptionError as ``segments``."""
+        """Return the ranges from ``start`` to ``sealed`` that no served file covers. Raises CorruptionError like
+        ``segments``.
+        """
         self.check(partition)
         sealed = self.partitions[partition].sealed
         if partition in self._arrangements:
@@ -272,8 +280,8 @@ class TopicSnapshot:
         return list(zip(ends[gaps].tolist(), begins[gaps].tolist(), strict=True))
 
     def touches_unnamed(self, partition: int, start: int, end: int) -> bool:
-        """Whether the name of a file that ends where the gap [start, end) begins, or begins where it ends, does not
-        tell its range: compaction of an earlier release may have left the gap.
+        """Return whether a file that ends where the gap [start, end) begins, or begins where it ends, has no range in
+        its name. Then compaction of an earlier release may have left the gap.
         """
         columns = self._columns
         rows = columns.rows_of(partition)
@@ -281,7 +289,7 @@ class TopicSnapshot:
         return bool((beside & ~columns.named[rows]).any())
 
     def ranges(self) -> dict[str, tuple[int, int, int]]:
-        """Partition, base offset and end of every active file of a known range, by path."""
+        """Return partition, base offset and end of every active file of a known range, by path."""
         columns = self._columns
         rows = np.flatnonzero(~columns.incomplete)
         paths = [columns.paths[row] for row in rows.tolist()]
@@ -289,9 +297,9 @@ class TopicSnapshot:
         return dict(zip(paths, zip(*(column.tolist() for column in values), strict=True), strict=True))
 
     def foreign_removals(self) -> tuple[Removal, ...]:
-        """Active files that are not served: refused ones of other writers, those of a partition that the topic does not
-        have, and those with names of ours that reach beyond ``sealed``: no roll has committed them. A file that a later
-        release named is none of these.
+        """Return the active files that are not served: refused files of other writers, files of a partition that the
+        topic does not have, and files with names of ours that reach beyond ``sealed``, because no roll has committed
+        them. A file that a later release named is not among them.
         """
         columns = self._columns
         not_there = self._not_there
@@ -306,7 +314,7 @@ class TopicSnapshot:
         return tuple(map(self._removal, rows.tolist()))
 
     def removals_of(self, paths: Iterable[str]) -> tuple[Removal, ...]:
-        """Removals of active files, each once."""
+        """Return the removals of active files, each once."""
         columns = self._columns
         wanted = set(paths)
         return tuple(self._removal(row) for row, path in enumerate(columns.paths) if path in wanted)
@@ -322,10 +330,9 @@ class TopicSnapshot:
         )
 
     def lost_since(self, earlier: "TopicSnapshot") -> tuple[str, ...]:
-        """Files of ours that ``earlier`` shows and this version does not, though no commit removed them.
-
-        A foreign commit overwrote the one that added them (rule R7), or one of a job that did. ``earlier`` must be
-        younger than ``TOMBSTONES_KEPT_MS``.
+        """Return files of ours that ``earlier`` shows and this version does not, though no commit removed them. Another
+        writer's commit overwrote the one that added them (rule R7), or that of a job. ``earlier`` must be younger than
+        ``TOMBSTONES_KEPT_MS``.
         """
         gone = earlier.paths - self.paths
         return tuple(
@@ -333,7 +340,7 @@ class TopicSnapshot:
         )
 
     def _arrange_alone(self, partition: int) -> Arrangement:
-        """The place of other writers' files among the segments up to ``sealed``, even where these are not sound."""
+        """Place other writers' files among the segments up to ``sealed``, even if these are not sound."""
         columns = self._columns
         rows = columns.rows_of(partition)
         foreign = rows[columns.foreign[rows]]
@@ -409,9 +416,8 @@ class TopicSnapshot:
 
 
 def read_snapshot(log: LogState, location: str, read_runs: ReadRuns | None = None) -> TopicSnapshot:
-    """The snapshot that a log makes; ``location`` is the table's, for messages; ``read_runs`` as ``arrange`` asks it.
-
-    CorruptionError if an invariant is broken.
+    """Return the snapshot of a log. ``location`` is the table's, for messages; ``read_runs`` is as for ``arrange``.
+    Raises CorruptionError if an invariant is broken.
     """
     table, version = log.table, log.version
     if table is None:
@@ -476,7 +482,7 @@ def _no_runs(path: str) -> OffsetRuns:
 
 
 def _partitions_in(log: LogState) -> int | None:
-    """The number of partitions that the transactions name; None if they name none."""
+    """Return the number of partitions that the transactions name; None if they name none."""
     sealed = {app for app in log.transactions if app.endswith(f"/{SEALED}")}
     count = len(sealed)
     return count if count and sealed == {app_id(partition, SEALED) for partition in range(count)} else None

@@ -45,7 +45,9 @@ Judge = Callable[["_Table"], str | None]
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """``columns`` are the fields of the table's schema, ``ours`` the types of the topic's own columns by name."""
+    """The schema and properties by which a table is judged. ``columns`` are the fields of its schema, ``ours`` the
+    types of the topic's own columns by name.
+    """
 
     columns: list[Field]
     ours: Mapping[str, object]
@@ -61,11 +63,10 @@ class _Table:
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """``words`` name it in messages. ``reads`` and ``writes`` return why the store cannot read or write, or None.
-
-    To take the feature back, ``properties`` are removed from the table, ``metadata`` from its columns (names, or
-    prefixes that end with a dot), and ``domain`` from its log. Columns of ``types`` need the feature. ``irremovable``
-    says why the store cannot take it back.
+    """A table feature. ``words`` name it in messages. ``reads`` and ``writes`` return why the store cannot read or
+    write, or None. To take the feature back, ``properties`` are removed from the table, ``metadata`` from its columns
+    (names, or prefixes that end with a dot), and ``domain`` from its log. Columns of ``types`` need the feature.
+    ``irremovable`` says why the store cannot take it back.
     """
 
     words: str
@@ -116,7 +117,7 @@ def _column_with(*keys: str, why: str) -> Judge:
 
 
 def _defaults(table: _Table) -> str | None:
-    """Return why a default prevents commits; None if none does.
+    """Return why a default prevents commits; None if no default does.
 
     A default on a column of the topic never applies, because records have a value or null in each column.
     """
@@ -395,5 +396,5 @@ def _has(metadata: Field, keys: Iterable[str]) -> bool:
 
 
 def matches(name: str, key: str) -> bool:
-    """Return whether a property or a key of metadata is ``key``, or, if ``key`` ends with a dot, has that prefix."""
+    """Return whether a property or a metadata key equals ``key``, or starts with it if ``key`` ends with a dot."""
     return name.startswith(key) if key.endswith(".") else name == key

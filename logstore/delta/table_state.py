@@ -78,7 +78,7 @@ class StateChange(NamedTuple):
 
 
 class TableState(NamedTuple):
-    """``domains`` are the configurations of metadata domains."""
+    """The table that a log results in. ``domains`` are the configurations of metadata domains."""
 
     protocol: Protocol
     meta_data: MetaData

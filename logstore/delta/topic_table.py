@@ -1,8 +1,8 @@
 """A topic as a Delta table: reads of it and commits to it.
 
-Invariants: all metadata of the topic is in the Delta log, each fact committed together with the files it is about;
-every change goes through ``Committer`` (rules R4-R7). Blocking; safe from any thread, one commit at a time per
-instance. Other instances, processes and machines are excluded by the commit protocol, not by locks.
+Invariants: all metadata of the topic is in the Delta log, and each fact is committed together with the files that it is
+about; every change goes through ``Committer`` (rules R4-R7). Calls block; they are safe from any thread, with one
+commit at a time per instance. The commit protocol, and no lock, excludes other instances, processes and machines.
 """
 
 import threading
@@ -68,7 +68,9 @@ __all__ = ["PartsCommit", "RewritePart", "RollPart", "TopicTable"]
 
 @dataclass(frozen=True, slots=True)
 class PartsCommit:
-    """At ``version`` every partition of ``committed`` has its change; those of ``refused`` have not."""
+    """The outcome of a commit: at ``version`` every partition of ``committed`` has its change; those of ``refused`` do
+    not.
+    """
 
     version: int
     committed: tuple[int, ...]
@@ -91,10 +93,7 @@ class TopicTable:
         config_overrides: Mapping[str, str],
         layout: TableLayout = PLAIN_LAYOUT,
     ) -> Self:
-        """Make the table of a new topic; ``layout`` is ``layout_of`` the topic. A crash leaves no half topic.
-
-        Raises TopicExistsError, InvalidPartitionsError, StorageFullError, StorageError.
-        """
+        """Create the table of a new topic. ``layout`` is ``layout_of`` the topic. A crash leaves no half topic."""
         check_partition_count(num_partitions)
         configuration = {
             **DELTA_PROPERTIES,
@@ -120,7 +119,9 @@ class TopicTable:
 
     @classmethod
     def recover(cls, files: TableFiles) -> Self:
-        """``open`` for a store that starts: torn files are set aside first. CorruptionError, StorageError."""
+        """Open like ``open``, for a store that starts: torn files are set aside first. Raises CorruptionError,
+        StorageError.
+        """
         try:
             repair_log(files)
         except OSError as error:
@@ -129,43 +130,45 @@ class TopicTable:
 
     @classmethod
     def open(cls, files: TableFiles) -> Self:
-        """Open an existing topic, and make its log durable. CorruptionError, StorageError."""
+        """Open an existing topic, and make its log durable. Raises CorruptionError and StorageError."""
         table = cls(files)
         table._committer.sync(table.snapshot().version)
         return table
 
     def snapshot(self) -> TopicSnapshot:
-        """The newest version. CorruptionError, StorageError."""
+        """Return the newest version. Raises CorruptionError and StorageError."""
         with self._lock:
             return self._committer.snapshot()
 
     def any_snapshot(self) -> TopicSnapshot:
-        """As ``Committer.any_snapshot``."""
+        """Return the snapshot of ``Committer.any_snapshot``."""
         with self._lock:
             return self._committer.any_snapshot()
 
     def commit_taking_back(self, plan: Callable[[TopicSnapshot], Plan | None]) -> int:
-        """As ``Committer.commit``, of a plan that takes table features back."""
+        """Commit a plan that takes table features back, with ``Committer.commit``."""
         with self._lock:
             return self._committer.commit(plan, taking_back=True)
 
     @property
     def latest(self) -> TopicSnapshot:
-        """The snapshot that was read last, first by ``open``. Later commits do not show in it."""
+        """The snapshot that was read last, first by ``open``. It does not show later commits."""
         return self._committer.latest
 
     def log_mark(self) -> int | None:
-        """A mark that changes with the log: by a new commit, or by one that was renamed over an old one. None if the
-        last change is so young that a further one might not change the mark.
+        """Return a mark that changes with the log: by a new commit, or by one that was renamed over an old one. None if
+        the last change is so recent that a further one might not change the mark.
         """
         return self.files.mark(LOG_DIRECTORY)
 
     def commit_roll(self, parts: Sequence[RollPart], *, found: bool = False) -> PartsCommit:
-        """Seal several partitions in one commit, all or nothing; those that fail their check are left out (rule R6).
+        """Seal several partitions in one commit, all or nothing; partitions that fail their check are left out (rule
+        R6).
 
-        A part that the table shows already counts as committed, so a roll of unknown outcome can be repeated;
-        the same files may be committed again after a foreign commit took them away (rule R7). ``found``: the files, or
-        the frames that they are made of, may have records that were erased since. Raises as ``Committer.commit``.
+        A part that the table already shows counts as committed, so a roll of unknown outcome can be repeated. The same
+        files may be committed again after another writer's commit took them away (rule R7). ``found``: the files, or
+        the frames from which they are made, may have records that were erased since. Raises the errors of
+        ``Committer.commit``.
         """
         if len({part.partition for part in parts}) != len(parts):
             raise ValueError("a roll has one part per partition")
@@ -199,10 +202,11 @@ class TopicTable:
         return PartsCommit(version, committed, dict(refused))
 
     def recommit(self, segments: Sequence[Segment], *, removed: bool = False) -> int:
-        """Commit again files that a foreign commit took out of the log while later rolls went on (rule R7).
+        """Commit again files that another writer's commit took out of the log while later rolls continued (rule R7).
 
-        For files below ``sealed``; those that are active are left alone, and those that a commit ``removed`` unless
-        told. Files of other writers do not keep them out: they give way. Raises as ``Committer.commit``.
+        It is for files below ``sealed``. Active files are left alone, and so are files that a commit removed, unless
+        ``removed`` is true. Other writers' files do not keep them out: they are replaced. Raises the errors of
+        ``Committer.commit``.
         """
 
         def plan(snapshot: TopicSnapshot) -> Plan | None:
@@ -227,10 +231,9 @@ class TopicTable:
             return self._committer.commit(plan)
 
     def put_back(self, removes: Collection[str], adds: Sequence[Segment]) -> int:
-        """Replace active files, also those that are not served, by segments that a commit has removed. Return the
-        version that shows it; nothing is committed if one of the files is not active any more.
-
-        Raises as ``Committer.commit``.
+        """Replace active files, even those that are not served, by segments that a commit has removed. Return the
+        version that shows it; nothing is committed if one of the files is no longer active. Raises the errors of
+        ``Committer.commit``.
         """
 
         def plan(snapshot: TopicSnapshot) -> Plan | None:
@@ -254,10 +257,10 @@ class TopicTable:
             return self._committer.commit(plan)
 
     def advance_log_start(self, starts: Mapping[int, int], leader_epochs: Mapping[int, int]) -> int:
-        """Move the log start of partitions forward; the version that shows it. It never moves back: a value that
-        another commit (such as retention's) has overtaken changes nothing.
+        """Move the log start of partitions forward, and return the version that shows it. It never moves back: a value
+        that another commit (such as retention's) has overtaken changes nothing.
 
-        Raises CommitRefusedError (beyond sealed), FencedLeaderEpochError, and as ``Committer.commit``.
+        Raises CommitRefusedError (beyond sealed), FencedLeaderEpochError, and the errors of ``Committer.commit``.
         """
 
         def plan(snapshot: TopicSnapshot) -> Plan | None:
@@ -280,9 +283,9 @@ class TopicTable:
             return self._committer.commit(plan)
 
     def begin_epoch(self, partition: int, leader_epoch: int) -> int:
-        """Refuse later commits of leaders before ``leader_epoch``; the version that shows it (C11).
+        """Refuse later commits of leaders before ``leader_epoch``, and return the version that shows it (C11).
 
-        Raises FencedLeaderEpochError, and as ``Committer.commit``.
+        Raises FencedLeaderEpochError, and the errors of ``Committer.commit``.
         """
 
         def plan(snapshot: TopicSnapshot) -> Plan | None:
@@ -305,17 +308,20 @@ class TopicTable:
         table_facts: Callable[[TopicSnapshot, Collection[str]], dict[str, int]] | None = None,
         more_details: Mapping[str, int] | None = None,
     ) -> PartsCommit:
-        """Replace files: compaction, merge and erasure (``data_change=False``), retention (True, no adds), in one
-        commit. ``found`` as for ``commit_roll``. ``table_facts`` gives transactions of the table that go with a commit
-        of all parts, by its snapshot and the paths that it removes; perhaps they are all that is committed.
-        ``more_details`` go into the history of the table.
+        """Replace files in one commit: compaction, merge and erasure (``data_change=False``), retention (True, no
+        adds).
 
-        Planned on any older snapshot, checked and committed on a fresh one; partitions that fail their check are left
-        out (rule R6), and their new segments are deleted unless they were ``found``: nobody else would for days, and
-        they may have records that were erased meanwhile. After CommitStateUnknownError they stay, as the table may name
-        them. ``taking_back`` as ``Committer.commit``. CommitRefusedError if a removed file is no longer active
-        or an added file would hold records that the removed ones did not. Raises ValueError for removes with dataChange
-        beside adds (plain streams would lose the adds), and as ``Committer.commit``.
+        ``found`` is as for ``commit_roll``. ``table_facts`` returns transactions of the table that go with a commit of
+        all parts, for its snapshot and the paths that it removes; they may be all that is committed. ``more_details``
+        go into the history of the table.
+
+        A rewrite is planned on any older snapshot, and checked and committed on a fresh one. Partitions that fail their
+        check are left out (rule R6), and their new segments are deleted unless they were ``found``: nobody else would
+        delete them for days, and they may have records that were erased meanwhile. After CommitStateUnknownError they
+        stay, as the table may name them. ``taking_back`` is as for ``Committer.commit``. Raises CommitRefusedError if a
+        removed file is no longer active or an added file would hold records that the removed ones did not, ValueError
+        for removes with dataChange beside adds (plain streams would lose the adds), and the errors of
+        ``Committer.commit``.
         """
         if not all(part.removes or (part.cleaned is not None and not part.adds) for part in parts):
             raise ValueError("a rewrite removes files, or only moves the clean point")
@@ -345,7 +351,7 @@ class TopicTable:
                     continue
                 passed.append(part.partition)
                 transactions |= facts
-                # If that roll's commit is lost, files that replace its files must not stand above ``sealed``.
+                # If that roll's commit is lost, files that replace its files must not be above ``sealed``.
                 restated[app_id(part.partition, SEALED)] = snapshot.partitions[part.partition].sealed
                 old += files
                 removes += snapshot.removals_of(path for file in files for path in file.paths)
@@ -387,7 +393,7 @@ class TopicTable:
         return PartsCommit(version, committed, dict(refused))
 
     def _delete_unnamed(self, parts: Sequence[RewritePart]) -> None:
-        """Delete the new segments of parts that were not committed, as far as the table does not name them."""
+        """Delete the new segments of parts that were not committed, unless the table names them."""
         if not (paths := {segment.path for part in parts for segment in part.adds}):
             return
         try:
@@ -398,10 +404,10 @@ class TopicTable:
         self.files.discard(sorted(unnamed))
 
     def alter_config(self, changes: Mapping[str, str | None]) -> int:
-        """Set topic configuration (names without ``logstore.``, values validated); None = back to the default."""
+        """Set topic configuration (names without ``logstore.``, values validated); None restores the default."""
         if "partitions" in changes:
             raise ValueError("the partition count is changed by add_partitions")
-        # Delta properties cannot be removed through delta-rs: an empty value stands for none.
+        # delta-rs cannot remove Delta properties, so an empty value counts as removed.
         wanted = {PROPERTY_PREFIX + key: value or "" for key, value in changes.items()}
 
         def plan(snapshot: TopicSnapshot) -> Plan | None:
@@ -412,8 +418,8 @@ class TopicTable:
             return self._committer.commit(plan)
 
     def drop_foreign_files(self) -> tuple[str, ...]:
-        """Remove files of other writers that are not served from the table (``foreign_removals``). Returns their paths.
-        They stay on disk until a vacuum. Raises as ``Committer.commit``.
+        """Remove unserved files of other writers from the table (``foreign_removals``), and return their paths. They
+        stay on disk until a vacuum. Raises the errors of ``Committer.commit``.
         """
         dropped: tuple[str, ...] = ()
 
@@ -428,9 +434,10 @@ class TopicTable:
         return dropped
 
     def keep_removals(self, delay_ms: int) -> int:
-        """Have checkpoints keep removals of files for longer than ``delay_ms``, if they do not yet.
+        """Make checkpoints keep removals of files for longer than ``delay_ms``, if they do not yet.
 
-        A property of the table that is not in whole days is its owner's, and stays. Raises as ``Committer.commit``.
+        A property of the table that is not in whole days is its owner's, and stays. Raises the errors of
+        ``Committer.commit``.
         """
 
         def plan(snapshot: TopicSnapshot) -> Plan | None:
@@ -443,7 +450,7 @@ class TopicTable:
             return self._committer.commit(plan)
 
     def record_name(self) -> int:
-        """Say in the table which topic it is, if it does not yet."""
+        """Store in the table which topic it is, if it does not say so yet."""
 
         def plan(snapshot: TopicSnapshot) -> Plan | None:
             if snapshot.topic_name is not None:
@@ -454,9 +461,8 @@ class TopicTable:
             return self._committer.commit(plan)
 
     def add_partitions(self, total: int) -> int:
-        """Grow to ``total`` partitions, in one commit; also if only the property of the table is less than that.
-
-        InvalidPartitionsError if there are more already, or if that is too many.
+        """Grow to ``total`` partitions in one commit; also if only the property of the table is less than that. Raises
+        InvalidPartitionsError if there are more already, or if ``total`` is too high.
         """
         check_partition_count(total)
 
@@ -474,21 +480,23 @@ class TopicTable:
             return self._committer.commit(plan)
 
     def is_maintenance_due(self) -> bool:
-        """Whether ``maintain`` would write a checkpoint. CorruptionError, StorageError."""
+        """Return whether ``maintain`` would write a checkpoint. Raises CorruptionError and StorageError."""
         with self._lock:
             return is_checkpoint_due(self.files, self._committer.snapshot())
 
     def checkpoint(self) -> None:
-        """Checkpoint the newest version, and remove expired log entries. Raises as ``maintain``."""
+        """Checkpoint the newest version, and remove expired log entries. Raises the errors of ``maintain``."""
         with self._lock:
             snapshot = self._committer.snapshot()
             self._committer.sync(snapshot.version)
             write_checkpoint(self.files, snapshot)
 
     def maintain(self) -> None:
-        """Checkpoint when due, and remove expired log entries. StorageError, CorruptionError; no commit is touched."""
+        """Checkpoint if due, and remove expired log entries. Raises StorageError and CorruptionError; no commit is
+        affected.
+        """
         with self._lock:
             snapshot = self._committer.snapshot()
-            self._committer.sync(snapshot.version)  # a checkpoint outlives the entries that it is made of
+            self._committer.sync(snapshot.version)  # a checkpoint outlives the entries from which it is made
             if is_checkpoint_due(self.files, snapshot):
                 write_checkpoint(self.files, snapshot)

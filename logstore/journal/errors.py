@@ -12,7 +12,7 @@ class JournalRangeFreedError(LogStoreError):
 
 
 class JournalCorruptionError(CorruptionError):
-    """Durable bytes have changed since they were written. ``position`` is where the good part of the journal ends."""
+    """Durable bytes have changed since they were written. The good part of the journal ends at ``position``."""
 
     def __init__(self, path: Path, position: int, reason: str, remedy: str | None = None) -> None:
         remedy = remedy or (

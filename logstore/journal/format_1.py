@@ -21,7 +21,7 @@ VERSION: Final = 1
 # inflated bytes.
 _SENDER: Final = struct.Struct("<QQihQ")
 _SENDER_AT: Final = 96
-# A row as of ``RememberedBatch``, with a sequence of four bytes.
+# A row like ``RememberedBatch``, with a sequence of four bytes.
 _ROW: Final = struct.Struct("<Qhiiqq")
 
 
@@ -34,7 +34,9 @@ def sender(data: Buffer, at: int) -> tuple[BatchIdentity, int]:
 
 
 class _SnapshotState(msgspec.Struct):
-    """Unknown fields are skipped. Packed batches may be split into any number of strings."""
+    """The fields of a snapshot in format 1. Unknown fields are skipped. Packed batches may be split into any number of
+    strings.
+    """
 
     sealed_offset: int
     leader_epochs: list[tuple[int, int]]

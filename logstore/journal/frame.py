@@ -2,9 +2,9 @@
 
 Layout (little-endian, final): ``docs/journal-format.md``. Invariants: a frame is valid only if its magic, its own
 CRC-32C, its journal position and the random id of its file agree, so that a stale block, a misplaced write, or journal
-bytes that a producer sent as a value are never taken for a frame; the payload has a CRC-32C of its own, so that a
-header (its length, its ``durable_end``) is valid even if its payload never reached the disk. A frame whose version,
-type or flags this release does not honour is refused by name, never skipped.
+bytes that a producer sent as a value are never taken for a frame; the payload has a separate CRC-32C, so that a header
+(its length, its ``durable_end``) is valid even if its payload never reached the disk. A frame whose version, type or
+flags this release does not honour is refused by name, never skipped.
 """
 
 import functools
@@ -33,7 +33,7 @@ PAYLOAD_BYTES_MAX: Final = (1 << 32) - 1
 # Magic, and the CRC-32C of the other 120 bytes of the header, which follow.
 _PREFIX: Final = struct.Struct("<4sI")
 _FRAME: Final = struct.Struct("<BBHIIiQQQ16sqiiqqQqQh6x")
-# The same fields with the prefix; version, type and flags as one number.
+# The same fields with the prefix; version, type and flags are one number.
 _STORED_FRAME: Final = struct.Struct("<4sIIIIiQQQ16sqiiqqQqQh6x")
 _FILE: Final = struct.Struct("<B7xQQq16sQ64x")
 
@@ -68,8 +68,8 @@ class FrameFlags(IntFlag):
     """
 
 
-# Tuples, not dataclasses: a frozen dataclass of 14 fields takes ten times as long to make (measured: 5 µs against
-# 0.5 µs), and a recovery makes one per frame.
+# These are tuples, not dataclasses: a frozen dataclass of 14 fields takes ten times as long to make (measured: 5 µs
+# against 0.5 µs), and a recovery makes one per frame.
 class FrameHeader(NamedTuple):
     """A frame's header. Record i has offset ``base_offset + i``; times are milliseconds since the epoch.
 
@@ -97,12 +97,12 @@ class FrameHeader(NamedTuple):
 
     @property
     def is_honoured(self) -> bool:
-        """Whether this release accepts such a frame; it refuses others at a start and in reads."""
+        """True if this release accepts such a frame; it refuses others at a start and in reads."""
         return not _unhonoured(self.flags)
 
     @property
     def takes_offsets(self) -> bool:
-        """Whether the frame is part of the log; other frames describe the log."""
+        """True if the frame is part of the log; other frames describe the log."""
         return self.has_records or self.type is _CONTROL
 
     @property
@@ -110,7 +110,7 @@ class FrameHeader(NamedTuple):
         return self.type is _DATA or self.type is _KAFKA_BATCH
 
 
-# Looked up once: an enumeration's members are slow to find, and to hash.
+# These are looked up once, because an enumeration's members are slow to find, and to hash.
 _DATA: Final = FrameType.DATA
 _KAFKA_BATCH: Final = FrameType.KAFKA_BATCH
 _CONTROL: Final = FrameType.CONTROL

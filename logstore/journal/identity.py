@@ -12,7 +12,9 @@ from uuid import UUID
 
 
 class JournalIdentity(NamedTuple):
-    """Two fields in the header of a journal file. ``incarnation`` is the start of the broker that began the file."""
+    """Two fields in the header of a journal file. ``incarnation`` is the number of the broker's start that began the
+    file.
+    """
 
     directory_id: UUID
     incarnation: int

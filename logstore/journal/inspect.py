@@ -27,7 +27,7 @@ CORRUPT_SUFFIX: Final = ".corrupt"
 
 @dataclass(frozen=True, slots=True)
 class DumpedSnapshot:
-    """``PartitionSnapshot`` with its batches unpacked."""
+    """A ``PartitionSnapshot`` with its batches unpacked."""
 
     sealed_offset: int
     leader_epochs: tuple[tuple[int, int], ...]
@@ -62,7 +62,7 @@ class DumpedControl:
 
     @classmethod
     def decode(cls, payload: bytes, position: int) -> Self:
-        """Decode a payload. Raises CorruptionError, DataDirectoryError."""
+        """Decode a payload. Raises CorruptionError and DataDirectoryError."""
         found = EndTransactionMarker.decode(payload, f"the journal frame at position {position}")
         return cls(found.type.name, found.coordinator_epoch)
 
@@ -264,7 +264,7 @@ def lost_ranges(directory: Path, position: int, filesystem: FileSystem | None = 
     """Return the ranges of the frames with offsets from the damage at ``position`` on.
 
     The damaged frame counts if its header is good, because it was durable; after it only intact frames count. Raises
-    OSError, StorageError.
+    OSError and StorageError.
     """
     filesystem = filesystem or local_filesystem()
     lost: dict[PartitionKey, LostRange] = {}
@@ -293,7 +293,7 @@ def lost_ranges(directory: Path, position: int, filesystem: FileSystem | None = 
 def damaged_journal(directory: Path, filesystem: FileSystem | None = None) -> FoundJournal | None:
     """Return a damaged journal with the identity in its newest file with a good header; None if no header is good.
 
-    ``end`` is that of the last file with its reserved bytes, at or after that of the journal. Raises OSError,
+    ``end`` is that of the last file with its reserved bytes, at or after that of the journal. Raises OSError and
     DataDirectoryError.
     """
     filesystem, end = filesystem or local_filesystem(), 0

@@ -58,8 +58,8 @@ _log = structlog.get_logger(__name__)
 class AppendFuture(asyncio.Future[list[FrameLocation]]):
     """The locations of an append's frames.
 
-    It cannot be cancelled, because the frames are on their way to the disk. Code that may stop waiting uses
-    ``asyncio.wait`` or ``asyncio.shield``.
+    It cannot be cancelled, because the frames are being written. Code that may stop waiting uses ``asyncio.wait`` or
+    ``asyncio.shield``.
     """
 
     def cancel(self, msg: object = None) -> bool:  # noqa: ARG002
@@ -106,9 +106,9 @@ class Journal:
         require_lock: Callable[[], None] = lambda: None,
         recent_bytes: int = 0,
     ) -> None:
-        """``require_lock`` raises LockLostError once another process may own the directory; it is called in a thread.
-
-        ``recent_bytes`` is the size of the newest frames that are kept in memory for ``stored_frames``.
+        """Begin without files. ``require_lock`` raises LockLostError once another process may own the directory; it is
+        called in a thread. ``recent_bytes`` is the size of the newest frames that are kept in memory for
+        ``recent_frame``.
         """
         self._directory = directory
         self._filesystem = filesystem
@@ -164,25 +164,24 @@ class Journal:
 
     @property
     def lost_file(self) -> Path | None:
-        """The file being written to, if it was removed or replaced; one system call."""
+        """The file being written to, if it was removed or replaced. It costs one system call."""
         file = self._current
         return file.path if file is not None and file.has_lost_name else None
 
     @property
     def end_position(self) -> int:
-        """Journal position of the durable end."""
+        """The journal position of the durable end."""
         return self._end_position
 
     @property
     def retained_bytes(self) -> int:
-        """Bytes of the files kept."""
+        """The bytes of the files kept."""
         return sum([file.size for file in self._files])
 
     @property
     def needed_bytes(self) -> int:
-        """Bytes of the files that cannot be freed yet: from the oldest with un-sealed records to the end.
-
-        The file being written to does not count if all in it is sealed: the next append beyond its bound ends it.
+        """The bytes of the files that cannot be freed yet: from the oldest with un-sealed records to the end. The file
+        being written to does not count if everything in it is sealed: the next append beyond its bound ends it.
         """
         for at, file in enumerate(self._files):
             if file.needed_by:
@@ -339,7 +338,7 @@ class Journal:
             group = []
 
     async def rotate(self) -> int:
-        """Begin a new file, after all appends that are durable or on their way to the disk; return its first position.
+        """Begin a new file, after all appends that are durable or being written; return its first position.
 
         If the file being written to has no append, its position is returned instead.
 
@@ -477,12 +476,12 @@ class Journal:
     def read(self, location: FrameLocation) -> Frame:
         """Read the frame at a location that ``append``, ``recover`` or ``relocate`` returned; blocking, any thread.
 
-        Raises JournalRangeFreedError, CorruptionError, StorageError.
+        Raises JournalRangeFreedError, CorruptionError and StorageError.
         """
         return self.read_many([location])[0]
 
     def read_many(self, locations: Sequence[FrameLocation]) -> list[Frame]:
-        """Read the frames at ``locations``, in that order; neighbours are read together. Raises as ``read``."""
+        """Read the frames at ``locations``, in that order, neighbours together. Raises the errors of ``read``."""
         return [
             _decode(file, data, begin, location)
             for file, begin, data, found in self._runs(locations)
@@ -496,7 +495,7 @@ class Journal:
     def read_stored(self, locations: Sequence[FrameLocation]) -> list[memoryview]:
         """Read the stored bytes of frames, unchecked; blocking, any thread.
 
-        Raises JournalRangeFreedError, StorageError.
+        Raises JournalRangeFreedError and StorageError.
         """
         return [
             memoryview(data)[position - begin : position - begin + length]
@@ -549,7 +548,7 @@ class Journal:
         self._free_files()
 
     def forget(self, topic_id: UUID) -> None:
-        """Note that a topic is deleted: none of its frames is needed any more, even those on their way to the disk."""
+        """Note that a topic is deleted: none of its frames is needed any more, even those still being written."""
         self._forgotten.add(topic_id)
         for file in self._files:
             for key in [key for key in file.needed_by if key[0] == topic_id]:
@@ -570,14 +569,16 @@ class Journal:
 
     @property
     def oldest_needed(self) -> NeededFile | None:
-        """Return the oldest file, and the partitions that need it; None if it is the file being written to."""
+        """The oldest file, and the partitions that need it; None if it is the file being written to."""
         if not self._files or self._files[0] is self._current:
             return None
         oldest = self._files[0]
         return NeededFile(oldest.start, oldest.end, tuple(oldest.needed_by))
 
     async def relocate(self, frames: Sequence[Frame]) -> list[FrameLocation]:
-        """Append copies of frames of an older file, marked as such; return their locations. Raises as ``append``."""
+        """Append copies of frames of an older file, marked as such; return their places. Raises the errors of
+        ``append``.
+        """
         copies = [
             Frame(header._replace(flags=header.flags | FrameFlags.RELOCATED), payload) for header, payload in frames
         ]

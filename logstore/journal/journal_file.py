@@ -65,7 +65,7 @@ class JournalFile:
         self.allocated = 0
         # Bytes appended since this process began the file.
         self.data_bytes = 0
-        # For each partition that still needs the file, the end offset (exclusive) of its frames in it.
+        # The end offset (exclusive) of the frames in this file, for each partition that still needs it.
         self.needed_by: dict[PartitionKey, int] = {}
         self._fd = fd
         # Device and inode number of the file that the name led to; None until ``remember_name``.
@@ -77,7 +77,7 @@ class JournalFile:
 
     @classmethod
     def open(cls, path: Path, start: int, filesystem: FileSystem) -> "JournalFile":
-        """Open an existing file for reading. Raises OSError, DataDirectoryError."""
+        """Open an existing file for reading. Raises OSError and DataDirectoryError."""
         fd = filesystem.open_read(path)
         try:
             header = decode_file_header(filesystem.read_at(fd, HEADER_BYTES, 0), start)
@@ -97,7 +97,7 @@ class JournalFile:
 
     @property
     def has_lost_name(self) -> bool:
-        """Return whether the name leads to another file by now, or to none; one system call."""
+        """True if the name leads to another file by now, or to none. It costs one system call."""
         if self._inode is None:
             return False
         try:
@@ -122,7 +122,7 @@ class JournalFile:
 
     @property
     def end(self) -> int:
-        """Journal position of the durable end."""
+        """The journal position of the durable end."""
         return self.start + self.size
 
     def add(self, header: FrameHeader, sealed: Mapping[PartitionKey, int]) -> None:
@@ -137,7 +137,7 @@ class JournalFile:
     def read(self, position: int, length: int) -> bytes:
         """Read up to ``length`` bytes at a journal position, from any thread.
 
-        Raises JournalRangeFreedError once the file is closed, StorageError.
+        Raises JournalRangeFreedError once the file is closed, and StorageError.
         """
         with self._lock:
             if self._closing:

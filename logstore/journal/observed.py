@@ -1,4 +1,4 @@
-"""Reads a journal from outside, also while its broker writes it. Changes nothing, and takes no lock.
+"""Reads a journal from outside, even while its broker writes it. Changes nothing, and takes no lock.
 
 A scan may read the end of the last file while it grows. A frame that was not written yet, followed by later frames that
 say that it was durable, looks like corruption. So ``ObservedJournal`` reads a frame that a scan reports as bad a second
@@ -20,7 +20,7 @@ _LISTINGS = 20
 
 
 class ObservedJournal:
-    """Exhaust ``frames``, then read ``end`` and ``tail_bytes``; or use ``records``."""
+    """A journal read from outside. Exhaust ``frames``, then read ``end`` and ``tail_bytes``; or use ``records``."""
 
     def __init__(
         self,
@@ -29,9 +29,8 @@ class ObservedJournal:
         kinds: Kinds = HONOURED,
         check: Callable[[FoundJournal], None] = lambda _: None,
     ) -> None:
-        """``check`` raises if the journal is not the expected one; the expectation must be read before this call.
-
-        Raises StorageError if there is no such directory.
+        """Open a directory. ``check`` raises if the journal is not the expected one; the expectation must be read
+        before this call. Raises StorageError if the directory does not exist.
         """
         self._filesystem = filesystem or local_filesystem()
         if not self._filesystem.is_directory(directory):
@@ -41,9 +40,9 @@ class ObservedJournal:
         self._check = check
         #: The journal position after the last good frame.
         self.end = 0
-        #: Bytes of a crash's tail, which a start will cut; 0 while the journal is written.
+        #: The bytes of a crash's tail, which a start will cut; 0 while the journal is written.
         self.tail_bytes = 0
-        #: Bytes of the good frames.
+        #: The bytes of the good frames.
         self.frame_bytes = 0
         #: (first position, path) of the files that were read.
         self.files: list[tuple[int, Path]] = []
@@ -51,7 +50,8 @@ class ObservedJournal:
     def frames(self) -> Iterator[RecoveredFrame]:
         """Yield all good frames in journal order, without marks.
 
-        Raises JournalCorruptionError, StorageError, DataDirectoryError, and after the last frame as ``check`` does.
+        Raises JournalCorruptionError, StorageError, DataDirectoryError, and after the last frame the errors of
+        ``check``.
         """
         self.end = self.tail_bytes = self.frame_bytes = 0
         for attempt in range(_LISTINGS):
@@ -93,7 +93,7 @@ class ObservedJournal:
         self._check(verdict.found(self.directory))
 
     def _is_good_now(self, damage: JournalCorruptionError) -> bool:
-        """Return whether the bad frame or file header has been written since. Only a last file grows."""
+        """Return whether the bad frame or file header has been written since. Only the last file grows."""
         start, last = self.files[-1]
         if damage.path != last:
             return not self._filesystem.exists(damage.path)  # freed: everything in it was sealed
@@ -114,7 +114,7 @@ class ObservedJournal:
     def records(self, wanted: Callable[[FrameHeader], bool]) -> Iterator[Frame]:
         """Yield the frames with records whose headers are ``wanted``, with payloads, in journal order.
 
-        One frame at a time is in memory. Raises as ``frames``.
+        One frame at a time is in memory. Raises the errors of ``frames``.
         """
         file: JournalFile | None = None
         try:

@@ -15,11 +15,11 @@ from logstore.records.transactions import Marker, OpenTransaction, markers_from_
 
 
 class _SnapshotState(msgspec.Struct):
-    """Unknown fields are skipped."""
+    """The fields of a snapshot, as msgpack has them. Unknown fields are skipped."""
 
     sealed_offset: int
     leader_epochs: list[tuple[int, int]]
-    # Packed batches, in one string or none.
+    # The packed batches, in one string or none.
     producers: list[bytes] = []
     open_transactions: list[list[int]] = []
     idempotency_keys: list[bytes] = []

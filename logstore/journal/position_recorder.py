@@ -1,4 +1,4 @@
-"""Records, beside a journal, how far it is durable: on a thread of its own, so that no append waits for that disk.
+"""Records, beside a journal, how far it is durable. It has a separate thread, so that no append waits for that disk.
 
 Invariants: a position is written only after the sync that it describes, and positions never fall. Nothing is
 acknowledged until a start has written its first position: otherwise a journal that is lost then could not be
@@ -25,7 +25,7 @@ class PositionRecorder:
         self._require_lock = require_lock
         self._thread = threads().disk_thread("journal-position")
         self._has_begun = False
-        # Whether the last attempt succeeded.
+        # True if the last attempt succeeded.
         self._is_written = False
 
     def write(self, durable_end: int) -> "asyncio.Future[None]":
@@ -53,5 +53,5 @@ class PositionRecorder:
         self._has_begun = self._is_written = True
 
     def close(self) -> None:
-        """Write all positions that were given. Blocking."""
+        """Write all positions that were submitted. Blocking."""
         self._thread.close()

@@ -40,7 +40,7 @@ from logstore.limits import MIB
 from logstore.records.transactions import OFFSET_MAX, PRODUCER_ID_MAX, EndTransactionMarker
 
 WINDOW_BYTES: Final = 4 * MIB
-# The types of frames whose payloads, which are small, a recovery decodes.
+# The types of frames whose payloads a recovery decodes; they are small.
 _KEPT: Final = (FrameType.SNAPSHOT, FrameType.CONTROL)
 _VERSION_1: Final = bytes((format_1.VERSION,))
 
@@ -89,7 +89,7 @@ def payload_is_good(file: JournalFile, position: int, stored: StoredHeader) -> b
 def good_frames(file: JournalFile, limit: int, kinds: Kinds = HONOURED) -> Iterator[tuple[StoredHeader, int]]:
     """Yield the headers and positions of a file's good frames, up to the first bad one, before ``limit``.
 
-    Raises StorageError, JournalRangeFreedError, DataDirectoryError.
+    Raises StorageError, JournalRangeFreedError and DataDirectoryError.
     """
     position = window_at = file.start + HEADER_BYTES
     window = b""
@@ -117,7 +117,7 @@ def find_headers(
 ) -> Iterator[tuple[StoredHeader, int]]:
     """Yield frame headers anywhere from ``position`` on, even with bad payloads, and their positions.
 
-    Raises StorageError, JournalRangeFreedError, DataDirectoryError.
+    Raises StorageError, JournalRangeFreedError and DataDirectoryError.
     """
     while position < limit:
         chunk = file.read(position, min(WINDOW_BYTES, limit - position))
@@ -244,7 +244,7 @@ def _check_offsets(header: FrameHeader, position: int) -> None:
 def _check_control(header: FrameHeader, payload: bytes, where: str) -> None:
     """Refuse a marker that does not take exactly one offset, or that does not fit into the next file's snapshot.
 
-    Raises CorruptionError, DataDirectoryError.
+    Raises CorruptionError and DataDirectoryError.
     """
     EndTransactionMarker.decode(payload, where)
     owner, epoch, _ = header.identity

@@ -97,7 +97,7 @@ class JournalWriter:
         self._clock = clock
         self._allocate_bytes = min(ALLOCATE_BYTES, file_bytes)
         self._failed: StorageError | None = None
-        # Held open, so that the journal continues to work in a process without free descriptors.
+        # It is held open, so that the journal continues to work in a process without free descriptors.
         self._directory_fd: int | None = None
 
     # ---- a group -----------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class JournalWriter:
         JOURNAL_FSYNC_SECONDS.observe(self._clock.monotonic() - begun)
         JOURNAL_GROUP_BYTES.observe(length)
         filesystem.reached("journal.synced")
-        # Checked after the sync: a process that gets the lock later finds these frames when it recovers.
+        # The lock is checked after the sync: a process that gets the lock later finds these frames when it recovers.
         self._check_lock()
         self._check_name(file)
         # The next group would have the same effect, but a separate call would cost more than this write.

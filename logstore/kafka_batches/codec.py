@@ -1,4 +1,4 @@
-"""The record codec of this process: the one in C, or the one in numpy where there is no library."""
+"""The record codec of this process: the one in C, or the one in numpy if there is no library."""
 
 from typing import Final
 

@@ -1,10 +1,10 @@
 """The compressed records of a batch: inflated up to a limit, and deflated so that Kafka's own clients can read them.
 
-Arrow's streams inflate step by step, so memory is bounded by the limit, whatever a batch says of its size; zstd need
-not say any. What the clients in Java do not read is refused, because a batch goes to consumers as it came:
+Arrow's streams inflate step by step, so memory is bounded by the limit, whatever size a batch declares; zstd need not
+declare any. Formats that the Java clients do not read are refused, because a batch goes to consumers as it came:
 
-* snappy: a raw block, or blocks with the framing of xerial's snappy-java (SnappyOutputStream), which Java's clients
-  write and this module, too.
+* snappy: a raw block, or blocks with the framing of xerial's snappy-java (SnappyOutputStream), which Java's clients and
+  this module write.
 * lz4: frames (LZ4 Frame Format 1.6.1) whose blocks are independent, ``KafkaLZ4BlockInputStream``.
 """
 
@@ -19,7 +19,7 @@ from logstore.filesystem import Buffer
 from logstore.kafka_batches.header import Compression
 from logstore.limits import KIB
 
-# Looked up once: an enumeration's members are slow to find.
+# This is looked up once, because an enumeration's members are slow to find.
 _NONE: Final = Compression.NONE
 _STEP_BYTES: Final = 64 * KIB
 # Most batches inflate to less than this many times their size.
@@ -30,8 +30,8 @@ _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = struct.Struct(">8sii")
 _XERIAL_BLOCK: Final = struct.Struct(">i")
 _XERIAL_BLOCK_BYTES: Final = 32 * KIB
-# Blocks stand for 1 KiB at least, but for the last, and snappy makes 50 bytes of that at best. Tiny ones would cost
-# more time than their bytes are worth.
+# Blocks except the last inflate to at least 1 KiB, and snappy makes at best 50 bytes of that. Tiny ones would cost more
+# time than their bytes are worth.
 _XERIAL_MEAN_BYTES_MIN: Final = 32
 _SNAPPY: Final = pa.Codec("snappy")
 
@@ -47,8 +47,8 @@ _LZ4_RAW: Final = pa.Codec("lz4_raw")
 
 
 def inflate(compression: Compression, data: memoryview, max_bytes: int) -> Buffer:
-    """The records of a batch. RecordBatchTooLargeError if they have more than ``max_bytes``, InvalidRecordBatchError if
-    they are not what ``compression`` makes.
+    """Inflate the records of a batch. Raises RecordBatchTooLargeError if they have more than ``max_bytes``, and
+    InvalidRecordBatchError if ``compression`` did not make them.
     """
     if compression is _NONE:
         if len(data) > max_bytes:
@@ -89,7 +89,9 @@ def _inflate_stream(compression: Compression, data: memoryview, max_bytes: int) 
 
 
 def _blocks_are_independent(frame: memoryview) -> bool:
-    """Whether the frame's descriptor says so; True for what is no frame, which Arrow refuses."""
+    """Return whether the frame's descriptor says that its blocks are independent. Bytes that are not a frame count as
+    such, as Arrow refuses them.
+    """
     return bytes(frame[:4]) != _LZ4_MAGIC or len(frame) < 5 or bool(frame[4] & _LZ4_BLOCKS_INDEPENDENT)
 
 
@@ -117,7 +119,7 @@ def _inflate_snappy(data: memoryview, max_bytes: int) -> bytes:
 
 
 def _block_size(block: memoryview, max_bytes: int) -> int:
-    """The size that a raw block of snappy says it inflates to: a varint at its begin."""
+    """Return the inflated size that a raw block of snappy declares: a varint at its beginning."""
     size = 0
     for at, byte in enumerate(block[:5]):
         size |= (byte & 127) << 7 * at
@@ -129,12 +131,12 @@ def _block_size(block: memoryview, max_bytes: int) -> int:
 
 
 def _inflate_block(block: memoryview, size: int) -> bytes:
-    """Arrow refuses a block that inflates to another size than it says."""
+    """Inflate a block. Arrow refuses one that inflates to another size than it declares."""
     return _SNAPPY.decompress(block, size, asbytes=True)  # type: ignore[no-any-return]
 
 
 def deflate(compression: Compression, data: pa.Buffer) -> Buffer:
-    """``data`` as the records of a batch with that compression."""
+    """Return ``data`` as the records of a batch with that compression."""
     return _DEFLATE[compression](data)
 
 
@@ -152,7 +154,7 @@ def _xerial(data: pa.Buffer) -> Buffer:
 
 
 def _lz4_frame(data: pa.Buffer) -> Buffer:
-    """Not Arrow's frames: their blocks depend on each other."""
+    """Return a frame with independent blocks, unlike Arrow's frames, whose blocks depend on each other."""
     pieces: list[Buffer] = [_LZ4_HEADER]
     for block in _blocks(data, _LZ4_BLOCK_BYTES):
         deflated = _LZ4_RAW.compress(block, asbytes=True)

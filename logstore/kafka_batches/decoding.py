@@ -1,4 +1,4 @@
-"""Stored record batches as columns: those that were checked when they came in, and whose bytes were checked since."""
+"""Decodes stored record batches to columns. They were checked when they came in, and their bytes were checked since."""
 
 from collections.abc import Sequence
 
@@ -16,12 +16,12 @@ from logstore.kafka_batches.validation import batch_records
 def decode_batches(
     batches: Sequence[Buffer | pa.Buffer], *, inflated_bytes_max: int, codec: RecordCodec = CODEC
 ) -> DecodedBatches:
-    """The records of all ``batches``, at least one, each a whole batch; small ones cost little more than their bytes.
+    """Decode the records of all ``batches``, at least one, each a whole batch; small ones cost little more than their
+    bytes.
 
-    The offset deltas of a batch rise, and may leave gaps: compaction makes some. A batch may have no record. The CRC is
-    not looked at. Memory is bounded by a few times ``inflated_bytes_max``, the bytes of all batches inflated.
-
-    Raises InvalidRecordBatchError, and its classes.
+    The offset deltas of a batch rise, and may leave gaps, for example after compaction. A batch may have no record. The
+    CRC is not checked. Memory is bounded by a few times ``inflated_bytes_max``, the inflated bytes of all batches.
+    Raises InvalidRecordBatchError, and its subclasses.
     """
     left = min(inflated_bytes_max, COLUMN_BYTES_MAX)
     records = []

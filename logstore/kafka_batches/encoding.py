@@ -1,4 +1,4 @@
-"""Records of the log as Kafka's record batches: journal frames of HTTP producers, and history."""
+"""Encodes records of the log as Kafka's record batches: journal frames of HTTP producers, and history."""
 
 import pyarrow as pa
 
@@ -39,15 +39,14 @@ def encode_batch(
     compression: Compression = Compression.NONE,
     codec: RecordCodec = CODEC,
 ) -> memoryview:
-    """``records`` (LOG_SCHEMA, may be a slice) as one batch, which stands for the offsets [base_offset, end_offset).
+    """Encode ``records`` (LOG_SCHEMA, may be a slice) as one batch, which covers the offsets [base_offset, end_offset).
 
     Without these it begins and ends where its records do. A batch over a gap has other ends; one without records needs
-    both. Consumers go on behind the end, so an empty batch takes them over offsets that compaction has emptied.
+    both. Consumers continue after the end, so an empty batch takes them over offsets that compaction has emptied. An
+    ``identity`` other than a producer's is left out. With ``log_append_time`` all records have one timestamp.
 
-    ``identity`` other than a producer's is not told. With ``log_append_time`` all records have one timestamp.
-
-    ValueError if the records do not fit the arguments: offsets outside of the range, more than 2^31 offsets or bytes,
-    different timestamps with ``log_append_time``.
+    Raises ValueError if the records do not fit the arguments: offsets outside of the range, more than 2^31 offsets or
+    bytes, different timestamps with ``log_append_time``.
     """
     rows = records.num_rows
     if rows:

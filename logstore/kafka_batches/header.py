@@ -1,7 +1,7 @@
 """The header of a record batch of magic 2, and the changes that a broker makes in it.
 
 https://kafka.apache.org/documentation/#recordbatch; all integers are big-endian. The CRC-32C covers everything from the
-attributes on: base offset and leader epoch lie before it, so a batch gets its place in the log without another CRC.
+attributes on: base offset and leader epoch come before it, so a batch gets its place in the log without another CRC.
 """
 
 import struct
@@ -22,7 +22,7 @@ _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 #: base offset, length, leader epoch
 _PLACE: Final = struct.Struct(">qii")
 _CRC: Final = struct.Struct(">I")
-#: From the attributes to the max timestamp.
+#: The fields from the attributes to the max timestamp.
 _TIMES: Final = struct.Struct(">hiqq")
 #: The length in the header counts from the leader epoch on.
 LENGTH_END: Final = 12
@@ -34,12 +34,12 @@ _COMPRESSION_MASK: Final = 0x07
 LOG_APPEND_TIME: Final = 0x08
 TRANSACTIONAL: Final = 0x10
 CONTROL: Final = 0x20
-#: Timestamp of a record that has none.
+#: The timestamp of a record that has none.
 NO_TIMESTAMP: Final = -1
 
 
 class Compression(IntEnum):
-    """The low three bits of the attributes."""
+    """The compression types: the low three bits of the attributes."""
 
     NONE = 0
     GZIP = 1
@@ -48,12 +48,14 @@ class Compression(IntEnum):
     ZSTD = 4
 
 
-# To look one up by its number in the class takes ten times as long.
+# Looking one up by its number in the class takes ten times as long.
 _COMPRESSIONS: Final = tuple(Compression)
 
 
 class BatchHeader(NamedTuple):
-    """Record i of a producer's batch has the offset ``base_offset`` + i; times are milliseconds since the epoch."""
+    """The header of a batch. Record i of a producer's batch has the offset ``base_offset`` + i; times are milliseconds
+    since the epoch.
+    """
 
     base_offset: int
     length: int
@@ -71,7 +73,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the whole batch."""
+        """The bytes of the whole batch."""
         return LENGTH_END + self.length
 
     @property
@@ -80,7 +82,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def compression(self) -> Compression:
-        """UnsupportedCompressionTypeError if the attributes have another one."""
+        """The compression in the attributes. Raises UnsupportedCompressionTypeError for an unknown one."""
         kind = self.attributes & _COMPRESSION_MASK
         if kind >= len(_COMPRESSIONS):
             raise UnsupportedCompressionTypeError(
@@ -90,7 +92,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_log_append_time(self) -> bool:
-        """Whether every record's timestamp is ``max_timestamp``."""
+        """True if every record's timestamp is ``max_timestamp``."""
         return bool(self.attributes & LOG_APPEND_TIME)
 
     @property
@@ -99,14 +101,14 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_control(self) -> bool:
-        """Whether the records are markers of the broker's own, which no client sends."""
+        """True if the records are markers, which only brokers write."""
         return bool(self.attributes & CONTROL)
 
     @classmethod
     def read(cls, data: memoryview, at: int = 0) -> Self:
-        """The header of the batch that begins at ``data[at]`` and is there whole.
+        """Read the header of the batch that begins at ``data[at]`` and is whole.
 
-        CorruptRecordBatchError if it is cut, InvalidRecordBatchError if it is of another magic.
+        Raises CorruptRecordBatchError if it is cut, and InvalidRecordBatchError if it has another magic.
         """
         left = len(data) - at
         # Older formats have the magic in the same place, and shorter headers.
@@ -127,32 +129,32 @@ class BatchHeader(NamedTuple):
 
 
 def bytes_of(data: Buffer | pa.Buffer) -> memoryview:
-    """A view of unsigned bytes: those of Arrow's buffers are signed."""
+    """Return a view of unsigned bytes: those of Arrow's buffers are signed."""
     return memoryview(data).cast("B")
 
 
 def check_crc(data: memoryview, header: BatchHeader, at: int = 0) -> None:
-    """CorruptRecordBatchError unless the batch with ``header`` at ``data[at]`` is what its writer wrote."""
+    """Raise CorruptRecordBatchError unless the batch with ``header`` at ``data[at]`` is as its writer wrote it."""
     if crc32c(data[at + _ATTRIBUTES_AT : at + header.size]) != header.crc:
         raise CorruptRecordBatchError(f"The record batch at byte {at} has a wrong CRC-32C: it was damaged on the way")
 
 
 def write_header(batch: memoryview, header: BatchHeader) -> None:
-    """Write ``header`` and the CRC that belongs to it to the front of ``batch``, a whole batch that can be written."""
+    """Write ``header`` with its CRC to the front of ``batch``, a whole batch that can be written."""
     _HEADER.pack_into(batch, 0, *header)
     _CRC.pack_into(batch, _CRC_AT, crc32c(batch[_ATTRIBUTES_AT:]))
 
 
 def placed(batch: Buffer | pa.Buffer, base_offset: int, leader_epoch: int) -> tuple[bytes, memoryview]:
-    """``batch`` with its place in the log, in two pieces: 16 bytes, and the rest as it is."""
+    """Return ``batch`` with its place in the log, in two pieces: 16 bytes, and the rest as it is."""
     view = bytes_of(batch)
     _, length, _ = _PLACE.unpack_from(view)
     return _PLACE.pack(base_offset, length, leader_epoch), view[_PLACE.size :]
 
 
 def with_max_timestamp(batch: Buffer | pa.Buffer, max_timestamp_ms: int, *, log_append_time: bool) -> bytes:
-    """A copy of ``batch`` with that max timestamp and the CRC that belongs to it; with ``log_append_time`` it is the
-    timestamp of every record (message.timestamp.type = LogAppendTime). The records stay as they are.
+    """Return a copy of ``batch`` with that max timestamp and the new CRC; with ``log_append_time`` it is the timestamp
+    of every record (message.timestamp.type = LogAppendTime). The records stay as they are.
     """
     changed = bytearray(batch)
     attributes, last_offset_delta, base_timestamp, _ = _TIMES.unpack_from(changed, _ATTRIBUTES_AT)

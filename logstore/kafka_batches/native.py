@@ -1,9 +1,8 @@
 """The record codec in C (``record_codec.c``), called through ctypes, which lets other threads run meanwhile.
 
 ``conf/build_hook.py`` compiles the library when the package is installed or its wheel is built. A library that does not
-belong to the source beside it is not loaded: their structures could differ.
-
-A structure is the bytes of its fields, of 8 bytes each: to pack them takes a microsecond, ctypes' own structures ten.
+belong to the source beside it is not loaded, because their structures could differ. A structure is the bytes of its
+fields, of 8 bytes each: packing them takes a microsecond, ctypes' own structures ten.
 """
 
 import ctypes
@@ -34,7 +33,7 @@ LIBRARY: Final = Path(__file__).with_name("_record_codec.so")
 _TIMESTAMP_TYPE: Final = WIRE_SCHEMA.field("timestamp").type
 _BATCH_FIELDS: Final = 6
 _BATCH: Final = struct.Struct(f"{_BATCH_FIELDS}q")
-#: struct found: fault, record, and the fields of ``Found``.
+#: The struct found: fault, record, and the fields of ``Found``.
 _FOUND: Final = struct.Struct(f"{2 + len(Found._fields)}q")
 _COLUMNS: Final = struct.Struct("23q")
 _RECORDS: Final = struct.Struct("25q")
@@ -53,10 +52,12 @@ def source_crc() -> int:
 
 
 class NativeCodec:
-    """A ``RecordCodec``."""
+    """The ``RecordCodec`` that calls the library."""
 
     def __init__(self, library: Path = LIBRARY) -> None:
-        """OSError if there is no such library that can be loaded, StaleLibraryError if it is of another source."""
+        """Load the library. Raises OSError if it cannot be loaded, and StaleLibraryError if it was compiled from
+        another source.
+        """
         functions = ctypes.CDLL(str(library))
         functions.source_crc.restype = ctypes.c_int64
         if functions.source_crc() != source_crc():
@@ -137,7 +138,7 @@ class NativeCodec:
         return out
 
 
-# Where memory comes from; a test puts memory with guarded ends here.
+# The source of memory; a test puts memory with guarded ends here.
 _allocate = pa.allocate_buffer
 
 
@@ -149,7 +150,7 @@ def _packed(batches: Sequence[BatchRecords]) -> bytes:
 
 
 def _bits(rows: int, null_count: int) -> pa.Buffer | None:
-    """Room for a validity bitmap, which a column without nulls does not have."""
+    """Return room for a validity bitmap, which a column without nulls does not have."""
     return _allocate((rows + 7) // 8) if null_count else None
 
 
@@ -170,7 +171,7 @@ class _Column:
 
     @property
     def target(self) -> tuple[int, int, int, int]:
-        """``struct target``."""
+        """The fields of ``struct target``."""
         return _address(self._valid), self._offsets.address, self._data.address, self._data.size
 
     def array(self, kind: pa.DataType) -> pa.Array:
@@ -201,12 +202,12 @@ class _Headers:
 
 
 def _source(column: pa.Array) -> tuple[int, int, int, int]:
-    """``struct source`` of a binary, text or list column, which may be a slice. A list has no data of its own."""
+    """Return the ``struct source`` of a binary, text or list column, which may be a slice. A list has no data."""
     valid, offsets, data, *_ = column.buffers()
     start = column.offset
     return _address(valid) if column.null_count else 0, start, _address(offsets) + 4 * start, _address(data)
 
 
 def _numbers(column: pa.Array) -> int:
-    """The address of the first number of a column of 64-bit numbers without nulls."""
+    """Return the address of the first number of a column of 64-bit numbers without nulls."""
     return int(column.buffers()[1].address) + 8 * int(column.offset)

@@ -37,7 +37,7 @@ class _FaultFoundError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Slices:
-    """Values in the data: begin and length of each, -1 for null."""
+    """Values in the data: start and length of each, -1 for null."""
 
     starts: np.ndarray
     lengths: np.ndarray
@@ -54,7 +54,7 @@ class _Slices:
         return int((self.lengths < 0).sum())
 
     def column(self, data: pa.Buffer, kind: pa.DataType) -> pa.Array:
-        """The values one behind the other: every second one of the column that begins and ends where they do."""
+        """Return the values joined: every second value of the column that begins and ends where they do."""
         rows = len(self.starts)
         bounds = np.zeros(2 * rows + 1, np.int32)
         bounds[0:-1:2] = self.starts
@@ -118,7 +118,7 @@ class _Parsed:
 
 
 class NumpyCodec:
-    """A ``RecordCodec``."""
+    """The ``RecordCodec`` in numpy and pyarrow."""
 
     def scan(self, batches: Sequence[BatchRecords], *, contiguous: bool, first_batch: int = 0) -> list[Found]:
         return [
@@ -175,7 +175,7 @@ def _parse(batch: BatchRecords, number: int, *, contiguous: bool) -> _Parsed:
 def _parsed(batch: BatchRecords, *, contiguous: bool) -> _Parsed:
     data = np.frombuffer(batch.data, np.uint8)
     at, ends = _record_bounds(bytes_of(batch.data), batch.record_count)
-    delta, at = _read_varints(data, at + 1, ends, 64, Fault.TIMESTAMP_DELTA)  # behind the attributes
+    delta, at = _read_varints(data, at + 1, ends, 64, Fault.TIMESTAMP_DELTA)  # after the attributes
     timestamps = _timestamps(batch, delta)
     offset_deltas, at = _read_varints(data, at, ends, 32, Fault.OFFSET_DELTA)
     expected = np.arange(len(at))
@@ -198,7 +198,7 @@ def _require(good: np.ndarray, fault: Fault) -> None:
 
 
 def _record_bounds(data: memoryview, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The bytes behind the length of each record, and their ends."""
+    """Return the positions after the length of each record, and the records' ends."""
     starts, ends = [], []
     at, size = 0, len(data)
     for record in range(count):
@@ -226,7 +226,7 @@ def _record_bounds(data: memoryview, count: int) -> tuple[np.ndarray, np.ndarray
 def _read_varints(
     data: np.ndarray, at: np.ndarray, ends: np.ndarray, bits: int, fault: Fault
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The zigzag varints at ``at``, none beyond its end: int64, and the places behind them."""
+    """Read the zigzag varints at ``at``, none beyond its end: int64, and the positions after them."""
     _require(at < ends, fault)
     byte = data[at].astype(np.uint64)
     at = at + 1
@@ -257,7 +257,7 @@ def _read_slices(data: np.ndarray, at: np.ndarray, ends: np.ndarray, fault: Faul
 def _timestamps(batch: BatchRecords, deltas: np.ndarray) -> np.ndarray:
     if batch.append_time is not None:
         return np.full(len(deltas), batch.append_time)
-    # A sum that does not fit is outside of the bounds, too: compared before it is made.
+    # A sum that does not fit is also outside of the bounds, so it is compared before it is made.
     least, most = NO_TIMESTAMP - batch.base_timestamp, TIMESTAMP_MS_MAX - batch.base_timestamp
     bounds = np.iinfo(np.int64)
     if least > bounds.max or most < bounds.min:
@@ -270,7 +270,7 @@ def _timestamps(batch: BatchRecords, deltas: np.ndarray) -> np.ndarray:
 def _read_headers(
     data: np.ndarray, at: np.ndarray, ends: np.ndarray, counts: np.ndarray
 ) -> tuple[_Slices, _Slices, np.ndarray]:
-    """Headers of one number of all records at a time, then in the order of the records."""
+    """Read the first header of all records, then the second, and so on; return them in the order of the records."""
     at = at.copy()
     rows, numbers = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     fields = [[np.empty(0, np.int64)] for _ in range(4)]
@@ -327,7 +327,7 @@ def _zigzag(numbers: np.ndarray) -> np.ndarray:
 
 
 def _varints(*columns: np.ndarray) -> pa.Array:
-    """The zigzag varints of the numbers of each row, one behind the other: binary."""
+    """Return the zigzag varints of the numbers of each row, joined: binary."""
     parts_of, used = [], []
     for column in columns:
         raw = _zigzag(column)
@@ -343,7 +343,7 @@ def _varints(*columns: np.ndarray) -> pa.Array:
 
 
 def _lengths(column: pa.Array) -> np.ndarray:
-    """Of binary or text values, -1 for null: int64."""
+    """Return the lengths of binary or text values, -1 for null: int64."""
     lengths = np.diff(binary_offsets(column)).astype(np.int64)
     if column.null_count:
         lengths[column.is_null().to_numpy(zero_copy_only=False)] = -1
@@ -355,7 +355,7 @@ def _without_nulls(column: pa.Array) -> pa.Array:
 
 
 def _data(column: Any) -> np.ndarray:
-    """All values of a binary column, or of a chunked one, one behind the other: uint8."""
+    """Return all values of a binary column, or of a chunked one, joined: uint8."""
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     pieces = [np.empty(0, np.uint8)]
     for chunk in chunks:
@@ -366,7 +366,7 @@ def _data(column: Any) -> np.ndarray:
 
 
 def _encoded_headers(headers: pa.Array) -> tuple[np.ndarray, pa.Array]:
-    """The number of headers of each record, and their bytes: int64, binary."""
+    """Return the number of headers of each record, and their bytes: int64, binary."""
     rows = len(headers)
     if headers.null_count == rows:
         return np.zeros(rows, np.int64), pa.array([b""], pa.binary()).take(pa.array(np.zeros(rows, np.int32)))

@@ -1,6 +1,7 @@
-"""The two forms of the record codec have this in common: the records of a batch, what a look at them finds, faults.
+"""The parts that both forms of the record codec share: the records of a batch, the result of a scan, and faults.
 
-``native`` is the codec in C, ``numpy_codec`` does the same with numpy and pyarrow. Both take and refuse the same bytes.
+``native`` is the codec in C; ``numpy_codec`` does the same with numpy and pyarrow. Both accept and refuse the same
+bytes.
 """
 
 from collections.abc import Sequence
@@ -18,8 +19,8 @@ COLUMN_BYTES_MAX: Final = 2**31 - 1
 
 
 class BatchRecords(NamedTuple):
-    """The records of one batch, inflated. Where ``append_time`` is given it is the timestamp of each, and their own are
-    not looked at. -1 is no timestamp.
+    """The records of one batch, inflated. If ``append_time`` is given, it is the timestamp of each, and their own are
+    not read. -1 is no timestamp.
     """
 
     data: pa.Buffer
@@ -29,7 +30,9 @@ class BatchRecords(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What the records of one batch are. Sizes are those of the columns' data, without offsets and validity."""
+    """The result of scanning the records of one batch. Sizes are those of the columns' data, without offsets and
+    validity.
+    """
 
     key_bytes: int
     value_bytes: int
@@ -52,7 +55,7 @@ class Found(NamedTuple):
 
 
 class DecodedBatches(NamedTuple):
-    """``records`` has WIRE_SCHEMA: a record without a timestamp has null there, one without headers too.
+    """Decoded records. ``records`` has WIRE_SCHEMA: a missing timestamp is null, and so are missing headers.
     ``offset_deltas`` is int32, one for each row, counted from the base offset of the row's batch.
     """
 
@@ -63,28 +66,25 @@ class DecodedBatches(NamedTuple):
 class RecordCodec(Protocol):
     def scan(self, batches: Sequence[BatchRecords], *, contiguous: bool, first_batch: int = 0) -> list[Found]:
         """Check every record and header. With ``contiguous`` record i has the offset delta i, otherwise deltas rise.
-
-        Raises InvalidRecordBatchError, InvalidTimestampError; they count batches from ``first_batch``.
+        Raises InvalidRecordBatchError and InvalidTimestampError; they count batches from ``first_batch``.
         """
         ...
 
     def decode(self, batches: Sequence[BatchRecords]) -> DecodedBatches:
-        """The records of all batches, in their order; the deltas of each rise. Raises as ``scan``.
-
+        """Decode the records of all batches, in their order; the deltas of each rise. Raises the errors of ``scan``.
         ``batches`` have at most COLUMN_BYTES_MAX bytes together.
         """
         ...
 
     def encode(self, records: pa.RecordBatch, base_offset: int, base_timestamp: int) -> pa.Buffer:
-        """``records`` (LOG_SCHEMA, one at least) as the records of one batch, behind HEADER_BYTES that are free.
-
-        The buffer can be written. ValueError if they have more than COLUMN_BYTES_MAX bytes.
+        """Encode ``records`` (LOG_SCHEMA, at least one) as the records of one batch, after HEADER_BYTES that are free.
+        The buffer can be written. Raises ValueError if they have more than COLUMN_BYTES_MAX bytes.
         """
         ...
 
 
 class Fault(IntEnum):
-    """Why a record is not taken; the numbers are those of ``record_codec.c``."""
+    """The reason why a record is refused; the numbers are those of ``record_codec.c``."""
 
     RECORD_LENGTH = 1
     TIMESTAMP_DELTA = 2
@@ -120,12 +120,14 @@ _WORDS: Final = {
 }
 
 
-#: The record can be read, and so can those behind it.
+#: After these faults the record can still be read, and so can those after it.
 _OF_THE_RECORD_ALONE: Final = {Fault.HEADER_KEY_TEXT, Fault.TIMESTAMP_VALUE, Fault.TOO_MANY_HEADERS}
 
 
 def fault_error(fault: Fault, batch: int, record: int) -> InvalidRecordBatchError:
-    """``record`` is a number in the batch, ``batch`` one in its request; both count from 0."""
+    """Return the error of a fault. ``record`` is a number in the batch, ``batch`` one in its request; both count from
+    0.
+    """
     kind = InvalidTimestampError if fault is Fault.TIMESTAMP_VALUE else InvalidRecordBatchError
     error = kind(f"Record {record} of record batch {batch} {_WORDS[fault]}")
     if fault in _OF_THE_RECORD_ALONE:

@@ -1,5 +1,5 @@
-"""Record batches of producers, checked in full before they are appended: one that is taken here can be rolled, and read
-by Kafka's clients.
+"""Checks record batches of producers in full before they are appended: a batch that is accepted here can be rolled, and
+read by Kafka's clients.
 """
 
 from typing import Final, NamedTuple
@@ -15,16 +15,17 @@ from logstore.kafka_batches.header import HEADER_BYTES, NO_TIMESTAMP, BatchHeade
 from logstore.kafka_batches.records import COLUMN_BYTES_MAX, BatchRecords, Found, RecordCodec
 from logstore.limits import TIMESTAMP_MS_MAX
 
-# Of a row: timestamp, ends of key and value; with headers the end of its list. Of a header: ends of key and value.
+# A row has a timestamp, the ends of key and value, and with headers the end of its list. A header has the ends of key
+# and value.
 _ROW_BYTES: Final = 8 + 4 + 4
 _LIST_BYTES: Final = 4
 _HEADER_ROW_BYTES: Final = 4 + 4
 
 
 class ValidBatch(NamedTuple):
-    """A batch at [start, end) of the buffer, which has a record at least. Its record i has the offset delta i.
+    """A batch at [start, end) of the buffer, which has at least one record. Its record i has the offset delta i.
 
-    ``max_timestamp`` is the largest of its records', -1 if none has one; the header may say another. ``untimed_count``
+    ``max_timestamp`` is the largest of its records', -1 if none has one; the header may have another. ``untimed_count``
     of them have no timestamp. ``null_key_count`` have no key, the first of these is record ``first_null_key`` (-1).
     ``inflated_bytes`` is the size of the columns that the batch becomes.
     """
@@ -42,13 +43,12 @@ class ValidBatch(NamedTuple):
 def validate(
     data: Buffer | pa.Buffer, *, inflated_bytes_max: int, log_append_time: bool = False, codec: RecordCodec = CODEC
 ) -> list[ValidBatch]:
-    """The batches that ``data`` consists of, in their order; none if it is empty.
+    """Return the batches in ``data``, in their order; none if it is empty.
 
-    Checked are length, magic, CRC, compression, counts, each field of each record and header, and that all batches
-    together inflate to ``inflated_bytes_max`` bytes at most. Control batches and transactional ones are taken: the
-    header tells. With ``log_append_time`` the timestamps will be written over, and may be anything.
-
-    Raises InvalidRecordBatchError; of its classes CorruptRecordBatchError, UnsupportedCompressionTypeError,
+    It checks length, magic, CRC, compression, counts, each field of each record and header, and that all batches
+    together inflate to at most ``inflated_bytes_max`` bytes. Control batches and transactional ones are accepted, and
+    the header shows them. With ``log_append_time`` the timestamps will be written over, and may be anything. Raises
+    InvalidRecordBatchError and these subclasses: CorruptRecordBatchError, UnsupportedCompressionTypeError,
     RecordBatchTooLargeError, InvalidTimestampError.
     """
     view = bytes_of(data)
@@ -72,7 +72,9 @@ def validate(
 def find_null_keys(
     data: Buffer | pa.Buffer, batch: ValidBatch, count_max: int, codec: RecordCodec = CODEC
 ) -> list[int]:
-    """The numbers of the first ``count_max`` records without a key, of a batch that ``validate`` found in ``data``."""
+    """Return the numbers of the first ``count_max`` records without a key, of a batch that ``validate`` found in
+    ``data``.
+    """
     records = bytes_of(data)[batch.start + HEADER_BYTES : batch.end]
     inflated = inflate(batch.header.compression, records, COLUMN_BYTES_MAX)
     keys = codec.decode([batch_records(batch.header, inflated, ignore_timestamps=True)]).records["key"]
@@ -81,7 +83,9 @@ def find_null_keys(
 
 
 def batch_records(header: BatchHeader, inflated: Buffer, *, ignore_timestamps: bool = False) -> BatchRecords:
-    """What a codec takes. InvalidTimestampError if the batch has one time for all records that no record may have."""
+    """Return the records for a codec. Raises InvalidTimestampError if the batch has one time for all records that no
+    record may have.
+    """
     append_time = NO_TIMESTAMP if ignore_timestamps else None
     if header.is_log_append_time and not ignore_timestamps:
         append_time = header.max_timestamp
@@ -93,7 +97,7 @@ def batch_records(header: BatchHeader, inflated: Buffer, *, ignore_timestamps: b
 
 
 def _check_header(header: BatchHeader, start: int) -> None:
-    """The numbers of a producer's batch."""
+    """Check the numbers of a producer's batch."""
     if header.record_count < 1:
         raise InvalidRecordBatchError(
             f"The record batch at byte {start} has {header.record_count} records: send one at least"

@@ -1,7 +1,7 @@
 """AlterConfigs (33), versions 0 to 2, and IncrementalAlterConfigs (44), versions 0 and 1: keys of topics.
 
-Java's clients send both to any broker: one that is not the controller has the controller do it. The settings of brokers
-are read at their start, and no request changes them.
+Java's clients send both to any broker: a broker that is not the controller passes the change to the controller. The
+settings of brokers are read at their start, and no request changes them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +39,7 @@ class _Operation(IntEnum):
 
 
 class _Outcome(NamedTuple):
-    """The fields of both answers, in their order."""
+    """The fields of both responses, in their order."""
 
     error_code: int
     error_message: str | None
@@ -53,7 +53,7 @@ async def alter_configs(
     request: AlterConfigsRequest,
     version: int,  # noqa: ARG001 - as all handlers
 ) -> AlterConfigsResponse:
-    """Keys of a topic that the request does not name go back to their defaults."""
+    """Set the keys in the request. Other keys of a topic go back to their defaults."""
 
     def changes(topic: Topic, asked: _Replacing) -> dict[str, str | None]:
         return dict.fromkeys(topic.config_overrides) | {one.name: _given(one.name, one.value) for one in asked.configs}
@@ -68,12 +68,12 @@ async def incremental_alter_configs(
     request: IncrementalAlterConfigsRequest,
     version: int,  # noqa: ARG001
 ) -> IncrementalAlterConfigsResponse:
-    """Keys of a topic that the request does not name stay as they are (KIP-339)."""
+    """Change the keys in the request. Other keys of a topic stay as they are (KIP-339)."""
 
     def changes(topic: Topic, asked: _Incremental) -> dict[str, str | None]:
         values = topic.config.as_strings()
-        # As in Kafka nothing is to be done for a key that is not there: MirrorMaker deletes what its source leaves at
-        # defaults, whether or not the target has such keys.
+        # As in Kafka, an unknown key is ignored: MirrorMaker deletes keys that its source leaves at defaults, whether
+        # or not the target has such keys.
         named = (one for one in asked.configs if one.config_operation != _Operation.DELETE or one.name in values)
         return {one.name: _changed(one, values) for one in named}
 
@@ -142,7 +142,7 @@ def _given(name: str, value: str | None) -> str:
 
 
 def _changed(one: IncrementalAlterConfigsRequest.AlterableConfig, values: Mapping[str, str]) -> str | None:
-    """The new value of a key; None is its default. ``values`` are the present ones."""
+    """Return the new value of a key; None is its default. ``values`` are the present ones."""
     operation = one.config_operation
     if operation == _Operation.DELETE:
         return None

@@ -13,7 +13,7 @@ _SERVED: Final = tuple(
     for api in APIS.values()
 )
 
-# Groups of the consumer protocol (KIP-848). Clients before Kafka 4.0 take no minimum of 0.
+# This announces groups of the consumer protocol (KIP-848). Clients before Kafka 4.0 accept no minimum of 0.
 _GROUP_VERSION: Final = ApiVersionsResponse.SupportedFeatureKey(name="group.version", min_version=1, max_version=1)
 _FINALIZED_GROUP_VERSION: Final = ApiVersionsResponse.FinalizedFeatureKey(
     name="group.version", min_version_level=1, max_version_level=1
@@ -26,7 +26,9 @@ async def api_versions(
     request: ApiVersionsRequest | None,
     version: int,  # noqa: ARG001
 ) -> ApiVersionsResponse:
-    """``request`` is None for a version that is not served: the answer says which ones are (KIP-511)."""
+    """Return the served APIs. ``request`` is None if its version is not served; the response has the served ones
+    (KIP-511).
+    """
     error_code = UnsupportedVersionError.kafka_code if request is None else 0
     return ApiVersionsResponse(
         error_code=error_code,

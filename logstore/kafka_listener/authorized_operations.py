@@ -1,4 +1,4 @@
-"""The operations that a principal may do with a resource, as Kafka's answers tell them: a bit for each (KIP-430)."""
+"""The operations that a principal may do with a resource, as Kafka's responses have them: a bit for each (KIP-430)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -6,10 +6,10 @@ from typing import Final
 from logstore.broker.authorizer import CLUSTER_NAME, Authorizer, Operation, ResourceType
 from logstore.broker.context import RequestContext
 
-#: Nobody has asked.
+#: The value if the request did not ask for operations.
 NOT_ASKED: Final = -(2**31)
 
-# Kafka's ``AclOperation.code``.
+# The bits are Kafka's ``AclOperation.code``.
 _BITS: Final[Mapping[Operation, int]] = {
     Operation.READ: 3,
     Operation.WRITE: 4,
@@ -22,7 +22,7 @@ _BITS: Final[Mapping[Operation, int]] = {
     Operation.ALTER_CONFIGS: 11,
     Operation.IDEMPOTENT_WRITE: 12,
 }
-# Kafka's ``AclEntry.supportedOperations``.
+# The operations are Kafka's ``AclEntry.supportedOperations``.
 _OF: Final[Mapping[ResourceType, Sequence[Operation]]] = {
     ResourceType.TOPIC: (
         Operation.READ,

@@ -1,4 +1,4 @@
-"""The parts that requests for several topics or resources have in common: one answer for each, and a time limit."""
+"""The common parts of requests for several topics or resources: one response for each, and a time limit."""
 
 import asyncio
 from collections import Counter
@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from logstore.errors import RequestTimedOutError
 
-#: Topics of a request that are changed at once.
+#: The number of topics of a request that are changed at once.
 _AT_ONCE: Final = 16
 
 Asked = TypeVar("Asked")
@@ -16,7 +16,7 @@ Answer = TypeVar("Answer")
 
 
 async def answers(asked: Sequence[Asked], answer: Callable[[Asked], Awaitable[Answer]]) -> list[Answer]:
-    """The answer for each, in the order of ``asked``; some are worked on at once."""
+    """Return the response for each, in the order of ``asked``; some are worked on at once."""
     found: list[Answer] = []
     for begin in range(0, len(asked), _AT_ONCE):
         found += await asyncio.gather(*map(answer, asked[begin : begin + _AT_ONCE]))
@@ -24,7 +24,7 @@ async def answers(asked: Sequence[Asked], answer: Callable[[Asked], Awaitable[An
 
 
 def once(asked: Sequence[Asked], name: Callable[[Asked], Hashable]) -> tuple[list[Asked], list[Asked]]:
-    """Those whose name is there once, and of the others the first of each name."""
+    """Split into requests whose name occurs once, and the first request of each repeated name."""
     counts = Counter(map(name, asked))
     first = {name(one): one for one in reversed(asked)}
     return (
@@ -34,9 +34,10 @@ def once(asked: Sequence[Asked], name: Callable[[Asked], Hashable]) -> tuple[lis
 
 
 class Deadline:
-    """The time limit of a request, from now on; 0 and less is none.
+    """The time limit of a request, from now on; 0 or less means no limit.
 
-    Kafka's own limit of 0 means: begin, and do not wait. Changes take a few ms here, so the answer tells their outcome.
+    In Kafka a limit of 0 means to begin, and not to wait. Changes take a few ms here, so the response has their
+    outcome.
     """
 
     def __init__(self, timeout_ms: int) -> None:
@@ -45,7 +46,9 @@ class Deadline:
 
     @asynccontextmanager
     async def wait(self, doing: str) -> AsyncIterator[None]:
-        """Wait for a change that goes on to its end by itself. RequestTimedOutError; none is begun too late."""
+        """Wait for a change, which continues to its end by itself. Raises RequestTimedOutError; none is begun too
+        late.
+        """
         if self._when is not None and self._loop.time() >= self._when:
             raise RequestTimedOutError(f"{doing} was not begun: the request has taken longer than it allows.")
         try:

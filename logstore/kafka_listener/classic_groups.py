@@ -1,7 +1,7 @@
 """JoinGroup (11), Heartbeat (12), LeaveGroup (13), SyncGroup (14): members of classic groups.
 
-JoinGroup and SyncGroup are answered when the other members have joined and the leader has assigned; the group's state
-machine (``consumer_offsets.groups``) knows when that is.
+The responses of JoinGroup and SyncGroup come when the other members have joined and the leader has assigned; the
+group's state machine (``consumer_offsets.groups``) decides when that is.
 """
 
 from typing import Final
@@ -31,24 +31,26 @@ from logstore.kafka_protocol.messages import (
     SyncGroupResponse,
 )
 
-# Versions of JoinGroup since which: there is a rebalance timeout; a new member joins twice (KIP-394); the protocol's
-# name may be null (KIP-559); a static leader keeps the assignment (KIP-814).
+# First versions of JoinGroup: with a rebalance timeout; where a new member joins twice (KIP-394); where the protocol's
+# name may be null (KIP-559); where a static leader keeps the assignment (KIP-814).
 _JOIN_REBALANCE_TIMEOUT: Final = 1
 _JOIN_KNOWN_MEMBER_ID: Final = 4
 _JOIN_NULL_PROTOCOL: Final = 7
 _JOIN_SKIP_ASSIGNMENT: Final = 9
-# Of SyncGroup, since which the protocol must be named (KIP-559); of LeaveGroup, since which it has several members.
+# First version of SyncGroup that must name the protocol (KIP-559), and of LeaveGroup that has several members.
 _SYNC_PROTOCOL: Final = 5
 _LEAVE_MEMBERS: Final = 3
 _NO_GENERATION: Final = -1
-# All leave in one event of the group.
+# The limit is needed because all leave in one event of the group.
 _LEAVING_MAX: Final = 10_000
 
 
 async def join_group(
     store: KafkaStore, context: RequestContext, request: JoinGroupRequest, version: int
 ) -> JoinGroupResponse:
-    """The id of a new member begins with the client's id, or with that of the static member, as Kafka's does."""
+    """Join a group. As in Kafka, the id of a new member begins with the client's id, or with that of the static
+    member.
+    """
     new_member_id = f"{request.group_instance_id or context.client_id}-{new_uuid()}"
     no_protocol = None if version >= _JOIN_NULL_PROTOCOL else ""
     rebalance_timeout_ms = (
@@ -130,7 +132,7 @@ async def heartbeat(
         require_group_name(request.group_id)
         await store.groups.members.heartbeat(context, request.group_id, event, timeout_ms=GROUP_TIMEOUT_MS)
     except CoordinatorLoadInProgressError:
-        # As Kafka: every member gets a whole session from the end of the load on.
+        # As in Kafka, every member gets a whole session after the load.
         return HeartbeatResponse()
     except LogStoreError as error:
         return HeartbeatResponse(error_code=group_error_number(error))
@@ -140,7 +142,7 @@ async def heartbeat(
 async def leave_group(
     store: KafkaStore, context: RequestContext, request: LeaveGroupRequest, version: int
 ) -> LeaveGroupResponse:
-    """Before version 3 one member, whose error is that of the answer."""
+    """Remove members. Before version 3 it is one member, whose error is that of the response."""
     if version >= _LEAVE_MEMBERS:
         leaving = [events.LeavingMember(m.member_id, m.group_instance_id, m.reason or "") for m in request.members]
     else:

@@ -1,17 +1,16 @@
-"""One connection of a Kafka client: bytes to requests, their answers in the order of the requests.
+"""One connection of a Kafka client: it reads requests, and sends the responses in the order of the requests.
 
-A connection is ready at once: PLAINTEXT has nobody prove anything. Requests are begun as they arrive, up to a bound;
-each has a task, but for the fetch of an idle consumer while it waits (``idle_fetch``). Two kinds have a turn of their
-own:
+A connection is ready at once, because PLAINTEXT has no authentication. Requests are begun as they arrive, up to a
+bound; each has a task, except the fetch of an idle consumer while it waits (``idle_fetch``). Two kinds take turns:
 
 - Produce requests are appended one after the other; their acknowledgements are awaited together.
-- Behind a Fetch nothing is begun until its answer is out: a client that pipelines fetches without reading holds no more
-  than one answer.
+- After a Fetch nothing is begun until its response is sent: a client that pipelines fetches without reading holds no
+  more than one response.
 
-Bounds, so that no client holds memory or a connection for long. In bytes: a frame; the requests in hand of all
-connections (``admission.requests``), whose room is taken before a long frame arrives. In number: requests in hand. In
-time (``look``, called every now and then): an idle connection, a request that does not arrive, an answer that is not
-taken. Without room, over a quota, or while the client does not take its answers, nothing is read from the socket.
+The bounds keep every client from holding memory or a connection for long. In bytes: a frame; the requests in hand of
+all connections (``admission.requests``), whose room is reserved before a long frame arrives. In number: requests in
+hand. In time (``look``, called regularly): an idle connection, a request that does not arrive, a response that is not
+read. Without room, over a quota, or while the client does not read its responses, nothing is read from the socket.
 """
 
 import asyncio
@@ -50,27 +49,27 @@ if TYPE_CHECKING:
 log = structlog.stdlib.get_logger(__name__)
 _logger = logging.getLogger(__name__)
 
-#: Requests of a connection that wait for their answers; further ones are not read.
+#: The most requests of a connection that wait for their responses; further ones are not read.
 REQUESTS_IN_HAND_MAX: Final = 64
 #: The name of the listener in a request's context.
 LISTENER: Final = "KAFKA"
-# The objects of a decoded message take so many times the bytes of its frame; records stay in the frame.
+# The objects of a decoded message take this many times the bytes of its frame; records stay in the frame.
 _OBJECTS_A_BYTE: Final = 8
 # In each interval this part of a long frame must arrive: its room is held meanwhile.
 _FRAME_PARTS: Final = 8
-# A client has so long to take the last answers of a connection that ends.
+# A client has this long to read the last responses of a connection that ends.
 _LINGER_SECONDS: Final = 10.0
 # Two writes cost less than a copy of more bytes.
 _JOINED_BYTES_MAX: Final = 16 * KIB
 _CLIENT_ID_LENGTH_MAX: Final = 128
 _SHORT_BYTES_MAX: Final = 4 * KIB
-# Requests with more bytes than these, without records, are decoded one at a time: others are answered between them.
+# Larger requests, without records, are decoded one at a time, so that others get their responses in between.
 _AT_ONCE_BYTES_MAX: Final = 64 * KIB
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """``docs/configuration.md`` has the settings. Times in seconds."""
+    """``docs/configuration.md`` has the settings. Times are in seconds."""
 
     request_bytes_max: int
     idle_seconds: float
@@ -88,7 +87,7 @@ class ConnectionLimits:
 
 
 class _InHand:
-    """A request in hand, its room among the bytes in flight, and its answer once there is one."""
+    """A request in hand, its room among the bytes in flight, and its response once it exists."""
 
     __slots__ = ("answer", "api_key", "began", "ends", "is_decoded", "room", "task")
 
@@ -99,7 +98,7 @@ class _InHand:
         self.is_decoded = is_decoded
         self.task: asyncio.Task[None] | None = None
         self.answer: Answer | None = None
-        #: The connection ends here, instead of an answer.
+        #: True if the connection ends here, instead of a response.
         self.ends = False
 
     @property
@@ -124,19 +123,19 @@ class Connection(asyncio.BufferedProtocol):
         self._waiting: tuple[_InHand, Request, RequestContext] | None = None
         # A whole frame that cannot be begun yet.
         self._next_frame: Buffer | None = None
-        # Room of the frame that is arriving, or waits; a wait for it.
+        # The room of the frame that arrives or waits, and the wait for this room.
         self._room: Reservation | None = None
         self._wait_for_room: asyncio.Future[bool] | None = None
-        # The end of a pause.
+        # The timer for the end of a pause.
         self._throttle: asyncio.TimerHandle | None = None
         self._is_reading = True
         self._can_write = True
-        # What answers hold that the client has not taken yet.
+        # Callbacks that release what responses hold which the client has not read yet.
         self._releases: list[Callable[[], None]] = []
-        # No request is begun any more; the connection closes behind those in hand.
+        # If true, no more requests are begun, and the connection closes after those in hand.
         self._is_ending = False
         self._closed_at: float | None = None
-        # For ``look``.
+        # These fields are for ``look``.
         self._active_at = self._loop.time()
         self._received = 0
         self._frames = 0
@@ -150,7 +149,7 @@ class Connection(asyncio.BufferedProtocol):
     # ---- the loop's -------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is of no class of asyncio
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport is not a class of asyncio.
         peer = transport.get_extra_info("peername")
         self.peer = peer[0] if peer else ""
         if not self._listener.arrived(self):
@@ -180,7 +179,7 @@ class Connection(asyncio.BufferedProtocol):
         self._send_answers()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        """Handlers are cancelled, but for those that append: their records may be on disk."""
+        """Cancel the handlers, except those that append: their records may be on disk."""
         self._is_ending = True
         self._end_wait()
         self._idle_fetch = None
@@ -200,7 +199,7 @@ class Connection(asyncio.BufferedProtocol):
     # ---- requests ---------------------------------------------------------------------------------------------------
 
     def _begin_requests(self) -> None:
-        """Begin the requests that have arrived, as far as they may be."""
+        """Begin the requests that have arrived, as far as the bounds allow."""
         while not self._is_ending:
             frame = self._next_frame
             if frame is None:
@@ -248,7 +247,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _has_room(self, size: int) -> bool:
-        """Whether the frame that arrives, or waits, has room for ``size`` bytes; if not, wait for it."""
+        """Return whether the frame that arrives, or waits, has room for ``size`` bytes; if not, wait for it."""
         if self._wait_for_room is not None:
             return False
         if self._room is None:
@@ -295,7 +294,7 @@ class Connection(asyncio.BufferedProtocol):
             self._run(one, self._answer(request, one, context))
 
     def _waits(self, one: _InHand, request: Request, context: RequestContext) -> bool:
-        """Whether the fetch waits for something new, without a task."""
+        """Return whether the fetch waits for something new, without a task."""
         if self._idle_fetch is None:
             self._idle_fetch = IdleFetch(self._store, self._wait_ended)
         if not self._idle_fetch.begin(request.message, request.api_version, context):
@@ -321,7 +320,7 @@ class Connection(asyncio.BufferedProtocol):
         self._count(request, one, context.client_id)
 
     def _end_wait(self) -> None:
-        """End a wait for something new; the fetch has no answer."""
+        """End a wait for something new; the fetch gets no response."""
         if self._waiting is not None:
             assert self._idle_fetch is not None
             self._idle_fetch.cancel()
@@ -334,11 +333,11 @@ class Connection(asyncio.BufferedProtocol):
         one.task.add_done_callback(functools.partial(self._task_ended, one))
 
     def _task_ended(self, one: _InHand, _: "asyncio.Task[None]") -> None:
-        if not one.is_done:  # it was cancelled before its first step
+        if not one.is_done:  # The task was cancelled before its first step.
             self._ended(one)
 
     async def _answer_long(self, frame: Buffer, one: _InHand) -> None:
-        """Nothing is begun behind the request before it is known that it can be read."""
+        """Read a long request and respond. Nothing is begun after it before it is known to be readable."""
         try:
             async with self._store.long_requests:
                 request = read_request(frame)
@@ -387,7 +386,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _ended(self, one: _InHand) -> None:
         one.room.release()
-        if one.answer is None:  # refused, failed, or cancelled
+        if one.answer is None:  # The request was refused, failed or cancelled.
             one.ends = True
         self._answered(one)
 
@@ -402,7 +401,9 @@ class Connection(asyncio.BufferedProtocol):
         self._send_answers()
 
     def _send_answers(self) -> None:
-        """Send the answers that are due, in the order of the requests; then begin what they held up."""
+        """Send the responses that are due, in the order of the requests; then begin the requests that waited for
+        them.
+        """
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -435,7 +436,7 @@ class Connection(asyncio.BufferedProtocol):
             release()
 
     def _pause(self, milliseconds: int) -> None:
-        """Read nothing for so long: a client that does not wait gains nothing (KIP-219)."""
+        """Read nothing for this time: a client that does not wait gains nothing (KIP-219)."""
         until = self._loop.time() + milliseconds / 1000
         if self._throttle is not None:
             if self._throttle.when() >= until:
@@ -459,7 +460,7 @@ class Connection(asyncio.BufferedProtocol):
         self._listener.ended.add(peer=self.peer, reason=reason, **api)
 
     def _end(self, reason: str) -> None:
-        """Read nothing more, say why in the log, and close behind the answers to what came before."""
+        """Read nothing more, log the reason, and close after the responses to earlier requests."""
         self._tell(reason)
         self._stop_taking()
 
@@ -479,7 +480,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def stop(self) -> None:
-        """Take no more requests, end long waits, and close behind the answers to the others."""
+        """Take no more requests, end long waits, and close after the responses to the others."""
         if not self._is_ending:
             self._stop_taking()
         for one in self._in_hand:
@@ -510,7 +511,9 @@ class Connection(asyncio.BufferedProtocol):
             self._stop_taking()
 
     def _look_at_request(self, now: float) -> None:
-        """In each interval a request brings 1 KiB for each second, and its part of a long one, or ends."""
+        """End the connection unless each interval brings 1 KiB a second, and for a long request at least its part, or
+        the end.
+        """
         if self._arriving is None or self._arriving[2] != self._frames:
             self._arriving = (now, self._received, self._frames)
             return
@@ -525,8 +528,8 @@ class Connection(asyncio.BufferedProtocol):
             self._arriving = (now, self._received, self._frames)
 
     def _look_at_answer(self, now: float) -> None:
-        """As over HTTP, the client has two intervals to take what is asked of it in one: its kernel acknowledges in
-        steps.
+        """Cut the connection if the client has not read the bytes of one interval within two, as over HTTP: its kernel
+        acknowledges in steps.
         """
         seconds = self._limits.answer_seconds
         if self._untaken and now - self._untaken[-1][0] < seconds:
@@ -543,8 +546,8 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _held_bytes(frame: Buffer) -> int:
-    """The memory of a request: records stay in its frame, and everything else is decoded. Short requests that have no
-    records need no room: heartbeats of groups must not wait for producers.
+    """Return the memory of a request: records stay in its frame, and everything else is decoded. Short requests without
+    records need no room, because heartbeats of groups must not wait for producers.
     """
     size = len(frame)
     if _is_produce(frame):

@@ -23,14 +23,14 @@ from logstore.kafka_protocol.messages import (
     ConsumerGroupHeartbeatResponse,
 )
 
-# Since version 1 members make their ids themselves (KIP-1082).
+# Since version 1 members generate their ids themselves (KIP-1082).
 _HEARTBEAT_OWN_ID: Final = 1
 # The types of members.
 _CLASSIC_MEMBER: Final = 0
 _CONSUMER_MEMBER: Final = 1
-# In characters: 10,000 topics with names of 100.
+# This is in characters: 10,000 topics with names of 100.
 _SUBSCRIPTION_MAX: Final = 1_000_000
-# Beside a name itself.
+# Each name takes these characters in addition to its own.
 _NAME_MORE: Final = 8
 
 Described = ConsumerGroupDescribeResponse.DescribedGroup
@@ -39,7 +39,9 @@ Described = ConsumerGroupDescribeResponse.DescribedGroup
 async def consumer_group_heartbeat(
     store: KafkaStore, context: RequestContext, request: ConsumerGroupHeartbeatRequest, version: int
 ) -> ConsumerGroupHeartbeatResponse:
-    """A null field is "as before". The answer has the assignment if that is another one now, or was asked for."""
+    """Handle a heartbeat. A null field means "as before". The response has the assignment if it changed, or was asked
+    for.
+    """
     member_id = request.member_id
     if not member_id and version < _HEARTBEAT_OWN_ID and request.member_epoch == events.JOIN_GROUP_MEMBER_EPOCH:
         member_id = base64.urlsafe_b64encode(new_uuid().bytes).decode().rstrip("=")
@@ -90,7 +92,7 @@ async def consumer_group_heartbeat(
 
 
 def _require_small(request: ConsumerGroupHeartbeatRequest) -> None:
-    """What the group's record would hold of the member. RecordTooLargeError."""
+    """Raise RecordTooLargeError if the group's record would hold too much for the member."""
     texts = (request.member_id, request.instance_id, request.rack_id, request.subscribed_topic_regex)
     names = request.subscribed_topic_names or ()
     size = sum(map(len, names)) + _NAME_MORE * len(names) + sum(len(text or "") for text in texts)
@@ -107,7 +109,7 @@ async def consumer_group_describe(
     request: ConsumerGroupDescribeRequest,
     version: int,  # noqa: ARG001
 ) -> ConsumerGroupDescribeResponse:
-    """A classic group is GROUP_ID_NOT_FOUND: clients ask for it again with DescribeGroups."""
+    """Describe groups. A classic group is GROUP_ID_NOT_FOUND: clients ask for it again with DescribeGroups."""
     groups: list[Described] = []
     seen: set[str] = set()
     async for group in in_steps(request.group_ids):

@@ -24,7 +24,7 @@ async def create_partitions(
     async def answer(asked: _Asked) -> _Result:
         try:
             there = len(store.broker.topic(context, asked.name, Operation.ALTER).partitions)
-            if asked.count == there:  # HTTP takes it: a request may be repeated there
+            if asked.count == there:  # HTTP accepts this, because a request may be repeated there.
                 raise InvalidPartitionsError(f"Topic {asked.name!r} has {there} partitions already.")
             async with deadline.wait(f"Adding partitions to topic {asked.name!r}"):
                 await store.broker.add_partitions(

@@ -60,7 +60,7 @@ async def create_topics(
 
 
 def _assignments(asked: _Asked) -> list[Sequence[int]]:
-    """By partition, the brokers of its replicas; empty if the store chooses them."""
+    """Return the brokers of each partition's replicas; empty if the store chooses them."""
     if not asked.assignments:
         return []
     for name, number in (("partitions", asked.num_partitions), ("replicas", asked.replication_factor)):
@@ -101,7 +101,9 @@ def _created(
     configs: dict[str, str],
     topic: Topic | None,
 ) -> _Result:
-    """``topic`` is None if it was only checked. From version 5 on the answer describes the topic (KIP-525)."""
+    """Return the result for a topic that was made, or only checked (``topic`` is None). From version 5 on it describes
+    the topic (KIP-525).
+    """
     topic_id = bytes(16) if topic is None else topic.topic_id.bytes
     if not store.broker.authorizer.authorize(context, Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, (asked.name,)):
         return _Result(

@@ -38,7 +38,7 @@ async def delete_topics(
                 raise InvalidRequestError("A topic is deleted by its name or by its id: send one of the two.")
             if name is None:
                 topic_id = UUID(bytes=asked.topic_id)
-                # A client that may not describe the topic is not told its name.
+                # A client that may not describe the topic does not see its name.
                 name = store.broker.topic_by_id(context, topic_id).name
             async with deadline.wait(f"The deletion of topic {name!r}"):
                 await store.broker.delete_topic(context, name, topic_id)

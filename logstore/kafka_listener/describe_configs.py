@@ -1,5 +1,5 @@
-"""DescribeConfigs (32), versions 1 to 4: the keys of topics, the settings of this broker, and those of them that count
-for consumer groups.
+"""DescribeConfigs (32), versions 1 to 4: the keys of topics, the settings of this broker, and those of them that apply
+to consumer groups.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from logstore.kafka_protocol.messages import DescribeConfigsRequest, DescribeCon
 from logstore.settings import plain_settings, setting_description, setting_kind
 from logstore.topic_config import CONFIG_KEYS
 
-#: Of Kafka's keys of a group those that count here.
+#: Kafka's keys of a group that apply here.
 GROUP_KEYS: Final = ("consumer.heartbeat.interval.ms", "consumer.session.timeout.ms")
-#: Resources that are described before other tasks of the event loop have their turn.
+#: Other tasks of the event loop have their turn after this many resources.
 _STEP: Final = 20
 
 _Asked = DescribeConfigsRequest.DescribeConfigsResource
@@ -68,7 +68,7 @@ async def describe_configs(
                 error_message=error.message,
             )
 
-    # Answers are much larger than requests: each resource has one.
+    # Responses are much larger than requests, so a repeated resource gets one result.
     resources = {(one.resource_type, one.resource_name): one for one in reversed(request.resources)}
     results = []
     for done, asked in enumerate(reversed(resources.values())):
@@ -108,7 +108,7 @@ def _of_group(
     request: DescribeConfigsRequest,
     is_wanted: Callable[[str], bool],
 ) -> Iterator[_Config]:
-    """The keys of KIP-848, which have the values of the store's settings for every group."""
+    """Yield the keys of KIP-848, which have the values of the store's settings for every group."""
     store.broker.authorizer.require(context, Operation.DESCRIBE_CONFIGS, ResourceType.GROUP, group)
     settings = plain_settings()
     for name in GROUP_KEYS:
@@ -134,10 +134,10 @@ def _of_broker(
     request: DescribeConfigsRequest,
     is_wanted: Callable[[str], bool],
 ) -> Iterator[_Config]:
-    """The settings of this broker. They are read at its start: no request changes one."""
+    """Yield the settings of this broker. They are read at its start: no request changes one."""
     store.broker.authorizer.require_cluster(context, Operation.DESCRIBE_CONFIGS)
     if not name:
-        return  # those that a request has set for all brokers
+        return  # No name means the settings that a request has set for all brokers, and there are none.
     if name != str(store.node_id):
         raise InvalidRequestError(f"This is broker {store.node_id}, and tells its own settings: ask broker {name!r}.")
     for setting, field in plain_settings().items():

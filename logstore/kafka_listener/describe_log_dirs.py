@@ -1,7 +1,8 @@
 """DescribeLogDirs (35), versions 1 to 4: the sizes of the replicas that this broker has.
 
 A partition's size is that of its files in the topic's table and of its records in this broker's journal. The journal
-and the tables of one node are in one directory; the brokers of a cluster share the tables, as if each had its copy.
+and the tables of a single node are in one directory; the brokers of a cluster share the tables, and each counts them as
+its own.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ _Result = DescribeLogDirsResponse.DescribeLogDirsResult
 _Topic = DescribeLogDirsResponse.DescribeLogDirsTopic
 _Partition = DescribeLogDirsResponse.DescribeLogDirsPartition
 
-#: Partitions that are looked at before other tasks of the event loop have their turn.
+#: Other tasks of the event loop have their turn after this many partitions.
 _STEP: Final = 200
 
 
@@ -31,7 +32,7 @@ async def describe_log_dirs(
     version: int,  # noqa: ARG001 - as all handlers
 ) -> DescribeLogDirsResponse:
     broker = store.broker
-    # Whoever may describe the cluster is told all sizes, as in Kafka.
+    # As in Kafka, a principal that may describe the cluster sees all sizes.
     if not broker.authorizer.authorize(context, Operation.DESCRIBE, ResourceType.CLUSTER, (CLUSTER_NAME,)):
         return DescribeLogDirsResponse(error_code=ClusterAuthorizationError.kafka_code)
     directory = store.settings.log_directory.absolute()

@@ -1,4 +1,6 @@
-"""DescribeTopicPartitions (75), version 0 (KIP-966): topics by name, so many partitions at a time, with a cursor."""
+"""DescribeTopicPartitions (75), version 0 (KIP-966): topics by name, a number of partitions at a time, with a
+cursor.
+"""
 
 import asyncio
 from collections.abc import Collection, Sequence
@@ -79,7 +81,7 @@ def _described(
     states: Sequence[PartitionState],
     brokers: Collection[int],
 ) -> _Topic:
-    """The partitions from ``begin`` on, with their ``states``."""
+    """Return the partitions from ``begin`` on, with their ``states``."""
     return _Topic(
         name=topic.name,
         topic_id=topic.topic_id.bytes,

@@ -1,4 +1,6 @@
-"""Requests to handlers, and their answers. ``HANDLERS`` is the one table of what the listener serves."""
+"""Passes requests to handlers, and encodes their responses. ``HANDLERS`` is the one table of what the listener
+serves.
+"""
 
 import math
 from collections.abc import Awaitable, Callable, Mapping
@@ -36,7 +38,7 @@ from logstore.kafka_listener.store import KafkaStore
 from logstore.kafka_protocol.requests import Request
 from logstore.kafka_protocol.responses import write_response
 
-#: Store, context, the message of the request, its version; the message of the answer, or None for no answer.
+#: Takes the store, the context, the request's message and version; returns the response's message, or None for none.
 Handler = Callable[[KafkaStore, RequestContext, Any, int], Awaitable[Any]]
 
 HANDLERS: Final[Mapping[int, Handler]] = {
@@ -79,8 +81,8 @@ WAITING: Final = frozenset((FETCH, 11, 14))
 
 
 class Answer(NamedTuple):
-    """``buffers`` are the frame, to be sent one after the other; none: there is no answer. ``throttle_ms``: nothing
-    more is read for so long. ``release`` is called once the answer has gone out.
+    """``buffers`` are the frame, to be sent one after the other; empty for no response. Nothing is read for
+    ``throttle_ms``. ``release`` is called once the response is sent.
     """
 
     buffers: list[Buffer]
@@ -91,9 +93,9 @@ class Answer(NamedTuple):
 async def answer_to(
     store: KafkaStore, context: RequestContext, request: Request, turn: Turn, fetching: Fetching | None = None
 ) -> Answer:
-    """``turn`` is that of the connection's Produce requests; ``fetching`` a fetch that has waited.
+    """Handle a request. ``turn`` is that of the connection's Produce requests; ``fetching`` is a fetch that has waited.
 
-    An exception means that there is no answer, and that the connection ends.
+    An exception means that there is no response, and that the connection ends.
     """
     over_quota = store.broker.quotas.charge(context, QuotaKind.REQUESTS, 1)
     release = None
@@ -115,7 +117,7 @@ async def answer_to(
 
 
 def answer_to_idle_fetch(store: KafkaStore, context: RequestContext, request: Request, fetching: Fetching) -> Answer:
-    """The answer to a fetch that has waited, and has nothing to tell."""
+    """Return the response to a fetch that has waited, and has nothing to report."""
     over_quota = store.broker.quotas.charge(context, QuotaKind.REQUESTS, 1)
     throttle_ms = store.broker.admission.charge(context, QuotaKind.FETCHED_BYTES, 0)
     return _answer(request, fetching.answer((), throttle_ms), over_quota, None)

@@ -1,6 +1,6 @@
 """Fetch (1): records of many partitions, each from an offset on, with one wait for all of them.
 
-An answer has at least one batch if there is any record, however small its bounds are. Partitions are read in the order
+A response has at least one batch if there is any record, however small its bounds are. Partitions are read in the order
 of the request, or of its session.
 """
 
@@ -42,25 +42,25 @@ from logstore.records.offset_record import OFFSETS_TOPIC
 
 #: The first version of requests that names topics by their ids.
 TOPIC_IDS_VERSION: Final = 13
-#: The first version of answers that tells the addresses of leaders (KIP-951).
+#: The first version of responses with the addresses of leaders (KIP-951).
 _LEADERS_VERSION: Final = 16
 _NO_RECORDS: Final = b""
 # Fetches of more partitions take turns.
 _AT_ONCE: Final = 1000
-# Cached, because every fetch of a session has the same ones.
+# The ids are cached, because every fetch of a session has the same ones.
 _topic_id: Final = functools.lru_cache(4096)(lambda raw: UUID(bytes=raw))
 
 
-#: What was read of a partition, or why nothing was.
+#: The records that were read from a partition, or the reason why nothing was.
 _Read = FetchResult[list[Buffer]] | LogStoreError
-#: What is told of a partition without a look at its records; or else what is wanted of it.
+#: The result for a partition that needs no read; otherwise the read that it needs.
 _Found = Answer | WantedPartition
 
 
 async def fetch(
     store: KafkaStore, context: RequestContext, request: FetchRequest, version: int, begun: Fetching | None = None
 ) -> FetchResponse | Held:
-    """The bytes of the records are held until the answer has gone out. ``begun``: the fetch, if it has waited."""
+    """Fetch records. Their bytes are held until the response is sent. ``begun`` is the fetch, if it has waited."""
     if request.isolation_level not in ISOLATION_LEVELS:
         return FetchResponse(error_code=InvalidRequestError.kafka_code)
     try:
@@ -76,7 +76,7 @@ async def fetch(
         max_bytes=_bounded(request.max_bytes),
         max_partition_bytes=FETCH_BYTES_MAX,
         min_bytes=request.min_bytes,
-        # No wait if there is something to tell.
+        # The fetch does not wait if there is something to report.
         max_wait_ms=request.max_wait_ms if len(wanted) == len(found) else 0,
         isolation=answers.isolation,
     )
@@ -94,7 +94,7 @@ async def fetch(
 
 
 async def _in_kafkas_form(wanted: Sequence[WantedPartition], answers: Mapping[int, _Read]) -> Mapping[int, _Read]:
-    """``answers``, with the records of ``__consumer_offsets`` in Kafka's form."""
+    """Return ``answers``, with the records of ``__consumer_offsets`` in Kafka's form."""
     own = {
         at: answer
         for at, answer in answers.items()
@@ -107,7 +107,7 @@ async def _in_kafkas_form(wanted: Sequence[WantedPartition], answers: Mapping[in
 
 
 def topic_of(store: KafkaStore, context: RequestContext, name: bytes | str) -> Topic:
-    """The topic with this id (bytes) or name. Raises why it may not be read, or is not there."""
+    """Return the topic with this id (bytes) or name. Raises the error if it may not be read, or does not exist."""
     if isinstance(name, str):
         return store.broker.topic(context, name, Operation.READ)
     return store.broker.topic_by_id(context, _topic_id(name), Operation.READ)
@@ -118,7 +118,7 @@ def _bounded(num_bytes: int) -> int:
 
 
 class _Answers:
-    """The partitions of one fetch, and what is told of them."""
+    """The partitions of one fetch, and their results."""
 
     def __init__(self, store: KafkaStore, context: RequestContext, version: int, isolation: Isolation) -> None:
         self._store = store
@@ -131,7 +131,7 @@ class _Answers:
         self._leaders: set[int] = set()
 
     async def find(self, fetching: Fetching) -> list[tuple[Key, _Found]]:
-        """All partitions of the fetch; an error or a divergence is an answer."""
+        """Return all partitions of the fetch; an error or a divergence is a result."""
         asked = list(fetching.partitions)
         if len(asked) <= _AT_ONCE:
             return [(key, self._find(key, one)) for key, one in asked]
@@ -169,8 +169,8 @@ class _Answers:
         found: Sequence[tuple[Key, _Found]],
         read: Mapping[int, _Read],
     ) -> list[tuple[Key, Answer]]:
-        """The answers for all partitions but those of which the client knows everything. ``read``: what was read, by
-        the place among the wanted ones.
+        """Return the results of all partitions, except those that the client has already. ``read`` has what was read,
+        by the place among the wanted ones.
         """
         told = []
         place = -1
@@ -185,7 +185,7 @@ class _Answers:
         return told
 
     def _of(self, wanted: WantedPartition, read: _Read | None) -> Answer:
-        """The answer for a partition that was read; None: no records are new there."""
+        """Return the result of a partition that was read; ``read`` is None if there are no new records."""
         log = wanted.log
         if isinstance(read, LogStoreError):
             return self._error(wanted.topic, log.partition, read)
@@ -195,7 +195,7 @@ class _Answers:
             high_watermark=ends.high_watermark,
             last_stable_offset=ends.last_stable_offset,
             log_start_offset=ends.log_start_offset,
-            # Records of aborted transactions are among the others; nothing opens a transaction yet.
+            # Records of aborted transactions would be among the others, but there are no transactions yet.
             aborted_transactions=() if self.isolation is Isolation.READ_COMMITTED else None,
             records=_NO_RECORDS if read is None else read.records,
         )
@@ -214,7 +214,7 @@ class _Answers:
         return msgspec.structs.replace(answer, current_leader=leader)
 
     def with_leaders(self, response: FetchResponse) -> FetchResponse:
-        """``response`` with the addresses of the leaders that its partitions name."""
+        """Return ``response`` with the addresses of the leaders that its partitions name."""
         endpoints = [
             FetchResponse.NodeEndpoint(node_id=leader, host=found[0], port=found[1])
             for leader in sorted(self._leaders)
@@ -224,7 +224,7 @@ class _Answers:
 
 
 def _divergence(log: PartitionLog, asked: Asked) -> Answer | None:
-    """The answer to a reader whose log has another end of its last epoch than this one (KIP-595)."""
+    """Return the result for a reader whose log has another end of its last epoch than this one (KIP-595)."""
     if asked.last_fetched_epoch == UNDEFINED:
         return None
     epoch, end_offset = epoch_end(log, asked.last_fetched_epoch)

@@ -1,9 +1,9 @@
-"""Fetch sessions (KIP-227): a client names its partitions once, and then only those that change; the answers have only
-those with news.
+"""Fetch sessions (KIP-227): a client names its partitions once, and then only changes; the responses have only
+partitions with news.
 
-Owns the cache of sessions. As in Kafka, a new session takes the place of one that was not used for two minutes, or of a
-smaller one that is older than two minutes; if there is none, the client gets no session, and goes on with full fetches.
-Invariant: all sessions together have at most ``partitions_max`` partitions. No I/O, and no clock of its own.
+Owns the cache of sessions. As in Kafka, a new session replaces one that was not used for two minutes, or a smaller one
+that is older than two minutes; if there is none, the client gets no session, and continues with full fetches.
+Invariant: all sessions together have at most ``partitions_max`` partitions. No I/O, and no own clock.
 """
 
 from collections import OrderedDict
@@ -17,7 +17,7 @@ from logstore.kafka_protocol.messages import ZERO_UUID, FetchRequest, FetchRespo
 
 #: Kafka's ``max.incremental.fetch.session.cache.slots``.
 SESSIONS_MAX: Final = 1_000
-#: About 400 bytes each.
+#: Each partition takes about 400 bytes.
 PARTITIONS_MAX: Final = 200_000
 #: Kafka's MIN_INCREMENTAL_FETCH_SESSION_EVICTION_MS.
 EVICTION_S: Final = 120.0
@@ -34,12 +34,12 @@ Answer = FetchResponse.PartitionData
 
 
 def next_epoch(epoch: int) -> int:
-    """The epoch of a session's fetch after that with ``epoch``."""
+    """Return the epoch of a session's fetch after that with ``epoch``."""
     return 1 if epoch == _EPOCH_MAX else epoch + 1
 
 
 class CachedPartition:
-    """A partition of a session: what is asked of it, and what its client was told last."""
+    """A partition of a session, with its client's request and the ends that the client got last."""
 
     __slots__ = ("asked", "high_watermark", "log_start_offset")
 
@@ -49,12 +49,12 @@ class CachedPartition:
         self.log_start_offset = log_start_offset
 
     def has_told(self, high_watermark: int, log_start_offset: int) -> bool:
-        """Whether these are the ends that the client was told last."""
+        """Return whether these are the ends that the client got last."""
         return high_watermark == self.high_watermark and log_start_offset == self.log_start_offset
 
     def must_answer(self, answer: Answer) -> bool:
-        """Whether the client has to be told; then it counts as told. An error has no ends, so that the ends are told
-        after it.
+        """Return whether the client has to get the result, and record that it did. An error has the ends -1, so the
+        next result is always sent.
         """
         has_told = self.has_told(answer.high_watermark, answer.log_start_offset)
         self.high_watermark, self.log_start_offset = answer.high_watermark, answer.log_start_offset
@@ -62,7 +62,7 @@ class CachedPartition:
 
 
 class Session:
-    """``partitions`` in the order in which they are read."""
+    """``partitions`` are in the order in which they are read."""
 
     def __init__(self, session_id: int, partitions: dict[Key, CachedPartition], now: float, *, by_id: bool) -> None:
         self.id = session_id
@@ -73,12 +73,12 @@ class Session:
         self.used = now
         #: The number of partitions as the cache counts it.
         self.size = len(partitions)
-        #: Stands for what is asked for: another object after each change.
+        #: Identifies the requested partitions: another object after each change.
         self.state = object()
 
 
 class Fetching:
-    """One fetch: its partitions in the order in which they are read, and the answer to it."""
+    """One fetch: its partitions in the order in which they are read, and its response."""
 
     def __init__(
         self, sessions: "FetchSessions", partitions: dict[Key, Asked], *, by_id: bool, wants_session: bool
@@ -93,13 +93,15 @@ class Fetching:
         return self._asked.items()
 
     def has_told(self, key: Key, high_watermark: int, log_start_offset: int) -> bool:  # noqa: ARG002 - nothing yet
-        """Whether the client of a session was told these ends of the partition last: without records and errors there
-        is nothing to be told.
+        """Return whether the client of a session got these ends of the partition last: then only records and errors are
+        sent.
         """
         return False
 
     def answer(self, answers: Iterable[tuple[Key, Answer]], throttle_ms: int = 0) -> FetchResponse:
-        """``answers`` are those of all partitions, in their order; those that it ``has_told`` may be left out."""
+        """Return the response. ``answers`` are the results of all partitions, in order; those that it ``has_told`` may
+        be left out.
+        """
         told = list(answers)
         session_id = _NO_SESSION
         if self._wants_session:
@@ -111,7 +113,7 @@ class Fetching:
         return _response(session_id, told, throttle_ms)
 
     def throttled(self, throttle_ms: int) -> FetchResponse:
-        """The answer that only tells the client to wait, and has no partition."""
+        """Return the response without a partition, which makes the client wait."""
         return FetchResponse(throttle_time_ms=throttle_ms)
 
 
@@ -126,7 +128,7 @@ class _IncrementalFetching(Fetching):
         return ((key, cached.asked) for key, cached in self._session.partitions.items())
 
     def has_told(self, key: Key, high_watermark: int, log_start_offset: int) -> bool:
-        cached = self._session.partitions.get(key)  # None: another fetch has come, and taken it out
+        cached = self._session.partitions.get(key)  # It is None if another fetch has come and removed it.
         return cached is not None and cached.has_told(high_watermark, log_start_offset)
 
     def answer(self, answers: Iterable[tuple[Key, Answer]], throttle_ms: int = 0) -> FetchResponse:
@@ -138,7 +140,7 @@ class _IncrementalFetching(Fetching):
             cached = session.partitions[key]
             if cached.must_answer(answer):
                 told.append((key, answer))
-                if answer.records:  # the others come first the next time
+                if answer.records:  # The other partitions come first the next time.
                     del session.partitions[key]
                     session.partitions[key] = cached
         return _response(session.id, told, throttle_ms)
@@ -149,7 +151,7 @@ class _IncrementalFetching(Fetching):
         return FetchResponse(session_id=self._session.id, throttle_time_ms=throttle_ms)
 
     def _came_twice(self) -> FetchResponse:
-        """Another fetch of the session has begun meanwhile."""
+        """Return the response if another fetch of the session has begun meanwhile."""
         return FetchResponse(session_id=self._session.id, error_code=InvalidFetchSessionEpochError.kafka_code)
 
 
@@ -166,7 +168,7 @@ class FetchSessions:
         return len(self._sessions)
 
     def begin(self, request: FetchRequest, *, by_id: bool) -> Fetching:
-        """The fetch that ``request`` is; ``by_id``: it names topics by their ids.
+        """Return the fetch of ``request``. With ``by_id`` it names topics by their ids.
 
         Raises FetchSessionNotFoundError, InvalidFetchSessionEpochError, FetchSessionTopicIdError.
         """
@@ -190,7 +192,7 @@ class FetchSessions:
         return self._next_of(session, request, asked)
 
     def find(self, request: FetchRequest, *, by_id: bool) -> Session | None:
-        """The session of which ``request`` is the next fetch; None if ``begin`` would refuse it, or if it is of none.
+        """Return the session whose next fetch is ``request``; None if it has none, or ``begin`` would refuse it.
         Nothing is changed.
         """
         session = self._sessions.get(request.session_id)
@@ -199,7 +201,7 @@ class FetchSessions:
         return session
 
     def _next_of(self, session: Session, request: FetchRequest, asked: dict[Key, Asked]) -> Fetching:
-        # An earlier fetch that is still to be answered has lost its turn, also if the session ends here.
+        # An earlier fetch that has no response yet has lost its turn, even if the session ends here.
         session.epoch = next_epoch(session.epoch)
         partitions = session.partitions
         if asked or request.forgotten_topics_data:
@@ -228,7 +230,7 @@ class FetchSessions:
         return _IncrementalFetching(self, session)
 
     def add(self, partitions: dict[Key, CachedPartition], *, by_id: bool) -> int:
-        """The id of a new session; 0 if there is no room for it."""
+        """Return the id of a new session; 0 if there is no room for it."""
         now = self._clock.monotonic()
         if not self._make_room(len(partitions), now):
             return _NO_SESSION
@@ -261,7 +263,7 @@ class FetchSessions:
 
 
 def _response(session_id: int, answers: Iterable[tuple[Key, Answer]], throttle_ms: int) -> FetchResponse:
-    """Neighbours of one topic are told together."""
+    """Return the response. Adjacent partitions of one topic are grouped."""
     topics: list[FetchResponse.FetchableTopicResponse] = []
     before: bytes | str | None = None
     partitions: list[Answer] = []

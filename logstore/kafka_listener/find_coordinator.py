@@ -20,7 +20,9 @@ Coordinator = FindCoordinatorResponse.Coordinator
 async def find_coordinator(
     store: KafkaStore, context: RequestContext, request: FindCoordinatorRequest, version: int
 ) -> FindCoordinatorResponse:
-    """In a cluster the first request has the topic of groups made, as in Kafka; until it is there clients ask again."""
+    """Find coordinators. In a cluster the first request makes the topic of groups, as in Kafka; until then clients ask
+    again.
+    """
     if version >= _SEVERAL_KEYS:
         keys = in_steps(request.coordinator_keys)
         coordinators = [await _coordinator(store, context, request.key_type, key) async for key in keys]
@@ -51,14 +53,15 @@ async def _coordinator(store: KafkaStore, context: RequestContext, key_type: int
 
 async def _find(store: KafkaStore, context: RequestContext, key_type: int, key: str) -> tuple[int, tuple[str, int]]:
     if key_type == _TRANSACTION and (here := store.endpoint(store.node_id)) is not None:
-        # There are no transactions. InitProducerId says so: of an error here librdkafka would only tell a time-out.
+        # There are no transactions. InitProducerId refuses them: librdkafka would report an error here only as a
+        # time-out.
         return store.node_id, here
     if key_type != _GROUP:
         raise InvalidRequestError(f"The store coordinates groups (key type 0), nothing of key type {key_type}.")
     await store.groups.until_there(context, key)
     node_id = store.groups.coordinator_of(context, key)
     if store.settings.zookeeper_connect is None:
-        node_id = store.node_id  # alone it coordinates all, also before it has made the topic of groups
+        node_id = store.node_id  # A single node coordinates all groups, even before it has made the topic of groups.
     endpoint = store.endpoint(node_id)
     if endpoint is None:
         raise CoordinatorNotAvailableError(f"No broker coordinates group {key!r} at present: try again soon.")

@@ -1,4 +1,4 @@
-"""DescribeGroups (15), ListGroups (16), DeleteGroups (42): groups as administrators see them."""
+"""DescribeGroups (15), ListGroups (16), DeleteGroups (42): the view of administrators on groups."""
 
 from typing import Final
 
@@ -24,7 +24,7 @@ from logstore.kafka_protocol.messages import (
 _DESCRIBE_NOT_FOUND: Final = 6
 _DEAD: Final = "Dead"
 _STABLE: Final = "Stable"
-#: Kafka's type of a group that never had a member, too.
+#: Kafka also gives this type to a group that never had a member.
 _CLASSIC: Final = "classic"
 
 Described = DescribeGroupsResponse.DescribedGroup
@@ -33,7 +33,9 @@ Described = DescribeGroupsResponse.DescribedGroup
 async def describe_groups(
     store: KafkaStore, context: RequestContext, request: DescribeGroupsRequest, version: int
 ) -> DescribeGroupsResponse:
-    """Classic groups, and groups that never had a member. One of KIP-848 is not found here, as in Kafka."""
+    """Describe classic groups, and groups that never had a member. As in Kafka, a group of KIP-848 is not found
+    here.
+    """
     groups: list[Described] = []
     seen: set[str] = set()
     async for group in in_steps(request.groups):
@@ -65,7 +67,9 @@ def _unknown(group: str, error: UnknownGroupError, version: int) -> Described:
 
 
 def _described(group: GroupDescription, operations: int) -> Described:
-    """Protocol, subscriptions and assignments are told of a stable group alone: in a rebalance they are of the past."""
+    """Return the description. Only a stable group has protocol, subscriptions and assignments: in a rebalance they are
+    old.
+    """
     is_stable = group.state == _STABLE
     return Described(
         group_id=group.group,
@@ -93,7 +97,9 @@ async def list_groups(
     request: ListGroupsRequest,
     version: int,  # noqa: ARG001
 ) -> ListGroupsResponse:
-    """The groups that this broker coordinates: clients ask all brokers. Filters are read in any case (KIP-518, 848)."""
+    """List the groups that this broker coordinates: clients ask all brokers. Filters ignore upper and lower case
+    (KIP-518, 848).
+    """
     try:
         groups = await store.groups.overview(context)
     except LogStoreError as error:
@@ -120,7 +126,7 @@ async def delete_groups(
     request: DeleteGroupsRequest,
     version: int,  # noqa: ARG001
 ) -> DeleteGroupsResponse:
-    """A group twice in the request has one result."""
+    """Delete groups. A group that occurs twice in the request has one result."""
     outcomes = await store.groups.delete_groups(context, request.groups_names, timeout_ms=GROUP_TIMEOUT_MS)
     return DeleteGroupsResponse(
         results=[

@@ -1,4 +1,6 @@
-"""Kafka's numbers for errors in the answers of groups' APIs, where clients look for a coordinator, not for a leader."""
+"""Kafka's numbers for errors in the responses of groups' APIs, where clients look for a coordinator, not for a
+leader.
+"""
 
 from collections.abc import Mapping
 from typing import Final
@@ -7,10 +9,11 @@ from logstore import errors
 from logstore.errors import CoordinatorNotAvailableError, LogStoreError, NotCoordinatorError
 from logstore.kafka_protocol.error_numbers import number_of
 
-#: Kafka's ``offset.commit.timeout.ms``: a load of a coordinator, or an append, that takes longer is asked for again.
+#: Kafka's ``offset.commit.timeout.ms``: clients repeat the request if a load or an append of a coordinator takes
+#: longer.
 GROUP_TIMEOUT_MS: Final = 5_000
 
-# As Kafka's GroupCoordinatorService: a failed append of the coordinator is no error of the client's own.
+# As in Kafka's GroupCoordinatorService, a failed append of the coordinator is not the client's own error.
 _OTHER_NUMBERS: Final[Mapping[type[LogStoreError], int]] = {
     errors.BrokerNotReadyError: CoordinatorNotAvailableError.kafka_code,
     errors.NotControllerError: CoordinatorNotAvailableError.kafka_code,
@@ -27,7 +30,7 @@ _OTHER_NUMBERS: Final[Mapping[type[LogStoreError], int]] = {
 
 
 def group_error_number(error: LogStoreError) -> int:
-    """The number for an error that is about a group as a whole."""
+    """Return the number for an error that is about a group as a whole."""
     for cls in type(error).__mro__:
         if cls in _OTHER_NUMBERS:
             return _OTHER_NUMBERS[cls]

@@ -1,7 +1,7 @@
 """OffsetCommit (8), OffsetFetch (9), OffsetDelete (47): the committed offsets of groups.
 
-As in Kafka, a commit is of a partition that exists, and may be of any offset; one without a generation and a member is
-taken from whoever asks while the group has no members; and a group may have any name, also none.
+As in Kafka, a commit names a partition that exists, with any offset; a commit without a generation and a member is
+accepted from anybody while the group has no members; and a group may have any name, also none.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,7 +37,7 @@ from logstore.kafka_protocol.messages import (
 )
 from logstore.limits import OFFSET_METADATA_BYTES_MAX
 
-# Versions since which: a commit may be of a member of KIP-848; a fetch has an error of its own, and several groups.
+# First versions: of a commit by a member of KIP-848; of a fetch with its own error; of a fetch with several groups.
 _COMMIT_EPOCH: Final = 9
 _FETCH_ERROR: Final = 2
 _FETCH_GROUPS: Final = 8
@@ -51,7 +51,7 @@ _NO_LEADER_EPOCH: Final = -1
 async def offset_commit(
     store: KafkaStore, context: RequestContext, request: OffsetCommitRequest, version: int
 ) -> OffsetCommitResponse:
-    """The time that a client wants its offsets kept (before version 5) is not looked at: the store's is for all."""
+    """Commit offsets. The retention time of a client (before version 5) is ignored: the store's applies to all."""
     numbers: dict[TopicPartition, int] = {}
     offsets: list[OffsetToCommit] = []
     for topic in request.topics:
@@ -108,7 +108,7 @@ def _number_of_partition(error: LogStoreError | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Offset:
-    """``offset`` -1: none is committed."""
+    """An ``offset`` of -1 means that none is committed."""
 
     partition: int
     offset: int = _NO_OFFSET
@@ -117,14 +117,14 @@ class _Offset:
     error_code: int = NONE
 
 
-#: By topic.
+#: The offsets of each topic.
 _Offsets = dict[str, list[_Offset]]
 
 
 async def offset_fetch(
     store: KafkaStore, context: RequestContext, request: OffsetFetchRequest, version: int
 ) -> OffsetFetchResponse:
-    """A group without offsets, or that is not there, has none: that is no error."""
+    """Return committed offsets. A group without offsets, or one that does not exist, has none: that is not an error."""
     if version >= _FETCH_GROUPS:
         stable = request.require_stable
         seen: set[str] = set()
@@ -209,7 +209,7 @@ async def _fetch(
     *,
     require_stable: bool,
 ) -> _Offsets:
-    """The offsets of the partitions asked for; ``topics`` None: of all that are committed."""
+    """Return the offsets of the requested partitions; all committed ones if ``topics`` is None."""
     try:
         committed = store.groups.committed(context, group)
     except UnknownGroupError:

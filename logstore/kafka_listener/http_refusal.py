@@ -1,4 +1,4 @@
-"""What an HTTP client is told that asks the port of Kafka's clients; the body is that of every error over HTTP."""
+"""The response to an HTTP client that uses the port of Kafka's clients; the body is that of every error over HTTP."""
 
 import json
 from typing import Final

@@ -1,9 +1,9 @@
 """The wait of a fetch that finds nothing new, without a task around it.
 
-A consumer at the end of its partitions sends fetches that name nothing: they ask again for what their session asked for
-before (KIP-227). A task for each of a thousand such fetches, with its coroutines and all that it has found, is memory
-that is cold when the time is over: most of what an idle fetch would cost. Invariants: the session is told of the fetch
-when it comes, and it is answered once; a wait ends when anything happens to one of the partitions, or when its time is
+A consumer at the end of its partitions sends fetches that name nothing: they repeat the request of their session
+(KIP-227). A task for each of a thousand such fetches, with its coroutines and all that it has found, is memory that is
+cold when the time is over, and most of the cost of an idle fetch. Invariants: the session learns of the fetch when it
+comes, and the fetch gets one response; a wait ends when anything happens to one of the partitions, or when its time is
 over.
 """
 
@@ -25,12 +25,12 @@ from logstore.log.isolation import ISOLATION_LEVELS, Isolation
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 
-#: Sessions with more partitions are none of an idle consumer's: what is known of them would take too much memory.
+#: A session with more partitions does not wait here, because their state would take too much memory.
 _PARTITIONS_MAX: Final = 200
 
 
 class _Watched(NamedTuple):
-    """A partition of a session, and what its client asked for and was told last."""
+    """A partition of a session, and what its client asked for and got last."""
 
     wanted: WantedPartition
     cached: CachedPartition
@@ -38,7 +38,7 @@ class _Watched(NamedTuple):
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to be told."""
+        """True if there is nothing to report."""
         wanted = self.wanted
         log = wanted.log
         return (
@@ -51,30 +51,30 @@ class _Watched(NamedTuple):
 class IdleFetch:
     """The wait for the fetches of one connection, one at a time.
 
-    ``ended(fetching, has_news)`` is called when a wait is over: the fetch is to be answered, with its partitions if
-    there may be news, or with none.
+    ``ended(fetching, has_news)`` is called when a wait is over: the fetch then gets its response, with its partitions
+    if there may be news, or with none.
     """
 
     def __init__(self, store: KafkaStore, ended: Callable[[Fetching, bool], None]) -> None:
         self._store = store
         self._ended = ended
         self._loop = asyncio.get_running_loop()
-        # What the last wait was for: the partitions, the state of their session, and how they are read. It is kept for
-        # the next fetch, unless something has happened.
+        # The last wait's partitions, the state of their session, and the isolation level. They are kept for the next
+        # fetch, unless something has happened.
         self._watched: Sequence[_Watched] = ()
         self._sources: Sequence[Permissions | PartitionLog] = ()
         self._permissions: Permissions | None = None
         self._state: object = None
         self._isolation_level = -1
-        # The wait.
+        # The present wait.
         self._fetching: Fetching | None = None
         self._news: asyncio.Future[bool] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._end = 0.0
 
     def begin(self, request: FetchRequest, version: int, context: RequestContext) -> bool:
-        """Wait, if the request is the fetch of a session that names nothing, and there is nothing to tell. Otherwise
-        False: the fetch has not begun.
+        """Wait, if the request is the fetch of a session that names nothing, and there is nothing to report. Otherwise
+        return False: the fetch has not begun.
         """
         waits = False
         try:
@@ -112,7 +112,7 @@ class IdleFetch:
         )
 
     def _watch(self, session: Session, isolation_level: int, context: RequestContext) -> bool:
-        """Look up the partitions of the session; whether all can be read."""
+        """Look up the partitions of the session, and return whether all can be read."""
         if isolation_level not in ISOLATION_LEVELS:
             return False
         isolation = Isolation(isolation_level)
@@ -121,7 +121,7 @@ class IdleFetch:
         try:
             for (name, partition), cached in session.partitions.items():
                 if cached.asked.last_fetched_epoch != UNDEFINED:
-                    return False  # its history may be news, too
+                    return False  # The history of the partition may also be news.
                 if (topic := topics.get(name)) is None:
                     topic = topics[name] = topic_of(self._store, context, name)
                 wanted = WantedPartition(topic, topic.partition(partition), cached.asked.fetch_offset, isolation)
@@ -161,7 +161,7 @@ class IdleFetch:
     def _time_is_over(self) -> None:
         has_news = True
         try:
-            has_news = not self._is_idle  # a new log start wakes nobody
+            has_news = not self._is_idle  # A new log start wakes nobody.
         finally:
             self._over(has_news=has_news)
 
@@ -175,7 +175,7 @@ class IdleFetch:
 
     @property
     def ms_left(self) -> int:
-        """Of the wait that has ended."""
+        """The milliseconds left of the wait that has ended."""
         return max(0, math.ceil((self._end - self._loop.time()) * 1000))
 
     def cancel(self) -> None:

@@ -1,9 +1,9 @@
 """InitProducerId (22), versions 0 to 5: the id of an idempotent producer, or its next epoch (KIP-360).
 
 The store has no transactions yet. A transactional id is refused with UNSUPPORTED_VERSION: of the errors that clients
-may get here it is the one whose text, with all of them, is that the broker cannot do it. The Java client,
-kafka-python and aiokafka raise it at once; librdkafka tries until its timeout ends, and raises it then.
-TRANSACTIONAL_ID_AUTHORIZATION_FAILED would end librdkafka at once, but tell its user to look for a permission.
+may get here it is the one whose text says in all of them that the broker cannot do it. The Java client, kafka-python
+and aiokafka raise it at once; librdkafka tries until its timeout ends, and raises it then.
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED would end librdkafka at once, but its user would look for a permission.
 """
 
 from logstore.broker.context import RequestContext

@@ -1,5 +1,5 @@
-"""Leader epochs in requests of Kafka's clients (KIP-101, KIP-320): whether client and broker mean the same leader, and
-where the records of an epoch end.
+"""Leader epochs in requests of Kafka's clients (KIP-101, KIP-320): checks that client and broker mean the same leader,
+and finds the end of an epoch's records.
 """
 
 from typing import Final
@@ -12,7 +12,7 @@ UNDEFINED: Final = -1
 
 
 def require_leader(log: PartitionLog, current_leader_epoch: int) -> None:
-    """``current_leader_epoch`` is the epoch of the partition's leader as the client knows it, or UNDEFINED.
+    """Check the epoch of the partition's leader that the client knows, or UNDEFINED.
 
     Raises FencedLeaderEpochError, UnknownLeaderEpochError, NotLeaderOrFollowerError.
     """
@@ -27,10 +27,11 @@ def require_leader(log: PartitionLog, current_leader_epoch: int) -> None:
 
 
 def epoch_end(log: PartitionLog, epoch: int) -> tuple[int, int]:
-    """The newest epoch up to ``epoch``, and the offset at which it ends; UNDEFINED twice if ``epoch`` is not known.
+    """Return the newest epoch up to ``epoch``, and the offset at which it ends; UNDEFINED twice if ``epoch`` is not
+    known.
 
-    An epoch below all that are known ends where the first of these begins, as in Kafka. Raises
-    NotLeaderOrFollowerError, OffsetNotAvailableError.
+    As in Kafka, an epoch below all known ones ends where the first of these begins. Raises NotLeaderOrFollowerError,
+    OffsetNotAvailableError.
     """
     log.require_leader().require_settled()
     if not 0 <= epoch <= log.leader_epoch:
@@ -42,6 +43,6 @@ def epoch_end(log: PartitionLog, epoch: int) -> tuple[int, int]:
 
 
 def epoch_of(log: PartitionLog, offset: int) -> int:
-    """The epoch that wrote ``offset``, or UNDEFINED."""
+    """Return the epoch that wrote ``offset``, or UNDEFINED."""
     found = log.state.leader_epochs.epoch_of(offset)
     return UNDEFINED if found is None else found

@@ -1,8 +1,8 @@
 """ListOffsets (2): the offset of a time, or of an end of a partition (KIP-79, KIP-734, KIP-405, KIP-1005).
 
 -1 is the end that readers may reach, -2 the log start, -3 the first record with the largest timestamp. -4, the start of
-what a broker has itself, is the log start here: whoever leads a partition serves all of it. -5, the end of what is in
-tiered storage, is not known, as in a Kafka without tiered storage.
+the broker's local log, is the log start here, because the leader of a partition serves all of it. -5, the end of the
+records in tiered storage, is not known, as in a Kafka without tiered storage.
 """
 
 from collections import Counter
@@ -30,7 +30,7 @@ _EARLIEST: Final = -2
 _MAX_TIMESTAMP: Final = -3
 _EARLIEST_LOCAL: Final = -4
 _LATEST_TIERED: Final = -5
-#: The first version of requests that knows the meaning of a number that is no time.
+#: The first version of requests for each number that is not a time.
 _VERSIONS: Final[Mapping[int, int]] = {
     _LATEST: 1,
     _EARLIEST: 1,
@@ -48,7 +48,7 @@ _Answer = ListOffsetsResponse.ListOffsetsPartitionResponse
 async def list_offsets(
     store: KafkaStore, context: RequestContext, request: ListOffsetsRequest, version: int
 ) -> ListOffsetsResponse:
-    """An error or an offset for each partition; offset -1 if there is no such record."""
+    """Return an error or an offset for each partition; offset -1 if there is no such record."""
     await store.broker.until_known(topic.name for topic in request.topics)
     times = Counter((topic.name, one.partition_index) for topic in request.topics for one in topic.partitions)
     topics = []
@@ -83,7 +83,7 @@ async def _find(
         raise UnsupportedVersionError(f"Timestamp {timestamp} means nothing in version {version} of ListOffsets.")
     log = topic.partition(asked.partition_index)
     require_leader(log, asked.current_leader_epoch)
-    # A log in quarantine, and one whose end may fall, tells no offsets.
+    # A log in quarantine, or one whose end may fall, returns no offsets.
     require_in_range(log, log.log_start_offset)
     match timestamp:
         case -1:

@@ -1,7 +1,7 @@
 """The Kafka listener: the socket and all connections, from the moment that the store is ready to its stop.
 
-It stops in this order: no more connections and requests, long waits end, requests in hand are answered, connections
-close.
+It stops in this order: no more connections and requests, long waits end, requests in hand get their responses,
+connections close.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ log = structlog.stdlib.get_logger(__name__)
 
 # After this, requests in hand are cut: their outcome is unknown to the client, as after any lost connection.
 _STOP_SECONDS: Final = 10.0
-# Connections are looked at so often within the shortest of their times, and once in five seconds at least.
+# Connections are checked this often within the shortest of their times, and at least once in five seconds.
 _LOOKS: Final = 4
 _LOOK_SECONDS_MAX: Final = 5.0
 
 
 class KafkaListener:
-    """``other_connections``: of other listeners, which ``max.connections`` counts, too."""
+    """``other_connections`` returns the number on other listeners, which ``max.connections`` also counts."""
 
     def __init__(self, store: KafkaStore, other_connections: Callable[[], int] = lambda: 0) -> None:
         self.store = store
@@ -42,10 +42,10 @@ class KafkaListener:
         self._server: asyncio.Server | None = None
         self._looking: asyncio.Task[None] | None = None
         self._all_gone = asyncio.Event()
-        # A connection's name is the listener and a number.
+        # A connection's name is the listener's name and a number.
         self._name = f"{random_bits(64):016x}"
         self._accepted = itertools.count(1)
-        #: One line for each connection that was ended, but for idle ones.
+        #: One line for each connection that was ended, except idle ones.
         self.ended = FewLines(log.warning, "kafka.connection_ended")
 
     @property
@@ -53,7 +53,7 @@ class KafkaListener:
         return len(self._connections)
 
     async def open(self, listening: socket.socket) -> None:
-        """Answer on ``listening`` from now on; ``stop`` closes it."""
+        """Serve ``listening`` from now on; ``stop`` closes it."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: Connection(self), sock=listening, backlog=BACKLOG)
         self._looking = asyncio.create_task(self._look())
@@ -100,7 +100,7 @@ class KafkaListener:
         return f"{self._name}{next(self._accepted):x}"
 
     def arrived(self, connection: Connection) -> bool:
-        """Whether there is a place for it; ``gone`` is called in any case."""
+        """Return whether there is room for the connection; ``gone`` is called in any case."""
         self._connections.add(connection)
         KAFKA_CONNECTIONS.set(len(self._connections))
         if len(self._connections) + self._other_connections() > self._connections_max:
@@ -118,7 +118,7 @@ class KafkaListener:
             self._all_gone.set()
 
     def run(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """A task that is held until it is done."""
+        """Return a task that is held until it is done."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,9 +1,9 @@
 """Metadata (3), versions 0 to 13: the brokers, the controller, the leaders of partitions; the second request of almost
 every client.
 
-Topics come by name, by id (version 12 and later), or all of them. A topic that is not there is made, if the client
-allows it and ``auto.create.topics.enable`` is set. An error is that of its topic or partition. In a cluster the answer
-is this broker's view.
+Topics come by name, by id (version 12 and later), or all of them. A missing topic is created, if the client allows it
+and ``auto.create.topics.enable`` is set. An error is that of its topic or partition. In a cluster the response is this
+broker's view.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ _Partition = MetadataResponse.MetadataResponsePartition
 
 _REPLICA_NOT_AVAILABLE: Final = 9
 _LISTENER_NOT_FOUND: Final = 72
-#: From this version on a leader without an address for Kafka's clients has an error of its own.
+#: From this version on a leader without an address for Kafka's clients has its own error.
 _NAMES_LISTENERS: Final = 6
 
 
@@ -47,7 +47,7 @@ async def metadata(
         found = [
             await _asked_topic(store, context, one, version, may_create=may_create) async for one in in_steps(asked)
         ]
-    # Read at once with the leaders: nothing is awaited from here on.
+    # The brokers are read together with the leaders: nothing is awaited from here on.
     reachable = store.reachable_brokers()
     there = {one.id for one, _ in reachable}
     return MetadataResponse(
@@ -74,7 +74,7 @@ async def _asked_topic(
     *,
     may_create: bool,
 ) -> Topic | _Topic:
-    """The topic, or the answer for one that is not to be had."""
+    """Return the topic, or the response for one that is not available."""
     broker = store.broker
     try:
         if asked.topic_id != ZERO_UUID:
@@ -102,7 +102,7 @@ async def _topic_by_name(store: KafkaStore, context: RequestContext, name: str, 
 def _topic(
     store: KafkaStore, context: RequestContext, topic: Topic, there: set[int], version: int, *, operations: bool
 ) -> _Topic:
-    """``there``: the brokers that Kafka's clients can reach."""
+    """Describe a topic. ``there`` are the brokers that Kafka's clients can reach."""
     broker = store.broker
     states = broker.partition_states(context, topic)
     return _Topic(
@@ -119,7 +119,7 @@ def _topic(
 
 
 def _partition(number: int, state: PartitionState, there: set[int], version: int) -> _Partition:
-    """Version 0 names no brokers but those that are ``there``, and says so."""
+    """Describe a partition. Version 0 names only brokers that are ``there``, and has an error if some are not."""
     error_code = 0
     leader = state.leader
     replicas, isr = state.replicas, state.in_sync_replicas

@@ -1,4 +1,4 @@
-"""OffsetForLeaderEpoch (23): where the records of a leader epoch end; consumers find truncation by it (KIP-320)."""
+"""OffsetForLeaderEpoch (23): the end of a leader epoch's records, by which consumers detect truncation (KIP-320)."""
 
 from logstore.broker.context import RequestContext
 from logstore.errors import LogStoreError
@@ -17,7 +17,7 @@ async def offset_for_leader_epoch(
     request: OffsetForLeaderEpochRequest,
     version: int,  # noqa: ARG001 - as all handlers
 ) -> OffsetForLeaderEpochResponse:
-    """An error or an end for each partition."""
+    """Return an error or an end for each partition."""
     await store.broker.until_known(topic.topic for topic in request.topics)
     results = []
     for asked in request.topics:

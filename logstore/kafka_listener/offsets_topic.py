@@ -19,19 +19,19 @@ from logstore.kafka_batches.records import COLUMN_BYTES_MAX
 from logstore.limits import MIB
 from logstore.records.schema import LOG_SCHEMA, null_headers
 
-#: An answer has this much of a partition at most, or one batch: the records are encoded again, one by one.
+#: A response has at most this much of a partition, or one batch: the records are encoded again, one by one.
 PARTITION_BYTES_MAX: Final = 1 * MIB
 
 
 def in_kafkas_form(batches: Iterable[Buffer]) -> list[Buffer]:
-    """One batch for each, some milliseconds of work for each thousand records. Records without a form of Kafka's are
+    """Return one batch for each, in a few milliseconds for a thousand records. Records without a form of Kafka's are
     left out, as compaction leaves some out; a batch may have none then.
     """
     return [encoded for stored in batches for encoded in _batches(bytes_of(stored))]
 
 
 def _batches(view: memoryview) -> Iterable[Buffer]:
-    """Of a buffer of whole batches, one behind the other."""
+    """Yield the batches in a buffer of whole batches."""
     at = 0
     while at < len(view):
         header = BatchHeader.read(view, at)

@@ -1,12 +1,11 @@
 """Produce (0), versions 3 to 13: one record batch for each partition, all of them by one append.
 
-Each partition has an outcome of its own, with the message of its error and, where single records are the reason, their
-numbers in the batch (version 8 and later). Topics have ids instead
-of names from version 13 on. With acks=0 there is no answer; as in Kafka an error ends the connection then, which makes
-the client look for leaders again.
+Each partition has its own outcome, with the message of its error and, if single records are the reason, their numbers
+in the batch (version 8 and later). Topics have ids instead of names from version 13 on. With acks=0 there is no
+response; as in Kafka an error ends the connection then, which makes the client look for leaders again.
 
 Without room in the journal, or in the queue before it, a request waits for its turn and keeps the later ones of its
-connection behind it, so that nothing more is read from the socket; the answer then asks for a pause, too. Producers
+connection behind it, so that nothing more is read from the socket; the response then also asks for a pause. Producers
 never see an error for it unless their time is up.
 """
 
@@ -45,7 +44,7 @@ _INVALID_REQUIRED_ACKS: Final = 21
 #: The longest wait that a client may ask for, and the longest pause that it is asked for, in ms.
 _TIMEOUT_MAX_MS: Final = 600_000
 _PAUSE_MAX_MS: Final = 1_000
-# Pauses between two looks for room, in seconds.
+# Pauses between two checks for room, in seconds.
 _LOOK_MIN_S, _LOOK_MAX_S = 0.01, 0.25
 
 
@@ -60,8 +59,9 @@ class Turn:
 async def produce(
     store: KafkaStore, context: RequestContext, request: ProduceRequest, version: int, turn: Turn | None = None
 ) -> ProduceResponse | None:
-    """``turn``: requests with the same one are appended in the order of the calls. None for acks=0; LogStoreError if
-    one of its partitions has failed.
+    """Append batches. Requests with the same ``turn`` are appended in the order of the calls.
+
+    With acks=0 the result is None, and it raises LogStoreError if a partition has failed.
     """
     by_id = version >= _BY_ID
     if request.acks not in (-1, 0, 1):
@@ -82,7 +82,7 @@ async def produce(
     waited_ms = 0
     if turn is not None:
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
-        # Nothing awaits between the one lock and the other: the order stays.
+        # Nothing awaits between the two locks, so the order stays.
         async with turn.room:
             waited_ms = await _until_room(store, context, batches, deadline)
     produced = await store.broker.produce_batches(
@@ -108,7 +108,9 @@ class _InvalidRequiredAcksError(InvalidRequestError):
 async def _until_room(
     store: KafkaStore, context: RequestContext, batches: Sequence[TopicBatches], deadline: float
 ) -> int:
-    """Wait until the journal takes the batches, or until ``deadline`` of the loop's time: how long that was, in ms."""
+    """Wait until the journal has room for the batches, or until ``deadline`` of the loop's time. Return the wait in
+    ms.
+    """
     admission = store.broker.admission
     sizes = [sum([len(records) for _, records in one.batches if records]) for one in batches]
     if admission.has_room(sum(sizes)):
@@ -135,7 +137,7 @@ async def _until_room(
 
 
 def _topic(store: KafkaStore, context: RequestContext, topic: str | UUID) -> Topic | None:
-    """None if it is not there, or not to be written to: the append says so."""
+    """Return the topic; None if it does not exist or cannot be written, which the append reports."""
     try:
         if isinstance(topic, str):
             return store.broker.topic(context, topic, Operation.WRITE)
@@ -200,8 +202,8 @@ def _response(
 
 
 def _record_errors(error: LogStoreError, most: int) -> list[_RecordError]:
-    """The records that are the reason (KIP-467), ``most`` of them at most. Clients tell the others that they came in a
-    batch with such ones.
+    """Return the records that are the reason (KIP-467), at most ``most``. For the others, clients report that they came
+    in a batch with such records.
     """
     if not isinstance(error, InvalidRecordError) or error.refused is None:
         return []
@@ -212,14 +214,16 @@ def _record_errors(error: LogStoreError, most: int) -> list[_RecordError]:
 
 
 def _number_of(error: LogStoreError) -> int:
-    """librdkafka gives records up at THROTTLING_QUOTA_EXCEEDED, which a broker of Kafka's sends for admin requests. At
-    KAFKA_STORAGE_ERROR it takes them for not stored; after a failed write or fsync they may be.
+    """Return the number for a failed partition.
+
+    librdkafka drops records at THROTTLING_QUOTA_EXCEEDED, which Kafka's brokers send for admin requests. At
+    KAFKA_STORAGE_ERROR it treats them as not stored; after a failed write or fsync they may be stored.
     """
     return RequestTimedOutError.kafka_code if isinstance(error, ThrottledError | StorageError) else number_of(error)
 
 
 def _leader(store: KafkaStore, context: RequestContext, topic_or_id: str | UUID, partition: int) -> _Leader:
-    """The leader of a partition (KIP-951); none if it is not known."""
+    """Return the leader of a partition (KIP-951); none if it is not known."""
     topic = _topic(store, context, topic_or_id)
     if topic is None:
         return _Leader()

@@ -1,4 +1,4 @@
-"""The store as the handlers of Kafka's APIs see it: its rooms, its settings, the addresses of its brokers."""
+"""The store for the handlers of Kafka's APIs: its parts, its settings, the addresses of its brokers."""
 
 import asyncio
 
@@ -10,7 +10,9 @@ from logstore.settings import Settings, host_and_port
 
 
 class KafkaStore:
-    """State that outlives a request and a connection is here, too: nothing is in globals."""
+    """The handlers' view of the store. State that outlives a request and a connection is also here: nothing is in
+    globals.
+    """
 
     def __init__(
         self,
@@ -31,7 +33,7 @@ class KafkaStore:
         self._advertised = advertised
 
     def endpoint(self, broker_id: int) -> tuple[str, int] | None:
-        """The host and port by which Kafka's clients reach a broker; None if it is not there, or has none for them."""
+        """Return the host and port of a broker for Kafka's clients; None if it is not live, or has none for them."""
         if broker_id == self.node_id:
             return self._advertised
         broker = self.broker.brokers_by_id.get(broker_id)
@@ -40,6 +42,6 @@ class KafkaStore:
         return host_and_port(broker.kafka)
 
     def reachable_brokers(self) -> list[tuple[BrokerEndpoint, tuple[str, int]]]:
-        """The brokers that Kafka's clients reach, with host and port."""
+        """Return the brokers that Kafka's clients can reach, with host and port."""
         endpoints = ((one, self.endpoint(one.id)) for one in self.broker.brokers_by_id.values())
         return [(one, endpoint) for one, endpoint in endpoints if endpoint is not None]

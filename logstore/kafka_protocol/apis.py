@@ -13,7 +13,7 @@ class Api(NamedTuple):
     name: str
     version_min: int
     version_max: int
-    #: What ApiVersions tells, if that is another one.
+    #: The first version in ApiVersions, if it is another one.
     told_min: int | None = None
 
     @property
@@ -24,8 +24,8 @@ class Api(NamedTuple):
 APIS: Final[Mapping[int, Api]] = {
     api.key: api
     for api in (
-        # librdkafka does not compress for a broker that does not tell of version 0 (KAFKA-18659); it sends none of
-        # these versions. Kafka tells of them, too, and refuses them.
+        # librdkafka does not compress for a broker that does not advertise version 0 (KAFKA-18659); it sends none of
+        # these versions. Kafka also advertises and refuses them.
         Api(0, "Produce", 3, 13, told_min=0),
         Api(1, "Fetch", 4, 18),
         Api(2, "ListOffsets", 1, 10),

@@ -1,4 +1,4 @@
-"""Decoders: for a message and a version one Python function, with all loops over its arrays in it.
+"""Decoders: one Python function for a message and a version, with all loops over its arrays in it.
 
 Neighbouring fields of fixed size are read in one call of ``struct``, together with the length that follows them: a
 partition of a fetch request is one call. The function counts the elements of all arrays down from a bound, so that the
@@ -21,20 +21,23 @@ from logstore.kafka_protocol.source_lines import SourceLines
 from logstore.kafka_protocol.varints import read_varint, skip_tagged_fields
 from logstore.limits import KAFKA_MESSAGE_ELEMENTS_MAX
 
-# As Kafka's own reader; 16 bits hold no more in versions that are not flexible.
+# The bound is that of Kafka's own reader; in versions that are not flexible, 16 bits hold no more.
 _STRING_BYTES_MAX: Final = 0x7FFF
 
 
 class Decoder(Protocol):
     def __call__(self, buffer: Buffer, position: int = 0, /) -> Any:
-        """The message that begins at ``position``; what comes after its fields is passed over. MalformedMessageError:
-        it is cut, or is no message of the version.
+        """Decode the message that begins at ``position``; what comes after its fields is ignored.
+
+        Raises MalformedMessageError if it is cut, or is not a message of the version.
         """
 
 
 @functools.cache
 def decoder(message: str, version: int) -> Decoder:
-    """KeyError: Kafka has no such message. UnsupportedVersionError is for the caller: AssertionError here."""
+    """Return the decoder. Raises KeyError if Kafka has no such message. The caller raises UnsupportedVersionError: an
+    unknown version is an AssertionError here.
+    """
     definition = message_definitions()[message]
     assert version in definition.versions, f"{message} has no version {version}"
     return _DecoderSource(definition, version).compiled()
@@ -76,8 +79,8 @@ _NAMES: Final[dict[str, Any]] = {
 
 
 class _DecoderSource:
-    """In the source: ``b`` the buffer, ``p`` the position, ``e`` the end, ``left`` the elements that may still come,
-    ``m`` a view of the buffer if there are records.
+    """The source of a decoder. In it, ``b`` is the buffer, ``p`` the position, ``e`` the end, ``left`` the number of
+    elements that may still come, and ``m`` a view of the buffer if there are records.
     """
 
     def __init__(self, definition: MessageDefinition, version: int) -> None:
@@ -86,7 +89,7 @@ class _DecoderSource:
         self._flexible = definition.is_flexible(version)
         self._classes = structure_classes(definition.name)
         self._lines = SourceLines(_NAMES)
-        # Fields of fixed size that are not read yet: characters of `struct`, and variables for the values.
+        # The fields of fixed size that are not read yet: characters of `struct`, and variables for the values.
         self._pending: list[tuple[str, str]] = []
 
     def compiled(self) -> Decoder:
@@ -120,7 +123,7 @@ class _DecoderSource:
     # ---- fields of fixed size ----------------------------------------------------------------------------------------
 
     def _fixed(self, character: str, letter: str = "v") -> str:
-        """A variable that gets the value with the next ``_read``."""
+        """Return a variable that gets the value with the next ``_read``."""
         variable = self._lines.variable(letter)
         self._pending.append((character, variable))
         return variable
@@ -141,7 +144,7 @@ class _DecoderSource:
     # ---- structures --------------------------------------------------------------------------------------------------
 
     def _structure(self, name: str, fields: tuple[Field, ...]) -> str:
-        """Reads all of a structure, and gives the expression that makes it."""
+        """Read all of a structure, and return the expression that makes it."""
         values: list[str] = []
         tagged: list[tuple[Field, str]] = []
         for field in fields:
@@ -206,7 +209,7 @@ class _DecoderSource:
     # ---- fields of any size ------------------------------------------------------------------------------------------
 
     def _field(self, field: Field, what: str) -> str:
-        """Reads a field, or leaves it pending, and gives the expression for its value."""
+        """Read a field, or leave it pending, and return the expression for its value."""
         nullable = field.is_nullable_in(self._version)
         if field.is_array:
             return self._array(field, what, nullable=nullable)
@@ -225,7 +228,7 @@ class _DecoderSource:
         return self._sized("i", "m[p:{end}]", what, nullable=nullable)
 
     def _length(self, character: str) -> str:
-        """Reads the length of a string, bytes or an array; -1: null."""
+        """Read the length of a string, bytes or an array; -1: null."""
         lines = self._lines
         if not self._flexible:
             length = self._fixed(character, "n")

@@ -1,5 +1,4 @@
-"""Kafka's definitions of its messages (``schemas/schemas.json``), typed; what decides the bytes of a message, and no
-more.
+"""Kafka's definitions of its messages (``schemas/schemas.json``), typed; only what decides the bytes of a message.
 
 The language of the definitions is Kafka's ``clients/src/main/resources/common/message/README.md``: a field is in the
 ``versions`` that its definition names; strings, arrays and bytes are compact, and structures have tagged fields, in
@@ -29,7 +28,7 @@ _VERSION_MAX: Final = 0x7FFF
 
 
 class Versions(NamedTuple):
-    """From ``first`` to ``last``, both of them included; empty if ``last`` is less."""
+    """Versions from ``first`` to ``last``, both included; empty if ``last`` is less."""
 
     first: int
     last: int
@@ -42,7 +41,7 @@ NO_VERSIONS: Final = Versions(0, -1)
 
 
 def parse_versions(text: str | None) -> Versions:
-    """``"3"``, ``"3-7"``, ``"3+"``, ``"none"``."""
+    """Parse ``"3"``, ``"3-7"``, ``"3+"`` or ``"none"``."""
     if text is None or text == "none":
         return NO_VERSIONS
     first, dash, last = text.removesuffix("+").partition("-")
@@ -50,7 +49,7 @@ def parse_versions(text: str | None) -> Versions:
 
 
 def snake_case(name: str) -> str:
-    """The name of a field in Python: ``TopicIdPartition`` is ``topic_id_partition``."""
+    """Return the name of a field in Python: ``TopicIdPartition`` is ``topic_id_partition``."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
@@ -77,12 +76,12 @@ class Field(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def element_type(self) -> str:
-        """The type itself, if it is no array."""
+        """The type of the elements, or the type itself if it is not an array."""
         return self.type.removeprefix("[]")
 
     @property
     def has_structure(self) -> bool:
-        """Whether the type, or that of the elements, is a structure."""
+        """True if the type, or that of the elements, is a structure."""
         return self.element_type[0].isupper()
 
     def is_in(self, version: int) -> bool:
@@ -118,7 +117,7 @@ class MessageDefinition(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def stable_versions(self) -> Versions:
-        """Without the one that may still change; a definition of a request says whether there is one."""
+        """The versions without the one that may still change; a definition of a request says whether there is one."""
         first, last = self.versions
         return Versions(first, last - self.latest_version_unstable)
 
@@ -126,7 +125,7 @@ class MessageDefinition(msgspec.Struct, frozen=True, rename="camel"):
         return version in parse_versions(self.flexible_versions)
 
     def structure(self, field: Field) -> tuple[Field, ...]:
-        """The fields of the structure that ``field`` has, or whose array it is."""
+        """Return the fields of the structure that ``field`` has, or whose array it is."""
         if field.fields:
             return field.fields
         return next(common.fields for common in self.common_structs if common.name == field.element_type)
@@ -145,12 +144,12 @@ def _schemas() -> _Schemas:
 
 @functools.cache
 def message_definitions() -> dict[str, MessageDefinition]:
-    """All messages of Kafka, by name."""
+    """Return all messages of Kafka, by name."""
     return {message.name: message for message in _schemas().messages}
 
 
 @functools.cache
 def request_and_response(api_key: int) -> tuple[MessageDefinition, MessageDefinition]:
-    """The two messages of an API. KeyError: Kafka has none with that key."""
+    """Return the two messages of an API. Raises KeyError if Kafka has none with that key."""
     found = {message.type: message for message in _schemas().messages if message.api_key == api_key}
     return found["request"], found["response"]

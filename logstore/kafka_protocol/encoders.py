@@ -1,6 +1,6 @@
-"""Encoders: for a message and a version one Python function, as the decoders are.
+"""Encoders: one Python function for a message and a version, like the decoders.
 
-An encoder appends to a bytearray. Where records come, it goes on in a new one, so that they stay where they are: the
+An encoder appends to a bytearray. After records it continues in a new one, so that the records are not copied: the
 message is a list of buffers, to be written one after the other.
 """
 
@@ -16,20 +16,22 @@ from logstore.kafka_protocol.messages import default_of, structure_classes
 from logstore.kafka_protocol.source_lines import SourceLines
 from logstore.kafka_protocol.varints import varint
 
-# Below this a copy costs less than a buffer more to write.
+# Below this size a copy costs less than writing one more buffer.
 _RECORDS_COPIED_MAX: Final = 4096
 
 
 class Encoder(Protocol):
     def __call__(self, message: Any, head: bytearray, /) -> list[Buffer]:
-        """``head``, and ``message`` behind it. Fields that the version has not are left out. TypeError,
-        AttributeError, struct.error: a value is none of its field's type, or null where the version allows no null.
+        """Return ``head`` with ``message`` after it. Fields that the version does not have are left out.
+
+        Raises TypeError, AttributeError, struct.error if a value does not have its field's type, or is null where the
+        version does not allow it.
         """
 
 
 @functools.cache
 def encoder(message: str, version: int) -> Encoder:
-    """KeyError: Kafka has no such message. AssertionError: it has no such version."""
+    """Return the encoder. Raises KeyError if Kafka has no such message, AssertionError if it has no such version."""
     definition = message_definitions()[message]
     assert version in definition.versions, f"{message} has no version {version}"
     return _EncoderSource(definition, version).compiled()
@@ -39,7 +41,7 @@ _NAMES: Final[dict[str, Any]] = {"varint": varint, "pack": struct.pack, "COPIED_
 
 
 class _EncoderSource:
-    """In the source: ``w`` the bytearray that is written to, ``done`` the buffers before it."""
+    """The source of an encoder. In it, ``w`` is the bytearray that is written to, ``done`` the buffers before it."""
 
     def __init__(self, definition: MessageDefinition, version: int) -> None:
         self._definition = definition
@@ -47,7 +49,7 @@ class _EncoderSource:
         self._flexible = definition.is_flexible(version)
         self._classes = structure_classes(definition.name)
         self._lines = SourceLines(_NAMES)
-        # Fields of fixed size that are not written yet: characters of `struct`, and expressions of the values.
+        # The fields of fixed size that are not written yet: characters of `struct`, and expressions of the values.
         self._pending: list[tuple[str, str]] = []
 
     def compiled(self) -> Encoder:
@@ -64,10 +66,10 @@ class _EncoderSource:
     # ---- fields of fixed size ----------------------------------------------------------------------------------------
 
     def _packed(self, *more: tuple[str, str]) -> str:
-        """The expression for what is pending, and ``more``."""
+        """Return the expression for the pending fields, and ``more``."""
         fields = [*self._pending, *more]
         formats = "".join(character for character, _ in fields)
-        # `x` is a byte of zero without a value.
+        # `x` is a zero byte without a value.
         values = ", ".join(expression for character, expression in fields if character != "x")
         return f"{self._lines.structs(formats, 'pack')}({values})"
 
@@ -95,7 +97,7 @@ class _EncoderSource:
         self._write()
 
     def _tagged_fields(self, of: str, fields: list[Field]) -> None:
-        """A field with its default is left out."""
+        """Write the tagged fields. A field with its default value is left out."""
         self._write()
         lines = self._lines
         conditions = {field.name: self._is_set(field, lines.variable("g"), of) for field in fields}
@@ -150,7 +152,7 @@ class _EncoderSource:
             self._records(value, nullable=nullable)
 
     def _length(self, character: str, variable: str) -> None:
-        """Writes what is pending and a length, which is in ``variable``: the number of elements, and -1 for null."""
+        """Write the pending fields and a length, which is in ``variable``: the number of elements, and -1 for null."""
         lines = self._lines
         if not self._flexible:
             lines.add(f"w += {self._packed((character, variable))}")
@@ -163,7 +165,7 @@ class _EncoderSource:
         self._pending.clear()
 
     def _measured(self, value: str, empty: str, prepared: str, *, nullable: bool) -> tuple[str, str]:
-        """Variables for a value and its length."""
+        """Return variables for a value and its length."""
         lines = self._lines
         variable, length = lines.variable(), lines.variable("n")
         lines.add(f"{variable} = {value}")
@@ -184,7 +186,7 @@ class _EncoderSource:
         self._lines.add(f"w += {variable}")
 
     def _records(self, value: str, *, nullable: bool) -> None:
-        """One buffer, or a list of them."""
+        """Write records: one buffer, or a list of buffers."""
         lines = self._lines
         variable, length = lines.variable(), lines.variable("n")
         lines.add(f"{variable} = {value}")

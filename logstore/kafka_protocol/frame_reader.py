@@ -1,8 +1,8 @@
-"""Frames in a stream of bytes: four bytes of length, big-endian, and so many bytes of payload.
+"""Frames in a stream of bytes: four bytes of length, big-endian, and a payload of that many bytes.
 
-Without a socket: ``asyncio.BufferedProtocol`` asks for a buffer, fills some of it, and the frames that are whole are
-taken out. A long frame is received where it stays, without a copy; short ones share a buffer, and are copied out of it,
-so that a request keeps no more memory than it has bytes. A connection without bytes on their way holds no buffer.
+Without a socket: ``asyncio.BufferedProtocol`` asks for a buffer, fills some of it, and the whole frames are taken out.
+A long frame is received where it stays, without a copy; short ones share a buffer, and are copied out of it, so that a
+request keeps no more memory than it has bytes. A connection without bytes under way holds no buffer.
 """
 
 import struct
@@ -15,10 +15,10 @@ from logstore.limits import KIB
 
 _LENGTH: Final = struct.Struct(">i")
 _SHARED_BYTES: Final = 64 * KIB
-# Frames up to this are copied. Longer ones keep the shared buffer: 16 times their size at most.
+# Frames up to this size are copied. Longer ones keep the shared buffer, which has at most 16 times their size.
 _COPIED_MAX: Final = 4 * KIB
 
-# What other protocols begin with, as a length too long for any frame.
+# Other protocols begin with these bytes, which as a length are too long for any frame.
 _OTHER_PROTOCOLS: Final = {
     b"GET ": "HTTP",
     b"HEAD": "HTTP",
@@ -35,15 +35,15 @@ _OTHER_PROTOCOLS: Final = {
 class FrameReader:
     """``size_max`` bounds the payload of frames that have not begun yet; it may change at any time.
 
-    A frame's buffer has its full size from its first bytes on, as addresses only: the pages of memory come as they are
+    A frame's buffer has its full size from the start, but only as addresses: the pages of memory come as they are
     filled.
     """
 
     def __init__(self, size_max: int) -> None:
         self.size_max = size_max
-        #: The protocol that refused bytes are of, if it is a known one.
+        #: The protocol of refused bytes, if it is known.
         self.other_protocol: str | None = None
-        # The shared buffer, and in it what no frame has taken yet.
+        # The shared buffer, and the range in it that no frame has taken yet.
         self._shared = memoryview(b"")
         self._start = 0
         self._end = 0
@@ -52,11 +52,11 @@ class FrameReader:
         self._long_end = 0
 
     def buffer(self) -> memoryview:
-        """The place for bytes to be received, never empty. Take out all frames before you ask again."""
+        """Return the place for the next bytes, never empty. All frames have to be taken out before the next call."""
         if self._long is not None:
             return self._long[self._long_end :]
         if self._start == self._end or self._end == len(self._shared):
-            # Frames that were given out may be slices of the old one.
+            # Frames that were given out may be slices of the old buffer.
             waiting = self._shared[self._start : self._end]
             self._shared = np.empty(_SHARED_BYTES, np.uint8).data
             self._start, self._end = 0, len(waiting)
@@ -64,15 +64,16 @@ class FrameReader:
         return self._shared[self._end :]
 
     def received(self, size: int) -> None:
-        """So many bytes of the last ``buffer`` have been filled."""
+        """Mark ``size`` bytes of the last ``buffer`` as filled."""
         if self._long is not None:
             self._long_end += size
         else:
             self._end += size
 
     def next_frame(self) -> bytes | memoryview | None:
-        """The payload of the next frame, or None: more bytes are needed. MalformedMessageError: the stream is none of
-        frames, or a frame is too long; nothing after it can be read.
+        """Return the payload of the next frame, or None if more bytes are needed.
+
+        Raises MalformedMessageError if the stream has no frames, or a frame is too long; nothing after it can be read.
         """
         if self._long is not None:
             if self._long_end < len(self._long):
@@ -99,7 +100,7 @@ class FrameReader:
 
     @property
     def is_within_frame(self) -> bool:
-        """Whether a frame has begun to arrive and is not whole, once all frames are taken out."""
+        """True if a frame has begun to arrive and is not whole, once all frames are taken out."""
         return self._long is not None or self._end > self._start
 
     @property

@@ -1,11 +1,11 @@
-"""The classes of Kafka's messages, made of their definitions when they are first asked for: ``messages.FetchRequest``,
-and for a structure within it ``messages.FetchRequest.FetchTopic``. ``messages.pyi`` tells type checkers and editors of
-those that the store serves (``python -m conf.kafka_messages_stub`` writes it).
+"""The classes of Kafka's messages, made from their definitions when they are first used: ``messages.FetchRequest``, and
+for a structure within it ``messages.FetchRequest.FetchTopic``. ``messages.pyi`` declares those that the store serves
+for type checkers and editors (``python -m conf.kafka_messages_stub`` writes it).
 
-A class has the fields of all versions, with Kafka's defaults; a version that has not a field gives the default, and
-leaves out what is set. Instances do not change, so that defaults can be shared; ``msgspec.structs.replace`` makes one
-with another value. Values: int, bool, float, str, bytes; a uuid is 16 bytes; an array is a list or tuple;
-``records`` of a decoded message are a memoryview of its frame, of one to be encoded any buffer or a list of buffers.
+A class has the fields of all versions, with Kafka's defaults. A version without a field decodes it as the default, and
+leaves a set value out. Instances do not change, so that defaults can be shared; ``msgspec.structs.replace`` makes one
+with another value. Values: int, bool, float, str, bytes; a uuid is 16 bytes; an array is a list or tuple; ``records``
+of a decoded message are a memoryview of its frame, of one to be encoded any buffer or a list of buffers.
 """
 
 import functools
@@ -27,7 +27,7 @@ def __getattr__(name: str) -> type[msgspec.Struct]:
 
 @functools.cache
 def structure_classes(message: str) -> dict[str, type[msgspec.Struct]]:
-    """The classes of a message and of all structures in it, by their names."""
+    """Return the classes of a message and of all structures in it, by their names."""
     definition = message_definitions()[message]
     classes: dict[str, type[msgspec.Struct]] = {}
     _add_classes(definition, definition.fields, classes)
@@ -49,7 +49,7 @@ def _add_classes(
 def _structure_class(
     name: str, fields: tuple[Field, ...], classes: dict[str, type[msgspec.Struct]], nested: dict[str, Any]
 ) -> type[msgspec.Struct]:
-    # Nothing in a message refers back to it, so that the collector of cycles need not look.
+    # Nothing in a message refers back to it, so that the garbage collector need not track it.
     return msgspec.defstruct(
         name,
         [(field.attribute, Any, default_of(field, classes)) for field in fields],
@@ -61,7 +61,7 @@ def _structure_class(
 
 
 def default_of(field: Field, classes: dict[str, type[msgspec.Struct]]) -> Any:
-    """The value of ``field`` where a message says nothing of it."""
+    """Return the value of ``field`` in a message that does not set it."""
     given = field.default
     if given == "null" or field.type == "records":
         return None
@@ -85,5 +85,5 @@ def default_of(field: Field, classes: dict[str, type[msgspec.Struct]]) -> Any:
 
 @functools.cache
 def _all_defaults(structure: type[msgspec.Struct]) -> msgspec.Struct:
-    """One instance for all: codecs recognise it without a look into it."""
+    """Return one shared instance: codecs recognise it by identity."""
     return structure()

@@ -1,7 +1,7 @@
 """Requests: header (``RequestHeader.json``, versions 1 and 2) and message, read and written as the payload of a frame.
 
-Of a request's bytes those behind the last field are passed over, as Kafka does: librdkafka sends three too many after
-an empty Metadata request of version 13.
+Bytes of a request after the last field are ignored, as in Kafka: librdkafka sends three extra bytes after an empty
+Metadata request of version 13.
 """
 
 import functools
@@ -21,13 +21,13 @@ from logstore.kafka_protocol.varints import skip_tagged_fields
 # API key and version, correlation id, length of the client id.
 _HEADER: Final = struct.Struct(">hhih")
 _FRAME_HEADER: Final = struct.Struct(">ihhih")
-# A client that sent more tagged fields in a header would be none of Kafka's, which has no such field.
+# Kafka defines no tagged fields for this header, so its clients never reach the bound.
 _HEADER_TAGS_MAX: Final = 1000
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
-    """``message`` is None for ApiVersions in a version that is not served: the answer is one of version 0 with
-    UNSUPPORTED_VERSION and the versions that are (KIP-511).
+    """``message`` is None for ApiVersions in a version that is not served: the response is one of version 0 with
+    UNSUPPORTED_VERSION and the versions that are served (KIP-511).
     """
 
     api_key: int
@@ -65,10 +65,10 @@ def _codec(api_key: int, version: int) -> _Codec:
 
 
 def read_request(frame: Buffer) -> Request:
-    """The request of a frame, without the frame's length. ``records`` in its message are slices of ``frame``.
+    """Read the request of a frame, without the frame's length. ``records`` in its message are slices of ``frame``.
 
-    MalformedMessageError: it cannot be read. UnsupportedVersionError: API or version are not served. Kafka closes the
-    connection after both.
+    Raises MalformedMessageError if it cannot be read, UnsupportedVersionError if API or version are not served. Kafka
+    closes the connection after both.
     """
     try:
         key, version, correlation_id, length = _HEADER.unpack_from(frame)
@@ -109,7 +109,9 @@ def _client_id(frame: Buffer, length: int) -> str:
 
 
 def write_request(api_key: int, version: int, correlation_id: int, client_id: str | None, message: Any) -> list[Buffer]:
-    """The frame with its length, as buffers to be sent one after the other. For any API and version that Kafka has."""
+    """Return the frame with its length, as buffers to be sent one after the other, for any API and version that Kafka
+    has.
+    """
     request, _ = request_and_response(api_key)
     text = b"" if client_id is None else client_id.encode()
     frame = bytearray(_FRAME_HEADER.pack(0, api_key, version, correlation_id, -1 if client_id is None else len(text)))

@@ -24,7 +24,9 @@ class _Codec(NamedTuple):
 
 
 def _has_flexible_header(api_key: int, version: int) -> bool:
-    """A client that asks for ApiVersions does not know yet what the broker understands: header version 0."""
+    """Return whether the header is flexible. A client that asks for ApiVersions does not know yet what the broker
+    understands, so it gets header version 0.
+    """
     _, response = request_and_response(api_key)
     return api_key != API_VERSIONS and response.is_flexible(version)
 
@@ -37,7 +39,7 @@ def _codec(api_key: int, version: int) -> _Codec:
 
 
 def write_response(api_key: int, version: int, correlation_id: int, message: Any) -> list[Buffer]:
-    """The frame with its length, as buffers to be sent one after the other. ``version`` is the request's
+    """Return the frame with its length, as buffers to be sent one after the other. ``version`` is the request's
     ``response_version``. Records stay where they are until the buffers are sent.
     """
     header, encode = _codec(api_key, version)
@@ -48,8 +50,8 @@ def write_response(api_key: int, version: int, correlation_id: int, message: Any
 
 
 def read_response(api_key: int, version: int, frame: Buffer) -> tuple[int, Any]:
-    """The correlation id and the message of a frame, without the frame's length. MalformedMessageError: it cannot be
-    read.
+    """Return the correlation id and the message of a frame, without the frame's length. Raises MalformedMessageError if
+    it cannot be read.
     """
     _, response = request_and_response(api_key)
     position = 4

@@ -23,12 +23,12 @@ class SourceLines:
         self._depth -= 1
 
     def variable(self, letter: str = "v") -> str:
-        """A new local variable."""
+        """Return a new local variable."""
         self._variables += 1
         return f"{letter}{self._variables}"
 
     def constant(self, name: str, value: object) -> str:
-        """``value`` under ``name``, or under a variation of it, if another value has that."""
+        """Return the name of ``value``: ``name``, or a variation of it if another value has that name."""
         wanted, number = name, 0
         while self.names.setdefault(name, value) is not value:
             number += 1
@@ -36,14 +36,14 @@ class SourceLines:
         return name
 
     def structs(self, formats: str, method: str) -> str:
-        """The method of the ``Struct`` of these characters, big-endian."""
+        """Return the method of the ``Struct`` of these characters, big-endian."""
         name = f"{method}_{formats.replace('?', 'Z')}"
         if name not in self.names:
             self.names[name] = getattr(struct.Struct(">" + formats), method)
         return name
 
     def function(self, name: str, file: str) -> Any:
-        """The compiled function."""
+        """Return the compiled function."""
         code = compile("\n".join(self._lines), f"<{file}>", "exec")
         exec(code, self.names)  # noqa: S102 # made of Kafka's definitions alone
         return self.names[name]

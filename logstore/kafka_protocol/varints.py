@@ -1,7 +1,7 @@
 """Unsigned variable-length integers and sections of tagged fields, as flexible versions have them (KIP-482).
 
-The readers take a buffer and a position in it, and give the value and the position behind it. IndexError: the buffer
-ends before; the decoders make a MalformedMessageError of it.
+The readers take a buffer and a position in it, and return the value and the position behind it. They raise IndexError
+if the buffer ends before, which the decoders turn into a MalformedMessageError.
 """
 
 from typing import Final
@@ -30,7 +30,7 @@ def read_varint(buffer: Buffer, position: int) -> tuple[int, int]:
 
 
 def varint(value: int) -> bytes:
-    """``value``, from 0 to 2^35 - 1, as it is written."""
+    """Return the encoding of ``value``, from 0 to 2^35 - 1."""
     if value < 1 << 7:
         return bytes((value,))
     if value < 1 << 14:
@@ -41,8 +41,8 @@ def varint(value: int) -> bytes:
 
 
 def skip_tagged_fields(buffer: Buffer, position: int, elements_left: int) -> tuple[int, int]:
-    """The position behind the section of tagged fields that begins at ``position``, and how many elements the message
-    may still have: a tagged field counts as one.
+    """Return the position behind the section of tagged fields that begins at ``position``, and the number of elements
+    that the message may still have: a tagged field counts as one.
     """
     count, position = read_varint(buffer, position)
     elements_left -= count

@@ -9,7 +9,7 @@ from logstore.errors import LogStoreError
 class Acknowledgement:
     """The wait of one request for all of its appends: a countdown, whatever the number of partitions.
 
-    ``future`` is done when all are reached, or fails with the first error. It may be cancelled: the appends go on.
+    ``future`` is done when all are reached, or fails with the first error. It may be cancelled; the appends continue.
     """
 
     __slots__ = ("_left", "future")
@@ -19,16 +19,16 @@ class Acknowledgement:
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def reached(self) -> None:
-        """One more append counts."""
+        """Count one more finished append."""
         self._left -= 1
         if not self._left and not self.future.done():
             self.future.set_result(None)
 
     def fail(self, error: LogStoreError) -> None:
-        """One of the appends has failed."""
+        """Fail the request, because one of its appends has failed."""
         if not self.future.done():
             self.future.set_exception(error)
-            # A client that does not wait (acks=0), or no longer, needs no warning about a lost exception.
+            # A client that does not wait (acks=0), or has stopped waiting, needs no warning about a lost exception.
             self.future.exception()
 
 
@@ -44,14 +44,14 @@ class AcknowledgementQueue:
         self._waiting: list[tuple[int, Acknowledgement]] = []
 
     def add(self, end_offset: int, acknowledgement: Acknowledgement) -> None:
-        """``acknowledgement`` waits for ``end_offset``; mostly that is the highest one."""
+        """Let ``acknowledgement`` wait for ``end_offset``, which is usually the highest one."""
         if not self._waiting or self._waiting[-1][0] <= end_offset:
             self._waiting.append((end_offset, acknowledgement))
         else:
             insort(self._waiting, (end_offset, acknowledgement), key=lambda waiting: waiting[0])
 
     def reach(self, offset: int) -> None:
-        """Everything below ``offset`` counts."""
+        """Acknowledge the appends that end at or below ``offset``."""
         waiting = self._waiting
         count = 0
         for end_offset, acknowledgement in waiting:
@@ -62,6 +62,6 @@ class AcknowledgementQueue:
         del waiting[:count]
 
     def fail_above(self, offset: int, error: LogStoreError) -> None:
-        """Nothing from ``offset`` on is stored."""
+        """Fail the appends that end above ``offset``, because nothing from there on is stored."""
         while self._waiting and self._waiting[-1][0] > offset:
             self._waiting.pop()[1].fail(error)

@@ -1,8 +1,8 @@
 """The active segment of a partition: its un-sealed records, whose frames lie in the journal.
 
 Owns the index of the frames, the time since which the oldest one waits, and their part of the topic's journal bytes.
-Invariant: a frame that the index has keeps its place in the journal; one that a truncation drops does until that is
-durable.
+Invariant: a frame in the index keeps its place in the journal; a frame that a truncation drops keeps it until the
+truncation is durable.
 """
 
 from collections.abc import Callable
@@ -27,51 +27,51 @@ class ActiveSegment:
         self.index = FrameIndex()
         self._clock = clock
         self._journal_bytes = journal_bytes
-        #: When the oldest frame came here, in seconds of the monotonic clock; None without a frame.
+        #: The time at which the oldest frame arrived, in seconds of the monotonic clock; None without a frame.
         self._since: float | None = None
-        #: Whether a truncation is on its way to the disk.
+        #: True while a truncation is being written.
         self.is_truncating = False
 
     @property
     def age_ms(self) -> float:
-        """How long the oldest record has been waiting here, at least; 0 without one. The monotonic clock measures it:
-        a wall clock that is set back must not hold up rolls.
+        """The least time that the oldest record has waited here; 0 without a record. It is measured by the monotonic
+        clock, because a wall clock that is set back must not hold up rolls.
         """
         return 0.0 if self._since is None else (self._clock.monotonic() - self._since) * 1000
 
     # ---- appending and truncating -----------------------------------------------------------------------------------
 
     def begin(self, frame: Frame) -> None:
-        """A frame of the log was handed to the journal."""
+        """Count a frame that was handed to the journal."""
         self._journal_bytes.num_bytes += HEADER_BYTES + len(frame.payload)
 
     def stored(self, header: FrameHeader, location: FrameLocation) -> None:
-        """The oldest frame that began is durable."""
+        """Add the oldest frame that began, which is now durable."""
         if self._since is None:
             self._since = self._clock.monotonic()
         self.index.add(header, location)
 
     def failed(self, frame: Frame) -> None:
-        """A frame that began is not stored."""
+        """Take back the bytes of a frame that began, as it is not stored."""
         self._journal_bytes.num_bytes -= HEADER_BYTES + len(frame.payload)
 
     def begin_truncation(self) -> None:
-        """A truncation was handed to the journal."""
+        """Note that a truncation was handed to the journal."""
         self.is_truncating = True
 
     def truncation_failed(self) -> None:
-        """The truncation that began is not stored."""
+        """Note that the truncation that began is not stored."""
         self.is_truncating = False
 
     def truncate(self, offset: int) -> None:
-        """A truncation is durable: drop the frames that reach beyond ``offset``."""
+        """Drop the frames that reach beyond ``offset``, as the truncation is durable."""
         self.is_truncating = False
         self._change_index(lambda: self.index.truncate(offset))
         if not len(self.index):
             self._since = None
 
     def seal(self, offset: int) -> None:
-        """Everything below ``offset`` is in Delta, durably."""
+        """Drop the frames below ``offset``, as Delta has them durably."""
         self._change_index(lambda: self.index.drop_below(offset))
         self._since = self._clock.monotonic() if len(self.index) else None
 
@@ -83,7 +83,7 @@ class ActiveSegment:
     # ---- recovery ---------------------------------------------------------------------------------------------------
 
     def finish_recovery(self, sealed_offset: int) -> None:
-        """Count the recovered frames above ``sealed_offset``. CorruptionError if they leave a hole or overlap."""
+        """Count the recovered frames above ``sealed_offset``. Raises CorruptionError if they have a hole or overlap."""
         self.index.finish_recovery(sealed_offset)
         self._journal_bytes.num_bytes += self.index.num_bytes
         if len(self.index):
@@ -92,5 +92,5 @@ class ActiveSegment:
     # ---- relocation (``KeepsFrames``) -------------------------------------------------------------------------------
 
     def frames_to_keep(self, start: int, end: int) -> list[IndexedFrame]:
-        """The frames at the journal positions [start, end)."""
+        """Return the frames at the journal positions [start, end)."""
         return self.index.located_in(start, end)

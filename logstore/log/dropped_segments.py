@@ -1,11 +1,11 @@
-"""Segments that another writer's commit dropped though nobody asked for that: a ``RESTORE`` takes out the rolls since
-the version that it restores, an overwrite without a predicate all that there was. Their records were acknowledged.
+"""Segments that another writer's commit dropped although nobody asked for that. A ``RESTORE`` takes out the rolls since
+the version that it restores; an overwrite without a predicate takes out everything. Their records were acknowledged.
 While the files are on disk, the same files are committed again (rule R7).
 
-Not so after a statement that says which records go: a ``DELETE``, ``UPDATE``, ``MERGE``, or a write with a predicate,
-unless a ``RESTORE`` takes it back. Nor of segments that were joined (``OPTIMIZE``, merge) before such a statement
-changed the joined file, or that had a deletion vector: they hold what was deleted or changed.
-And not where the records are still served, because a commit only rewrote them (``OPTIMIZE``, compaction, merge).
+They are not committed again after a statement that says which records go: a ``DELETE``, ``UPDATE``, ``MERGE``, or a
+write with a predicate, unless a ``RESTORE`` takes it back. Nor are segments that were joined (``OPTIMIZE``, merge)
+before such a statement changed the joined file, or that had a deletion vector: they hold what was deleted or changed.
+Nor are segments whose records are still served, because a commit only rewrote them (``OPTIMIZE``, compaction, merge).
 """
 
 from collections.abc import Collection, Sequence
@@ -27,8 +27,8 @@ log = structlog.stdlib.get_logger(__name__)
 def dropped_segments(
     files: TableFiles, snapshot: TopicSnapshot, history: FileHistory, partitions: Collection[int]
 ) -> list[Segment]:
-    """The segments to commit again, of sound ``partitions``. Files that are damaged or gone are left out: their records
-    are missing. OSError.
+    """Return the segments to commit again, of sound ``partitions``. Files that are damaged or missing are left out;
+    their records stay missing. Raises OSError.
     """
     found: list[Segment] = []
     removed = removed_ranges(history.removals, None, files)
@@ -54,8 +54,8 @@ def _chosen(
     missing: Sequence[tuple[int, int]],
     kept: Sequence[tuple[int, int]],
 ) -> list[Segment]:
-    """Segments within the missing ranges: what was dropped first, then what only a rewrite had replaced before. Below
-    the log start nothing is missing; there they may not overlap what is ``kept``.
+    """Return segments within the missing ranges: first those that were dropped, then those that only a rewrite had
+    replaced before. Nothing is missing below the log start; there they may not overlap what is ``kept``.
     """
     log_start = snapshot.partitions[partition].log_start
     statements = _statements(files, history, partition)
@@ -89,7 +89,7 @@ def _chosen(
 
 
 def _statements(files: TableFiles, history: FileHistory, partition: int) -> list[tuple[int, int, int]]:
-    """Version, base offset and end of each file of a partition that lost rows to a statement of others."""
+    """Return version, base offset and end of each file of a partition that lost rows to another writer's statement."""
     found = []
     for path, removal in history.removals.items():
         if removal.ours or removal.rewritten or not removal.meant:
@@ -101,7 +101,7 @@ def _statements(files: TableFiles, history: FileHistory, partition: int) -> list
 
 
 def _joined(missing: Sequence[MissingRange]) -> list[tuple[int, int]]:
-    """Ranges that touch, whatever took them out, as one."""
+    """Join ranges that touch, whatever took them out."""
     joined: list[tuple[int, int]] = []
     for gap in missing:
         if joined and joined[-1][1] == gap.start:

@@ -86,7 +86,7 @@ class KnownBounds:
         return 0 if found is None else found.end_offset
 
     def limit(self, partition: int, epochs: LeaderEpochs) -> int:
-        """Return what ``end_offset`` is for records with these leader epochs."""
+        """Return ``end_offset`` as it is for records with these leader epochs."""
         found = self._partitions.get(partition)
         if found is None:
             return 0
@@ -102,7 +102,7 @@ class KnownErasure:
         self.topic_id = UUID(record.topic_id)
         self.number = record.number
         self._bounds = KnownBounds(record.partitions)
-        #: By partition, starts and ends of the ranges of offsets.
+        #: The starts and ends of the offset ranges, by partition.
         self._offsets = {
             one.partition: np.array(one.offsets, dtype=np.int64).reshape(-1, 2).T
             for one in record.partitions
@@ -115,15 +115,15 @@ class KnownErasure:
         return ("offset",) if self._keys is None else ("offset", "key")
 
     def end_offset(self, partition: int) -> int:
-        """As ``KnownBounds.end_offset``."""
+        """Do the same as ``KnownBounds.end_offset``."""
         return self._bounds.end_offset(partition)
 
     def limit(self, partition: int, epochs: LeaderEpochs) -> int:
-        """As ``Selects.limit``."""
+        """Do the same as ``Selects.limit``."""
         return self._bounds.limit(partition, epochs)
 
     def touches(self, partition: int, first: int, last: int) -> bool:
-        """As ``Selects.touches``."""
+        """Do the same as ``Selects.touches``."""
         if first >= self._bounds.end_offset(partition):
             return False
         if (ranges := self._offsets.get(partition)) is None:
@@ -132,7 +132,7 @@ class KnownErasure:
         return bool(np.searchsorted(ends, first, side="right") < np.searchsorted(starts, last, side="right"))
 
     def mask(self, partition: int, batch: pa.RecordBatch, limit: int) -> Mask:
-        """As ``Selects.mask``."""
+        """Do the same as ``Selects.mask``."""
         offsets = int64_values(batch.column("offset"))
         count = int(np.searchsorted(offsets, limit))
         found: Mask = np.zeros(len(offsets), dtype=bool)
@@ -159,15 +159,15 @@ class SelectedNow:
         return ("offset", *(self._where.columns - {"offset"}))
 
     def limit(self, partition: int, epochs: LeaderEpochs) -> int:
-        """As ``Selects.limit``."""
+        """Do the same as ``Selects.limit``."""
         return self._bounds.limit(partition, epochs)
 
     def touches(self, partition: int, first: int, last: int) -> bool:  # noqa: ARG002  of the protocol
-        """As ``Selects.touches``."""
+        """Do the same as ``Selects.touches``."""
         return first < self._bounds.end_offset(partition)
 
     def mask(self, partition: int, batch: pa.RecordBatch, limit: int) -> Mask:  # noqa: ARG002
-        """As ``Selects.mask``."""
+        """Do the same as ``Selects.mask``."""
         count = int(np.searchsorted(int64_values(batch.column("offset")), limit))
         found: Mask = np.zeros(batch.num_rows, dtype=bool)
         if count:
@@ -176,8 +176,8 @@ class SelectedNow:
 
 
 def hidden_literals(node: Node, salt: str) -> str:
-    """Return an expression as text, with a salted hash in the place of each value, and of each field name in brackets:
-    objects may have data for names, ``$.users["ada@example.org"]``.
+    """Return an expression as text, with a salted hash in place of each value and of each field name in brackets:
+    objects may use data as names, as in ``$.users["ada@example.org"]``.
     """
     secret = bytes.fromhex(salt)
 
@@ -212,9 +212,8 @@ def ranges_of(offsets: npt.NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
 
 @dataclass(slots=True)
 class TableErasure:
-    """``versions`` are the commits that removed ``records`` from the table and replaced ``rewritten`` files.
-
-    ``unserved`` says why a file is not served that may still have some of the records.
+    """The result of an erasure in one table. ``versions`` are the commits that removed ``records`` from the table and
+    replaced ``rewritten`` files. ``unserved`` says why a file that may still have some of the records is not served.
     """
 
     records: int = 0
@@ -240,7 +239,7 @@ class ErasedUpTo:
 class ErasureLog:
     """All erasures by id, with the newest record of each, and by topic.
 
-    Threads also read it, so its contents are replaced as a whole.
+    Other threads read it, so its contents are replaced as a whole.
     """
 
     def __init__(self) -> None:
@@ -250,7 +249,7 @@ class ErasureLog:
         self.came_back: deque[tuple[UUID, TableErasure]] = deque()
 
     def take(self, records: Iterable[Erasure]) -> None:
-        """Take records over in their order."""
+        """Add records in their order."""
         by_id = dict(self.by_id)
         for record in records:
             by_id[record.id] = KnownErasure(record)

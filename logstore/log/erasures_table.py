@@ -17,7 +17,7 @@ class ErasuresTable:
         self._version = -1
 
     def read(self, topic: Topic) -> list[Erasure]:
-        """Return the records since the last call, in their order. Raises CorruptionError, OSError."""
+        """Return the records since the last call, in their order. Raises CorruptionError and OSError."""
         snapshot, files = topic.snapshot, topic.table.files
         if snapshot.version == self._version:
             return []

@@ -1,6 +1,6 @@
 """Takes back features that another writer has turned on for a topic's table: ``logstore topic take-feature-back``.
 
-The store's own commits do this, also beside a running store. First the files with deletion vectors are rewritten
+The store's own commits do this, even while a store is running. First the files with deletion vectors are rewritten
 without the deleted rows. Then one commit writes the protocol without the features, and the metadata without their
 entries. Readers see the same records before and after. Spark's ``DROP FEATURE`` does not know all features, and leaves
 a newer protocol behind for a day.
@@ -39,9 +39,9 @@ from logstore.segments.writer import Segment
 from logstore.topic_config import TopicConfig
 
 OPERATION = "take-feature-back"
-#: Other writers may delete rows while files are rewritten.
+#: Other writers may delete rows while files are rewritten, so it is tried several times.
 _ATTEMPTS = 5
-#: Features, by name, and the features that cannot be on without them.
+#: Features by name, each with the features that cannot be on without it.
 _NEED = {
     DOMAIN_METADATA: frozenset({"rowTracking", "clustering", "adaptiveMetadata-preview"}),
     COLUMN_MAPPING: frozenset({"icebergCompatV1", "icebergCompatV2", "icebergCompatV3", "adaptiveMetadata-preview"}),
@@ -50,8 +50,8 @@ _NEED = {
 
 @dataclass(frozen=True, slots=True)
 class TakenBack:
-    """``features`` are names in the protocol; ``rewritten_files`` counts files that had vectors; ``version`` is the
-    table's version afterwards.
+    """The features that were taken back. ``features`` are names in the protocol; ``rewritten_files`` counts files that
+    had vectors; ``version`` is the table's version afterwards.
     """
 
     features: tuple[str, ...]
@@ -91,15 +91,15 @@ def take_back(
 ) -> TakenBack:
     """Take back the features that ``features_to_take_back`` returns. Blocking.
 
-    Raises CommitRefusedError, CorruptionError, StorageError, and as ``Committer.commit``. After an error the steps
-    that were done are complete, and the command may be run again.
+    Raises CommitRefusedError, CorruptionError, StorageError, and the errors of ``Committer.commit``. After an error the
+    steps that were done are complete, and the command may be run again.
     """
     rewritten = 0
     for _ in range(_ATTEMPTS):
         snapshot = table.any_snapshot()
         features = features_to_take_back(snapshot, feature)
         if DELETION_VECTORS in features and snapshot.vectors:
-            snapshot = table.snapshot()  # refused if records cannot be read
+            snapshot = table.snapshot()  # raises if records cannot be read
             rewritten += _rewrite(table, topic, snapshot, config_of(snapshot), now_ms)
         try:
             version = table.commit_taking_back(lambda now: _plan(now, feature))

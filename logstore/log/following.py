@@ -1,6 +1,5 @@
-"""A follower's log beside its leader's: where the two part, how far to truncate, and which frames may follow (C7).
-
-Questions only; ``PartitionLog`` changes. The leader asks ``diverged_at``, the follower the others.
+"""A follower's log compared with its leader's: where they part, how far to truncate, and which frames may follow (C7).
+Nothing is changed here; ``PartitionLog`` does that. The leader calls ``diverged_at``, the follower the others.
 """
 
 from collections.abc import Sequence
@@ -11,9 +10,10 @@ from logstore.log.partition_log import PartitionLog
 
 
 def diverged_at(log: PartitionLog, position: int, last_epoch: int) -> tuple[int, int] | None:
-    """The epoch and offset from which a follower's log is not the leader's ``log``; None if it is (KIP-595).
+    """Return the epoch and offset from which a follower's log differs from the leader's ``log``; None if it does not
+    (KIP-595).
 
-    The follower's log ends at ``position``, its last record is of ``last_epoch`` (-1: it has none).
+    The follower's log ends at ``position``, and its last record is of ``last_epoch`` (-1: it has none).
     """
     if position == 0:
         return None
@@ -27,7 +27,7 @@ def diverged_at(log: PartitionLog, position: int, last_epoch: int) -> tuple[int,
 
 
 def truncation_end(log: PartitionLog, leader_epoch: int, end_offset: int) -> int:
-    """The offset down to which the follower's ``log`` may be the leader's, told that the leader's records of
+    """Return the offset down to which the follower's ``log`` may match the leader's, if the leader's records of
     ``leader_epoch`` and before end at ``end_offset``. It is below the log end.
     """
     _, own_end = log.state.leader_epochs.end_of(leader_epoch, log.log_end_offset)
@@ -35,7 +35,9 @@ def truncation_end(log: PartitionLog, leader_epoch: int, end_offset: int) -> int
 
 
 def require_follows(log: PartitionLog, frames: Sequence[Frame]) -> None:
-    """CorruptionError unless ``frames`` are what follows the end of ``log``, by leaders up to the one followed."""
+    """Require that ``frames`` follow the end of ``log``, from leaders up to the one that is followed. Raises
+    CorruptionError.
+    """
     at, epoch = log.next_offset, log.last_epoch
     for frame in frames:
         header = frame.header

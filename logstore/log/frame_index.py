@@ -1,8 +1,9 @@
 """The places of one partition's un-sealed records in the journal.
 
-Owns six parallel columns, one row a frame: offsets, journal location, largest timestamp, size in memory. 48 bytes a
-frame, whatever its size. Invariant: rows rise by ``base_offset`` and touch each other (no hole, no overlap). A frame
-that takes an offset and holds no record (CONTROL) has a row, with 0 bytes in memory; all others have more.
+Owns six parallel columns with one row per frame: offsets, journal location, largest timestamp, size in memory. A frame
+takes 48 bytes here, whatever its size. Invariant: rows rise by ``base_offset`` and touch each other (no hole, no
+overlap). A frame that takes an offset and holds no record (CONTROL) has a row with 0 bytes in memory; all others have
+more.
 """
 
 from array import array
@@ -42,7 +43,7 @@ class FrameIndex:
         self._length = array("q")
         self._max_timestamp = array("q")
         self._inflated = array("q")
-        self.num_bytes = 0  # journal bytes of all frames in the index
+        self.num_bytes = 0  # the journal bytes of all frames in the index
 
     def __len__(self) -> int:
         return len(self._base)
@@ -66,19 +67,23 @@ class FrameIndex:
 
     @property
     def largest_timestamp_ms(self) -> int | None:
-        """The largest timestamp of all frames, by a walk over them."""
+        """The largest timestamp of all frames; it walks over them."""
         return max(self._max_timestamp, default=None)
 
     def lowest_above(self, offset: int) -> int | None:
-        """The lowest base offset of the frames that hold anything from ``offset`` on, in whatever order they are."""
+        """Return the lowest base offset of the frames that hold anything from ``offset`` on. The frames may be in any
+        order.
+        """
         return min((b for b, e in zip(self._base, self._end, strict=True) if e > offset), default=None)
 
     def offsets_from(self, offset: int) -> int:
-        """How many offsets from ``offset`` on the frames hold."""
+        """Return the number of offsets from ``offset`` on that the frames hold."""
         return sum(end - max(base, offset) for base, end in zip(self._base, self._end, strict=True) if end > offset)
 
     def whole_to(self, offset: int) -> int:
-        """The end of the offsets from ``offset`` on that the frames hold without a hole; they are in their order."""
+        """Return the end of the offsets from ``offset`` on that the frames hold without a hole. The frames are in their
+        order.
+        """
         for base, end in zip(self._base, self._end, strict=True):
             if base > offset:
                 break
@@ -95,13 +100,13 @@ class FrameIndex:
         self.num_bytes += location.length
 
     def settle(self, truncations: Sequence[tuple[int, int]] = ()) -> "np.ndarray":
-        """After a journal scan, which may add frames in any order: drop the frames that were truncated, and bring the
-        rest into offset order. If a frame was copied forward, its last copy stays.
+        """Drop truncated frames after a journal scan, which may add frames in any order, and bring the rest into offset
+        order. If a frame was copied forward, its last copy stays.
 
         ``truncations``: (journal position, new log end offset); each drops the frames before it that reach beyond it.
         Returns the rows that stay, as they were added, in their new order.
         """
-        if not self._base:  # of many partitions the journal has snapshots only
+        if not self._base:  # many partitions have only snapshots in the journal
             return np.empty(0, dtype=np.int64)
         base, end, position = (np.array(column, dtype=np.int64) for column in (self._base, self._end, self._position))
         wanted = np.flatnonzero(end <= _limits(position, truncations)) if truncations else np.arange(len(base))
@@ -113,8 +118,8 @@ class FrameIndex:
         return kept
 
     def finish_recovery(self, from_offset: int) -> None:
-        """Drop the frames below ``from_offset``. Raises CorruptionError on frames that overlap or leave a hole, also
-        between ``from_offset`` and the first.
+        """Drop the frames below ``from_offset``. Raises CorruptionError on frames that overlap or leave a hole,
+        including a hole between ``from_offset`` and the first frame.
         """
         if min(self._end, default=from_offset + 1) <= from_offset:
             self._keep(np.flatnonzero(np.array(self._end, dtype=np.int64) > from_offset))
@@ -134,11 +139,11 @@ class FrameIndex:
         self.num_bytes = sum(self._length)
 
     def spans(self) -> "np.ndarray":
-        """(base offset, end offset) of each frame, in the order of the index."""
+        """Return (base offset, end offset) of each frame, in the order of the index."""
         return np.stack((np.array(self._base, dtype=np.int64), np.array(self._end, dtype=np.int64)), axis=1)
 
     def boundary(self, offset: int) -> int | None:
-        """The base offset of the frame that holds ``offset``; None if no frame holds it."""
+        """Return the base offset of the frame that holds ``offset``; None if no frame holds it."""
         at = bisect_right(self._end, offset)
         return self._base[at] if at < len(self) and self._base[at] <= offset else None
 
@@ -150,18 +155,18 @@ class FrameIndex:
             del column[count:]
 
     def located_in(self, start: int, end: int) -> list[IndexedFrame]:
-        """Frames at the journal positions [start, end), rising by offset."""
+        """Return the frames at the journal positions [start, end), rising by offset."""
         position = np.array(self._position, dtype=np.int64)
         return [self._frame(at) for at in np.flatnonzero((position >= start) & (position < end)).tolist()]
 
     def holds(self, frame: IndexedFrame) -> bool:
-        """Whether the frame still stands for its offsets."""
+        """Return whether the index still has this frame for its offsets, at this place."""
         at = bisect_right(self._base, frame.base_offset) - 1
         return at >= 0 and self._base[at] == frame.base_offset and self._position[at] == frame.location.position
 
     def move(self, frame: IndexedFrame, location: FrameLocation) -> None:
-        """A frame was copied forward in the journal; one that was dropped meanwhile is ignored, also if another has
-        its offsets by now.
+        """Note that a frame was copied forward in the journal. A frame that was dropped meanwhile is ignored, even if
+        another frame has its offsets by now.
         """
         if self.holds(frame):
             at = bisect_right(self._base, frame.base_offset) - 1
@@ -175,7 +180,7 @@ class FrameIndex:
             del column[:count]
 
     def frames(self, start: int, end: int) -> Iterator[IndexedFrame]:
-        """Frames that hold any offset of [start, end), rising."""
+        """Yield the frames that hold any offset of [start, end), rising."""
         for at in range(bisect_right(self._end, start), len(self)):
             if self._base[at] >= end:
                 return
@@ -185,14 +190,14 @@ class FrameIndex:
         return map(self._frame, range(len(self)))
 
     def bytes_from(self, offset: int) -> int:
-        """Bytes of the journal from the frame that holds ``offset`` to the last one. Frames of other partitions between
-        them count.
+        """Return the bytes of the journal from the frame that holds ``offset`` to the last one. Frames of other
+        partitions between them count.
         """
         at = bisect_right(self._end, offset)
         return self._position[-1] + self._length[-1] - self._position[at] if at < len(self) else 0
 
     def part(self, start: int, end: int) -> "FrameIndex":
-        """A copy of the frames that hold any offset of [start, end), for another thread."""
+        """Return a copy of the frames that hold any offset of [start, end), for another thread."""
         first, last = bisect_right(self._end, start), bisect_left(self._base, end)
         part = FrameIndex()
         for copy, column in zip(part._columns, self._columns, strict=True):
@@ -201,12 +206,12 @@ class FrameIndex:
         return part
 
     def inflated_bytes(self, start: int, end: int) -> int:
-        """Bytes in memory of the frames that hold any offset of [start, end)."""
+        """Return the bytes in memory of the frames that hold any offset of [start, end)."""
         return sum(self._inflated[bisect_right(self._end, start) : bisect_left(self._base, end)]) if start < end else 0
 
     def record_bytes(self, start: int, end: int) -> int:
-        """About the size that readers count for the frames that hold any offset of [start, end): keys, values and
-        headers, and RECORD_OVERHEAD_BYTES a record.
+        """Return about the size that readers count for the frames that hold any offset of [start, end): keys, values
+        and headers, and RECORD_OVERHEAD_BYTES for each record.
         """
         first, last = bisect_right(self._end, start), bisect_left(self._base, end)
         if first >= last:
@@ -217,7 +222,7 @@ class FrameIndex:
         return max(overhead, inflated + records * (RECORD_OVERHEAD_BYTES - _COLUMN_BYTES))
 
     def frames_by_bytes(self, start: int, end: int, max_bytes: int) -> list[IndexedFrame]:
-        """The first frames of [start, end) that inflate to ``max_bytes`` or more; at least one if there is any."""
+        """Return the first frames of [start, end) that inflate to ``max_bytes`` or more, at least one if any exists."""
         taken: list[IndexedFrame] = []
         total = 0
         for frame in self.frames(start, end):
@@ -228,8 +233,8 @@ class FrameIndex:
         return taken
 
     def locations_by_length(self, start: int, end: int, max_bytes: int) -> list[FrameLocation]:
-        """The first frames of [start, end) that have up to ``max_bytes`` in the journal together; at least one if there
-        is any.
+        """Return the first frames of [start, end) that have up to ``max_bytes`` in the journal together; at least one
+        if there is any.
         """
         first, last = bisect_right(self._end, start), bisect_left(self._base, end)
         taken: list[FrameLocation] = []
@@ -243,11 +248,13 @@ class FrameIndex:
         return taken
 
     def frames_since(self, start: int, end: int, timestamp_ms: int) -> Iterator[IndexedFrame]:
-        """Frames of [start, end) that may hold a record with a timestamp of at least ``timestamp_ms``."""
+        """Return the frames of [start, end) that may hold a record with a timestamp of at least ``timestamp_ms``."""
         return (f for f in self.frames(start, end) if f.has_records and f.max_timestamp_ms >= timestamp_ms)
 
     def offset_after_bytes(self, start: int, end: int, max_bytes: int) -> int:
-        """The end offset of a segment that begins at ``start`` and holds about ``max_bytes``; a frame boundary."""
+        """Return the end offset of a segment that begins at ``start`` and holds about ``max_bytes``; it is a frame
+        boundary.
+        """
         first, last = bisect_right(self._end, start), bisect_left(self._end, end)
         totals = np.cumsum(np.array(self._length[first:last], dtype=np.int64))
         at = first + int(np.searchsorted(totals, max_bytes))
@@ -264,7 +271,7 @@ class FrameIndex:
 
 
 def _limits(position: "np.ndarray", truncations: Sequence[tuple[int, int]]) -> "np.ndarray":
-    """For each journal position the lowest log end offset that a later truncation ordered."""
+    """Return for each journal position the lowest log end offset that a later truncation ordered."""
     places, ends = np.array(sorted(truncations), dtype=np.int64).T
     lowest_from = np.append(np.minimum.accumulate(ends[::-1])[::-1], np.iinfo(np.int64).max)
     limits: np.ndarray = lowest_from[np.searchsorted(places, position, side="right")]

@@ -1,4 +1,4 @@
-"""Journal frames as records of the log, and as batches for readers who know Arrow alone."""
+"""Journal frames as records of the log, and as batches for readers that know only Arrow."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -15,18 +15,18 @@ from logstore.records.log_batches import GATHERED_BYTES, Origin, with_origins
 from logstore.records.payload import decode_payloads, encode_payload
 from logstore.records.schema import WIRE_SCHEMA
 
-# Looked up once: an enumeration's members are slow to find.
+# These are looked up once, because an enumeration's members are slow to find.
 _LOG_APPEND_TIME: Final = FrameFlags.LOG_APPEND_TIME
 _DATA: Final = FrameType.DATA
 _KAFKA_BATCH: Final = FrameType.KAFKA_BATCH
 
 
 def frame_records(frames: Iterable[Frame], kafkas_bytes: int = GATHERED_BYTES) -> Iterator[pa.RecordBatch]:
-    """Batches of LOG_SCHEMA, small frames together: offsets from the headers, timestamps filled in as the topic's
-    timestamp type was at append time. Frames that hold no record are passed over.
+    """Yield batches of LOG_SCHEMA, with small frames joined. Offsets come from the headers; timestamps are filled in as
+    the topic's timestamp type was at append time. Frames without records are skipped.
 
     ``kafkas_bytes``: record batches of Kafka's clients are joined up to this size. Their records are copied in any
-    case, so that joining them costs nothing.
+    case, so joining them costs nothing.
     """
     gathered: list[Frame] = []
     gathered_bytes = 0
@@ -64,7 +64,7 @@ def _records(frames: Sequence[Frame], *, has_kafkas: bool) -> pa.RecordBatch:
 
 
 def _decoded_runs(frames: Sequence[Frame]) -> pa.RecordBatch:
-    """The records of all frames (WIRE_SCHEMA): frames of one type that follow each other are decoded by one call."""
+    """Decode the records of all frames (WIRE_SCHEMA). Adjacent frames of one type are decoded by one call."""
     decoded = []
     for is_kafkas, run in groupby(frames, _is_kafkas):
         payloads = [payload for _, payload in run]
@@ -84,8 +84,8 @@ def _is_kafkas(frame: Frame) -> bool:
 
 
 def stored_batches(frames: Iterable[Frame]) -> list[RecordBatch]:
-    """The batches of the frames, each of which holds a record, as they lie in the journal; those of Kafka's clients as
-    Arrow messages, small ones together.
+    """Return the batches of the frames as they lie in the journal. Each frame holds a record. Batches of Kafka's
+    clients become Arrow messages, small ones together.
     """
     found: list[RecordBatch] = []
     of_kafka: list[Frame] = []
@@ -105,7 +105,7 @@ def stored_batches(frames: Iterable[Frame]) -> list[RecordBatch]:
 
 
 def _arrow_messages(frames: Sequence[Frame]) -> Iterator[RecordBatch]:
-    """Frames without a gap between them. Every record has its timestamp."""
+    """Yield frames without a gap between them as Arrow messages. Every record has its timestamp."""
     base_offset = frames[0].header.base_offset
     for records in frame_records(frames):
         wire = pa.RecordBatch.from_arrays(records.columns[1:], schema=WIRE_SCHEMA)

@@ -1,9 +1,9 @@
 """Undoes a commit of another writer that names files which an erasure has deleted.
 
 A ``RESTORE`` looks for the files of its version and then commits. If an erasure deletes one of them in between, the
-table names a file that nobody can read. What the table had in its place before that commit is on disk, without the
-erased records. So the store takes the files that the commit added out again, and commits those that it removed, for the
-ranges of offsets that the missing files cover. The rest of the ``RESTORE`` stays as it is.
+table names a file that nobody can read. The files that the table had in its place before that commit are on disk,
+without the erased records. So for the ranges of offsets that the missing files cover, the store takes out the files
+that the commit added, and commits the files that it removed. The rest of the ``RESTORE`` stays as it is.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -39,8 +39,8 @@ class _Commit:
 def put_back_gone_files(table: TopicTable, snapshot: TopicSnapshot, new_paths: Collection[str]) -> bool:
     """Replace files that are not on disk by the files that the table had before; return whether anything changed.
 
-    ``new_paths`` are the active files to look for. Files for which nothing can be put back stay in the table, and are
-    logged: their readers fail. Raises OSError, CorruptionError, and as ``TopicTable.put_back``.
+    ``new_paths`` are the active files to look for. Files that cannot be replaced stay in the table, and are logged:
+    their readers fail. Raises OSError, CorruptionError, and the errors of ``TopicTable.put_back``.
     """
     changed = False
     while gone := {path for path in snapshot.paths.intersection(new_paths) if not _is_there(table.files, path)}:
@@ -58,7 +58,7 @@ def put_back_gone_files(table: TopicTable, snapshot: TopicSnapshot, new_paths: C
 
 
 def is_on_disk(files: TableFiles, path: str) -> bool:
-    """Return whether the table's directory has the file. OSError."""
+    """Return whether the table's directory has the file. Raises OSError."""
     try:
         files.head(path)
     except FileNotFoundError:
@@ -67,8 +67,8 @@ def is_on_disk(files: TableFiles, path: str) -> bool:
 
 
 def _is_there(files: TableFiles, path: str) -> bool:
-    """Return whether a file that the table names is on disk. Paths of other writers are percent-encoded. One that leads
-    out of the table counts as present, as the store deletes nothing there.
+    """Return whether a file that the table names is on disk. Paths of other writers are percent-encoded. A path that
+    leads out of the table counts as present, as the store deletes nothing there.
     """
     return "://" in path or path.startswith("/") or is_on_disk(files, unquote(path))
 
@@ -78,7 +78,7 @@ def _last_commit_that_added(files: TableFiles, paths: Collection[str]) -> _Commi
         try:
             actions = read_actions(files, version)
         except FileNotFoundError:
-            return None  # the log was cleaned up to here
+            return None  # the log was cleaned up to this point
         added = frozenset(action.add.path for action in actions if action.add is not None)
         if not added.isdisjoint(paths):
             removed = frozenset(action.remove.path for action in actions if action.remove is not None)
@@ -89,7 +89,7 @@ def _last_commit_that_added(files: TableFiles, paths: Collection[str]) -> _Commi
 def _replacement(
     files: TableFiles, snapshot: TopicSnapshot, commit: _Commit, gone: Collection[str]
 ) -> tuple[set[str], list[Segment]] | None:
-    """Return the files to take out and the segments to commit; None if the segments are not all there."""
+    """Return the files to take out and the segments to commit; None if a segment is missing or damaged."""
     active = snapshot.ranges()
     came = {path: active[path] for path in commit.added if path in active}
     went = {path: _named_range(path) for path in commit.removed - snapshot.paths}
@@ -118,7 +118,7 @@ def _named_range(path: str) -> _Range | None:
 
 
 def _widened(lost: _Range, others: Sequence[_Range]) -> _Range:
-    """Widen a range until it holds each of ``others`` that it touches as a whole."""
+    """Widen a range until it wholly contains each of ``others`` that it touches."""
     partition, low, high = lost
     while True:
         inside = [one for one in others if _overlap(one, (partition, low, high))]

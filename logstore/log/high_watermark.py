@@ -1,7 +1,7 @@
 """The high watermark of a partition: everything below it is durable on all in-sync replicas.
 
 Readers stop at the high watermark, and an append with acks=all is acknowledged when it reaches the end of the append.
-So both wait here. A leader moves it (``Leadership.advance``). Invariant: it falls only when the end of the log is
+So both wait here. The leader moves it (``Leadership.advance``). Invariant: it falls only when the end of the log is
 truncated, and it never falls below an append that was acknowledged.
 """
 
@@ -17,22 +17,22 @@ class HighWatermark:
         self.offset = 0
         #: The appends with acks=all that are not acknowledged yet.
         self.appends = AcknowledgementQueue()
-        # A dict: of a thousand readers that wait, each comes and goes alone, and they are woken in their order.
+        # A dict, because each of a thousand waiting readers comes and goes alone, and they are woken in their order.
         self._readers: dict[asyncio.Future[bool], None] = {}
 
     def advance(self, offset: int) -> None:
-        """Everything below ``offset`` is durable on all in-sync replicas: acknowledge it, and wake readers."""
+        """Acknowledge the appends below ``offset``, which is durable on all in-sync replicas, and wake readers."""
         if offset > self.offset:
             self.offset = offset
             self.wake_readers()
             self.appends.reach(offset)
 
     def truncate(self, offset: int) -> None:
-        """The records from ``offset`` on are dropped."""
+        """Lower the high watermark, because the records from ``offset`` on are dropped."""
         self.offset = min(self.offset, offset)
 
     def add_reader(self, woken: "asyncio.Future[bool]") -> None:
-        """``woken`` is true at the next ``wake_readers``, unless ``remove_reader`` comes first."""
+        """Let the next ``wake_readers`` set ``woken`` to true, unless ``remove_reader`` comes first."""
         self._readers[woken] = None
 
     def remove_reader(self, woken: "asyncio.Future[bool]") -> None:

@@ -1,6 +1,6 @@
 """A partition's history according to its files: records that are missing, and files that the Delta log no longer names
-(R7). A segment's footer has everything needed to commit the file again. So a commit of ours that a foreign writer has
-overwritten is repaired with the same files.
+(R7). A segment's footer has everything needed to commit the file again. So the same files repair a commit of ours that
+a foreign writer has overwritten.
 """
 
 import contextlib
@@ -24,18 +24,18 @@ class MissingSegmentsError(CorruptionError):
 
 
 def history_gaps(snapshot: TopicSnapshot, partition: int) -> list[tuple[int, int]]:
-    """Offset ranges from the log start to ``sealed`` that no file stands for.
+    """Return the offset ranges from the log start to ``sealed`` that no file covers.
 
-    Rolls and jobs leave none: a file stands for a range whether it has records of it or not. Compaction of earlier
-    releases left gaps below the clean point, and a DELETE leaves them anywhere.
+    Rolls and jobs leave no gap: a file covers its range whether it has records of it or not. Compaction of earlier
+    releases left gaps below the clean point, and a DELETE may leave them anywhere.
     """
     return snapshot.uncovered(partition, snapshot.partitions[partition].log_start)
 
 
 @dataclass(frozen=True, slots=True)
 class MissingRange:
-    """Sealed offsets [start, end) that another writer took out of the table; ``cause`` as ``RESTORE in version 12``.
-    ``version`` is that of the commit, None if it is not known.
+    """Sealed offsets [start, end) that another writer took out of the table. ``cause`` reads like
+    ``RESTORE in version 12``. ``version`` is that of the commit, None if it is not known.
     """
 
     start: int
@@ -44,7 +44,7 @@ class MissingRange:
     version: int | None = None
 
     def within(self, gaps: Sequence[tuple[int, int]]) -> "list[MissingRange]":
-        """The parts of the range that lie in ``gaps``."""
+        """Return the parts of the range that lie in ``gaps``."""
         cut = ((max(self.start, start), min(self.end, end)) for start, end in gaps)
         return [MissingRange(start, end, self.cause, self.version) for start, end in cut if start < end]
 
@@ -52,9 +52,11 @@ class MissingRange:
         return f"{topic}-{partition}: offsets {self.start} to {self.end - 1} are missing: {self.cause}"
 
     def explained(self, topic: str, partition: int, location: str) -> tuple[str, str]:
-        """The missing records in words, and a remedy: commands to paste into a shell. ``location`` of the table."""
+        """Return the missing records in words, and a remedy: commands to paste into a shell. ``location`` is the
+        table's.
+        """
         give_up = f"logstore topic delete-records {topic} --partition {partition} --before-offset {self.end}"
-        # What removed the records is not in the log any more where the version is not known.
+        # The version is unknown if the log no longer has the commit that removed the records.
         before = "VERSION" if self.version is None else self.version - 1
         remedy = (
             f"Restore the table to the version before that commit: {restore_command(location, before)}; or give "
@@ -65,7 +67,7 @@ class MissingRange:
 
 
 def new_gaps(gaps: Sequence[tuple[int, int]], known: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """``gaps`` without the parts of them that lie in ``known`` ones; both rise."""
+    """Return ``gaps`` without the parts that lie in ``known`` ones; both rise."""
     found = []
     for start, end in gaps:
         at = start
@@ -91,8 +93,8 @@ class RemovedRange:
 def removed_ranges(
     removals: Mapping[str, Removal], before: TopicSnapshot | None, files: TableFiles
 ) -> dict[int, list[RemovedRange]]:
-    """The ranges of removed files by partition, from ``before``, the log or their own footers. A file of unknown range
-    is left out. CorruptionError, OSError.
+    """Return the ranges of removed files by partition, from ``before``, the log or their own footers. A file of unknown
+    range is left out. Raises CorruptionError and OSError.
     """
     known = before.ranges() if before is not None else {}
     found: dict[int, list[RemovedRange]] = {}
@@ -107,8 +109,8 @@ def removed_ranges(
 
 
 def segment_bounds(files: TableFiles, path: str, removal: Removal) -> tuple[int, int, int] | None:
-    """Partition, base offset and end of a file that was removed: from the log, its name, or its footer if that does not
-    tell the end. None for another writer's file that the log no longer tells of.
+    """Return partition, base offset and end of a removed file: from the log, its name, or its footer if the name has no
+    end. None for another writer's file whose range the log no longer has.
     """
     if removal.bounds is not None:
         return removal.bounds
@@ -125,9 +127,9 @@ def segment_bounds(files: TableFiles, path: str, removal: Removal) -> tuple[int,
 def missing_ranges(
     gaps: Sequence[tuple[int, int]], removed: Sequence[RemovedRange], *, unexplained: str | None
 ) -> tuple[MissingRange, ...]:
-    """The parts of ``gaps`` in a partition's history that nobody meant to remove (``Removal.meant``), by offset. If
-    several commits removed an offset, the last one counts. A part that no commit removed has the cause ``unexplained``;
-    it is left out if that is None.
+    """Return the parts of ``gaps`` in a partition's history that nobody meant to remove (``Removal.meant``), by offset.
+    If several commits removed an offset, the last one counts. A part that no commit removed has the cause
+    ``unexplained``; if that is None, the part is left out.
     """
     missing: list[MissingRange] = []
     for start, end in gaps:
@@ -152,10 +154,10 @@ def missing_ranges(
 def missing_records(
     files: TableFiles, snapshot: TopicSnapshot, ranges: Mapping[int, tuple[int, int]]
 ) -> dict[int, list[MissingRange]]:
-    """The parts of ``ranges``, offsets [start, end) by partition, that are missing: who reads the files passes over
-    them. Partitions without such a part are left out.
+    """Return the parts of ``ranges``, offsets [start, end) by partition, that are missing, so that a reader of the
+    files skips them. Partitions without such a part are left out.
 
-    The entries of the log are read only if no file stands for an offset of the ranges. CorruptionError, OSError.
+    The entries of the log are read only if some offset of the ranges is in no file. Raises CorruptionError and OSError.
     """
     gaps = {
         partition: found
@@ -176,7 +178,9 @@ def missing_records(
 def require_whole(
     topic: str, files: TableFiles, snapshot: TopicSnapshot, ranges: Mapping[int, tuple[int, int]], remedy: str
 ) -> None:
-    """MissingRecordsError, with the cause and ``remedy``, if ``ranges`` have ``missing_records``; raises as that."""
+    """Raise MissingRecordsError, with the cause and ``remedy``, if ``ranges`` have ``missing_records``. Also raises the
+    errors of ``missing_records``.
+    """
     for partition, missing in missing_records(files, snapshot, ranges).items():
         raise MissingRecordsError(f"{missing[0].told(topic, partition)}. {remedy}")
 
@@ -190,12 +194,12 @@ def sealed_segments_on_disk(
     limit: int | None = None,
     wanted: Callable[[str], bool] = lambda _: True,
 ) -> tuple[Segment, ...]:
-    """Files that together hold [start, end) of a partition and nothing beyond, by offset; among rivals the one of the
-    highest leader epoch. With a ``limit`` the last one may reach up to there. Only files of rolls count, and only those
-    that are ``wanted`` by their path: a job that was not committed leaves files that hold less than their range.
+    """Return files that together hold [start, end) of a partition and nothing beyond, by offset; among rivals, the one
+    of the highest leader epoch. With a ``limit`` the last file may reach up to there. Only files of rolls count, and
+    only if their path is ``wanted``: a job that was not committed leaves files that hold less than their range.
 
-    Raises MissingSegmentsError if there are none: records that were sealed are neither in the table nor on disk;
-    CorruptionError if one of them is damaged.
+    Raises MissingSegmentsError if there are none, so that sealed records are neither in the table nor on disk, and
+    CorruptionError if one of the files is damaged.
     """
     limit = end if limit is None else limit
     by_base: dict[int, list[Segment]] = {}
@@ -217,8 +221,8 @@ def sealed_segments_on_disk(
 
 
 def _chain(by_base: dict[int, list[Segment]], start: int, end: int, limit: int) -> tuple[Segment, ...] | None:
-    """A gapless run of segments from ``start`` to an offset in [end, limit]; highest epoch first, longest first, with
-    backtracking.
+    """Return a gapless run of segments from ``start`` to an offset in [end, limit]. It tries the highest epoch first,
+    then the longest segment, and backtracks.
     """
     dead: set[int] = set()
     chain: list[Segment] = []

@@ -3,13 +3,13 @@
 ``remembered_ms`` is ``idempotency.window.ms``. ``idempotency.keys.max`` counts batches, which is keys unless a request
 has several batches for one partition. Invariants:
 
-* A key is forgotten when its window is over and not before; where there is no room for a new one, the new request is
+* A key is forgotten when its window is over and not before; if there is no room for a new one, the new request is
   refused.
 * A broker ages a key by its monotonic clock, from the moment when the batch was durable there, as leader or follower.
-  No step of the wall clock changes the age, and nor does the append time, which may lie ahead.
+  Neither a step of the wall clock nor the append time, which may lie ahead, changes the age.
 * A start knows a stored key by its append time alone. The key then has the age that the wall clock gives it, and 0 if
   the append time lies ahead; it ages by the monotonic clock from there. So no key is kept for longer than one window
-  behind a start, and a start forgets none before its time unless the wall clock was set forward since its append.
+  after a start, and a start forgets no key early unless the wall clock was set forward since its append.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,9 +29,10 @@ class IdempotencyKeys(RecentBatches):
         self._partition = partition
         self.clock = clock
         self.keys_max = 0
-        # When the last batch of each key was remembered; in ms of the monotonic clock, like all times here.
+        # The time at which the last batch of each key was remembered, in ms of the monotonic clock, like all times
+        # here.
         self._since_ms: dict[int, int] = {}
-        # By the epoch of keys; each secret of the store has one.
+        # The same time by the epoch of keys; each secret of the store has one.
         self._last_of_epoch_ms: dict[int, int] = {}
 
     def _now_ms(self) -> int:
@@ -47,7 +48,7 @@ class IdempotencyKeys(RecentBatches):
         self._since_ms[batch.owner] = self._last_of_epoch_ms[batch.epoch] = since_ms
 
     def are_over(self, append_time_ms: int) -> bool:
-        """Whether a start need not recall the batches that were stored until then."""
+        """Return whether a start may skip the batches that were stored by then, because their windows are over."""
         return append_time_ms + self.remembered_ms <= self.clock.now_ms()
 
     def expire(self) -> None:
@@ -72,9 +73,9 @@ class IdempotencyKeys(RecentBatches):
         return lost
 
     def check(self, key_hash: int, batches: Sequence[tuple[int, int]]) -> list[RememberedBatch]:
-        """The stored ones among a request's ``batches`` for this partition, (fingerprint, record count). They are the
-        first ones: a crash between two batches may have kept the later ones from being stored. Raises
-        IdempotencyKeyReusedError if the key stands for other batches.
+        """Return the batches among a request's ``batches`` for this partition, (fingerprint, record count), that are
+        already stored. They are the first ones: a crash between two batches may have kept the later ones from being
+        stored. Raises IdempotencyKeyReusedError if other batches were stored with the key.
         """
         self.expire()
         known = self.known(key_hash)
@@ -89,8 +90,8 @@ class IdempotencyKeys(RecentBatches):
         return known
 
     def require_one_secret(self, epoch: int) -> None:
-        """ThrottledError while a key is remembered that was stored with another secret than that of ``epoch``, or with
-        none. Any new request may repeat that one, and the store cannot tell.
+        """Raise ThrottledError while a key is remembered that was stored with another secret than that of ``epoch``, or
+        with none. Any new request may repeat that one, and the store cannot find out.
         """
         others = [last for other, last in self._last_of_epoch_ms.items() if other != epoch]
         if others and (wait_ms := max(others) + self.remembered_ms - self._now_ms()) > 0:
@@ -103,7 +104,7 @@ class IdempotencyKeys(RecentBatches):
             )
 
     def require_room(self, count: int) -> None:
-        """ThrottledError unless ``count`` more batches can be remembered."""
+        """Raise ThrottledError unless ``count`` more batches can be remembered."""
         if self.num_batches + count <= self.keys_max:
             return
         oldest = self._oldest()

@@ -1,9 +1,9 @@
 """The replicas of a partition as its leader knows them: the positions of its followers, and which are in sync.
 
-Invariants: a position is one that the follower told in a fetch with this leader's epoch, and is compared with the
-leader's own history before (C7). The high watermark counts the committed ISR and a proposed one together (KIP-497), so
-that it is right whichever of them ZooKeeper has; it does not rise while fewer replicas than ``min.insync.replicas``
-are in sync (C3, KIP-966).
+Invariants: a position comes from a follower's fetch with this leader's epoch, after it was compared with the leader's
+own history (C7). The high watermark counts the committed ISR and a proposed one together (KIP-497), so that it is right
+whichever of them ZooKeeper has; it does not rise while fewer replicas than ``min.insync.replicas`` are in sync (C3,
+KIP-966).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +13,7 @@ UNKNOWN_POSITION = -1
 
 
 class Follower:
-    """Another replica. ``position``: everything below it is durable there."""
+    """Another replica. Everything below ``position`` is durable there."""
 
     __slots__ = (
         "_log_end_at_fetch",
@@ -28,22 +28,22 @@ class Follower:
 
     def __init__(self, broker_id: int, now: float) -> None:
         self.broker_id = broker_id
-        #: The registration from which it fetched; -1: none has in this epoch.
+        #: The registration with which it fetched; -1: it has not fetched in this epoch.
         self.broker_epoch = -1
         self.position = UNKNOWN_POSITION
-        #: When it last had all that the leader had, in seconds of the monotonic clock.
+        #: The time at which it last had all that the leader had, in seconds of the monotonic clock.
         self.caught_up_at = now
-        #: Whether it was found behind, and has not fetched since.
+        #: True if it was found behind and has not fetched since.
         self.is_behind = False
-        #: When it last fetched, in the same seconds.
+        #: The time of its last fetch, in the same seconds.
         self.fetched_at = now
         self._log_end_at_fetch = 0
-        #: Tells the follower's fetch session that there is something new; None while there is no session.
+        #: Notifies the follower's fetch session that there is something new; None while there is no session.
         self.wake: Callable[[], None] | None = None
 
     def fetched(self, broker_epoch: int, position: int, log_end_offset: int, now: float) -> None:
-        """A fetch from ``position``. As Kafka counts: a follower that has all that there was at its last fetch was
-        caught up then.
+        """Record a fetch from ``position``. As in Kafka, a follower that now has everything the leader had at its
+        previous fetch was caught up at that fetch.
         """
         if position >= log_end_offset:
             self.caught_up_at = now
@@ -56,7 +56,7 @@ class Follower:
         self._log_end_at_fetch = log_end_offset
 
     def behind_s(self, log_end_offset: int, now: float) -> float:
-        """For how long it has not had everything, as ``replica.lag.time.max.ms`` counts; 0.0 if it has."""
+        """Return for how long it has lacked something, as ``replica.lag.time.max.ms`` counts; 0.0 if it has all."""
         return 0.0 if self.position >= log_end_offset else now - self.caught_up_at
 
 
@@ -76,13 +76,13 @@ class InSyncReplicas:
         self._min_in_sync = min_in_sync
         self.replicas: tuple[int, ...] = ()
         self.committed: tuple[int, ...] = ()
-        #: The ISR that is being written; None: there is no change under way.
+        #: The ISR that is being written; None if no change is being written.
         self.proposed: tuple[int, ...] | None = None
         self.followers: dict[int, Follower] = {}
         self.commit(replicas, committed, now)
 
     def commit(self, replicas: Sequence[int], in_sync: Sequence[int], now: float) -> None:
-        """The state of the partition in ZooKeeper, also if another broker wrote it."""
+        """Take over the state of the partition in ZooKeeper, even if another broker wrote it."""
         self.replicas, self.committed = tuple(replicas), tuple(in_sync)
         others = [broker for broker in replicas if broker != self._leader]
         self.followers = {broker: self.followers.get(broker) or Follower(broker, now) for broker in others}
@@ -94,11 +94,11 @@ class InSyncReplicas:
 
     @property
     def has_enough(self) -> bool:
-        """Whether an append with acks=all may be taken (C13)."""
+        """True if an append with acks=all may be accepted (C13)."""
         return len(self.committed) >= self.min_in_sync
 
     def high_watermark(self, log_end_offset: int) -> int:
-        """Everything below it is on all replicas in sync; -1 if that must not be told."""
+        """Return the offset below which all in-sync replicas have everything; -1 if too few replicas are in sync."""
         if not self.has_enough:
             return -1
         lowest = log_end_offset
@@ -108,10 +108,10 @@ class InSyncReplicas:
         return lowest
 
     def behind(self, now: float, lag_max_s: float, log_end_offset: int) -> list[int]:
-        """Those in the ISR that have not had everything for longer than ``replica.lag.time.max.ms``.
+        """Return the brokers in the ISR that have lacked something for longer than ``replica.lag.time.max.ms``.
 
-        To be asked more often than that: a follower that has everything does not fetch again before there is more, so
-        this is where it counts as caught up meanwhile.
+        Call it more often than that. A follower that has everything does not fetch again before there is more, so it
+        counts as caught up only by this call.
         """
         found = []
         for broker in self.committed:
@@ -126,8 +126,8 @@ class InSyncReplicas:
         return found
 
     def all_fetch(self, since: float) -> bool:
-        """Whether all others in the ISR, and in a proposed one, follow this leader still: their sessions are there, and
-        they have fetched since then. Any other leader would be one of them.
+        """Return whether all others in the ISR, and in a proposed one, still follow this leader: their sessions exist,
+        and they have fetched since then. Any other leader would be one of them.
         """
         return all(
             follower.wake is not None and follower.fetched_at >= since
@@ -136,8 +136,9 @@ class InSyncReplicas:
         )
 
     def may_join(self, broker: int, high_watermark: int, epoch_start: int) -> bool:
-        """Whether the follower may be proposed for the ISR (C4). One that was found behind has fetched since: with too
-        few replicas in sync the high watermark stands still, and a follower that is cut off would be above it for ever.
+        """Return whether the follower may be proposed for the ISR (C4). A follower that was found behind must have
+        fetched since: with too few replicas in sync the high watermark does not move, and a follower that is cut off
+        would stay above it for ever.
         """
         follower = self.followers.get(broker)
         return (
@@ -149,7 +150,7 @@ class InSyncReplicas:
         )
 
     def wake_followers(self, brokers: Iterable[Follower] | None = None) -> None:
-        """Tell the sessions of followers that the leader has something new."""
+        """Notify the fetch sessions of followers that the leader has something new."""
         for follower in self.followers.values() if brokers is None else brokers:
             if follower.wake is not None:
                 follower.wake()

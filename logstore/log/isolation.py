@@ -11,5 +11,5 @@ class Isolation(IntEnum):
     """Up to the last stable offset: every transaction below it has ended."""
 
 
-#: The numbers of the isolation levels that there are.
+#: The numbers of the isolation levels.
 ISOLATION_LEVELS: Final = frozenset(map(int, Isolation))

@@ -1,7 +1,8 @@
-"""What a repair of a journal really loses: the frames that it takes out, against the tables and the frames that stay.
+"""The records that a repair of a journal really loses: the frames that it takes out are compared with the tables and
+the frames that stay.
 
 A record is lost when its offset is not below its table's sealed offset, and no frame that stays has it. Offsets of a
-log have no holes, so a frame that cannot be read is told of by the frames around it.
+log have no holes, so the frames around an unreadable frame show which offsets it had.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,7 +26,7 @@ class Table:
 class TakenOut:
     """Offsets of one partition in the part of a journal that a repair takes out.
 
-    ``sealed_offset`` is None where no table has the topic's id. ``lost`` is the range of offsets (its end is exclusive)
+    ``sealed_offset`` is None if no table has the topic's id. ``lost`` is the range of offsets (its end is exclusive)
     that no table and no frame before the damage has; None if there is none, and for a topic that was deleted.
     """
 
@@ -42,7 +43,9 @@ class TakenOut:
 def taken_out(
     ranges: Iterable[LostRange], kept: Tails, tables: Mapping[UUID, Table], deleted: AbstractSet[UUID]
 ) -> list[TakenOut]:
-    """By topic and partition. ``kept`` are the tails of the frames before the damage."""
+    """Return the offsets that a repair takes out, by topic and partition. ``kept`` are the tails of the frames before
+    the damage.
+    """
     found = []
     for r in ranges:
         table = tables.get(r.topic_id)
@@ -50,7 +53,7 @@ def taken_out(
         is_deleted = table is None and r.topic_id in deleted
         tail = kept.get((r.topic_id, r.partition))
         if sealed is None:
-            # Without a table, only the frames that stay tell of what was before the damage.
+            # Without a table, only the frames that stay show what existed before the damage.
             start = r.first_offset if tail is None else min(r.first_offset, tail.end_offset)
         else:
             start = sealed if tail is None else tail.index.whole_to(sealed)

@@ -1,10 +1,10 @@
-"""The frames of one partition that a scan of the journal found, and the state that they tell.
+"""The frames of one partition that a scan of the journal found, and the state that they carry.
 
 Recovery has three steps, in this order. *Collect*: frames are added in any order, as rows of columns. *Truncate*
 (``settle``): a TRUNCATE frame drops the frames before it in the journal that reach beyond the offset in its header; the
-last copy of a frame that was copied forward stays. *Replay*: the newest snapshot, without the records that were
-truncated after it, then the frames behind it in the order of their offsets. So the state is a function of the set of
-frames, and no record that was truncated counts for anything but the append time, which never falls.
+last copy of a frame that was copied forward stays. *Replay*: first the newest snapshot, without the records that were
+truncated after it, then the frames after it in the order of their offsets. So the state is a function of the set of
+frames, and truncated records count for nothing but the append time, which never falls.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from logstore.log.recent_batches import RecentBatches
 from logstore.records.batch_identity import NO_IDENTITY, RememberedBatch, unpack_batches
 from logstore.records.transactions import EndTransactionMarker, Marker, OpenTransaction
 
-#: A position behind all frames.
+#: A position after all frames.
 _END: Final = (1 << 63) - 1
 
 
@@ -39,22 +39,24 @@ class _Snapshot(NamedTuple):
 
 
 class JournalTail:
-    """Add all frames, ``settle``, then ask. Only batches with an identity have a row in the columns of identities."""
+    """Collects the frames of a partition: add all of them, ``settle``, then read the state. Only batches with an
+    identity have a row in the columns of identities.
+    """
 
     def __init__(self) -> None:
-        #: The frames that count, after ``settle``; those below the sealed offset included.
+        #: The frames that count, after ``settle``, including those below the sealed offset.
         self.index = FrameIndex()
         self.append_time_ms = 0
         self.truncations: list[tuple[int, int]] = []
         self._snapshot: _Snapshot | None = None
-        #: (first row, leader epoch) of each run of rows that have the same epoch.
+        #: (first row, leader epoch) of each run of rows with the same epoch.
         self._epochs: list[tuple[int, int]] = []
         self._row = array("q")
         self._owner = array("Q")
         self._epoch = array("h")
         self._sequence = array("q")
         self._time = array("q")
-        #: By row, the markers; and the transactional batches.
+        #: The markers and the transactional batches, by row.
         self._markers: dict[int, Marker] = {}
         self._transactional: dict[int, FrameHeader] = {}
         self._kept: np.ndarray | None = None
@@ -62,7 +64,7 @@ class JournalTail:
     # ---- collect ----------------------------------------------------------------------------------------------------
 
     def add(self, frame: RecoveredFrame) -> None:
-        """A frame of this partition. CorruptionError for a snapshot that does not parse."""
+        """Add a frame of this partition. Raises CorruptionError for a snapshot that does not parse."""
         header, location, payload = frame
         self.append_time_ms = max(self.append_time_ms, header.append_time_ms)
         if header.type is FrameType.SNAPSHOT:
@@ -95,7 +97,7 @@ class JournalTail:
     # ---- truncate ---------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """All frames are added: ``index`` keeps the frames that count, in the order of offsets."""
+        """Finish adding frames: ``index`` keeps the frames that count, in the order of offsets."""
         self._kept = self.index.settle(self.truncations)
 
     def whole_to(self, offset: int) -> int:
@@ -103,7 +105,9 @@ class JournalTail:
         return self.index.whole_to(offset)
 
     def end_at(self, offset: int) -> None:
-        """Drop the frames from ``offset`` on, as a TRUNCATE frame at the end of the journal does. After ``settle``."""
+        """Drop the frames from ``offset`` on, as a TRUNCATE frame at the end of the journal does. Call it after
+        ``settle``.
+        """
         assert self._kept is not None, "not settled"
         self.truncations.append((_END, offset))
         self.index.truncate(offset)
@@ -118,13 +122,13 @@ class JournalTail:
 
     @property
     def snapshot_end(self) -> int:
-        """The offset below which the newest snapshot tells of all batches; 0 without one."""
+        """The offset below which the newest snapshot has all batches; 0 without one."""
         if self._snapshot is None:
             return 0
         return min((self._snapshot.state.log_end_offset, *self._truncated_to()))
 
     def _truncated_to(self) -> list[int]:
-        """The ends that were ordered after the newest snapshot."""
+        """Return the ends of the truncations that were ordered after the newest snapshot."""
         since = -1 if self._snapshot is None else self._snapshot.position
         return [end for position, end in self.truncations if position > since]
 
@@ -134,14 +138,14 @@ class JournalTail:
 
     @property
     def end_offset(self) -> int:
-        """Everything below was in the log, whether or not the journal still holds it."""
+        """The end of the log: everything below it was in the log, whether or not the journal still has it."""
         return max(self.snapshot_end, self.index.end_offset or 0)
 
     def sealed_beyond(self, in_table: int) -> int:
-        """The sealed offset: the table's, ``in_table``, or a higher one that the journal tells.
+        """Return the sealed offset: the table's, ``in_table``, or a higher one that follows from the journal.
 
-        The journal frees only what was sealed. Where its frames go on above the table's offset, the records between
-        the two were sealed; where it has no frame above, all records were that it knows of.
+        The journal frees only what was sealed. If its frames continue above the table's offset, the records between the
+        two were sealed; if it has no frame above, all records that it knows of were sealed.
         """
         begin = self.index.lowest_above(in_table)
         return max(in_table, self.sealed_offset, self.end_offset if begin is None else begin)
@@ -149,13 +153,13 @@ class JournalTail:
     @property
     def last_epoch_and_end(self) -> tuple[int, int]:
         """The leader epoch of the last record (-1: none) and ``end_offset``. Of all replicas of a partition, the one
-        with the greatest has everything that was acknowledged. To be read before ``index`` changes.
+        with the greatest pair has everything that was acknowledged. Read it before ``index`` changes.
         """
         epochs = self.leader_epochs(() if self.snapshot is None else self.snapshot.leader_epochs)
         return epochs.last, self.end_offset
 
     def batches(self) -> Iterator[RememberedBatch | Marker]:
-        """The batches with an identity, and the markers, behind the snapshot by rising offset. To be read before
+        """Yield the batches with an identity and the markers after the snapshot, by rising offset. Read them before
         ``index`` changes.
         """
         kept = self._kept
@@ -178,8 +182,8 @@ class JournalTail:
                 )
 
     def open_transactions(self) -> tuple[OpenTransaction, ...]:
-        """The transactions that the frames leave open. All frames of an open transaction are un-sealed, so the journal
-        has them.
+        """Return the transactions that the frames leave open. All frames of an open transaction are un-sealed, so the
+        journal has them.
         """
         open_ = OpenTransactions()
         assert self._kept is not None, "not settled"
@@ -205,14 +209,18 @@ class JournalTail:
             idempotency_keys.forget_from(self.snapshot_end)
 
     def epochs_before(self, entries: Iterable[tuple[int, int]]) -> LeaderEpochs:
-        """``entries``, those of the snapshot if there is one, without the epochs that were truncated since."""
+        """Return the epochs of ``entries`` without those that were truncated since the snapshot. ``entries`` are the
+        snapshot's if there is one.
+        """
         epochs = LeaderEpochs(entries)
         for end in self._truncated_to():
             epochs.truncate(end)
         return epochs
 
     def leader_epochs(self, before: Iterable[tuple[int, int]]) -> LeaderEpochs:
-        """The history of leaders, ``before`` the journal's frames and of these. To be read before ``index`` changes."""
+        """Return the history of leaders: ``before`` the journal's frames, and then of these. Read it before ``index``
+        changes.
+        """
         kept = self._kept
         assert kept is not None, "not settled"
         epochs = self.epochs_before(before)
@@ -227,7 +235,9 @@ class JournalTail:
         return epochs
 
     def snapshot_frame(self) -> Frame | None:
-        """The newest snapshot without the records truncated after it, to begin another file with; None without one."""
+        """Return the newest snapshot without the records truncated after it, as the start of another file; None without
+        one.
+        """
         if self._snapshot is None:
             return None
         _, header, state = self._snapshot
@@ -249,19 +259,23 @@ class JournalTail:
 
 
 def is_transactional(header: FrameHeader) -> bool:
-    """Whether the frame's records belong to a transaction."""
-    return bool(int.__and__(header.flags, FrameFlags.TRANSACTIONAL))  # of plain numbers: ten times as fast
+    """Return whether the frame's records belong to a transaction."""
+    return bool(int.__and__(header.flags, FrameFlags.TRANSACTIONAL))  # plain numbers are ten times as fast
 
 
 def marker_of(header: FrameHeader, payload: Buffer) -> Marker:
-    """The marker in a CONTROL frame. CorruptionError, DataDirectoryError for a marker of an unknown kind."""
+    """Return the marker in a CONTROL frame. Raises CorruptionError, and DataDirectoryError for a marker of an unknown
+    kind.
+    """
     end = EndTransactionMarker.decode(payload, f"the control frame at offset {header.base_offset}")
     producer_id, epoch, _ = header.identity
     return Marker(producer_id, epoch, end.coordinator_epoch, header.base_offset, header.append_time_ms)
 
 
 def collect_tails(frames: Iterable[RecoveredFrame]) -> dict[PartitionKey, JournalTail]:
-    """The state that a journal's frames tell, of each partition. Raises as the scan does, and CorruptionError."""
+    """Return the settled tail of each partition in a journal's frames. Raises CorruptionError, and the errors of the
+    scan.
+    """
     tails: defaultdict[PartitionKey, JournalTail] = defaultdict(JournalTail)
     for frame in frames:
         tails[frame.header.topic_id, frame.header.partition].add(frame)

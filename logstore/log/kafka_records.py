@@ -1,8 +1,8 @@
 """Records of the log as Kafka's record batches: frames of the tail, and rows of history.
 
-A KAFKA_BATCH frame goes out as its producer sent it, with its offset and leader epoch in the first 16 bytes; its
-records are neither read nor copied. Everything else is encoded. Consumers go on behind the last offset that a batch
-stands for, so a batch at the end of a slice also stands for the offsets behind it that hold no record.
+A KAFKA_BATCH frame is sent as its producer sent it, with its offset and leader epoch in the first 16 bytes; its records
+are neither read nor copied. Everything else is encoded. Consumers continue after the last offset that a batch covers,
+so a batch at the end of a slice also covers the offsets after it that have no record.
 """
 
 import itertools
@@ -29,27 +29,27 @@ Epochs = Sequence[tuple[int, int]]
 
 _KAFKA_BATCH: Final = FrameType.KAFKA_BATCH
 _NO_EPOCH: Final = -1
-#: The most offsets that a batch can stand for: the last offset delta has 32 bits.
+#: The most offsets that a batch can cover: the last offset delta has 32 bits.
 _OFFSETS_MAX: Final = 2**31
-# Batches below this are copied into one buffer: a buffer more to send costs more than that.
+# Smaller batches are copied into one buffer, because sending one more buffer costs more than the copy.
 _COPIED_MAX: Final = 4 * KIB
 _NO_CHANGES: Final = np.empty(0, np.int64)
 _NO_RECORDS: Final = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in LOG_SCHEMA], schema=LOG_SCHEMA)
 
 
 def filter_frames(frames: Sequence[Frame]) -> list[Frame]:
-    """Those of a read that hold records: transaction markers only take offsets."""
+    """Return the frames of a read that hold records: transaction markers only take offsets."""
     return [frame for frame in frames if frame.header.has_records]
 
 
 def wire_bytes(frame: Frame) -> int:
-    """The most bytes that the frame's records take as record batches; about so many, if they are encoded."""
+    """Return the most bytes that the frame's records take as record batches; an estimate if they must be encoded."""
     header, payload = frame
     return len(payload) if header.type is _KAFKA_BATCH else max(header.inflated_bytes, len(payload))
 
 
 def frame_batches(frames: Sequence[Frame]) -> list[Buffer]:
-    """The frames, all with records, as batches one behind the other. CorruptionError if one cannot be decoded."""
+    """Return the frames, all with records, as consecutive batches. Raises CorruptionError if one cannot be decoded."""
     buffers: list[Buffer] = []
     small: list[Buffer] = []
     for run, same in itertools.groupby(frames, _run):
@@ -73,8 +73,8 @@ def frame_batches(frames: Sequence[Frame]) -> list[Buffer]:
 
 
 def _run(frame: Frame) -> object:
-    """Equal for neighbours that can become one batch, None for frames that are batches. A batch has one leader epoch,
-    one producer with consecutive sequence numbers, and with LogAppendTime one timestamp.
+    """Return a value that is equal for neighbours that can become one batch, and None for frames that are batches. A
+    batch has one leader epoch, one producer with consecutive sequence numbers, and with LogAppendTime one timestamp.
     """
     header = frame.header
     if header.type is _KAFKA_BATCH:
@@ -99,8 +99,8 @@ def _encoded_frames(frames: Sequence[Frame]) -> Iterator[memoryview]:
 def encode_history(
     batches: Sequence[pa.RecordBatch], next_offset: int, epochs: Epochs, append_times: OffsetRanges
 ) -> list[Buffer]:
-    """Rising batches of LOG_SCHEMA, all with rows, as Kafka's. The last one stands for the offsets up to
-    ``next_offset``, too. ``append_times``: where timestamps are append times.
+    """Encode rising batches of LOG_SCHEMA, all with rows, as Kafka's. The last one also covers the offsets up to
+    ``next_offset``. ``append_times`` are the ranges whose timestamps are append times.
     """
     last = len(batches) - 1
     return [
@@ -113,8 +113,8 @@ def encode_history(
 def _encoded(
     records: pa.RecordBatch, end_offset: int | None, epochs: Epochs, append_times: OffsetRanges
 ) -> Iterator[memoryview]:
-    """A batch for each leader epoch: consumers remember the epoch of the batch that they read last, and look for its
-    end at the leader (KIP-320). And one for each append time: a batch has one for all of its records.
+    """Yield a batch for each leader epoch: consumers remember the epoch of the batch that they read last, and look for
+    its end at the leader (KIP-320). Append times also split batches, because a batch has one for all of its records.
     """
     offsets = int64_values(records.column("offset"))
     times = int64_values(records.column("timestamp"))
@@ -140,13 +140,13 @@ def _encoded(
 
 
 def gap_batch(start: int, end: int, epochs: Epochs) -> Buffer:
-    """A batch without records: it takes consumers from ``start`` to ``end``, or a part of the way."""
+    """Return a batch without records that takes consumers from ``start`` to ``end``, or a part of the way."""
     end = min(end, start + _OFFSETS_MAX)
     epoch, _ = _epoch_at(end - 1, epochs)
     return encode_batch(_NO_RECORDS, leader_epoch=epoch, base_offset=start, end_offset=end)
 
 
 def _epoch_at(offset: int, epochs: Epochs) -> tuple[int, int | None]:
-    """The epoch that wrote ``offset``, and the first offset of the one behind it."""
+    """Return the epoch that wrote ``offset``, and the first offset of the next one."""
     at = bisect_right(epochs, offset, key=lambda entry: entry[1])
     return epochs[at - 1][0] if at else _NO_EPOCH, epochs[at][1] if at < len(epochs) else None

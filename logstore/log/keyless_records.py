@@ -15,7 +15,7 @@ from logstore.table_files import TableFiles
 
 @dataclass(frozen=True, slots=True)
 class KeylessRecords:
-    """``count`` records of a partition without a key, the first one at ``first_offset``."""
+    """The number of records of a partition that have no key, and the offset of the first one."""
 
     partition: int
     count: int
@@ -23,7 +23,7 @@ class KeylessRecords:
 
 
 def keyless_records(files: TableFiles, snapshot: TopicSnapshot) -> list[KeylessRecords]:
-    """Return the partitions that have such records, from their log starts on. Raises OSError, CorruptionError."""
+    """Return the partitions that have such records, from their log starts on. Raises OSError and CorruptionError."""
     found = []
     for partition in range(snapshot.num_partitions):
         log_start = snapshot.partitions[partition].log_start if partition in snapshot.partitions else 0
@@ -32,7 +32,7 @@ def keyless_records(files: TableFiles, snapshot: TopicSnapshot) -> list[KeylessR
             if segment.end_offset <= log_start or not segment.num_records:
                 continue
             for index, nulls in enumerate(null_values(files, segment.path, "key")):
-                # Only the first row group with null keys, and those around the log start, need the offsets.
+                # Only the first row group with null keys, and the row groups around the log start, need the offsets.
                 if nulls and first >= 0 and segment.base_offset >= log_start:
                     count += nulls
                 elif nulls != 0:

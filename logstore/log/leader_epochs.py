@@ -19,7 +19,7 @@ class LeaderEpochs:
         return self._entries[-1][0] if self._entries else -1
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """``epoch`` appends from ``start_offset`` on. Epochs that began at or after it are dropped: none of their
+        """Let ``epoch`` begin at ``start_offset``. Epochs that began at or after it are dropped, because none of their
         records is left.
         """
         if self._entries and self._entries[-1][0] >= epoch:
@@ -29,17 +29,17 @@ class LeaderEpochs:
         self._entries.append((epoch, start_offset))
 
     def truncate(self, end_offset: int) -> None:
-        """The records from ``end_offset`` on are dropped, and with them the epochs that began there."""
+        """Drop the epochs that began at or after ``end_offset``, as the records from there on are dropped."""
         while self._entries and self._entries[-1][1] >= end_offset:
             self._entries.pop()
 
     def up_to(self, end_offset: int) -> tuple[tuple[int, int], ...]:
-        """The history of the offsets below ``end_offset``."""
+        """Return the history of the offsets below ``end_offset``."""
         return tuple(entry for entry in self._entries if entry[1] < end_offset)
 
     def end_of(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """The newest epoch that is at most ``epoch``, and the offset at which it ends; (-1, the first epoch's start)
-        if all are newer (KIP-101, KIP-320).
+        """Return the newest epoch that is at most ``epoch``, and the offset at which it ends; (-1, the first epoch's
+        start) if all are newer (KIP-101, KIP-320).
         """
         end = log_end_offset
         for known, start in reversed(self._entries):
@@ -49,7 +49,7 @@ class LeaderEpochs:
         return -1, end
 
     def epoch_of(self, offset: int) -> int | None:
-        """The epoch that wrote ``offset``; None if it is not known."""
+        """Return the epoch that wrote ``offset``; None if it is not known."""
         return next((epoch for epoch, start in reversed(self._entries) if start <= offset), None)
 
     @property

@@ -2,10 +2,10 @@
 
 Invariant: an append with acks=all is acknowledged when the high watermark reaches its end offset, one with acks=1 when
 the log end does. A leader that is the only replica moves the high watermark with the log end: durable, log end, high
-watermark and acknowledgement are one step of the loop. A leader with followers counts their positions, too
-(``InSyncReplicas``); it tells no end offset, and rolls nothing, before the high watermark has reached the offset at
-which its epoch began (C9): until then an end offset could fall. Nor does it tell one, or give records, when another
-broker may lead by now: it has no lease, and a follower in sync does not follow it any more.
+watermark and acknowledgement are one step of the loop. A leader with followers also counts their positions
+(``InSyncReplicas``). It reports no end offset, and rolls nothing, before the high watermark has reached the offset at
+which its epoch began (C9): until then an end offset could fall. Nor does it report one, or return records, when another
+broker may lead by now: it has no lease, and an in-sync follower no longer follows it.
 """
 
 from collections.abc import Callable
@@ -46,8 +46,8 @@ class Leadership:
         has_lease: Callable[[], bool] = lambda: True,
         is_followed: Callable[[InSyncReplicas], bool] = lambda _: True,
     ) -> None:
-        """``in_sync_replicas`` is None for the only replica. ``has_lease``: nobody else can lead meanwhile (C14).
-        ``is_followed``: whether all of the ISR fetch from here.
+        """Begin to lead. ``in_sync_replicas`` is None for the only replica. ``has_lease`` returns true while nobody
+        else can lead (C14). ``is_followed`` returns whether all of the ISR fetch from here.
         """
         self.epoch = epoch
         self.epoch_start = log_end_offset
@@ -57,14 +57,16 @@ class Leadership:
         self._has_ended = False
         self._high_watermark = high_watermark
         self._log_end_offset = log_end_offset
-        # Few appends wait for the log end: the queue is made for the first of them.
+        # Few appends wait for the log end, so the queue is made for the first of them.
         self._durable: AcknowledgementQueue | None = None
         self.advance(log_end_offset)
 
     # ---- appends ----------------------------------------------------------------------------------------------------
 
     def refusal(self, acks: int) -> LogStoreError | None:
-        """Why no append is taken: acks=all below ``min.insync.replicas`` (C13), fewer acks without a lease (C14)."""
+        """Return why no append is accepted: acks=all below ``min.insync.replicas`` (C13), fewer acks without a lease
+        (C14).
+        """
         in_sync = self.in_sync_replicas
         if in_sync is None:
             return None
@@ -83,7 +85,7 @@ class Leadership:
         return None
 
     def acknowledge(self, end_offset: int, acks: int, acknowledgement: Acknowledgement) -> None:
-        """Count ``acknowledgement`` down when what is below ``end_offset`` counts for ``acks``, which may be now."""
+        """Count ``acknowledgement`` down when ``end_offset`` is reached for ``acks``; that may be at once."""
         queue, reached = self._high_watermark.appends, self._high_watermark.offset
         if acks != ACKS_ALL:
             queue = self._durable = self._durable or AcknowledgementQueue()
@@ -94,7 +96,7 @@ class Leadership:
             queue.add(end_offset, acknowledgement)
 
     def advance(self, log_end_offset: int) -> None:
-        """The log end has moved: the high watermark follows as far as the replicas in sync have it."""
+        """Move the log end; the high watermark follows as far as the in-sync replicas have it."""
         self._log_end_offset = log_end_offset
         if self._durable is not None:
             # Nobody else leads a partition whose only replica is here.
@@ -108,11 +110,11 @@ class Leadership:
         self._count_replicas()
 
     def fail(self, error: LogStoreError) -> None:
-        """Appends that are not durable here are not stored. Those that wait for followers alone go on waiting."""
+        """Fail the appends that are not durable here. Appends that wait only for followers continue to wait."""
         self._fail_above(self._log_end_offset, error)
 
     def end(self, error: LogStoreError) -> None:
-        """Another broker leads: fail what waits, and move the high watermark no more, whatever comes later."""
+        """Fail what waits, because another broker leads, and never move the high watermark again."""
         self._has_ended = True
         self._fail_above(self._high_watermark.offset, error)
 
@@ -125,18 +127,18 @@ class Leadership:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the high watermark has reached the start of the epoch (C9)."""
+        """True if the high watermark has reached the start of the epoch (C9)."""
         return self._high_watermark.offset >= self.epoch_start
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether another broker may lead by now, so that this one has nothing to tell."""
+        """True if another broker may lead by now, so that this one must not report offsets."""
         in_sync = self.in_sync_replicas
         return in_sync is not None and not self._has_lease() and not self._is_followed(in_sync)
 
     def require_settled(self) -> None:
-        """OffsetNotAvailableError until the end offsets of this leader cannot fall any more (KIP-207);
-        NotLeaderOrFollowerError while it is cut off.
+        """Require that the end offsets of this leader cannot fall any more. Raises OffsetNotAvailableError until then
+        (KIP-207), and NotLeaderOrFollowerError while it is cut off.
         """
         if self.is_cut_off:
             raise NotLeaderOrFollowerError(
@@ -149,9 +151,9 @@ class Leadership:
             )
 
     def fetched(self, broker_id: int, broker_epoch: int, position: int, now: float) -> Follower:
-        """A follower has fetched with this epoch, from a ``position`` in the leader's own history.
-
-        NotLeaderOrFollowerError if it is none, or if the fetch is from an earlier registration (KIP-903).
+        """Record a follower's fetch with this epoch, from a ``position`` in the leader's own history. Raises
+        NotLeaderOrFollowerError if the broker is not a follower, or if the fetch is from an earlier registration
+        (KIP-903).
         """
         in_sync = self.in_sync_replicas
         if in_sync is None or (follower := in_sync.followers.get(broker_id)) is None:
@@ -165,19 +167,19 @@ class Leadership:
         return follower
 
     def propose(self, in_sync_replicas: tuple[int, ...]) -> None:
-        """The ISR that is about to be written."""
+        """Set the ISR that is about to be written."""
         assert self.in_sync_replicas is not None
         self.in_sync_replicas.proposed = in_sync_replicas
         self._count_replicas()
 
     def end_proposal(self) -> None:
-        """The ISR that was to be written is written, or never will be."""
+        """Clear the proposed ISR: it is written, or never will be."""
         assert self.in_sync_replicas is not None
         self.in_sync_replicas.proposed = None
         self._count_replicas()
 
     def commit(self, replicas: tuple[int, ...], in_sync_replicas: tuple[int, ...], now: float) -> None:
-        """The replicas in ZooKeeper, in this epoch."""
+        """Take over the replicas that ZooKeeper has stored for this epoch."""
         in_sync = self.in_sync_replicas
         assert in_sync is not None
         in_sync.commit(replicas, in_sync_replicas, now)
@@ -192,7 +194,7 @@ class Leadership:
         self._count_replicas()
 
     def count_replicas(self) -> None:
-        """Count again: ``min.insync.replicas`` is another."""
+        """Count again, because ``min.insync.replicas`` has changed."""
         if self.in_sync_replicas is not None:
             self._count_replicas()
 

@@ -38,16 +38,16 @@ SegmentRead = Callable[[TableFiles, SegmentFile, int, Wanted], Slice[C]]
 _ATTEMPTS = 5
 # The tail is searched in pieces of this size.
 _SEARCHED_PIECE_BYTES = MIB
-# An answer with this part of the bytes that it may have is not filled up.
+# A response that has this part of its maximum bytes is not filled further.
 _FULL_PART = 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class FetchResult(Generic[C]):
-    """``records`` by rising offset, and where to go on; ``next_offset`` passes over gaps.
+    """The ``records`` of a read, by rising offset. The next read begins at ``next_offset``, which skips gaps.
 
     Records are a table of LOG_SCHEMA, or record batches as they are stored, or the bytes of Kafka's record batches. The
-    first batch may begin below the offset that was asked for.
+    first batch may begin below the requested offset.
     """
 
     records: C
@@ -76,11 +76,12 @@ class LogReader:
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
         where: Where | None = None,
     ) -> FetchResult[pa.Table]:
-        """Records from ``offset`` on, up to ``max_bytes``, and at least one if there is any.
+        """Return the records from ``offset`` on, up to ``max_bytes``, and at least one if there is any.
 
-        Ends with the piece (a row group, a run of the tail) that brings ``min_bytes``. Raises OffsetOutOfRangeError
-        outside [log start, high watermark]. With ``where`` only records that it selects, maybe none: the search ends
-        when it has looked at SEARCHED_BYTES_MAX of records, and goes on at the next offset.
+        The read ends with the piece (a row group, a run of the tail) that reaches ``min_bytes``. Raises
+        OffsetOutOfRangeError outside [log start, high watermark]. With ``where`` only records that it selects are
+        returned, maybe none: the search ends when it has read SEARCHED_BYTES_MAX of records, and continues at the next
+        offset.
         """
 
         async def of_tail(wanted: Wanted) -> Slice[pa.RecordBatch]:
@@ -102,8 +103,8 @@ class LogReader:
         min_bytes: int,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> FetchResult[list[RecordBatch]]:
-        """As ``read``; batches of the tail as they lie in the journal and row groups of the history, whole, at least
-        one if there is any.
+        """Read like ``read``, but return whole batches: those of the tail as they lie in the journal, and row groups of
+        the history; at least one if there is any.
         """
 
         async def of_tail(wanted: Wanted) -> Slice[RecordBatch]:
@@ -131,9 +132,10 @@ class LogReader:
         min_bytes: int,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> FetchResult[list[Buffer]]:
-        """As ``read``, with the bytes of Kafka's record batches; the first one is whole, whatever its size.
+        """Read like ``read``, but return the bytes of Kafka's record batches; the first one is whole, whatever its
+        size.
 
-        If there is no record up to the next offset, a batch without records says so: Kafka's consumers go on behind
+        If there is no record up to the next offset, a batch without records says so: Kafka's consumers continue after
         the last batch that they have seen.
         """
         epochs = log.state.leader_epochs.entries
@@ -163,7 +165,7 @@ class LogReader:
         isolation: Isolation,
         where: Where | None = None,
     ) -> FetchResult[list[C]]:
-        """Slices from ``offset`` on: ``of_segment`` and ``of_tail`` give them in the form that is asked for."""
+        """Read slices from ``offset`` on. ``of_segment`` and ``of_tail`` return them in the requested form."""
         require_in_range(log, offset)
         unsearched = SEARCHED_BYTES_MAX
 
@@ -199,13 +201,13 @@ class LogReader:
             if at >= log.readable_end(isolation) or num_bytes >= min(max(1, min_bytes), max_bytes):
                 break
             if piece.is_full and num_bytes >= _FULL_PART * max_bytes:
-                break  # another slice would have little room, and cost as much
+                break  # another slice would have little room and cost the same
         return FetchResult(
             taken, count, num_bytes, at, log.log_start_offset, log.high_watermark, log.last_stable_offset
         )
 
     async def offset_for_timestamp(self, topic: Topic, partition: int, timestamp_ms: int) -> tuple[int, int] | None:
-        """The smallest offset whose record has a timestamp of at least ``timestamp_ms``, and that timestamp."""
+        """Return the smallest offset whose record has a timestamp of at least ``timestamp_ms``, and that timestamp."""
         log = topic.partition(partition)
         isolation = Isolation.READ_UNCOMMITTED
 
@@ -227,7 +229,9 @@ class LogReader:
         return await self._again_if_moved(topic, find)
 
     async def offset_of_max_timestamp(self, topic: Topic, partition: int) -> tuple[int, int] | None:
-        """The first record with the largest timestamp of the partition: its offset and timestamp; None without any."""
+        """Return the offset and timestamp of the first record with the partition's largest timestamp; None without any
+        record.
+        """
         log = topic.partition(partition)
 
         async def find() -> int | None:
@@ -243,12 +247,12 @@ class LogReader:
         if largest is None:
             return None
         found = await self.offset_for_timestamp(topic, partition, largest)
-        # Row groups of other writers tell their microseconds rounded up, their records have them rounded down.
+        # Row groups of other writers have their microseconds rounded up, their records have them rounded down.
         return found or await self.offset_for_timestamp(topic, partition, largest - 1)
 
     async def count_records(self, topic: Topic, log: PartitionLog, start: int, end: int) -> int:
-        """The records of [start, end) that are there. Offsets behind the history that this broker knows count as one
-        record each; offsets are read only of a segment with gaps that ``start`` lies in.
+        """Return the number of records that exist in [start, end). Offsets after the history that this broker knows
+        count as one record each. Offsets are read only from a segment with gaps that contains ``start``.
         """
 
         async def count() -> int:
@@ -265,18 +269,18 @@ class LogReader:
     # ---- on the event loop ------------------------------------------------------------------------------------------
 
     async def _history_slice(self, topic: Topic, log: PartitionLog, wanted: Wanted, read: SegmentRead[C]) -> Slice[C]:
-        """The slice that ``read`` takes from one row group; an empty one at the end of the history."""
+        """Return the slice that ``read`` takes from one row group; an empty one at the end of the history."""
         if wanted.start >= wanted.end:
             return Slice([], 0, 0, wanted.start)
         if topic.snapshot.partitions[log.partition].sealed < log.sealed_offset:
-            await self._refresh(topic)  # the leader before has sealed it
+            await self._refresh(topic)  # the previous leader has sealed it
         sealed = log.sealed_offset
         segments = log.segments.files
         at = bisect_right(segments, wanted.start, key=lambda s: s.end_offset)
         while at < len(segments) and not segments[at].num_records:
             at += 1
         if at == len(segments) or segments[at].base_offset >= min(sealed, wanted.end):
-            # No record is left up to there.
+            # No record is left up to this point.
             return Slice([], 0, 0, min(sealed, wanted.end))
         segment = segments[at]
         following = min(sealed, segments[at + 1].base_offset) if at + 1 < len(segments) else sealed
@@ -285,7 +289,7 @@ class LogReader:
         try:
             found = await self._in_thread(lambda: read(files, segment, following, wanted))
         except (CorruptionError, FileNotFoundError) as error:
-            # A file that a job has replaced is forgotten with its segment, by the refresh that follows.
+            # The refresh that follows forgets a file that a job has replaced, together with its segment.
             log.segments.unreadable[segment.path] = str(error)
             raise
         log.segments.unreadable.pop(segment.path, None)
@@ -313,20 +317,20 @@ class LogReader:
 
 
 def _read_end(log: PartitionLog, offset: int, isolation: Isolation) -> int:
-    """The offset at which readers stop. OffsetOutOfRangeError if ``offset`` has been deleted meanwhile."""
+    """Return the offset at which readers stop. Raises OffsetOutOfRangeError if ``offset`` was deleted meanwhile."""
     if offset < log.log_start_offset:
         require_in_range(log, offset)
     return log.read_end(offset, isolation)
 
 
 def require_in_range(log: PartitionLog, offset: int) -> None:
-    """Raise OffsetOutOfRangeError unless ``offset`` is one that readers may ask for.
+    """Raise OffsetOutOfRangeError unless readers may ask for ``offset``.
 
-    QuarantinedError comes first: the ends of a log in quarantine need not be known, and a consumer that is told that it
-    is out of range goes to one of them.
+    QuarantinedError comes first: the ends of a log in quarantine may be unknown, and a consumer that gets an
+    out-of-range error goes to one of them.
     """
     log.require_served()
-    # An answer tells the end offset, too.
+    # The response also contains the end offset.
     log.require_leader().require_settled()
     if not log.log_start_offset <= offset <= log.high_watermark:
         raise OffsetOutOfRangeError(

@@ -1,7 +1,7 @@
-"""The segments of one partition in Delta, by offset: how large they are, and which of them cannot be read. Records
+"""The segments of one partition in Delta by offset, with their sizes and the reasons why some cannot be read. Records
 that other writers rewrote are among them.
 
-Invariant: the ranges of the files rise and do not overlap; between two of them there may be a gap.
+Invariant: the ranges of the files rise and do not overlap; there may be a gap between two of them.
 """
 
 from bisect import bisect_right
@@ -36,18 +36,18 @@ class LogSegments:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the files."""
+        """The bytes of the files."""
         return sum(segment.size for segment in self.files)
 
     def records_above(self, log_start_offset: int) -> int:
-        """The number of records from ``log_start_offset`` on. If it lies inside a segment, all records of that one
-        count.
+        """Return the number of records from ``log_start_offset`` on. If it lies inside a segment, all records of that
+        segment count.
         """
         return sum(segment.num_records for segment in self.files if segment.end_offset > log_start_offset)
 
     def records_between(self, start: int, end: int) -> tuple[int, SegmentFile | None]:
-        """The records of [start, end), whose end is not inside a segment, and the segment whose records are not among
-        them: ``start`` lies in it, and it has gaps.
+        """Return the number of records of [start, end), and a segment that is not counted. ``end`` is not inside a
+        segment. The segment is left out if ``start`` lies in it and it has gaps.
         """
         count, rest = 0, None
         for segment in self.files[bisect_right(self.files, start, key=lambda s: s.end_offset) :]:
@@ -67,7 +67,7 @@ class LogSegments:
         return next((segment.max_timestamp_ms for segment in reversed(self.files) if segment.num_records), None)
 
     def stored_bytes(self, start: int, end: int) -> int:
-        """About how many bytes of the files the records of [start, end) take; 0 only if there are none."""
+        """Return about how many bytes of the files the records of [start, end) take; 0 only if there are none."""
         total = 0
         for segment in self.files[bisect_right(self.files, start, key=lambda s: s.end_offset) :]:
             if segment.base_offset >= end:

@@ -1,22 +1,23 @@
 """Plans of merges: which small segments of a partition become one. Pure functions; no disk.
 
-A file is *full* when it has ``merge.target.bytes``. Of the others, a file's *tier* is the power of ``FACTOR`` in its
-width, the number of offsets that it stands for. Two rules say which neighbours are joined:
+A file is *full* when it has ``merge.target.bytes``. The *tier* of any other file is the power of ``FACTOR`` in its
+width, the number of offsets that it covers. Two rules say which neighbours are joined:
 
 * **A tier grows.** Neighbours that are not full, of tier t at most, are joined when together they are as wide as a file
-  of tier t + 1. The widest such run comes first, and of a run its oldest files. A group ends where its files have the
-  target's bytes.
-* **Nothing small stays in front of something large.** Files in front of a newer one of a higher tier, or of a full one,
+  of tier t + 1. The widest such run comes first, and within a run its oldest files. A group ends where its files have
+  the target's bytes.
+* **Nothing small stays in front of something large.** Files in front of a newer file that is full or of a higher tier
   are joined to it.
 
 Widths add up exactly when files are joined, sizes do not: a file of one record is nearly all footer.
 
-A file of another writer that is joined to none becomes a segment by itself.
+A file of another writer that has no file to join becomes a segment by itself.
 
 Only neighbours are joined, and never across a gap (a file that a foreign commit took out may be put back, rule R7), the
 log start, or the clean point of a compacted topic (a file is clean or dirty, never both). The newest files are left
-alone. Where retention counts the age of files, or compaction waits for one, neighbours are joined only within one
-window of a tenth of that time; once a newer window has begun, all of an older one are joined, whatever their tiers.
+alone. Where retention counts the age of files, or compaction waits for an age, neighbours are joined only within one
+window of a tenth of that time. Once a newer window has begun, all files of an older one are joined, whatever their
+tiers.
 
 Invariants (tests/unit/log/test_merging.py has them as properties):
 
@@ -39,17 +40,17 @@ from logstore.segments.names import known_segment_name
 from logstore.segments.writer import Segment
 from logstore.topic_config import TopicConfig
 
-#: ``operation`` of merged segments and of their commits.
+#: The ``operation`` of merged segments and of their commits.
 MERGE = "merge"
 FACTOR = 4
-#: The last files of a partition stay as they are: they are the next a reader of the end opens, and the ones whose
-#: commits another writer may still overwrite.
+#: The last files of a partition stay as they are. A reader of the end opens them next, and another writer may still
+#: overwrite their commits.
 NEWEST_KEPT = 4
 #: The most sources of one segment. Each is opened, and its footer may have megabytes of producers.
 GROUP_FILES_MAX = 1_000
-#: The files of a group have this much more than the target: joined, they lose footers and compress a little better.
+#: The files of a group exceed the target by this factor: joined, they lose footers and compress a little better.
 _MARGIN = 9 / 8
-#: A merged file spans at most this part of the time for which retention or compaction waits.
+#: The time for which retention or compaction waits is divided into this many windows; a merged file spans at most one.
 _WINDOWS = 10
 _FULL = 64
 
@@ -57,7 +58,7 @@ _FULL = 64
 @dataclass(frozen=True, slots=True)
 class MergeGroup:
     """Neighbouring files that become one segment of [base_offset, end_offset): two or more, or one file of another
-    writer. ``size`` is their sum.
+    writer. ``size`` is the sum of their sizes.
     """
 
     partition: int
@@ -74,20 +75,22 @@ class MergeGroup:
 
 
 def base_offset(file: SegmentFile) -> int:
-    """Base of the range that a file stands for, by its name; names of earlier releases tell it, too."""
+    """Return the base of the range that a file covers. It is in the name, even in names of earlier releases."""
     name = known_segment_name(file.path)
     return file.base_offset if name is None else min(name.base_offset, file.base_offset)
 
 
 def target_bytes(config: TopicConfig) -> int:
-    """The size from which on a file is full. Retention by size removes whole files: ten at least make up its bytes."""
+    """Return the size from which a file is full. Retention by size removes whole files, so its bytes are split into at
+    least ten.
+    """
     if "delete" in config.cleanup_policy and config.retention_bytes >= 0:
         return max(1, min(config.merge_target, config.retention_bytes // _WINDOWS))
     return config.merge_target
 
 
 def count_small(files: Iterable[SegmentFile], config: TopicConfig) -> int:
-    """How many of the files are not full."""
+    """Return how many of the files are not full."""
     target = target_bytes(config)
     return sum(file.size < target for file in files)
 
@@ -101,7 +104,7 @@ def merge_task(
     now_ms: int,
     operation: str = MERGE,
 ) -> WriteTask:
-    """The work of joining a group; ``table`` is the ``uri`` of its files. ``operation`` is that of the new segment."""
+    """Return the task that joins a group. ``table`` is its files' ``uri``, ``operation`` that of the new segment."""
     return WriteTask(
         topic=topic,
         table=table,
@@ -119,7 +122,7 @@ def merge_task(
 
 
 def merge_parts(joined: Sequence[tuple[MergeGroup, Segment]]) -> list[RewritePart]:
-    """The commit of groups and of the segments that take their places: one part for each partition."""
+    """Return the commit that replaces groups by their segments, one part for each partition."""
     return [
         RewritePart(
             partition,
@@ -133,8 +136,8 @@ def merge_parts(joined: Sequence[tuple[MergeGroup, Segment]]) -> list[RewritePar
 def plan_merge(
     partition: int, state: PartitionState, files: Sequence[SegmentFile], config: TopicConfig
 ) -> list[MergeGroup]:
-    """The groups to join of a partition with these active ``files`` (by rising offset), by offset; none if it is at
-    rest. After they are joined there may be more.
+    """Return the groups to join, by offset, of a partition with these active ``files`` (by rising offset). There are
+    none if nothing has to be joined. After they are joined there may be more.
     """
     target = target_bytes(config)
     windows = _windows(files, _span_ms(config))
@@ -146,7 +149,7 @@ def plan_merge(
             continue
         chosen = [_File(files[at].size, bases[at], files[at].end_offset) for at in piece]
         window = windows[piece[-1]]
-        # Not while one of the newest files is in it: it would be joined one by one.
+        # This must wait while one of the newest files is in the window: it would be joined one by one.
         is_over = window < windows[-1] and (piece.stop < resting or window < windows[resting])
         tiers = [_FULL if file.size >= target else 0 if is_over else file.tier for file in chosen]
         found = _joined(chosen, tiers, target, any_width=is_over)
@@ -161,7 +164,7 @@ def plan_merge(
 
 
 def _span_ms(config: TopicConfig) -> int | None:
-    """The longest time between the expiry of the first and of the last file of a group; None for any."""
+    """Return the longest time between the expiry of the first and the last file of a group; None if any will do."""
     waits = []
     if "delete" in config.cleanup_policy and config.retention_ms >= 0:
         waits.append(config.retention_ms)
@@ -171,7 +174,7 @@ def _span_ms(config: TopicConfig) -> int | None:
 
 
 def _windows(files: Sequence[SegmentFile], span_ms: int | None) -> list[int]:
-    """The window of each file: that of the newest record in it or in front of it, behind which retention waits."""
+    """Return the window of each file: that of the newest record in it or before it, for which retention waits."""
     if span_ms is None:
         return [0] * len(files)
     newest = itertools.accumulate((file.max_timestamp_ms for file in files), max)
@@ -181,14 +184,15 @@ def _windows(files: Sequence[SegmentFile], span_ms: int | None) -> list[int]:
 def _pieces(
     files: Sequence[SegmentFile], bases: Sequence[int], windows: Sequence[int], state: PartitionState
 ) -> Iterator[range]:
-    """Runs of files that may be joined with each other, as indices."""
+    """Yield runs of files that may be joined with each other, as indices."""
     first = 0
     for at, file in enumerate(files):
         base = bases[at]
         if at > first and (files[at - 1].end_offset != base or windows[at - 1] != windows[at] or base == state.cleaned):
             yield range(first, at)
             first = at
-        # Retention cuts or removes it; or an odd commit made it; or only with others can it be replaced.
+        # Such a file is left alone: retention cuts or removes it, or an odd commit made it, or it can be replaced only
+        # together with others.
         is_odd = base < state.cleaned < file.end_offset or file.shared
         if base < state.log_start or is_odd:
             yield range(first, at)
@@ -206,12 +210,12 @@ class _File(NamedTuple):
 
     @property
     def tier(self) -> int:
-        # Two bits a tier: FACTOR is 4.
+        # A tier has two bits, as FACTOR is 4.
         return ((self.end - self.base).bit_length() - 1) // 2
 
 
 def _joined(files: Sequence[_File], tiers: Sequence[int], target: int, *, any_width: bool) -> list[tuple[int, int]]:
-    """The groups [low, high) of a piece. With ``any_width`` a run of two is wide enough."""
+    """Return the groups [low, high) of a piece. With ``any_width`` a run of two is wide enough."""
     taken = [False] * len(files)
     found: list[tuple[int, int]] = []
 
@@ -224,14 +228,14 @@ def _joined(files: Sequence[_File], tiers: Sequence[int], target: int, *, any_wi
         for run in _runs(tiers, taken, tier):
             is_in_front = run.stop < len(files) and not taken[run.stop]
             if is_in_front and sum(files[at].size for at in run) < target:
-                continue  # The run is joined below to the larger file behind it.
+                continue  # The run is joined below to the larger file after it.
             low = run.start
             while low < run.stop:
                 high, is_enough = _group(files, low, run.stop, target, least)
                 if high - low > 1 and is_enough:
                     take(low, high)
                 low = high
-    # The largest first: all that is smaller in front of it is joined to it at once, not by and by.
+    # The largest file comes first: all smaller files in front of it are joined to it at once, not one by one.
     for at in sorted(range(len(tiers)), key=lambda at: -tiers[at]):
         low = at
         while low and not taken[low - 1] and not taken[at] and tiers[low - 1] < tiers[at]:
@@ -242,7 +246,7 @@ def _joined(files: Sequence[_File], tiers: Sequence[int], target: int, *, any_wi
 
 
 def _runs(tiers: Sequence[int], taken: Sequence[bool], tier: int) -> list[range]:
-    """The longest runs of files of ``tier`` at most that are in no group."""
+    """Return the longest runs of files of at most ``tier`` that are in no group."""
     runs = []
     first = 0
     for at, (its_tier, is_taken) in enumerate(zip(tiers, taken, strict=True)):
@@ -256,8 +260,8 @@ def _runs(tiers: Sequence[int], taken: Sequence[bool], tier: int) -> list[range]
 
 
 def _group(files: Sequence[_File], low: int, end: int, target: int, least: int) -> tuple[int, bool]:
-    """The end of the shortest group from ``low`` on that has the target's bytes, or is as long as a group may be; and
-    whether that is worth it: it has the bytes, or the width ``least``.
+    """Return the end of the shortest group from ``low`` on that has the target's bytes, or is as long as a group may
+    be. Also return whether that is worth it: the group has the bytes, or the width ``least``.
     """
     size = 0
     for at in range(low, end):

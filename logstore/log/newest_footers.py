@@ -1,4 +1,4 @@
-"""The state of a partition that its table tells: footers of segments, for a log that begins where the table ends."""
+"""The state of a partition from its table: footers of segments, for a log that begins where the table ends."""
 
 import structlog
 
@@ -14,8 +14,8 @@ log = structlog.stdlib.get_logger(__name__)
 
 
 def newest_footers(topic: Topic, partition_log: PartitionLog) -> list[SegmentFooter]:
-    """Footers, newest first: of the last segment, and of earlier ones that may have idempotency keys within their
-    window. Where another writer rewrote or removed segments, those on disk tell.
+    """Return footers, newest first: that of the last segment, and earlier ones that may have idempotency keys within
+    their window. If another writer rewrote or removed segments, those on disk are read.
     """
     footers: list[SegmentFooter] = []
     files, segments = topic.table.files, partition_log.segments.files
@@ -34,7 +34,7 @@ def newest_footers(topic: Topic, partition_log: PartitionLog) -> list[SegmentFoo
 
 
 def _footer_at(files: TableFiles, partition: int, start: int, sealed: int) -> SegmentFooter | None:
-    """The state at ``sealed`` after removed records of [start, sealed); None if no segment on disk tells it."""
+    """Return the state at ``sealed`` after removed records of [start, sealed); None if no segment on disk has it."""
     try:
         footer = inherited_footer(files, partition, start, sealed)
     except OSError as error:
@@ -46,8 +46,8 @@ def _footer_of(files: TableFiles, name: str, partition: int) -> SegmentFooter | 
     try:
         return read_footer(files, name, partition)
     except (CorruptionError, FileNotFoundError) as error:
-        # The file is a foreign writer's, damaged or gone: other topics are served all the same. A disk that cannot be
-        # read says nothing of the file: a file taken for gone would mean forgotten producers.
+        # The file is another writer's, damaged or missing; other topics are still served. A disk that cannot be read
+        # says nothing about the file: taking the file for missing would mean forgotten producers.
         log.error("recovery.no_footer", file=files.where(name), error=str(error))
         return None
     except OSError as error:
@@ -55,9 +55,8 @@ def _footer_of(files: TableFiles, name: str, partition: int) -> SegmentFooter | 
 
 
 def newest_epoch(topic: Topic, partition_log: PartitionLog) -> int | None:
-    """The leader epoch of the record before the sealed offset of the topic's snapshot; None if no segment tells it.
-
-    Blocking. StorageError.
+    """Return the leader epoch of the record before the sealed offset of the topic's snapshot; None if no segment has
+    it. Blocking. Raises StorageError.
     """
     footers = newest_footers(topic, partition_log)
     return footers[0].leader_epochs[-1][0] if footers and footers[0].leader_epochs else None

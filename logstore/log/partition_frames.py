@@ -16,7 +16,7 @@ from logstore.kafka_batches.header import with_max_timestamp
 from logstore.records.batch import EncodedBatch, KafkaBatch
 from logstore.records.batch_identity import BatchIdentity
 
-# Made and looked up once: both take as long as the rest of a header.
+# These are made and looked up once: both take as long as the rest of a header.
 _NO_FLAGS: Final = FrameFlags(0)
 _DATA: Final = FrameType.DATA
 _KAFKA_BATCH: Final = FrameType.KAFKA_BATCH
@@ -32,16 +32,16 @@ class PartitionFrames:
         self._last_append_time_ms = 0
 
     def now_ms(self) -> int:
-        """The append time that a batch would get now."""
+        """Return the append time that a batch would get now."""
         return max(self._clock.now_ms(), self._last_append_time_ms)
 
     def next_append_time_ms(self) -> int:
-        """The append time of a frame that is made now."""
+        """Return the append time of a frame that is made now."""
         self._last_append_time_ms = now_ms = self.now_ms()
         return now_ms
 
     def recover_append_time(self, append_time_ms: int) -> None:
-        """A record was appended then: later ones are not appended earlier, whatever the clock says now."""
+        """Note that a record was appended then: later records are not appended earlier, whatever the clock says now."""
         self._last_append_time_ms = max(self._last_append_time_ms, append_time_ms)
 
     def data(
@@ -55,7 +55,7 @@ class PartitionFrames:
         log_append_time: bool,
         identity: BatchIdentity,
     ) -> Frame:
-        """The frame of a batch of WIRE_SCHEMA, which ``payload`` encodes."""
+        """Return the frame of a batch of WIRE_SCHEMA, which ``payload`` encodes."""
         append_time = self.next_append_time_ms()
         header = FrameHeader(
             type=_DATA,
@@ -75,11 +75,11 @@ class PartitionFrames:
     def kafka_batch(
         self, batch: KafkaBatch, payload: Buffer, *, base_offset: int, leader_epoch: int, identity: BatchIdentity
     ) -> Frame:
-        """The frame of a record batch of a Kafka client: ``payload`` as it is, but for the append time."""
+        """Return the frame of a Kafka client's record batch: ``payload`` stays as it is, except for the append time."""
         append_time = self.next_append_time_ms()
         if batch.log_append_time:
             payload = with_max_timestamp(payload, append_time, log_append_time=True)
-        # By position: a header with named fields takes twice as long to make.
+        # The arguments are positional: a header with named fields takes twice as long to make.
         header = FrameHeader(
             _KAFKA_BATCH,
             FrameFlags.LOG_APPEND_TIME if batch.log_append_time else _NO_FLAGS,
@@ -96,15 +96,15 @@ class PartitionFrames:
         return Frame(header, payload)
 
     def truncation(self, end_offset: int, leader_epoch: int) -> Frame:
-        """The frame that drops everything from ``end_offset`` on."""
+        """Return the frame that drops everything from ``end_offset`` on."""
         return self._without_offsets(FrameType.TRUNCATE, end_offset, leader_epoch, b"")
 
     def snapshot(self, sealed_offset: int, leader_epoch: int, payload: bytes) -> Frame:
-        """The frame of an encoded ``PartitionSnapshot``."""
+        """Return the frame of an encoded ``PartitionSnapshot``."""
         return self._without_offsets(FrameType.SNAPSHOT, sealed_offset, leader_epoch, payload)
 
     def _without_offsets(self, frame_type: FrameType, base_offset: int, leader_epoch: int, payload: bytes) -> Frame:
-        """A frame that takes no offset. It has the append time of the last record."""
+        """Return a frame that takes no offset. It has the append time of the last record."""
         header = FrameHeader(
             type=frame_type,
             flags=_NO_FLAGS,

@@ -1,6 +1,6 @@
 """One partition: its offsets, its un-sealed tail in the journal, and the segments that hold its history.
 
-All replicas have a partition log; the leader has a role besides, ``Leadership``. A partition without that role takes no
+All replicas have a partition log; the leader also has a role, ``Leadership``. A partition without that role accepts no
 appends. Invariants (``check``), all on the event loop that owns the partition, so without locks::
 
     log_start_offset <= sealed_offset <= last_stable_offset <= high_watermark <= log_end_offset <= next_offset
@@ -11,9 +11,9 @@ appends. Invariants (``check``), all on the event loop that owns the partition, 
 * ``last_stable_offset``: no transaction is open below; rolls, and readers of committed records, stop here.
 * ``sealed_offset``: everything below is in Delta; the journal index covers [sealed_offset, log_end_offset) whole.
 
-Frames are tracked in the order of their offsets, and the journal tells in that order which are stored. If it fails, all
-pending frames fail in one step of the loop, and ``next_offset`` falls back to ``log_end_offset``: offsets stay dense.
-The ``state`` (producers, keys, transactions, epochs) follows the same frames.
+Frames are tracked in the order of their offsets, and the journal reports in that order which are stored. If it fails,
+all pending frames fail in one step of the loop, and ``next_offset`` falls back to ``log_end_offset``: offsets stay
+dense. The ``state`` (producers, keys, transactions, epochs) follows the same frames.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ from logstore.log.partition_state import PartitionState
 from logstore.records.batch import EncodedBatch, KafkaBatch
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity
 
-# Looked up once: an enumeration's members are slow to find.
+# This is looked up once, because an enumeration's members are slow to find.
 _TRUNCATE: Final = FrameType.TRUNCATE
 _NO_FOLLOWERS: Final[Mapping[int, Follower]] = MappingProxyType({})
 
@@ -67,7 +67,7 @@ class PartitionLog:
         location: str = "TABLE",
     ) -> None:
         self.topic = topic
-        #: Of the topic's table, for messages.
+        #: The location of the topic's table, for messages.
         self.location = location
         self.topic_id = topic_id
         self.partition = partition
@@ -79,9 +79,9 @@ class PartitionLog:
             producer_id_expiration_ms=producer_id_expiration_ms,
             high_watermark=lambda: high_watermark.offset,
         )
-        #: The epoch of the newest leader that is known; -1: none is.
+        #: The epoch of the newest known leader; -1 if none is known.
         self.leader_epoch = -1
-        #: None: another broker leads, or nobody does.
+        #: None if another broker leads, or nobody does.
         self._leadership: Leadership | None = None
         self.log_start_offset = 0
         self.sealed_offset = 0
@@ -89,9 +89,9 @@ class PartitionLog:
         self.next_offset = 0
         self.active_segment = ActiveSegment(clock, journal_bytes or JournalBytes())
         self.segments = LogSegments()
-        #: Why readers and writers are refused; the partition's frames stay in the journal meanwhile.
+        #: The reason why readers and writers are refused; the partition's frames stay in the journal meanwhile.
         self.quarantined: QuarantinedError | None = None
-        #: Whether recovery has finished; until then the journal keeps the partition's frames as they are.
+        #: True when recovery has finished; until then the journal keeps the partition's frames as they are.
         self.recovered = True
         self._recover: Callable[[], None] | None = None
         self.missing: tuple[MissingRange, ...] = ()
@@ -105,21 +105,21 @@ class PartitionLog:
 
     @property
     def high_watermark(self) -> int:
-        """Everything below it is durable on all in-sync replicas."""
+        """The offset below which everything is durable on all in-sync replicas."""
         return self._high_watermark.offset
 
     @property
     def last_stable_offset(self) -> int:
-        """No transaction is open below it; at most the high watermark."""
+        """The offset below which no transaction is open; at most the high watermark."""
         return self.state.open_transactions.last_stable_offset(self._high_watermark.offset)
 
     def readable_end(self, isolation: Isolation) -> int:
-        """The offset at which readers and waits stop."""
+        """Return the offset at which readers and waits stop."""
         return self.last_stable_offset if isolation is Isolation.READ_COMMITTED else self._high_watermark.offset
 
     @property
     def rollable_end(self) -> int:
-        """The offset at which rolls stop: nothing is rolled by a leader that is not settled (C9)."""
+        """The offset at which rolls stop. A leader that is not settled rolls nothing (C9)."""
         if self._leadership is None or not self._leadership.is_settled:
             return self.sealed_offset
         return self.last_stable_offset
@@ -151,7 +151,7 @@ class PartitionLog:
 
     @property
     def has_unsealed(self) -> bool:
-        """Whether a roll would have something to seal."""
+        """True if a roll would have something to seal."""
         return self.sealed_offset < self.rollable_end and self.quarantined is None
 
     @property
@@ -177,12 +177,12 @@ class PartitionLog:
             raise self.quarantined
 
     def quarantine(self, reason: str, remedy: str) -> None:
-        """Refuse readers and writers: the table contradicts itself, and nothing may be built on it."""
+        """Refuse readers and writers, because the table contradicts itself and nothing may be built on it."""
         self.quarantined = QuarantinedError(f"{self.topic}-{self.partition} is quarantined: {reason}", remedy)
         self._high_watermark.wake_readers()
 
     def end_quarantine(self) -> None:
-        """The table is mended."""
+        """Serve the partition again, as the table is repaired."""
         if not self.recovered and self._recover is not None:
             self.recovered = True
             self.quarantined = None
@@ -191,9 +191,8 @@ class PartitionLog:
             self.quarantined = None
 
     def read_end(self, offset: int, isolation: Isolation) -> int:
-        """The offset at which a read from ``offset`` stops: the ``readable_end``, or the next missing record.
-
-        Raises QuarantinedError; MissingRecordsError if ``offset`` itself is missing.
+        """Return the offset at which a read from ``offset`` stops: the ``readable_end``, or the next missing record.
+        Raises QuarantinedError, and MissingRecordsError if ``offset`` itself is missing.
         """
         self.require_served()
         end = self.readable_end(isolation)
@@ -205,9 +204,8 @@ class PartitionLog:
         return end
 
     def stored_bytes(self, start: int, end: int) -> int:
-        """About how many bytes the records of [start, end) take: in their segments, or as readers count the tail.
-
-        0 only if there are none.
+        """Return about how many bytes the records of [start, end) take: in their segments, or as readers count the
+        tail. It is 0 only if there are no records.
         """
         in_delta = self.segments.stored_bytes(start, min(end, self.sealed_offset))
         return in_delta + self.index.record_bytes(max(start, self.sealed_offset), end)
@@ -224,9 +222,8 @@ class PartitionLog:
         has_lease: Callable[[], bool] = lambda: True,
         is_followed: Callable[[InSyncReplicas], bool] = lambda _: True,
     ) -> None:
-        """Lead with ``epoch``, which is higher than that of any leader before. FencedLeaderEpochError if it is not.
-
-        ``in_sync_replicas``, ``has_lease`` and ``is_followed`` as for ``Leadership``.
+        """Lead with ``epoch``. Raises FencedLeaderEpochError unless it is higher than that of any leader before.
+        ``in_sync_replicas``, ``has_lease`` and ``is_followed`` are as for ``Leadership``.
         """
         newest = max(self.leader_epoch, self.state.leader_epochs.last)
         if epoch <= newest:
@@ -240,7 +237,9 @@ class PartitionLog:
         )
 
     def resign(self, epoch: int) -> None:
-        """Another leader has ``epoch``. What is not acknowledged may be truncated: its outcome is unknown."""
+        """Stop leading, as another leader has ``epoch``. Records that are not acknowledged may be truncated: their
+        outcome is unknown.
+        """
         self.leader_epoch = max(self.leader_epoch, epoch)
         if (leadership := self._leadership) is not None:
             self._leadership = None
@@ -254,21 +253,21 @@ class PartitionLog:
 
     @property
     def is_settled(self) -> bool:
-        """Whether this broker leads, as far as anybody can tell, and its end offsets cannot fall any more (C9)."""
+        """True if this broker leads, as far as anybody can know, and its end offsets cannot fall any more (C9)."""
         return self._leadership is not None and self._leadership.is_settled and not self._leadership.is_cut_off
 
     @property
     def is_leader(self) -> bool:
-        """Whether this broker leads the partition."""
+        """True if this broker leads the partition."""
         return self._leadership is not None
 
     def count_replicas(self) -> None:
-        """``min.insync.replicas`` is another: the high watermark may rise now."""
+        """Count the replicas again: ``min.insync.replicas`` has changed, so the high watermark may rise now."""
         if self._leadership is not None:
             self._leadership.count_replicas()
 
     def append_refusal(self, acks: int) -> LogStoreError | None:
-        """Why an append with ``acks`` is not taken; None if it is."""
+        """Return why an append with ``acks`` is refused; None if it is accepted."""
         return self._not_leader() if self._leadership is None else self._leadership.refusal(acks)
 
     def _not_leader(self) -> NotLeaderOrFollowerError:
@@ -278,7 +277,7 @@ class PartitionLog:
         )
 
     def require_leader(self) -> Leadership:
-        """The role. Raises NotLeaderOrFollowerError without it."""
+        """Return the leader's role. Raises NotLeaderOrFollowerError if this broker does not lead."""
         if self._leadership is None:
             raise self._not_leader()
         return self._leadership
@@ -294,7 +293,7 @@ class PartitionLog:
     # ---- appending --------------------------------------------------------------------------------------------------
 
     def now_ms(self) -> int:
-        """The append time that a batch would get now. It never falls."""
+        """Return the append time that a batch would get now. It never falls."""
         return self._frames.now_ms()
 
     def next_frame(
@@ -306,8 +305,8 @@ class PartitionLog:
         log_append_time: bool,
         identity: BatchIdentity = NO_IDENTITY,
     ) -> Frame:
-        """The journal frame for a batch, with the next offsets. Hand it to the journal and ``track`` it at once. A
-        KafkaBatch says itself how large it is, and whether it gets the append time.
+        """Return the journal frame for a batch, with the next offsets. Hand it to the journal and ``track`` it at once.
+        A KafkaBatch itself says how large it is, and whether it gets the append time.
 
         Between this call and ``Journal.store`` nothing may await: the order of frames in the journal is the order of
         offsets. Raises NotLeaderOrFollowerError, QuarantinedError, or the error that the log was closed with.
@@ -330,7 +329,7 @@ class PartitionLog:
         )
 
     def track(self, frame: Frame) -> None:
-        """Follow a frame that is handed to the journal; its outcome comes by ``stored`` or ``failed``."""
+        """Follow a frame that is handed to the journal; ``stored`` or ``failed`` reports its outcome."""
         header = frame.header
         if header.type is _TRUNCATE:
             self.active_segment.begin_truncation()
@@ -341,7 +340,7 @@ class PartitionLog:
         self.next_offset = header.end_offset
 
     def stored(self, frame: Frame, location: FrameLocation) -> None:
-        """The oldest frame that is tracked is durable."""
+        """Count the oldest tracked frame, which is now durable."""
         header = frame.header
         if header.type is _TRUNCATE:
             self._drop_from(header.base_offset)
@@ -354,7 +353,9 @@ class PartitionLog:
             self._leadership.advance(header.end_offset)
 
     def failed(self, frame: Frame, error: LogStoreError) -> None:
-        """A frame that is tracked is not stored, nor is any behind it: the journal tells of them in the same step."""
+        """Undo a tracked frame that is not stored. No frame after it is stored either: the journal reports all of them
+        in the same step.
+        """
         self.next_offset = self.log_end_offset
         if frame.header.type is _TRUNCATE:
             self.active_segment.truncation_failed()
@@ -373,22 +374,24 @@ class PartitionLog:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no frame is on its way to the disk."""
+        """True if no frame is being written to disk."""
         return self.next_offset == self.log_end_offset and not self.active_segment.is_truncating
 
     def begins_tail(self, header: FrameHeader) -> bool:
-        """Whether a follower's first frame behind the sealed offset begins below it."""
+        """Return whether a follower's first frame after the sealed offset begins below it."""
         return not len(self.index) and header.base_offset < self.sealed_offset < header.end_offset
 
     def track_replicated(self, frames: Sequence[Frame]) -> None:
-        """Follow frames of the leader that are handed to the journal; ``following.require_follows`` has taken them."""
+        """Follow frames of the leader that are handed to the journal, after ``following.require_follows`` accepted
+        them. They keep the leader's append times.
+        """
         assert self._leadership is None, self
         for frame in frames:
             self._frames.recover_append_time(frame.header.append_time_ms)
             self.track(frame)
 
     def follow_leader(self, high_watermark: int, sealed_offset: int, log_start_offset: int) -> None:
-        """The leader's offsets, as far as they are about records that are here."""
+        """Follow the leader's offsets, as far as they are about records that are here."""
         assert self._leadership is None, self
         end = self.log_end_offset
         self._high_watermark.advance(max(min(high_watermark, end), min(sealed_offset, end)))
@@ -397,8 +400,8 @@ class PartitionLog:
         self.log_start_offset = max(self.log_start_offset, min(log_start_offset, self.sealed_offset))
 
     def adopt_sealed(self, offset: int) -> None:
-        """The table has more than this log knew: the leader before had rolled it, so that all replicas in sync have it
-        (C10).
+        """Seal up to ``offset``, which the table has and this log did not know: the previous leader had rolled it, so
+        all in-sync replicas have it (C10).
         """
         assert offset <= self.log_end_offset, (offset, self)
         self._high_watermark.advance(offset)
@@ -407,11 +410,11 @@ class PartitionLog:
     # ---- truncating -------------------------------------------------------------------------------------------------
 
     def truncation(self, offset: int, leader_epoch: int) -> Frame:
-        """The journal frame that drops the records from ``offset`` on, and those that share a frame with it. Hand it to
-        the journal and ``track`` it at once; the records are dropped when it is durable.
+        """Return the journal frame that drops the records from ``offset`` on, and those that share a frame with it.
+        Hand it to the journal and ``track`` it at once; the records are dropped when it is durable.
 
-        ``leader_epoch`` is that of the leader who orders it, which is another broker: a leader drops nothing. What is
-        in Delta stays: an offset below the sealed one drops all that is not (C8).
+        ``leader_epoch`` is that of the leader that orders it. This is another broker, because a leader drops nothing.
+        Records in Delta stay: an offset below the sealed one drops everything that is not in Delta (C8).
         """
         self.require_open()
         assert self._leadership is None, self
@@ -422,7 +425,9 @@ class PartitionLog:
         return self._frames.truncation(end, leader_epoch)
 
     def _drop_from(self, offset: int) -> None:
-        """A truncation is durable. Meanwhile the leader may have rolled more: what is in Delta stays."""
+        """Drop the records from ``offset`` on, as the truncation is durable. Records in Delta stay; the leader may have
+        rolled more meanwhile.
+        """
         offset = max(offset, self.sealed_offset)
         self.active_segment.truncate(offset)
         self.log_end_offset = offset
@@ -434,7 +439,7 @@ class PartitionLog:
     # ---- waiting ----------------------------------------------------------------------------------------------------
 
     def add_reader(self, woken: "asyncio.Future[bool]") -> None:
-        """``woken`` is true when readers see more than now, or an error, until ``remove_reader``."""
+        """Set ``woken`` to true when readers see more than now, or an error, until ``remove_reader``."""
         self._high_watermark.add_reader(woken)
 
     def remove_reader(self, woken: "asyncio.Future[bool]") -> None:
@@ -455,36 +460,38 @@ class PartitionLog:
             raise self._closed
 
     def close(self, reason: LogStoreError) -> None:
-        """Waiting readers and later appends get ``reason``: the topic was deleted, or the broker stops."""
+        """Fail waiting readers and later appends with ``reason``: the topic was deleted, or the broker stops."""
         self._closed = reason
         self._high_watermark.wake_readers()
 
     # ---- sealing ----------------------------------------------------------------------------------------------------
 
     def seal(self, offset: int) -> None:
-        """Everything below ``offset`` is in Delta, durably."""
+        """Seal everything below ``offset``, which is in Delta durably."""
         assert self.sealed_offset <= offset <= self.last_stable_offset, (offset, self)
         self.sealed_offset = offset
         self.active_segment.seal(offset)
 
     def snapshot_frame(self) -> Frame:
-        """The frame that every new journal file begins with for this partition. It stands for all frames before it."""
+        """Return the frame with which every new journal file begins for this partition. It replaces all frames before
+        it.
+        """
         return self.snapshot_of(self.state, sealed_offset=self.sealed_offset, log_end_offset=self.log_end_offset)
 
     def snapshot_of(self, state: PartitionState, *, sealed_offset: int, log_end_offset: int) -> Frame:
-        """The snapshot frame of a log with that state and those ends."""
+        """Return the snapshot frame of a log with this state and these ends."""
         snapshot = state.snapshot(sealed_offset=sealed_offset, log_end_offset=log_end_offset, now_ms=self.now_ms())
         return self._frames.snapshot(sealed_offset, max(self.leader_epoch, 0), snapshot.encode())
 
     # ---- recovery ---------------------------------------------------------------------------------------------------
 
     def recover_append_time(self, append_time_ms: int) -> None:
-        """A record was appended then: later ones are not appended earlier, whatever the clock says now."""
+        """Note that a record was appended then: later records are not appended earlier, whatever the clock says now."""
         self._frames.recover_append_time(append_time_ms)
 
     def recover(self, tail: JournalTail, *, sealed_offset: int, leader_epochs: Iterable[tuple[int, int]]) -> None:
-        """Replay the journal's frames in the order of their offsets. ``leader_epochs``: those of the journal's newest
-        snapshot, or of the last segment's footer.
+        """Replay the journal's frames in the order of their offsets. ``leader_epochs`` are those of the journal's
+        newest snapshot, or of the last segment's footer.
         """
         self.recover_append_time(tail.append_time_ms)
         self.state.recover(tail, leader_epochs)
@@ -492,22 +499,22 @@ class PartitionLog:
         self.sealed_offset = sealed_offset
 
     def postpone_recovery(self, recover: Callable[[], None] | None) -> None:
-        """The partition is quarantined, and is recovered when that ends; without ``recover`` by the next start."""
+        """Postpone recovery until the partition's quarantine ends; without ``recover``, until the next start."""
         self.recovered = False
         self._recover = recover
 
     def finish_recovery(self) -> None:
-        """Compute the ends from the recovered frames. CorruptionError if the journal has a hole or an overlap."""
+        """Compute the ends from the recovered frames. Raises CorruptionError if the journal has a hole or overlap."""
         self.active_segment.finish_recovery(self.sealed_offset)
         self.next_offset = self.log_end_offset = max(self.sealed_offset, self.index.end_offset or 0)
-        # More may be on all replicas: the leader tells, or is the only one.
+        # More records may be on all replicas: the leader reports that, or this broker is the only replica.
         self._high_watermark.offset = self.sealed_offset
         if self._leadership is not None:
             self._leadership.advance(self.log_end_offset)
         self.check()
 
     def reset(self, sealed_offset: int) -> None:
-        """Begin anew, as a follower, at the end of the table: the tail is truncated, and ``state`` is the one there."""
+        """Begin again, as a follower, at the end of the table. The tail is truncated; ``state`` is the state there."""
         assert self._leadership is None, self
         assert not len(self.index), self
         assert self.is_quiet, self

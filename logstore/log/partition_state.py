@@ -1,6 +1,7 @@
-"""The state of a partition that its frames tell: leader epochs, producers, idempotency keys and open transactions.
+"""The state of a partition that follows from its frames: leader epochs, producers, idempotency keys and open
+transactions.
 
-The journal stores it in a ``PartitionSnapshot``, and recovery builds it again (``JournalTail``, segment footers).
+The journal stores it in a ``PartitionSnapshot``, and recovery rebuilds it (``JournalTail``, segment footers).
 Invariant: it is a function of the frames that count. A batch counts from ``begin`` on, unless it fails; a marker counts
 when it is durable.
 """
@@ -21,7 +22,7 @@ from logstore.records.batch_identity import NO_IDENTITY, RememberedBatch
 from logstore.records.transactions import Marker
 from logstore.segments.footer import SegmentFooter
 
-# Looked up once: an enumeration's members are slow to find.
+# This is looked up once, because an enumeration's members are slow to find.
 _CONTROL: Final = FrameType.CONTROL
 
 
@@ -36,8 +37,9 @@ class PartitionState:
         producer_id_expiration_ms: int,
         high_watermark: Callable[[], int] = lambda: 0,
     ) -> None:
-        """``partition`` is its name in messages, ``topic-0``. ``high_watermark`` must not hold the log that has this
-        state: the logs that are there at a start are freed with their last reference alone (``gc.freeze``).
+        """Begin with an empty state. ``partition`` is its name in messages, ``topic-0``. ``high_watermark`` must not
+        refer to the log that has this state: logs that exist at a start are freed only by their last reference
+        (``gc.freeze``).
         """
         self.leader_epochs = LeaderEpochs()
         self.open_transactions = transactions = OpenTransactions()
@@ -48,20 +50,20 @@ class PartitionState:
             committed_end=lambda: transactions.last_stable_offset(high_watermark()),
         )
         self.idempotency_keys = IdempotencyKeys(partition, clock)
-        #: Whether recovery found the batches of all producers: not if only segments tell of them.
+        #: True if recovery found the batches of all producers; false if only segments have them.
         self._knows_all_producers = True
 
     # ---- frames -----------------------------------------------------------------------------------------------------
 
     def begin(self, header: FrameHeader) -> None:
-        """A frame was handed to the journal."""
+        """Count a frame that was handed to the journal."""
         if (recent := self._recent_batches_of(header)) is not None:
             recent.begin(
                 RememberedBatch(*header.identity, header.record_count, header.base_offset, header.append_time_ms)
             )
 
     def stored(self, frame: Frame) -> None:
-        """The oldest frame that began is durable. Raises as ``marker_of``."""
+        """Store the oldest frame that began, which is now durable. Raises the errors of ``marker_of``."""
         header = frame.header
         if (recent := self._recent_batches_of(header)) is not None:
             recent.complete(header.identity.owner, stored=True)
@@ -73,19 +75,19 @@ class PartitionState:
         self.leader_epochs.assign(header.leader_epoch, header.base_offset)
 
     def failed(self, header: FrameHeader) -> None:
-        """A frame that began is not stored."""
+        """Take back a frame that began, as it is not stored."""
         if (recent := self._recent_batches_of(header)) is not None:
             recent.complete(header.identity.owner, stored=False)
 
     def _recent_batches_of(self, header: FrameHeader) -> RecentBatches | None:
-        """The memory that a batch belongs to; None for a batch without an identity, and for a marker."""
+        """Return the memory that a batch belongs to; None for a batch without an identity, and for a marker."""
         identity = header.identity
         if identity == NO_IDENTITY or header.type is _CONTROL:
             return None
         return self.producers if identity.is_producers else self.idempotency_keys
 
     def truncate(self, offset: int) -> None:
-        """The records from ``offset`` on are dropped."""
+        """Forget the records from ``offset`` on, as they are dropped."""
         self.leader_epochs.truncate(offset)
         self.open_transactions.truncate(offset)
         self.producers.forget_from(offset)
@@ -94,7 +96,7 @@ class PartitionState:
     # ---- snapshot and recovery --------------------------------------------------------------------------------------
 
     def snapshot(self, *, sealed_offset: int, log_end_offset: int, now_ms: int) -> PartitionSnapshot:
-        """The state of the records below ``log_end_offset``, without the batches whose time is over."""
+        """Return the state of the records below ``log_end_offset``, without expired batches."""
         self.producers.expire(now_ms)
         self.idempotency_keys.expire()
         return PartitionSnapshot(
@@ -110,8 +112,8 @@ class PartitionState:
         )
 
     def recover(self, tail: JournalTail, leader_epochs: Iterable[tuple[int, int]]) -> None:
-        """Replay the journal's frames in the order of their offsets. ``leader_epochs``: those of the journal's newest
-        snapshot, or of the last segment's footer.
+        """Replay the journal's frames in the order of their offsets. ``leader_epochs`` are those of the journal's
+        newest snapshot, or of the last segment's footer.
         """
         self.leader_epochs = tail.leader_epochs(leader_epochs)
         tail.replay_snapshot(self.producers, self.idempotency_keys)
@@ -128,9 +130,8 @@ class PartitionState:
         self.open_transactions.replace(tail.open_transactions())
 
     def replace(self, footers: Sequence[SegmentFooter], producer_ids_begin: int) -> None:
-        """The state at the end of the newest of ``footers``, which come newest first; without one it is empty.
-
-        Where the files do not tell it, producers with ids below ``producer_ids_begin`` may have been forgotten.
+        """Replace the state by that at the end of the newest of ``footers``, which come newest first; without one it is
+        empty. If the files do not have it, producers with ids below ``producer_ids_begin`` may have been forgotten.
         """
         newest = footers[0] if footers else None
         self.leader_epochs = LeaderEpochs(newest.leader_epochs if newest else ())
@@ -143,8 +144,8 @@ class PartitionState:
         self._knows_all_producers = True
 
     def recover_from_footers(self, footers: Sequence[SegmentFooter], producer_ids_begin: int) -> None:
-        """The journal ends before the table does: what segments remember counts, as for ``replace``. Producers that
-        appended behind the segments are unknown; their ids are below ``producer_ids_begin``.
+        """Recover when the journal ends before the table does: the segments' state counts, as for ``replace``.
+        Producers that appended after the segments are unknown; their ids are below ``producer_ids_begin``.
         """
         leader_epochs = self.leader_epochs
         self.replace(footers, producer_ids_begin)
@@ -154,6 +155,6 @@ class PartitionState:
         self.forget_producers(producer_ids_begin)
 
     def forget_producers(self, producer_ids_begin: int) -> None:
-        """If batches of producers are unknown: those of all with ids below ``producer_ids_begin`` may be."""
+        """Count all producers with ids below ``producer_ids_begin`` as evicted, if batches of producers are unknown."""
         if not self._knows_all_producers:
             self.producers.evicted_up_to = max(self.producers.evicted_up_to, producer_ids_begin - 1)

@@ -3,19 +3,17 @@
 
 The rules are those of Kafka's ``ProducerStateManager``: the last five batches are remembered, so that a retry gets the
 offsets of its first try, and a batch must follow the one before it. A marker may raise the epoch: batches of the epoch
-before are fenced and forgotten, and the first batch of the new one begins at sequence 0.
+before are fenced and forgotten, and the first batch of the new one begins at sequence 0. An unknown producer may begin
+at any sequence number: it continues after it was evicted, or in a topic that was created again (KIP-360).
 
-A producer of which nothing is known here may begin at any sequence number: it goes on after it was evicted, or in a
-topic that was made again (KIP-360).
-
-Invariants: of producers with ids above ``evicted_up_to`` all batches that are older than the remembered ones were
+Invariants: for producers with ids above ``evicted_up_to``, all batches that are older than the remembered ones were
 stored here. Other producers may have been evicted, or have not begun at sequence 0. A producer with an open transaction
 is never evicted.
 
 A truncation may drop the newest batches of a producer, and then older ones count again. So all batches above the
-committed end are kept, whatever their epoch, and the last five below it; a marker alone forgets those of older epochs.
-The state at each offset from ``whole_from`` on is known: after a truncation to there, and for the footer of a segment
-that ends there.
+committed end are kept, whatever their epoch, and the last five below it; only a marker forgets the batches of older
+epochs. The state at each offset from ``whole_from`` on is known: after a truncation to that offset, and for the footer
+of a segment that ends there.
 """
 
 import itertools
@@ -41,10 +39,10 @@ from logstore.records.transactions import Marker
 
 log = structlog.stdlib.get_logger(__name__)
 
-#: As many as in Kafka: a producer has at most five requests under way.
+#: The number is Kafka's: a producer has at most five requests in flight.
 BATCHES_REMEMBERED = 5
 _REMEMBERED_BYTES = BATCHES_REMEMBERED * PACKED_BYTES
-#: Not with each batch, which would take one away.
+#: Trimming waits for this size, because trimming with each batch would remove one batch at a time.
 _TRIMMED_ABOVE_BYTES = 3 * _REMEMBERED_BYTES
 
 
@@ -57,14 +55,14 @@ class ProducerStates(RecentBatches):
         in_transaction: Container[int] = (),
         committed_end: Callable[[], int] = lambda: 0,
     ) -> None:
-        """``in_transaction`` holds, at each moment, the ids of the producers with an open transaction; nothing below
-        ``committed_end`` is truncated any more.
+        """Begin without producers. ``in_transaction`` always holds the ids of the producers with an open transaction.
+        Nothing below ``committed_end`` is truncated any more.
         """
         super().__init__(expiration_ms)
         self._partition = partition
         self._in_transaction = in_transaction
         self._committed_end = committed_end
-        # Their producers are in ``_durable``, too, with or without batches.
+        # Their producers are also in ``_durable``, with or without batches.
         self._markers: dict[int, Marker] = {}
         self._told = False
         self.evicted_up_to = -1
@@ -79,9 +77,8 @@ class ProducerStates(RecentBatches):
     def check(
         self, producer_id: int, producer_epoch: int, base_sequence: int, record_count: int, now_ms: int
     ) -> RememberedBatch | None:
-        """The batch that this one repeats; None if it is new and follows.
-
-        Raises InvalidProducerEpochError, OutOfOrderSequenceError, DuplicateSequenceError.
+        """Return the batch that this one repeats; None if it is new and follows. Raises InvalidProducerEpochError,
+        OutOfOrderSequenceError and DuplicateSequenceError.
         """
         self.expire(now_ms)
         recent = self.known(producer_id)
@@ -107,7 +104,8 @@ class ProducerStates(RecentBatches):
         if base_sequence == expected:
             return None
         oldest = recent[0].sequence
-        # A batch that ends where the oldest remembered one begins, or up to half of all sequence numbers before that.
+        # This is a batch that ends where the oldest remembered one begins, or up to half of all sequence numbers before
+        # that.
         behind = (oldest - next_sequence(base_sequence, record_count)) & SEQUENCE_MAX
         if behind <= SEQUENCE_MAX // 2 and self._began_here(producer_id):
             raise DuplicateSequenceError(
@@ -119,7 +117,7 @@ class ProducerStates(RecentBatches):
         )
 
     def _began_here(self, producer_id: int) -> bool:
-        """Whether all batches before the remembered ones of ``producer_id``, which is known, were stored here."""
+        """Return whether all batches before the remembered ones of this known ``producer_id`` were stored here."""
         if producer_id <= self.evicted_up_to:
             return False
         return producer_id in self._durable or self._pending[producer_id][0].sequence == 0
@@ -147,7 +145,7 @@ class ProducerStates(RecentBatches):
         return super().pack()
 
     def remember_marker(self, marker: Marker) -> None:
-        """A durable marker. Markers and batches come by rising offset."""
+        """Remember a durable marker. Markers and batches come by rising offset."""
         producer_id = marker.producer_id
         packed = self._durable.setdefault(producer_id, bytearray())
         if packed and last_epoch(packed) < marker.producer_epoch:
@@ -163,7 +161,7 @@ class ProducerStates(RecentBatches):
         return tuple(sorted(self._markers.values(), key=lambda marker: marker.offset))
 
     def replace(self, batches: Iterable[RememberedBatch], markers: Iterable[Marker] = ()) -> None:
-        """Take over batches and markers that were stored. ``evicted_up_to`` is to be set after that."""
+        """Take over batches and markers that were stored. Set ``evicted_up_to`` after that."""
         self._markers.clear()
         super().replace(batches)
         for marker in markers:
@@ -178,7 +176,7 @@ class ProducerStates(RecentBatches):
     # ---- forgetting -------------------------------------------------------------------------------------------------
 
     def expire(self, now_ms: int) -> None:
-        """Forget the producers that appended nothing for so long, by the append time."""
+        """Forget the producers that appended nothing for longer than the expiration, by the append time."""
         self._expire(now_ms)
 
     def _oldest(self) -> int | None:
@@ -215,8 +213,8 @@ class ProducerStates(RecentBatches):
         self.evicted_up_to = max(self.evicted_up_to, owner)
 
     def forget_from(self, offset: int) -> list[int]:
-        """As for all batches. A producer counts as evicted if its newest marker is dropped, or all its batches are and
-        older ones may have been there: what was before is no longer known.
+        """Forget the batches from ``offset`` on, as for all owners. A producer counts as evicted if its newest marker
+        is dropped, or if all its batches are and older ones may have existed: the state before is no longer known.
         """
         with_batches = {producer_id for producer_id, packed in self._durable.items() if packed}
         dropped = super().forget_from(offset)
@@ -234,7 +232,9 @@ class ProducerStates(RecentBatches):
 
 
 def counted_at(batches: Iterable[RememberedBatch], end: int) -> list[RememberedBatch]:
-    """What ``batches``, which come by producer, tell of the state at ``end``: the last ones of each newest epoch."""
+    """Return the batches of the state at ``end``: the last ones of each producer's newest epoch. ``batches`` come by
+    producer.
+    """
     found: list[RememberedBatch] = []
     for _, of_producer in itertools.groupby(batches, key=lambda batch: batch.owner):
         below = [batch for batch in of_producer if batch.base_offset < end]

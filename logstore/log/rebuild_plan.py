@@ -1,10 +1,10 @@
-"""The files that make up a partition's history, chosen from all that are on the disk when no Delta log names them.
+"""The files that make up a partition's history, chosen from all files on disk when no Delta log names them.
 
-Pure. The rule (decision 39): jobs only ever remove records. So of all chains of files that stand for every offset, the
-one with the fewest records is the newest: what a job replaced holds records that its result does not. Among chains with
-as many records it is the one with the fewest files (a merged file before its sources), then the one of the latest
-rewrites (a compaction that found nothing to remove has another footer), then the one of the highest leader epochs (a
-roll before the one of a leader that was deposed).
+The functions are pure. The rule (decision 39): jobs only ever remove records. So of all chains of files that cover
+every offset, the one with the fewest records is the newest: the files that a job replaced hold records that its result
+does not. Among chains with the same number of records it is the one with the fewest files (a merged file before its
+sources), then the one of the latest rewrites (a compaction that found nothing to remove has another footer), then the
+one of the highest leader epochs (a roll before the one of a deposed leader).
 """
 
 import itertools
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A readable file for [base_offset, end_offset). ``rewritten`` is 0 for a roll, and rises with the time at which a
-    job has compacted its offsets.
+    job compacted its offsets.
     """
 
     path: str
@@ -28,8 +28,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """``files`` by rising offset; no two overlap. ``gaps`` are the ranges from the log start to the end that none of
-    them stands for.
+    """The chosen ``files`` by rising offset; no two overlap. ``gaps`` are the ranges from the log start to the end that
+    no file covers.
     """
 
     files: tuple[Candidate, ...]
@@ -41,10 +41,10 @@ _Cost = tuple[int, int, int, int, int]
 
 
 def newest_chain(candidates: Iterable[Candidate], log_start: int, end: int) -> Chain:
-    """The newest chain over [log_start, end), with as few missing offsets as possible.
+    """Return the newest chain over [log_start, end) with the fewest missing offsets.
 
-    A file with the log start inside counts from there. Where no file reaches beyond the log start, the newest one that
-    ends nearest to it comes along, because its footer has the state there.
+    A file that contains the log start counts from there. If no file reaches beyond the log start, the newest one that
+    ends nearest to it is included, because its footer has the state there.
     """
     files = sorted(candidates, key=lambda file: (file.base_offset, file.end_offset, file.path))
     live = [file for file in files if log_start < file.end_offset <= end]

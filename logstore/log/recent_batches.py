@@ -1,8 +1,9 @@
 """The batches that a partition remembers by their owner: a producer, or an idempotency key.
 
-Durable batches are packed, some hundred bytes an owner, in the order in which the owners last appended. Batches being
-fsynced are kept beside them, and vanish without a trace if the journal fails. An owner is forgotten ``remembered_ms``
-after its last append, by the clock of the class. All calls come from the event loop that owns the partition.
+Durable batches are packed, about a hundred bytes per owner, in the order in which the owners last appended. Batches
+being fsynced are kept beside them, and vanish without a trace if the journal fails. An owner is forgotten
+``remembered_ms`` after its last append, by the clock of the class. All calls come from the event loop that owns the
+partition.
 """
 
 from collections import OrderedDict, deque
@@ -20,8 +21,8 @@ class RecentBatches:
         """Remembered ones, those being fsynced included."""
 
     def known(self, owner: int) -> list[RememberedBatch]:
-        """The batches of ``owner`` in the order of their offsets. The last ones may be on their way to the disk: their
-        offsets are answered when the log's end, or its high watermark, has reached them.
+        """Return the batches of ``owner`` in the order of their offsets. The last ones may not be durable yet: their
+        offsets are returned to the client when the log's end, or its high watermark, has reached them.
         """
         return [*unpack_batches(self._durable.get(owner, b"")), *self._pending.get(owner, ())]
 
@@ -31,12 +32,12 @@ class RecentBatches:
     # ---- batches being fsynced --------------------------------------------------------------------------------------
 
     def begin(self, batch: RememberedBatch) -> None:
-        """A batch was handed to the journal: from here on it counts."""
+        """Count a batch from here on, as it was handed to the journal."""
         self._pending.setdefault(batch.owner, deque()).append(batch)
         self.num_batches += 1
 
     def complete(self, owner: int, *, stored: bool) -> None:
-        """The oldest pending batch of ``owner`` is durable (``stored``) or has failed."""
+        """Complete the oldest pending batch of ``owner``: it is durable (``stored``) or has failed."""
         pending = self._pending[owner]
         batch = pending.popleft()
         self.num_batches -= 1
@@ -48,7 +49,7 @@ class RecentBatches:
     # ---- durable batches --------------------------------------------------------------------------------------------
 
     def remember(self, batch: RememberedBatch) -> None:
-        """Batches come by rising offset."""
+        """Remember a durable batch. Batches come by rising offset."""
         packed = self._durable.get(batch.owner)
         if packed is None:
             packed = self._durable[batch.owner] = bytearray()
@@ -57,7 +58,9 @@ class RecentBatches:
         self.num_batches += 1
 
     def recall(self, batch: RememberedBatch) -> None:
-        """Remember a batch that was stored before this log began. As ``remember``, by rising offset."""
+        """Remember a batch that was stored before this log began. Batches come by rising offset, as for
+        ``remember``.
+        """
         self.remember(batch)
 
     def _expire(self, now_ms: int) -> None:
@@ -69,7 +72,7 @@ class RecentBatches:
             self._forget(owner)
 
     def _oldest(self) -> int | None:
-        """The owner that has not appended for longest, of those that may be forgotten."""
+        """Return the owner that has not appended for longest, among those that may be forgotten."""
         return next(iter(self._durable), None)
 
     def _last_append_ms(self, owner: int) -> int:
@@ -79,7 +82,7 @@ class RecentBatches:
         self.num_batches -= len(self._durable.pop(owner)) // PACKED_BYTES
 
     def pack(self) -> bytes:
-        """All durable batches, packed to be stored."""
+        """Pack all durable batches to be stored."""
         return b"".join(self._durable.values())
 
     def replace(self, batches: Iterable[RememberedBatch]) -> None:
@@ -90,7 +93,9 @@ class RecentBatches:
             self.recall(batch)
 
     def forget_from(self, offset: int) -> list[int]:
-        """Forget the batches from ``offset`` on: their records were truncated. Returns the owners left without one."""
+        """Forget the batches from ``offset`` on, as their records were truncated. Return the owners left without a
+        batch.
+        """
         lost = []
         for owner, packed in list(self._durable.items()):
             kept = packed_below(packed, offset)

@@ -1,9 +1,9 @@
-"""Copying the frames of the journal's oldest files forward, so that the files can be freed.
+"""Copies the frames of the journal's oldest files forward, so that the files can be freed.
 
-Only frames that an index points to are copied. A scan of the file would find truncated ones, too, and their copies
-would come behind the TRUNCATE frame that dropped them. Invariants: whether a frame still counts is asked in the same
-step of the loop that hands its copy to the journal; from then on a truncation comes behind the copy. While a truncation
-is on its way to the disk, nothing is copied, as a copy would bring back what it drops, and no file is freed, as the
+Only frames that an index points to are copied. A scan of the file would also find truncated frames, and their copies
+would come after the TRUNCATE frame that dropped them. Invariants: the check that a frame still counts is made in the
+same step of the loop that hands its copy to the journal; from then on a truncation comes after the copy. While a
+truncation is being written, nothing is copied, as a copy would bring back what it drops, and no file is freed, as the
 truncation may fail.
 """
 
@@ -27,22 +27,22 @@ class KeepsFrames(Protocol):
 
     @property
     def is_truncating(self) -> bool:
-        """Whether a truncation is on its way to the disk."""
+        """True while a truncation is being written."""
         ...
 
     def frames_to_keep(self, start: int, end: int) -> list[IndexedFrame]:
-        """The frames at the journal positions [start, end) that count."""
+        """Return the frames at the journal positions [start, end) that count."""
         ...
 
 
 async def relocate_oldest(
     journal: Journal, keeper_of: Callable[[PartitionKey], KeepsFrames | None], max_bytes: int
 ) -> list[FrameLocation]:
-    """Copy the needed frames of the oldest file forward and free it. Returns the places of the copies.
+    """Copy the needed frames of the oldest file forward and free it. Return the places of the copies.
 
     Does nothing, and returns an empty list, if there is no older file, if its needed frames are larger than
-    ``max_bytes``, or if it has frames of an unknown partition, or of one that is being truncated. Raises as
-    ``Journal.append`` and ``Journal.read`` do.
+    ``max_bytes``, or if it has frames of an unknown partition, or of one that is being truncated. Raises the errors of
+    ``Journal.append`` and ``Journal.read``.
     """
     oldest = journal.oldest_needed
     if oldest is None:
@@ -73,10 +73,10 @@ async def relocate_oldest(
 
 
 async def renew(journal: Journal, keeper_of: Callable[[PartitionKey], KeepsFrames | None]) -> int:
-    """Begin a new journal file, and remove all older ones, durably: what is still needed of them is copied forward. The
-    number of files removed. What is sealed, truncated or deleted by now is in no file afterwards.
+    """Begin a new journal file, and durably remove all older ones after copying forward what is still needed. Return
+    the number of files removed. Afterwards no file has what was sealed, truncated or deleted before the call.
 
-    Raises StorageError if a file cannot be let go for now, StorageFullError, BrokerNotReadyError.
+    Raises StorageError if a file cannot be freed yet, StorageFullError, and BrokerNotReadyError.
     """
     begin = await journal.rotate()
     removed = sum(start < begin for start, _ in journal.files)

@@ -1,8 +1,8 @@
-"""A follower's log begins anew where the table ends: the leader has no frames from before (KIP-405).
+"""Restarts a follower's log where the table ends, because the leader has no frames from before (KIP-405).
 
-The history is in the table, which all brokers share, so that nothing is copied. Two frames go to the journal in one
-append: a truncation of the whole tail, and a snapshot of the state that the footers of segments tell (C16). A crash
-leaves the log as before, or at the end of the table.
+The history is in the table, which all brokers share, so nothing is copied. Two frames go to the journal in one append:
+a truncation of the whole tail, and a snapshot of the state in the footers of segments (C16). A crash leaves the log as
+before, or at the end of the table.
 """
 
 import asyncio
@@ -20,9 +20,10 @@ from logstore.log.topic import Topic
 async def reset_to_table(
     journal: Journal, topic: Topic, log: PartitionLog, producer_ids_begin: int, is_wanted: Callable[[], bool]
 ) -> bool:
-    """Begin ``log`` anew at the sealed offset of the topic's newest snapshot; whether that was done.
+    """Restart ``log`` at the sealed offset of the topic's newest snapshot; return whether that was done.
 
-    Not if ``is_wanted`` says no after the footers were read. Raises as ``Journal.append``, StorageError.
+    It is not done if ``is_wanted`` returns false after the footers were read. Raises StorageError, and the errors of
+    ``Journal.append``.
     """
     sealed = topic.snapshot.partitions[log.partition].sealed
     footers = await asyncio.to_thread(newest_footers, topic, log)

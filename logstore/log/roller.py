@@ -1,10 +1,10 @@
-"""From the journal into Delta: un-sealed ranges become Parquet segments, one commit a topic seals them all.
+"""Rolls the journal into Delta: un-sealed ranges become Parquet segments, and one commit per topic seals them all.
 
-The order that makes it safe, each step before the next: the segment file is written and fsynced; the Delta commit adds
-it and moves ``sealed``; the commit is fsynced (rule R7); the ``sealed_offset`` advances; the journal may free the
-range. A crash between any two leaves an orphan file at worst, which a later vacuum deletes. A commit that fails leaves
-its files to the next attempt, which commits the same ones: a table that takes no commits does not fill the disk.
-A commit of ours that a foreign one overwrote later is ``table_follower``'s to repair.
+These steps make it safe, each one before the next: the segment file is written and fsynced; the Delta commit adds it
+and moves ``sealed``; the commit is fsynced (rule R7); the ``sealed_offset`` advances; the journal may free the range. A
+crash between any two leaves an orphan file at worst, which a later vacuum deletes. A commit that fails leaves its files
+to the next attempt, which commits the same ones: a table that accepts no commits does not fill the disk.
+``table_follower`` repairs a commit of ours that another writer's commit overwrote later.
 """
 
 import asyncio
@@ -55,19 +55,21 @@ from logstore.threads import threads
 log = structlog.stdlib.get_logger(__name__)
 
 T = TypeVar("T")
-# What is checked and decoded in one go, mostly with the interpreter held: about half a millisecond.
+# The bytes that are checked and decoded in one go, mostly while the interpreter lock is held: about half a millisecond.
 _READ_BYTES = 1 * MIB
 _READ_FRAMES = 128
-# Between chunks of many small frames, which cost more of the interpreter than their bytes do.
+# The pause between chunks of many small frames, which cost more of the interpreter's time than their bytes do.
 _PAUSE_S = 0.002
 _ATTEMPTS = 5
-# A tenth of the weight of other threads. It is enough, because those often wait for the disk.
+# The threads have a tenth of the weight of other threads. It is enough, because those often wait for the disk.
 _NICENESS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class RollResult:
-    """``version`` of the Delta table that holds the commit; ``sealed`` offset of every partition of the topic."""
+    """The result of a roll: the ``version`` of the Delta table with the commit, and the ``sealed`` offset of every
+    partition of the topic.
+    """
 
     version: int
     sealed: dict[int, int]
@@ -77,7 +79,7 @@ class RollResult:
 class _Piece:
     base_offset: int
     end_offset: int
-    #: A copy: an object for each frame is made in the roll's thread, not on the event loop.
+    #: A copy, so that the roll's thread, and not the event loop, makes an object for each frame.
     frames: FrameIndex
 
 
@@ -90,7 +92,7 @@ class _Range:
     end_offset: int
     leader_epoch: int
     leader_epochs: tuple[tuple[int, int], ...]
-    #: Batches remembered at the end, packed; a piece leaves out the batches behind it.
+    #: Batches remembered at the end, packed; a piece leaves out the batches after it.
     producers: bytes
     idempotency_keys: bytes
     markers: tuple[Marker, ...]
@@ -99,7 +101,7 @@ class _Range:
 
 
 def roll_threads() -> Executor:
-    """The executor of a ``Roller``. Nobody waits for a roll, so its threads give way to those of requests."""
+    """Return the executor of a ``Roller``. Nobody waits for a roll, so its threads give way to those of requests."""
     return threads().pool(2, "roll", _NICENESS)
 
 
@@ -113,8 +115,9 @@ class Roller:
         table_lock: Callable[[str], AbstractAsyncContextManager[None]] = lambda _: contextlib.nullcontext(),
         erasures: ErasureLog | None = None,
     ) -> None:
-        """``require_lock`` raises LockLostError once the tables may be another process's to write. ``table_lock`` is
-        held while the log of a topic's table is checkpointed. ``erasures`` are those that the tables must show.
+        """Begin without rolls. ``require_lock`` raises LockLostError once another process may write the tables.
+        ``table_lock`` is held while the log of a topic's table is checkpointed. ``erasures`` are those that the tables
+        must include.
         """
         self._erasures = erasures or ErasureLog()
         self._require_lock = require_lock
@@ -124,21 +127,21 @@ class Roller:
         self._executor = executor
         self._follower = TableFollower(clock, executor, self._erasures)
         self._running: set[asyncio.Task[object]] = set()
-        #: By topic and partition: written, but not known to be committed.
+        #: Parts that are written, but not known to be committed, by topic and partition.
         self._uncommitted: dict[Topic, dict[int, RollPart]] = {}
 
     async def roll(self, topic: Topic, select: Callable[[PartitionLog], bool] = lambda _: True) -> RollResult:
         """Seal everything committed so far of the partitions that ``select`` picks and that are led here; return when
         that is durable.
 
-        Goes on to its end if the caller is cancelled. Raises UnknownTopicError for a topic deleted meanwhile,
+        Continues to its end if the caller is cancelled. Raises UnknownTopicError for a topic deleted meanwhile,
         StorageFullError, StorageError, CommitRefusedError, CommitConflictError, CommitStateUnknownError,
         FencedLeaderEpochError.
         """
         return await self._to_the_end(self._roll(topic, select))
 
     async def refresh(self, topic: Topic, *, at_start: bool = False) -> None:
-        """Take over commits of others; commit files again whose commit a foreign one overwrote.
+        """Take over commits of others; commit files again whose commit another writer overwrote.
 
         ``at_start`` also looks for gaps in the history, which a commit overwritten before the last stop leaves. Raises
         CorruptionError if sealed records are neither in the table nor on disk.
@@ -147,11 +150,11 @@ class Roller:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a roll or another commit is under way."""
+        """True while a roll or another commit is running."""
         return bool(self._running)
 
     async def drain(self) -> None:
-        """Wait for the rolls under way."""
+        """Wait for the running rolls."""
         while self._running:
             await asyncio.wait(self._running)
 
@@ -178,7 +181,7 @@ class Roller:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     def forget(self, topic: Topic) -> None:
-        """The topic was deleted."""
+        """Forget the topic, as it was deleted."""
         self._uncommitted.pop(topic, None)
 
     async def _roll(self, topic: Topic, select: Callable[[PartitionLog], bool]) -> RollResult:
@@ -200,16 +203,16 @@ class Roller:
 
     async def _write_new(self, topic: Topic, partitions: Sequence[PartitionLog]) -> list[RollPart]:
         for _ in range(_ATTEMPTS):
-            # Without an await: the plans of one commit are of one moment.
+            # There is no await here, so that the plans of one commit are from one moment.
             spans = [_plan(p, topic.config.segment_bytes) for p in partitions if p.sealed_offset < p.rollable_end]
             if not spans:
                 return []
-            with contextlib.suppress(JournalRangeFreedError):  # copied forward meanwhile: the index knows where to
+            with contextlib.suppress(JournalRangeFreedError):  # copied forward meanwhile: the index has the new place
                 return await self._in_thread(functools.partial(self._write, topic, spans))
         raise StorageError(f"The roll of topic {topic.name!r} never found its records in the journal. Try again.")
 
     async def _left_over(self, topic: Topic) -> list[RollPart]:
-        """The files that an earlier attempt wrote and could not commit, if they are still wanted and whole."""
+        """Return the files that an earlier attempt wrote and could not commit, if they are still wanted and whole."""
         parts = [
             part
             for part in self._uncommitted.pop(topic, {}).values()
@@ -218,7 +221,7 @@ class Roller:
         return await self._in_thread(lambda: [part for part in parts if _is_whole(topic.table.files, part)])
 
     async def _commit(self, topic: Topic, parts: list[RollPart]) -> dict[int, LogStoreError]:
-        """Seal ``parts``; by partition, the reason why some were left out; another broker may lead one by now."""
+        """Seal ``parts`` and return by partition why some were left out. Another broker may lead one by now."""
         refused: dict[int, LogStoreError] = {}
         led = []
         for part in parts:
@@ -235,7 +238,7 @@ class Roller:
         uncommitted = self._uncommitted.setdefault(topic, {})
         uncommitted |= {part.partition: part for part in parts}
         erased = self._erasures.committed(topic.topic_id)
-        # Such frames were in the journal of a backup that was put back.
+        # Such frames were in the journal of a backup that was restored.
         found = erased is not None and any(part.base_offset < erased.end_offset(part.partition) for part in parts)
         commit = await self._in_thread(lambda: topic.table.commit_roll(parts, found=found))
         await self._follower.follow(topic)
@@ -245,7 +248,7 @@ class Roller:
             if partition in refused:
                 continue
             if topic.snapshot.partitions[partition].sealed < part.end_offset:
-                # A range sealed here and not in the table would look to readers like a gap.
+                # Readers would see a gap if a range were sealed here and not in the table.
                 refused[partition] = CommitConflictError(
                     f"Version {commit.version} of topic {topic.name!r} was overwritten by a foreign commit at once: "
                     "the roll is committed again with the next one"
@@ -269,13 +272,16 @@ class Roller:
         return refused
 
     def _seal(self, partition_log: PartitionLog, offset: int) -> None:
-        # Another broker may lead by now, and this log may be shorter than what it has rolled: it was dropped.
+        # Another broker may lead by now, and this log may be shorter than the range it has rolled, because its end was
+        # dropped.
         if (offset := min(offset, partition_log.last_stable_offset)) > partition_log.sealed_offset:
             partition_log.seal(offset)
         self._journal.release(partition_log.topic_id, partition_log.partition, partition_log.sealed_offset)
 
     def _write(self, topic: Topic, spans: Sequence[_Range]) -> list[RollPart]:
-        """All files or none: a failed write leaves no file. StorageFullError, StorageError, JournalRangeFreedError."""
+        """Write all files or none: a failed write leaves no file. Raises StorageFullError, StorageError and
+        JournalRangeFreedError.
+        """
         codec = topic.config.segment_codec
         parts: list[RollPart] = []
         written: list[Segment] = []
@@ -314,7 +320,7 @@ class Roller:
                 append_time_ms = max((append_time_ms, *(frame.header.append_time_ms for frame in stored)))
                 ranges = list(log_append_times)
                 for header, _ in stored:
-                    # What holds no record goes with what is in front of it.
+                    # A frame without records counts as part of the one before it.
                     if header.has_records:
                         is_append_time = FrameFlags.LOG_APPEND_TIME in header.flags
                     if is_append_time:
@@ -348,14 +354,16 @@ class Roller:
             except CorruptionError as error:
                 topic.quarantine(str(error), "Restore _delta_log from a backup, then restart the store")
                 raise
-            # The log entries of lost records are kept until the records are back or given up.
-            # At a start the log was just made durable; below this version no checkpoint is due.
+            # The log entries of lost records are kept until the records are back or given up. At a start the log was
+            # just made durable, and below this version no checkpoint is due.
             due = not at_start or topic.version >= DELTA_CHECKPOINT_INTERVAL
             if due and topic.is_maintained_here and not any(p.missing for p in topic.partitions):
                 await self._maintain(topic)
 
     async def _maintain(self, topic: Topic) -> None:
-        """One broker at a time: a leader of partition 0 that was replaced, and does not know it, may be at it, too."""
+        """Maintain the table, one broker at a time: a replaced leader of partition 0 that does not know it may also be
+        doing this.
+        """
         if not await self._in_thread(topic.table.is_maintenance_due):
             return
         try:
@@ -366,7 +374,7 @@ class Roller:
 
 
 def _is_whole(files: TableFiles, part: RollPart) -> bool:
-    """Whether the files are on disk and undamaged. If they are not, the journal still has their records."""
+    """Return whether the files are on disk and undamaged. If they are not, the journal still has their records."""
     try:
         for segment in part.segments:
             verify_segment(files, segment.path)
@@ -414,8 +422,8 @@ def _in_chunks(frames: Iterable[IndexedFrame]) -> Iterator[list[IndexedFrame]]:
 
 
 def _is_first_roll(topic: Topic, partition_log: PartitionLog) -> bool:
-    """Whether the leader has something to roll, and nothing of its epoch is in the table as it is known here: the
-    leader before may have rolled more than it could tell.
+    """Return whether the leader has something to roll, and the known table has nothing of its epoch. The previous
+    leader may have rolled more than it could report.
     """
     if partition_log.sealed_offset >= partition_log.rollable_end:
         return False

@@ -1,8 +1,8 @@
 """One slice of a partition's records at a time, read and decoded in a thread: from a row group, or frames of the tail.
 
 Decoded records that were not all handed out are kept, bounded in bytes, because consumers come back for the next slice
-(``_Reading``). Footers of segments are kept, too: a segment's name is never used again, so its footer never changes.
-All state is behind one lock; no disk is read while it is held.
+(``_Reading``). Footers of segments are also kept: a segment's name is never used again, so its footer never changes.
+One lock guards all state; no disk is read while it is held.
 """
 
 import threading
@@ -46,11 +46,11 @@ _FOOTERS_CACHED = 1024
 _ROW_GROUP_FILES_CACHED = 128
 # A page of each column, and a batch of their rows.
 _DECODER_BYTES = 4 * MIB
-# Each of several readers in step has one; a reader that repeats a read adds none.
+# Each of several readers in step has a reading; a reader that repeats a read adds none.
 _READINGS_OF_A_PLACE = 4
-# So many of the remaining rows are measured first, to find those that fit into a slice.
+# The number of remaining rows that are measured first, to find those that fit into a slice.
 _ROWS_LOOKED_AT = 1024
-# A row group that is passed over by its statistics counts as this many bytes that were looked at: its footer was read.
+# A row group that is skipped because of its statistics counts as this many searched bytes, as its footer was read.
 _STATISTICS_BYTES = 64 * 1024
 
 
@@ -58,8 +58,8 @@ _STATISTICS_BYTES = 64 * 1024
 class Slice(Generic[C]):
     """Batches from one place: ``count`` records, which use up ``num_bytes`` of ``max_bytes``.
 
-    Reading goes on at ``next_offset``. ``is_full``: a record or frame behind them was left out for want of room.
-    ``searched_bytes``: with ``Wanted.search`` the bytes of records that were looked at.
+    Reading continues at ``next_offset``. ``is_full``: the next record or frame was left out because it did not fit.
+    ``searched_bytes``: with ``Wanted.search``, the bytes of the records that were searched.
     """
 
     batches: list[C]
@@ -72,7 +72,9 @@ class Slice(Generic[C]):
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Only records that ``where`` selects; those of at most ``max_bytes``, and a batch, are looked at."""
+    """A search for the records that ``where`` selects. It looks at records of at most ``max_bytes``, and one batch
+    more.
+    """
 
     where: Where
     max_bytes: int
@@ -80,9 +82,10 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Records of [start, end) up to ``max_bytes``; the first one, whatever its size, unless ``may_be_empty``.
+    """The wanted records of [start, end), up to ``max_bytes``; the first one, whatever its size, unless
+    ``may_be_empty``.
 
-    No reader may have the records below ``log_start``. With a ``search`` there may be none.
+    No reader may get the records below ``log_start``. With a ``search`` there may be no records.
     """
 
     start: int
@@ -104,9 +107,9 @@ class _Place:
 
 
 class _Reading:
-    """A row group, or a large frame of the tail, decoded as far as it was handed out: to ``next_offset``.
+    """A row group, or a large frame of the tail, decoded as far as it was returned: to ``next_offset``.
 
-    Iterating begins with the batch in which the iteration before was left.
+    An iteration begins with the batch in which the previous iteration stopped.
     """
 
     def __init__(self, key: object, num_bytes: int, batches: Iterator[pa.RecordBatch]) -> None:
@@ -122,7 +125,7 @@ class _Reading:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the reading holds; a batch with larger rows may have more than others."""
+        """The bytes that the reading holds; a batch with larger rows may have more than others."""
         return self._decoder_bytes + (self._left_in.get_total_buffer_size() if self._left_in is not None else 0)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -145,7 +148,7 @@ class SliceReader:
         self._lock = threading.Lock()
 
     def read_frames(self, frames: Sequence[IndexedFrame], wanted: Wanted) -> Slice[pa.RecordBatch]:
-        """Records of the frames, at least one of which must be given. Raises as ``Journal.read``."""
+        """Read records of the frames, at least one of which must be given. Raises the errors of ``Journal.read``."""
         end = frames[-1].end_offset
         if len(frames) > 1:
             locations = [frame.location for frame in frames if frame.has_records]
@@ -158,12 +161,12 @@ class SliceReader:
         )
 
     def read_stored_frames(self, frames: Sequence[IndexedFrame]) -> list[RecordBatch]:
-        """The batches of the frames, as ``stored_batches``. Raises as ``Journal.read_many``."""
+        """Read the batches of the frames, as ``stored_batches`` does. Raises the errors of ``Journal.read_many``."""
         return stored_batches(self._journal.read_many([frame.location for frame in frames if frame.has_records]))
 
     def read_frame_batches(self, locations: Sequence[FrameLocation], wanted: Wanted) -> Slice[Buffer]:
-        """As many of the frames, at least one of which must be given, as fit, as Kafka's record batches: whole, so that
-        the first one may begin below ``wanted.start``. Raises as ``Journal.read_many``.
+        """Read the frames that fit as Kafka's record batches; at least one frame must be given. Batches are whole, so
+        the first one may begin below ``wanted.start``. Raises the errors of ``Journal.read_many``.
         """
         found = self._journal.read_many(locations)
         taken = len(found)
@@ -184,7 +187,7 @@ class SliceReader:
     def read_segment_batches(
         self, files: TableFiles, segment: SegmentFile, following: int, wanted: Wanted, epochs: Epochs
     ) -> Slice[Buffer]:
-        """As ``read_segment``; the rows as Kafka's record batches, which begin at ``wanted.start``."""
+        """Read like ``read_segment``, but return the rows as Kafka's record batches, beginning at ``wanted.start``."""
         rows = self.read_segment(files, segment, following, wanted)
         append_times = self._index(files, segment).log_append_times
         batches = encode_history(rows.batches, rows.next_offset, epochs, append_times)
@@ -193,10 +196,10 @@ class SliceReader:
     def read_segment(
         self, files: TableFiles, segment: SegmentFile, following: int, wanted: Wanted
     ) -> Slice[pa.RecordBatch]:
-        """Rows of the row group with the first offset wanted, or with the next record after it.
+        """Read rows of the row group that has the first wanted offset, or the next record after it.
 
         ``following`` is the base offset of the next segment, or the sealed offset after the last one. Raises
-        CorruptionError, FileNotFoundError, OSError.
+        CorruptionError, FileNotFoundError and OSError.
         """
         place = self._place(files, segment, following, wanted)
         if place is None:
@@ -206,7 +209,7 @@ class SliceReader:
     def read_stored_segment(
         self, files: TableFiles, segment: SegmentFile, following: int, wanted: Wanted
     ) -> Slice[RecordBatch]:
-        """As ``read_segment``; the row group as it is stored, whole."""
+        """Read like ``read_segment``, but return the whole row group as it is stored."""
         place = self._place(files, segment, following, wanted)
         return _nothing_until(following, wanted) if place is None else self._stored_row_group(place, wanted)
 
@@ -230,15 +233,15 @@ class SliceReader:
         )
 
     def _stored_row_group(self, place: _Place, wanted: Wanted) -> Slice[RecordBatch]:
-        """The row group as it is; its reader leaves out the records below ``wanted.start``. Only rows of it if others
-        are deleted, or if it cannot be checked as it is.
+        """Return the row group as it is; its reader leaves out the records below ``wanted.start``. Only some of its
+        rows are returned if others are deleted, or if it cannot be checked as it is.
         """
         group = place.group
         if wanted.log_start <= group.first_offset and group.last_offset < wanted.end:
             in_file = self._cached(self._row_group_files, place.files, place.name, row_group_files)
             if in_file and (file := in_file[group.index]) is not None:
-                # The answer has batches already: this one may be too large, or begin with records of theirs, because a
-                # merge or a roll has just made it.
+                # The response has batches already: this row group may be too large, or begin with records that they
+                # contain, because a merge or a roll has just made it.
                 if wanted.may_be_empty and (file.decoded_bytes > wanted.max_bytes or group.first_offset < wanted.start):
                     return Slice([], 0, 0, wanted.start)
                 payload = read_row_group_file(place.files, place.name, file)
@@ -246,8 +249,8 @@ class SliceReader:
                 count = min(group.num_rows, group.last_offset + 1 - wanted.start)
                 return Slice([batch], count, file.decoded_bytes, min(place.scanned_to, wanted.end))
             if in_file and not wanted.may_be_empty:
-                # Rows of it are deleted. The others come at once, as a whole row group does: a reader that gets them in
-                # many small parts asks many times.
+                # Rows of the group are deleted. The others come at once, as a whole row group does: a reader that gets
+                # them in many small parts sends many requests.
                 wanted = replace(wanted, max_bytes=max(wanted.max_bytes, ROW_GROUP_BYTES_MAX))
         rows = self._rows(place, wanted)
         if not rows.batches:
@@ -264,7 +267,7 @@ class SliceReader:
         wanted: Wanted,
         scanned_to: int,
     ) -> Slice[pa.RecordBatch]:
-        """As ``_cut`` of the batches from ``begin``, continued where the last slice ended."""
+        """Cut the batches from ``begin``, as ``_cut`` does, continuing where the last slice ended."""
         reading = self._take_begun(key, wanted.start) or _Reading(key, num_bytes, begin())
         found = _cut(reading, wanted, scanned_to)
         if found.next_offset < scanned_to:
@@ -286,7 +289,9 @@ class SliceReader:
         return None
 
     def count_from(self, files: TableFiles, segment: SegmentFile, start: int) -> int:
-        """The records of a segment with offsets of at least ``start``. Raises as ``read_segment``."""
+        """Return the number of a segment's records with offsets of at least ``start``. Raises the errors of
+        ``read_segment``.
+        """
         count = 0
         for group in self._groups(files, segment):
             if group.first_offset >= start:
@@ -305,8 +310,8 @@ class SliceReader:
         sealed: int,
         timestamp_ms: int,
     ) -> tuple[int, int] | None:
-        """The first record of [start, sealed) in the segments, or behind that in the frames of the tail, with a
-        timestamp of at least ``timestamp_ms``: its offset and timestamp.
+        """Return offset and timestamp of the first record with a timestamp of at least ``timestamp_ms``. The records of
+        [start, sealed) in the segments are searched first, and then the frames of the tail.
         """
         for segment in segments:
             for group in self._groups(files, segment):
@@ -330,8 +335,8 @@ class SliceReader:
         start: int,
         sealed: int,
     ) -> int | None:
-        """The largest timestamp of the records of [start, sealed) in the segments, and of those behind it in the frames
-        of the tail. Only what begins below ``start`` is read.
+        """Return the largest timestamp of the records of [start, sealed) in the segments, and of the later ones in the
+        frames of the tail. Only segments and frames that begin below ``start`` are read.
         """
         found: list[int] = []
         for segment in segments:
@@ -377,7 +382,7 @@ class SliceReader:
 
 
 def _nothing_until(following: int, wanted: Wanted) -> Slice[C]:
-    """No record of the segment is left: reading goes on at ``following``."""
+    """Return an empty slice, because no record of the segment is left: reading continues at ``following``."""
     return Slice([], 0, 0, max(wanted.start, min(following, wanted.end)))
 
 
@@ -392,7 +397,7 @@ def _check_against_log(place: str, groups: Sequence[RowGroup], segment: SegmentF
 
 
 def _cut(batches: Iterable[pa.RecordBatch], wanted: Wanted, scanned_to: int) -> Slice[pa.RecordBatch]:
-    """The wanted part of ``batches``, which are complete up to the offset ``scanned_to``."""
+    """Return the wanted part of ``batches``, which are complete up to the offset ``scanned_to``."""
     taken: list[pa.RecordBatch] = []
     count = num_bytes = searched_bytes = 0
     for batch in batches:
@@ -417,7 +422,7 @@ def _cut(batches: Iterable[pa.RecordBatch], wanted: Wanted, scanned_to: int) -> 
 
 
 def _passed_over(place: _Place, wanted: Wanted, search: Search) -> Slice[pa.RecordBatch] | None:
-    """An empty slice in place of a row group in which times, or keys read alone, show that no record is selected."""
+    """Return an empty slice in place of a row group if its times or keys alone show that no record is selected."""
     group = place.group
     if search.where.timestamps.overlaps(group.min_timestamp_ms, group.max_timestamp_ms):
         columns = search.where.columns - {"value"}
@@ -433,7 +438,7 @@ def _passed_over(place: _Place, wanted: Wanted, search: Search) -> Slice[pa.Reco
 
 
 def _fitting(rows: pa.RecordBatch, max_bytes: int, *, at_least: int) -> tuple[int, int]:
-    """The number of first rows that fit ``max_bytes``, and their bytes. Not many more rows are measured."""
+    """Return how many of the first rows fit ``max_bytes``, and their bytes. Not many more rows are measured."""
     count = num_bytes = 0
     looked_at = _ROWS_LOOKED_AT
     while count < rows.num_rows:
@@ -455,6 +460,6 @@ def _first_at(batch: pa.RecordBatch, start: int, end: int, timestamp_ms: int) ->
 
 
 def _timestamps_from(batch: pa.RecordBatch, start: int) -> list[int]:
-    """The largest timestamp from the offset ``start`` on, if there is any."""
+    """Return the largest timestamp from the offset ``start`` on, if there is any."""
     timestamps = int64_values(batch.column("timestamp"))[int64_values(batch.column("offset")) >= start]
     return [int(timestamps.max())] if len(timestamps) else []

@@ -1,8 +1,8 @@
-"""``topic verify``: a topic's table against its Delta log, its files and the journal, without a change to any.
+"""``topic verify``: compares a topic's table with its Delta log, its files and the journal, without a change to any.
 
-Each finding names the check that failed. What is no damage, such as a file of another writer below ``sealed``, is a
-note. It may run beside a store: the journal is read first, so that the table is never older than the journal's tail,
-and a file that a job has replaced meanwhile does not count.
+Each finding names the check that failed. A finding that is not damage, such as a file of another writer below
+``sealed``, is a note. The check may run beside a store: the journal is read first, so that the table is never older
+than the journal's tail, and a file that a job has replaced meanwhile does not count.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -32,11 +32,10 @@ NOT_THERE = "file-missing"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``check`` is the name of the check, ``file`` the file in the table that the finding is about, if it is about one.
-
-    Checks: ``delta-log``, ``ranges``, ``foreign-file``, ``file-missing``, ``file-damaged``, ``file-differs``,
-    ``records-missing``, ``offsets``, ``leader-epochs``, ``journal``, ``producers``; notes have ``deletion-vector``,
-    too.
+    """A failed check, or a note. ``check`` is the name of the check; ``file`` is the file in the table that it is
+    about, if any. Checks: ``delta-log``, ``ranges``, ``foreign-file``, ``file-missing``, ``file-damaged``,
+    ``file-differs``, ``records-missing``, ``offsets``, ``leader-epochs``, ``journal``, ``producers``; notes also have
+    ``deletion-vector``.
     """
 
     check: str
@@ -47,8 +46,8 @@ class Finding:
 
 @dataclass
 class TopicReport:
-    """``problems`` are damage; ``notes`` are not. Counts are of active files; ``unnamed`` are files on disk that the
-    Delta log does not name.
+    """The report on one topic. ``problems`` are damage, ``notes`` are not. Counts are of active files; ``unnamed`` are
+    files on disk that the Delta log does not name.
     """
 
     topic: str
@@ -64,12 +63,12 @@ class TopicReport:
 
 
 Tails = Mapping[PartitionKey, JournalTail]
-#: By the log directory, of one broker each.
+#: The tails of each broker by its log directory.
 Journals = Mapping[str, Tails]
 
 
 def newest_tails(journals: Iterable[Tails]) -> Tails:
-    """Of each partition the tail of the replica that has everything that was acknowledged, if it is among them."""
+    """Return for each partition the tail of the replica that has everything acknowledged, if it is among them."""
     newest: dict[PartitionKey, JournalTail] = {}
     for tails in journals:
         for key, tail in tails.items():
@@ -79,8 +78,8 @@ def newest_tails(journals: Iterable[Tails]) -> Tails:
 
 
 def verify_topic(files: TableFiles, journals: Journals, *, quick: bool = False) -> TopicReport:
-    """All checks of one topic. Each broker's journal is compared with the table by itself; the journals must have been
-    read before this call. ``quick`` reads the ends of files only. OSError.
+    """Run all checks of one topic. Each broker's journal is compared with the table separately; the journals must have
+    been read before this call. ``quick`` reads only the ends of files. Raises OSError.
     """
     report = TopicReport(files.name)
     remains = read_remains(files)
@@ -132,7 +131,7 @@ def _check_files(
     *,
     quick: bool,
 ) -> dict[int, list[SegmentFooter]]:
-    """The footers of segments by partition, by rising base offset."""
+    """Check the active files, and return the footers of segments by partition, by rising base offset."""
     footers: dict[int, list[SegmentFooter]] = {}
     for path, add in sorted(active.items()):
         partition = _partition_of(add)
@@ -164,7 +163,7 @@ def _check_files(
 def _check_vector(
     files: TableFiles, add: Add, vector: DeletionVector, checked: CheckedFile, report: TopicReport
 ) -> int:
-    """How many rows the deletion vector takes out of the file."""
+    """Return how many rows the deletion vector removes from the file."""
     try:
         rows = deleted_rows(vector, files)
     except (LogStoreError, OSError) as error:
@@ -184,8 +183,8 @@ def _check_vector(
 def check_active(
     files: TableFiles, add: Add, problem: Callable[[Finding], None], *, quick: bool = False
 ) -> CheckedFile:
-    """An active file against itself, and against its add action. FileNotFoundError, OSError; CorruptionError if the
-    file itself is damaged.
+    """Compare an active file with itself, and with its add action. Raises FileNotFoundError, OSError, and
+    CorruptionError if the file itself is damaged.
     """
     partition = _partition_of(add)
     checked = _ends_of(files, add.path) if quick else check_file(files, add.path)
@@ -200,7 +199,7 @@ def check_active(
 
 
 def _ends_of(files: TableFiles, name: str) -> CheckedFile:
-    """As ``check_file``, by the begin and the end of the file alone."""
+    """Check like ``check_file``, but read only the beginning and the end of the file."""
     file = open_parquet(files, name)
     if known_segment_name(name) is None:
         return CheckedFile(name, file.size, None, file.metadata.num_rows)
@@ -225,7 +224,7 @@ def _count_unnamed(files: TableFiles, active: Mapping[str, Add], report: TopicRe
 
 
 def _forget_replaced(files: TableFiles, report: TopicReport) -> None:
-    """Files that were not there count only if the table still names them: a job may have replaced them meanwhile."""
+    """Keep the problems of missing files only if the table still names them: a job may have replaced them meanwhile."""
     missing = {finding.file for finding in report.problems if finding.check == NOT_THERE}
     if missing:
         still = read_remains(files).added.keys()
@@ -278,10 +277,11 @@ def _check_tail(
     home: str | None,
     report: TopicReport,
 ) -> None:
-    """The journal's frames go on at ``sealed`` without a hole, and remember what the last segment remembers.
+    """Check that the journal's frames continue at ``sealed`` without a hole, and remember what the last segment
+    remembers.
 
-    ``home``: the log directory, if there are journals of several brokers. One of them may be of a replica that is out
-    of sync: another one was elected, and what this one had alone was never acknowledged.
+    ``home`` is the log directory, if there are journals of several brokers. One of them may be of a replica that is out
+    of sync: another one was elected, and records that only this one had were never acknowledged.
     """
     sealed = snapshot.partitions[partition].sealed
 
@@ -314,7 +314,7 @@ def _check_tail(
 
 
 def _has_parted(tail: JournalTail, sealed: int, last: SegmentFooter | None) -> bool:
-    """Whether the last offset that both have is of another leader in the journal than in the table."""
+    """Return whether the last offset that both have is from another leader in the journal than in the table."""
     if last is None or last.end_offset != sealed or not (shared := min(sealed, tail.end_offset)):
         return False
     in_journal = tail.leader_epochs(() if tail.snapshot is None else tail.snapshot.leader_epochs).epoch_of(shared - 1)
@@ -322,7 +322,7 @@ def _has_parted(tail: JournalTail, sealed: int, last: SegmentFooter | None) -> b
 
 
 def _check_producers(tail: JournalTail, last: SegmentFooter, problem: Callable[[str, str], None]) -> None:
-    """Batches of the same producer, or key, that both remember are the same batches."""
+    """Check that batches of the same producer, or key, that both remember are the same batches."""
     found: dict[tuple[int, int], RememberedBatch] = {}
     if tail.snapshot is not None:
         for packed in (tail.snapshot.producers, tail.snapshot.idempotency_keys):
@@ -352,7 +352,7 @@ def _check_partition_count(topic_id: UUID, partitions: int, tails: Tails, report
 
 
 def _check_gaps(files: TableFiles, snapshot: TopicSnapshot, report: TopicReport) -> None:
-    """Ranges that no file stands for: removed by a DELETE or an old compaction, or missing."""
+    """Report ranges that no file covers: removed by a DELETE or an old compaction, or missing."""
     unsound = {finding.partition for finding in report.problems if finding.check == "ranges"}
     gaps = {p: history_gaps(snapshot, p) for p in range(snapshot.num_partitions) if p not in unsound}
     if not any(gaps.values()):

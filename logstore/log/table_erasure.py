@@ -53,12 +53,12 @@ from logstore.topic_config import TopicConfig
 
 log = structlog.stdlib.get_logger(__name__)
 
-#: ``operation`` of the segments that an erasure writes, and of its commits.
+#: The ``operation`` of the segments that an erasure writes, and of its commits.
 ERASE: Final = "erase"
 #: The field with the number of the erasure in the history of the table.
 _NUMBER: Final = "erasure"
 _ATTEMPTS: Final = 20
-#: Space that is left for rolls and commits that come meanwhile.
+#: Space that is left free for rolls and commits that come meanwhile.
 _RESERVE_BYTES: Final = 16 * MIB
 _PARTITION: Final = re.compile(r"(?:_change_data/)?partition=(\d{1,10})/")
 
@@ -85,7 +85,7 @@ class ErasureProgress:
 def erased_rows(files: TableFiles, partition: int, path: str, selected: Sequence[Selects]) -> Rows:
     """Return the rows of a file, numbered from 0, that ``selected`` selects.
 
-    Raises FileNotFoundError, OSError, CorruptionError.
+    Raises FileNotFoundError, OSError and CorruptionError.
     """
     return _joined(rows for rows, _ in _erased_rows(files, partition, path, selected))
 
@@ -97,7 +97,7 @@ def _joined(parts: Iterable[Rows]) -> Rows:
 def _erased_rows(
     files: TableFiles, partition: int, path: str, selected: Sequence[Selects]
 ) -> Iterator[tuple[Rows, Rows]]:
-    """Yield the rows that ``erased_rows`` returns, with their offsets, for one row group after the other."""
+    """Yield the rows that ``erased_rows`` returns, with their offsets, one row group after the other."""
     if is_change_file(path):
         yield from _erased_changes(files, partition, path, selected)
         return
@@ -121,9 +121,8 @@ def _erased_rows(
 def _erased_changes(
     files: TableFiles, partition: int, path: str, selected: Sequence[Selects]
 ) -> Iterator[tuple[Rows, Rows]]:
-    """As ``_erased_rows``, with numbers of no meaning, of a file of changes: it has a changed row before and after.
-
-    It has no leader epochs, so a newer record at an erased offset may also be selected.
+    """Yield like ``_erased_rows`` for a file of changes, which has a changed row before and after. The row numbers mean
+    nothing. The file has no leader epochs, so a newer record at an erased offset may also be selected.
     """
     columns = sorted({name for one in selected for name in one.columns})
     for stored in stored_batches(files, path, columns):
@@ -151,7 +150,7 @@ class _Without:
 
 
 def concerned_files(snapshot: TopicSnapshot, selected: Sequence[Selects]) -> list[tuple[int, SegmentFile]]:
-    """Return the served files, with their partitions, that may have selected records. CorruptionError."""
+    """Return the served files, with their partitions, that may have selected records. Raises CorruptionError."""
     return [
         (partition, file)
         for partition in sorted(snapshot.partitions)
@@ -161,8 +160,8 @@ def concerned_files(snapshot: TopicSnapshot, selected: Sequence[Selects]) -> lis
 
 
 def unserved_file(snapshot: TopicSnapshot) -> str:
-    """Return why a file of another writer that is in the table is not served, and what to do; empty if all are served.
-    Such a file may have selected records. CorruptionError.
+    """Return why a file of another writer in the table is not served, and what to do; empty if all are served. Such a
+    file may have selected records. Raises CorruptionError.
     """
     for file in snapshot.unserved:
         return (
@@ -173,14 +172,14 @@ def unserved_file(snapshot: TopicSnapshot) -> str:
 
 
 def _may_show(snapshot: TopicSnapshot, number: int) -> bool:
-    """Return whether a commit may say that the table shows the erasures up to ``number``: all files are served, and no
-    later erasure has been committed, whose records may have come back.
+    """Return whether a commit may say that the table includes the erasures up to ``number``: all files are served, and
+    no later erasure has been committed whose records may have come back.
     """
     return snapshot.transactions.get(ERASED, -1) <= number and not unserved_file(snapshot)
 
 
 def _require_served(snapshot: TopicSnapshot) -> None:
-    """ErasureWaitsError if a file is not served."""
+    """Raise ErasureWaitsError if a file is not served."""
     if why := unserved_file(snapshot):
         raise ErasureWaitsError(why)
 
@@ -190,7 +189,7 @@ def count_records(
 ) -> dict[tuple[int, SegmentFile], Rows]:
     """Return the selected rows of each served file that has any.
 
-    Raises ErasureWaitsError while a file is not served, and as ``concerned_files`` and ``erased_rows``.
+    Raises ErasureWaitsError while a file is not served, and the errors of ``concerned_files`` and ``erased_rows``.
     """
     _require_served(snapshot)
     return _scan(files, concerned_files(snapshot, selected), selected, pool, progress)
@@ -201,7 +200,7 @@ def find_offsets(
 ) -> dict[int, Rows]:
     """Return, by partition, the offsets of the selected records, rising.
 
-    They include records in files that the table does not name any more. Raises as ``count_records``.
+    They include records in files that the table no longer names. Raises the errors of ``count_records``.
     """
     _require_served(snapshot)
     concerned = concerned_files(snapshot, [selected])
@@ -306,10 +305,10 @@ def erasing_commits(
     """Remove the records of ``erasures`` from the table: yield each commit, which the caller runs and answers with its
     outcome.
 
-    ``clean`` are paths of files that are known to have none of the records; files that are found to have none, and
-    those that are written, are added. Files that are not served stay as they are: then the table does not show the
-    erasures, and ``TableErasure.unserved`` says why. Raises StorageFullError, StorageError, CorruptionError,
-    CommitConflictError; a commit also raises CommitStateUnknownError.
+    ``clean`` are paths of files that are known to have none of the records; files that turn out to have none, and those
+    that are written, are added. Files that are not served stay as they are: then the table
+    does not include the erasures, and ``TableErasure.unserved`` says why. Raises StorageFullError, StorageError,
+    CorruptionError, CommitConflictError; a commit also raises CommitStateUnknownError.
     """
     progress = progress or ErasureProgress()
     files, clean, done = table.files, set[str]() if clean is None else clean, TableErasure()
@@ -374,16 +373,15 @@ def erasing_commits(
 
 
 def erase_commits(files: TableFiles, number: int) -> TableErasure:
-    """Return the commits of an erasure that the entries in the log show, including those of a process that was killed.
-
-    Raises CorruptionError, OSError.
+    """Return the commits of an erasure that the log shows, including those of a process that was killed. Raises
+    CorruptionError and OSError.
     """
     found = TableErasure()
     for version in sorted(list_log(files).entries):
         try:
             actions = read_actions(files, version)
         except FileNotFoundError:
-            continue  # cleaned up meanwhile
+            continue  # the log was cleaned meanwhile
         info = next((action.commit_info for action in actions if action.commit_info is not None), {})
         removed = int(info.get(f"{OWN_PREFIX}removed_records", 0))
         if info.get(f"{OWN_PREFIX}{_NUMBER}") == str(number) and removed:
@@ -421,7 +419,7 @@ def _write(
     pool: Executor,
     progress: ErasureProgress,
 ) -> list[tuple[MergeGroup, Segment]]:
-    """Write a segment for each file, without the selected rows. If one fails, none is left."""
+    """Write a segment for each file, without the selected rows. If one fails, no segment is left."""
     files = table.files
     progress.step, progress.files, progress.files_done = "rewriting", len(found), 0
     groups = [MergeGroup(partition, (file,), file.base_offset) for partition, file in found]
@@ -460,7 +458,7 @@ def _end_of(segment: SegmentName) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SweptFiles:
-    """Names of ``deleted`` files, and of ``unreadable`` ones, which another writer may be writing."""
+    """The names of ``deleted`` files, and of ``unreadable`` ones, which another writer may be writing."""
 
     deleted: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
@@ -477,9 +475,8 @@ def delete_erased_files(
     """Delete the files that have selected records and that the table does not name.
 
     ``snapshot`` is current and includes the erasures. ``known`` has the names of files that were searched before; the
-    files without selected records are added to it.
-
-    Raises ErasureWaitsError if such a file has records that the table misses; OSError, CorruptionError.
+    files without selected records are added to it. Raises ErasureWaitsError if such a file has records that the table
+    misses, OSError and CorruptionError.
     """
     progress = progress or ErasureProgress()
     others = [one for one in _unnamed_files(files, snapshot) if one[1] not in known]

@@ -58,7 +58,9 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class _Restored:
-    """``any`` says whether files were committed again; ``failed`` has, by partition, the reason why that failed."""
+    """The result of ``_restore``. ``any`` says whether files were committed again; ``failed`` has, by partition, the
+    reason why that failed.
+    """
 
     any: bool
     failed: dict[int, str]
@@ -88,8 +90,8 @@ class TableFollower:
     async def follow(self, topic: Topic, *, at_start: bool = False) -> None:
         """Bring the topic to the newest version of its table. ``at_start`` also looks for gaps in the history.
 
-        Raises CorruptionError if the table's log cannot be read or a lost file is damaged, StorageError, as
-        ``TopicTable.commit_roll`` if files cannot be committed again, and as ``erase_from_table`` if erased records
+        Raises CorruptionError if the table's log cannot be read or a lost file is damaged; StorageError; the errors of
+        ``TopicTable.commit_roll`` if files cannot be committed again, and of ``erase_from_table`` if erased records
         have come back; CommitRefusedError if another broker has to erase them.
         """
         erased = self._erasures.committed(topic.topic_id)
@@ -114,7 +116,7 @@ class TableFollower:
         sound = [p for p in range(snapshot.num_partitions) if _is_sound(snapshot, p)]
         gaps = {partition: history_gaps(snapshot, partition) for partition in sound}
         removed = await self._removed(topic, gaps, None if at_start else topic.snapshot)
-        # No await from here on: no reader may follow the table before the missing records are known.
+        # There is no await from here on: no reader may follow the table before the missing records are known.
         topic.follow(snapshot, failed)
         for partition_log in topic.partitions:
             self._adopt(partition_log, snapshot)
@@ -124,9 +126,7 @@ class TableFollower:
 
     async def _erase_again(self, topic: Topic, snapshot: TopicSnapshot, erased: ErasedUpTo) -> TopicSnapshot:
         """Search the files that another writer has added, remove records that were erased before, and return the new
-        snapshot.
-
-        Files that are not served are not searched, as no reader of the store sees their records.
+        snapshot. Files that are not served are not searched, as no reader of the store sees their records.
         """
         if not topic.is_maintained_here:
             raise CommitRefusedError(
@@ -145,13 +145,13 @@ class TableFollower:
             return erase_from_table(table, topic.name, erased, config, self._clock.now_ms(), pool, clean=clean)
 
         def erase() -> TableErasure:
-            # It needs a pool of its own, because it runs in the pool of the table's other work.
+            # A separate pool is needed, because this runs in the pool of the table's other work.
             with threads().pool(_ERASING_THREADS, "erase") as pool:
                 for _ in range(_ATTEMPTS - 1):
                     try:
                         return try_to_erase(pool)
                     except (FileNotFoundError, StorageError):
-                        # An erasure that runs beside this may have deleted a file that has come back.
+                        # An erasure that runs at the same time may have deleted a file that has come back.
                         now = table.snapshot()
                         if not put_back_gone_files(table, now, now.paths - before.paths):
                             raise
@@ -225,7 +225,7 @@ class TableFollower:
             partition_log.adopt_sealed(state.sealed)
 
     def _restore(self, topic: Topic, snapshot: TopicSnapshot, *, at_start: bool) -> _Restored:
-        """Commit files of partitions that are led here again, if the table has lost them (rule R7)."""
+        """Commit files again that the table has lost, of partitions that are led here (rule R7)."""
         files = topic.table.files
         count = max(len(topic.partitions), snapshot.num_partitions)
         grown = topic.is_maintained_here and count > snapshot.stated_partitions
@@ -353,9 +353,9 @@ def _lost_merges(
     """Return the merges to commit again, and the files to commit again as they are.
 
     The files of a job count only together with its commit: after a merge's commit was overwritten, the files that it
-    had joined count again. If one of these files was deleted meanwhile, the merge is committed again with its own file.
-    If the commits of these files were also overwritten, the merge's file takes their place. An erasure counts as a
-    merge of one file.
+    had joined count again. If one of these files was deleted meanwhile, the merge is committed again with the merged
+    file. If the commits of these files were also overwritten, the merge's file takes their place. An erasure counts as
+    a merge of one file.
     """
     removes: dict[int, dict[str, None]] = {}
     adds: dict[int, list[Segment]] = {}
@@ -411,9 +411,8 @@ def _is_sound(snapshot: TopicSnapshot, partition: int) -> bool:
 
 
 def _on_disk(files: TableFiles, name: str) -> Segment | None:
-    """Return the segment of a file; None if the file is gone.
-
-    Raises CorruptionError if the file is damaged. An operator may remove the file to give its records up.
+    """Return the segment of a file; None if the file is missing. Raises CorruptionError if the file is damaged. An
+    operator may remove the file to give up its records.
     """
     try:
         verify_segment(files, name)

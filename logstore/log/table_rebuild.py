@@ -1,9 +1,10 @@
-"""``topic rebuild``: a new Delta log for a topic from the files on the disk, when the old one is lost or beyond repair.
+"""``topic rebuild``: writes a new Delta log for a topic from the files on disk, when the old one is lost or beyond
+repair.
 
-Sources, the better one first: what can still be read of the old log (``LogRemains``), the footers of the files, the
-journal, and what a person says (``Known``). Invariants: no file that the old log removed comes back; a newer file wins
-over those that it replaced (``rebuild_plan``); the plan is made without a change to any file, and carried out by one
-new log, beside which the old one is kept.
+The sources, best first: what can still be read of the old log (``LogRemains``), the footers of the files, the journal,
+and facts that a person gives (``Known``). Invariants: no file that the old log removed comes back; a newer file wins
+over those that it replaced (``rebuild_plan``); the plan is made without a change to any file, and carried out by
+writing one new log, beside which the old one is kept.
 """
 
 import itertools
@@ -52,17 +53,16 @@ from logstore.table_files import LOG_DIRECTORY, TableFiles
 from logstore.table_root import TableRoot
 
 OPERATION = "rebuild"
-#: Of a job that cuts a file at the log start (``compaction_jobs.retention``).
+#: The operation of a job that cuts a file at the log start (``compaction_jobs.retention``).
 _CUT_AT_LOG_START = "retention-boundary"
 _WITH_VECTORS = Protocol(3, 7, [DELETION_VECTORS], sorted({*BASE, DELETION_VECTORS}))
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Facts of a topic that a person gives, because no file may have them. ``log_starts`` by partition; None: not said.
-
-    ``configs`` are topic configuration in their normal text. ``give_up_missing``: offsets that no file stands for, and
-    that were not known to be gone, are given up.
+    """Facts of a topic that a person gives, because no file may have them. ``log_starts`` are by partition; a fact that
+    was not given is None. ``configs`` are topic configuration in their normal text. ``give_up_missing``: offsets that
+    no file covers, and that were not known to be removed, are given up.
     """
 
     topic_id: uuid.UUID | None = None
@@ -75,8 +75,8 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """``files`` by rising offset. ``superseded`` are readable files that newer ones stand for; ``gaps`` as of
-    ``Chain``.
+    """The rebuilt partition. ``files`` come by rising offset. ``superseded`` are readable files that newer ones
+    replace; ``gaps`` are as in ``Chain``.
     """
 
     partition: int
@@ -92,7 +92,9 @@ class PartitionPlan:
 
 @dataclass
 class RebuildPlan:
-    """``refusals`` keep it from being carried out, ``warnings`` are what cannot be known."""
+    """The plan for a topic. It cannot be carried out while it has ``refusals``; ``warnings`` name the facts that cannot
+    be known.
+    """
 
     topic: str
     topic_id: uuid.UUID
@@ -103,16 +105,17 @@ class RebuildPlan:
     warnings: list[str]
     #: Files of another writer that the old log names, with its actions.
     foreign: dict[str, Add] = field(default_factory=dict)
-    #: Deletion vectors that the old log gives to segments: the new one gives them the same.
+    #: Deletion vectors that the old log gives to segments; the new log gives them the same.
     vectors: dict[str, DeletionVector] = field(default_factory=dict)
-    #: The topics of the journal that this one may be, described by id; one must be said. ``topic_id`` is nil then.
+    #: The topics in the journal that this one may be, described by id. The user must name one; until then ``topic_id``
+    #: is nil.
     candidates: dict[uuid.UUID, str] = field(default_factory=dict)
     has_new_id: bool = False
 
 
 @dataclass
 class _Found:
-    """The segments of one partition on the disk; ``unreadable`` ones with reasons. Files of other writers end at
+    """The segments of one partition on disk, and the ``unreadable`` ones with reasons. Files of other writers end at
     ``foreign_end``.
     """
 
@@ -129,8 +132,8 @@ def plan_rebuild(
     *,
     only_one_lost: bool = False,
 ) -> RebuildPlan:
-    """A plan for a topic. ``tails`` are the journal's; ``orphans`` the topics of which the journal has records and that
-    no other table is, with a description; ``only_one_lost``: no other topic has lost its log. OSError,
+    """Plan the rebuild of a topic. ``tails`` are the journal's. ``orphans`` are the topics with records in the journal
+    and without a table, with a description. ``only_one_lost``: no other topic has lost its log. Raises OSError and
     NewerFormatError.
     """
     remains = read_remains(files)
@@ -153,8 +156,8 @@ def plan_rebuild(
 
 
 def carry_out(root: TableRoot, plan: RebuildPlan) -> str | None:
-    """Write the new log; the name under which the table keeps the old one. CommitRefusedError if the plan may not be
-    carried out; OSError, and the command may be given again then.
+    """Write the new log, and return the name under which the table keeps the old one. Raises CommitRefusedError if the
+    plan has refusals, and OSError, after which the command may be run again.
     """
     if plan.refusals:
         raise CommitRefusedError(f"topic {plan.topic!r} was not rebuilt: {'. '.join(plan.refusals)}")
@@ -196,7 +199,9 @@ def carry_out(root: TableRoot, plan: RebuildPlan) -> str | None:
 
 
 def _fits(found: Mapping[int, "_Found"], tails: Mapping[PartitionKey, JournalTail], topic_id: uuid.UUID) -> bool:
-    """Whether the journal's records of a topic go on where the files end, or end there, in each partition of both."""
+    """Return whether the journal's records of a topic continue where the files end, or end there, in each partition of
+    both.
+    """
     ends = {
         p: max((segment.end_offset for segment, _ in here.readable.values()), default=0) for p, here in found.items()
     }
@@ -219,7 +224,7 @@ def _topic_id(
     likely: uuid.UUID | None,
     plan: RebuildPlan,
 ) -> uuid.UUID:
-    """Nil if it has to be said, which is refused then."""
+    """Return the topic's id; nil if a person has to give it, and then the plan has a refusal."""
     in_log = None if remains.meta_data is None else uuid.UUID(remains.meta_data.id)
     if in_log is not None:
         if known.topic_id not in (None, in_log) or known.new_topic_id:
@@ -289,7 +294,7 @@ def _properties(name: str, remains: LogRemains, known: Known, partitions: int, p
 
 
 def _of_feature(name: str) -> bool:
-    """Whether the property belongs to a table feature, which a rebuilt table has not."""
+    """Return whether the property belongs to a table feature, which a rebuilt table does not have."""
     return any(
         matches(name, key) for feature, known in FEATURES.items() if feature not in BASE for key in known.properties
     )
@@ -299,7 +304,7 @@ def _of_feature(name: str) -> bool:
 
 
 def _find_files(files: TableFiles, remains: LogRemains, plan: RebuildPlan) -> dict[int, _Found]:
-    """All segments on the disk by partition, but those that the old log removed. Ends of files are read."""
+    """Find all segments on disk by partition, except those that the old log removed. Only files' ends are read."""
     found: dict[int, _Found] = {}
     for entry in files.list(""):
         if not entry.name.endswith(".parquet") or entry.name.startswith(LOG_DIRECTORY):
@@ -339,7 +344,9 @@ def _find_files(files: TableFiles, remains: LogRemains, plan: RebuildPlan) -> di
 
 
 def _find_foreign(files: TableFiles, add: Add, found: dict[int, _Found], plan: RebuildPlan) -> None:
-    """A file of another writer that the old log names: the files that it replaced are gone from the table."""
+    """Add a file of another writer that the old log names. It must be kept: the files that it replaced have left the
+    table.
+    """
     text = (add.partition_values or {}).get("partition") or ""
     try:
         checked = check_file(files, add.path)
@@ -376,7 +383,7 @@ def _plan_partition(
         log_start = _log_start(partition, [*segments, *named], remains, known)
         sealed = max((log_start, found.foreign_end, *(segment.end_offset for segment in segments)))
         if tail is None or not _goes_on(tail, sealed):
-            # Records of a damaged file were given their offsets, and nobody else may get these.
+            # Records of a damaged file were given their offsets, and no other record may get these.
             sealed = max((sealed, fact(SEALED), *(name.end_offset or 0 for name in named)))
             sealed = sealed if tail is None else tail.sealed_beyond(sealed)
         chain = newest_chain((_candidate(s, found.readable[s.path][1]) for s in segments), log_start, sealed)
@@ -403,7 +410,9 @@ def _plan_partition(
 
 
 def _replaced(partition: int, remains: LogRemains) -> list[tuple[int, int]]:
-    """Ranges of segments that another writer replaced: what is left of their records is in its files, or deleted."""
+    """Return the ranges of segments that another writer replaced: what is left of their records is in that writer's
+    files.
+    """
     names = (known_segment_name(path) for path in remains.replaced)
     return sorted(
         (name.base_offset, name.end_offset)
@@ -413,7 +422,7 @@ def _replaced(partition: int, remains: LogRemains) -> list[tuple[int, int]]:
 
 
 def _unreadable_names(found: _Found, replaced: list[tuple[int, int]]) -> list[SegmentName]:
-    """Segments that are damaged, as far as their names tell their ranges."""
+    """Return the names of damaged segments that contain their ranges and were not replaced."""
     names = (known_segment_name(path) for path in found.unreadable)
     return [
         name for name in names if name is not None and name.end_offset is not None and not _overlaps(name, replaced)
@@ -426,7 +435,7 @@ def _overlaps(segment: Segment | SegmentName, ranges: list[tuple[int, int]]) -> 
 
 
 def _log_start(partition: int, segments: Sequence[Segment | SegmentName], remains: LogRemains, known: Known) -> int:
-    """The least log start that is known; without anything the begin of the first file."""
+    """Return the highest log start that the sources give; without any, the beginning of the first file."""
     cuts = [
         s.base_offset for s in segments if isinstance(s, Segment) and s.operation == _CUT_AT_LOG_START and s.num_records
     ]
@@ -438,7 +447,7 @@ def _log_start(partition: int, segments: Sequence[Segment | SegmentName], remain
 
 
 def _goes_on(tail: JournalTail, offset: int) -> bool:
-    """Whether the journal still has the records from ``offset`` on: then they are rolled again."""
+    """Return whether the journal still has the records from ``offset`` on: then they are rolled again."""
     begin = tail.index.lowest_above(offset)
     return begin is not None and begin <= offset and tail.sealed_offset <= offset
 
@@ -456,7 +465,7 @@ def _candidate(segment: Segment, footer: SegmentFooter) -> Candidate:
 
 
 def _damaged(files: TableFiles, chain: Chain) -> dict[str, str]:
-    """The chosen files that are not whole, with the reasons: they are read to their ends."""
+    """Return the chosen files that are not whole, with the reasons. They are read to their ends."""
     damaged = {}
     for file in chain.files:
         try:
@@ -467,7 +476,7 @@ def _damaged(files: TableFiles, chain: Chain) -> dict[str, str]:
 
 
 def _judge(partition: int, chain: Chain, found: _Found, remains: LogRemains, known: Known, plan: RebuildPlan) -> None:
-    """The missing offsets of a partition, and its facts that cannot be known."""
+    """Report the missing offsets of a partition, and the facts about it that cannot be known."""
     for start, end in new_gaps(chain.gaps, _replaced(partition, remains)):
         if known.give_up_missing:
             plan.warnings.append(f"partition {partition}: offsets {start} to {end - 1} are given up")

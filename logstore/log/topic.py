@@ -1,7 +1,7 @@
 """One topic: its Delta table, its configuration and its partition logs, kept in step with the table.
 
-The table is the truth about history; ``follow`` takes over the state of a snapshot. All commits of this broker to
-one topic happen under ``commit_lock``, so that its own commits never race each other.
+The table is authoritative for history; ``follow`` takes over the state of a snapshot. All commits of this broker to one
+topic happen under ``commit_lock``, so that its own commits never race each other.
 """
 
 import asyncio
@@ -46,21 +46,21 @@ class Topic:
         self.table = table
         self.location = location
         self.topic_id: uuid.UUID = snapshot.topic_id
-        #: By partition, as of ``snapshot``: sealed offsets that no file holds.
+        #: Sealed offsets that no file holds, by partition, as of ``snapshot``.
         self.gaps: dict[int, list[tuple[int, int]]] = {}
         self.partitions: list[PartitionLog] = []
         self._journal_bytes = JournalBytes()
         self.commit_lock = asyncio.Lock()
         self.deleted = False
-        #: By partition, the brokers that somebody has chosen for its replicas; () where the controller chooses.
+        #: The brokers that a user has chosen for the replicas of each partition; () where the controller chooses.
         self.assignments: tuple[tuple[int, ...], ...] = ()
         self.config_overrides: dict[str, str] = {}
         self._defaults = defaults
         self._clock = clock
         self._producer_id_expiration_ms = producer_id_expiration_ms
         self._bad_property_version = -1
-        #: Called when the coordinator has to know: the table has more partitions than before, which have no leader yet,
-        #: or another say about unclean elections.
+        #: Called when the coordinator has to know: the table has new partitions, which have no leader yet, or its
+        #: setting for unclean elections has changed.
         self.changed: Callable[[Topic], None] = lambda _: None
         self.config = TopicConfig.parse({}, defaults)
         self.follow(snapshot)
@@ -91,7 +91,7 @@ class Topic:
 
     @property
     def journal_bytes(self) -> int:
-        """Bytes in the journal, or on their way there, that are not in Delta."""
+        """The bytes that are in the journal, or being written to it, and not in Delta."""
         return self._journal_bytes.num_bytes
 
     @property
@@ -101,18 +101,17 @@ class Topic:
 
     @property
     def has_unsealed(self) -> bool:
-        """Whether a roll would have something to seal."""
+        """True if a roll would have something to seal."""
         return any(p.has_unsealed for p in self.partitions)
 
     @property
     def is_maintained_here(self) -> bool:
-        """Whether this broker maintains the table's log and mends it: the leader of partition 0 does."""
+        """True if this broker maintains and repairs the table's log: the leader of partition 0 does."""
         return self.partitions[0].is_leader
 
     def follow(self, snapshot: TopicSnapshot, lost: Mapping[int, str] | None = None) -> None:
-        """Take over a snapshot's configuration, partitions, log starts and segments.
-
-        ``lost``: by partition, the reason why sealed records are neither in the table nor on disk.
+        """Take over a snapshot's configuration, partitions, log starts and segments. ``lost`` has, by partition, the
+        reason why sealed records are neither in the table nor on disk.
         """
         self.snapshot = snapshot
         unclean, min_in_sync = self.config.unclean_leader_election_enable, self.config.min_insync_replicas
@@ -165,17 +164,19 @@ class Topic:
                 log.info("partition.mended", topic=self.name, partition=partition_log.partition)
 
     def quarantine(self, reason: str, remedy: str) -> None:
-        """Refuse readers and writers of all partitions, until ``follow`` finds the table mended."""
+        """Refuse readers and writers of all partitions, until ``follow`` finds the table repaired."""
         for partition_log in self.partitions:
             partition_log.quarantine(reason, remedy)
 
     def config_with(self, changes: Mapping[str, str | None]) -> TopicConfig:
-        """The configuration that ``changes`` (None: back to the default) would lead to. Raises InvalidConfigError."""
+        """Return the configuration that results from ``changes`` (None: back to the default). Raises
+        InvalidConfigError.
+        """
         wanted = {**self.config_overrides, **changes}
         return TopicConfig.parse({key: value for key, value in wanted.items() if value}, self._defaults)
 
     def _follow_config(self, snapshot: TopicSnapshot) -> None:
-        # A property cannot be removed through delta-rs: an empty one stands for none.
+        # delta-rs cannot remove a property, so an empty one counts as removed.
         overrides = {key: value for key, value in snapshot.config_overrides.items() if value}
         try:
             self.config = TopicConfig.parse(overrides, self._defaults)

@@ -10,9 +10,10 @@ from logstore.log.partition_log import PartitionLog
 
 
 async def truncate(journal: Journal, log: PartitionLog, offset: int, leader_epoch: int) -> int:
-    """Drop the records from ``offset`` on, and those that share a frame with it; the new log end offset.
+    """Drop the records from ``offset`` on, and those that share a frame with it. Return the new log end offset.
 
-    See ``PartitionLog.truncation``. Returns when it is durable; raises as ``Journal.append``, and then nothing changed.
+    See ``PartitionLog.truncation``. It returns when the truncation is durable. Raises the errors of ``Journal.append``,
+    and then nothing has changed.
     """
     frame = log.truncation(offset, leader_epoch)
     durable = asyncio.get_running_loop().create_future()

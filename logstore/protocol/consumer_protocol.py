@@ -1,13 +1,14 @@
-"""Kafka's ConsumerProtocol: what members of a classic group send each other through the coordinator, byte for byte as
-Kafka's clients write it, so that they can share a group.
+"""Kafka's ConsumerProtocol: the messages that members of a classic group send each other through the coordinator.
+
+They are encoded byte for byte as Kafka's clients write them, so that both can share a group.
 
 A message is a version (int16) and the fields of ``ConsumerProtocolSubscription.json`` or
 ``ConsumerProtocolAssignment.json``, big-endian: strings with an int16 for their length, bytes with an int32 (-1: null),
 arrays with an int32 for their number. Versions are 0 to 3; each adds fields at the end. As in Kafka, a newer version is
-read as the newest known one, and what comes after its fields is passed over.
+read as the newest known one, and the rest after its fields is ignored.
 
-Every number of elements is compared with the bytes that are left before anything is made of it. So the memory for a
-message is at most a multiple of its length.
+Every number of elements is compared with the bytes that are left before any object is made. So the memory for a message
+is at most a multiple of its length.
 """
 
 import struct
@@ -29,7 +30,7 @@ _STRING_BYTES_MAX: Final = 0x7FFF
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """``owned`` is told since version 1, ``generation`` since 2 (-1: none), ``rack`` since 3."""
+    """``owned`` exists since version 1, ``generation`` since 2 (-1: none), ``rack`` since 3."""
 
     topics: tuple[str, ...]
     user_data: bytes | None = None
@@ -45,8 +46,8 @@ class Assignment:
 
 
 def encode_subscription(subscription: Subscription, version: int = NEWEST_VERSION) -> bytes:
-    """Topics and owned partitions are in order, as Kafka writes them. Fields that ``version`` does not have are left
-    out. InvalidRequestError for a string above 32,767 bytes.
+    """Encode topics and owned partitions in order, as Kafka writes them. Fields that ``version`` does not have are left
+    out. Raises InvalidRequestError for a string above 32,767 bytes.
     """
     message = _header(version)
     topics = sorted(subscription.topics)
@@ -64,7 +65,7 @@ def encode_subscription(subscription: Subscription, version: int = NEWEST_VERSIO
 
 
 def decode_subscription(message: bytes) -> Subscription:
-    """InvalidRequestError if ``message`` is no subscription."""
+    """Decode a subscription. Raises InvalidRequestError if ``message`` is none."""
     reader = _Reader(message, "subscription of the consumer protocol")
     version = reader.version()
     topics = tuple([reader.string() for _ in range(reader.count(at_least=2))])
@@ -76,12 +77,16 @@ def decode_subscription(message: bytes) -> Subscription:
 
 
 def version_of(message: bytes) -> int:
-    """The version of a subscription or assignment, at most the newest. InvalidRequestError if there is none."""
+    """Return the version of a subscription or assignment, at most the newest. Raises InvalidRequestError if there is
+    none.
+    """
     return _Reader(message, "message of the consumer protocol").version()
 
 
 def encode_assignment(assignment: Assignment, version: int = NEWEST_VERSION) -> bytes:
-    """Topics are in the order in which they come first. InvalidRequestError for a string above 32,767 bytes."""
+    """Encode topics in the order in which they first occur. Raises InvalidRequestError for a string above 32,767
+    bytes.
+    """
     message = _header(version)
     message += _topic_partitions(assignment.partitions)
     message += _nullable_bytes(assignment.user_data)
@@ -89,31 +94,35 @@ def encode_assignment(assignment: Assignment, version: int = NEWEST_VERSION) -> 
 
 
 def decode_assignment(message: bytes) -> Assignment:
-    """InvalidRequestError if ``message`` is no assignment."""
+    """Decode an assignment. Raises InvalidRequestError if ``message`` is none."""
     reader = _Reader(message, "assignment of the consumer protocol")
     reader.version()
     return Assignment(reader.topic_partitions(), reader.nullable_bytes())
 
 
 def encode_sticky_user_data(owned: Iterable[TopicPartition], generation: int) -> bytes:
-    """The user data of the sticky assignor, version 1: what the member had, and in which generation."""
+    """Encode the user data of the sticky assignor, version 1: the partitions that the member had, and the
+    generation.
+    """
     return bytes(_topic_partitions(owned) + _INT32.pack(generation))
 
 
 def decode_sticky_user_data(user_data: bytes) -> tuple[tuple[TopicPartition, ...], int]:
-    """Owned partitions and generation, which is -1 for version 0. InvalidRequestError if ``user_data`` is neither."""
+    """Return owned partitions and generation, which is -1 for version 0. Raises InvalidRequestError if it is neither
+    version.
+    """
     reader = _Reader(user_data, "user data of the sticky assignor")
     owned = reader.topic_partitions()
     return owned, reader.int32() if reader.left >= _INT32.size else -1
 
 
 def encode_partition_counts(counts: Mapping[str, int]) -> bytes:
-    """The user data of a leader's own assignment: the numbers of partitions by which it has assigned."""
+    """Encode the user data of a leader's own assignment: the numbers of partitions with which it has assigned."""
     return bytes(_topic_partitions(counts.items()))
 
 
 def decode_partition_counts(user_data: bytes) -> dict[str, int]:
-    """InvalidRequestError if ``user_data`` has other content, as that of other clients may have."""
+    """Decode them. Raises InvalidRequestError if ``user_data`` has other content, as that of other clients may have."""
     reader = _Reader(user_data, "user data of a leader")
     counts = dict(reader.topic_partitions())
     if reader.left:
@@ -150,7 +159,7 @@ def _topic_partitions(partitions: Iterable[TopicPartition]) -> bytearray:
 
 
 class _Reader:
-    """Reads ``message`` from its begin; InvalidRequestError, which calls it ``name``, where that cannot be."""
+    """Reads ``message`` from its begin. Raises InvalidRequestError, which calls it ``name``, if that fails."""
 
     def __init__(self, message: bytes, name: str) -> None:
         self._message = message
@@ -162,7 +171,7 @@ class _Reader:
         return len(self._message) - self._at
 
     def version(self) -> int:
-        """At most the newest that is known."""
+        """Return the version, at most the newest known one."""
         version = self._int16()
         if version < 0:
             raise self._malformed(f"version {version}")
@@ -172,7 +181,7 @@ class _Reader:
         return int(_INT32.unpack(self._take(_INT32.size))[0])
 
     def count(self, *, at_least: int) -> int:
-        """The number of elements of an array, each of which takes ``at_least`` so many bytes."""
+        """Return the number of elements of an array, each of which takes at least ``at_least`` bytes."""
         count = self.int32()
         if not 0 <= count <= self.left // at_least:
             raise self._malformed(f"{count} elements where {self.left} bytes are left")

@@ -5,7 +5,7 @@ three digits for the kind of error (its HTTP status), alone or with two more beh
 
 Between brokers an error has both codes, Kafka's and ours: together they name its class.
 
-The store looks up the code of an error. A client makes the error of that code: the same class, if the code has only
+The store looks up the code of an error. A client makes the error of that code, of the same class if the code has only
 one.
 """
 
@@ -17,11 +17,11 @@ from logstore.errors import LogStoreError, OffsetOutOfRangeError, UnreadableReco
 
 
 def kind_of(code: int) -> int:
-    """The first three digits of an error code: from 400 the request is to blame, from 500 the store."""
+    """Return the first three digits of an error code: from 400 the request is to blame, from 500 the store."""
     return code if code < 1000 else code // 100
 
 
-#: An error has the code of its nearest ancestor in the table. Of several classes with one code a client makes the
+#: An error has the code of its nearest ancestor in the table. If several classes share a code, a client makes the
 #: first.
 ERROR_CODES: Final[dict[type[LogStoreError], int]] = {
     errors.InvalidProducerRequestError: 40003,
@@ -83,21 +83,21 @@ ERROR_CODES: Final[dict[type[LogStoreError], int]] = {
     errors.EligibleLeadersNotAvailableError: 50321,
     errors.RequestTimedOutError: 50401,
     errors.NotEnoughReplicasAfterAppendError: 50402,
-    # One code for all: a client knows by its request which one to make (``bad_request`` of ``error_of``).
+    # These share one code: a client knows by its request which one to make (``bad_request`` of ``error_of``).
     errors.InvalidTopicError: 40002,
     errors.TopicExistsError: 40002,
     errors.InvalidPartitionsError: 40002,
     errors.InvalidReplicationFactorError: 40002,
     errors.InvalidConfigError: 40002,
     errors.InvalidReplicaAssignmentError: 40002,
-    # The kind alone.
+    # These have the kind alone.
     errors.UnknownClusterError: 404,
     errors.NoRecordsError: 422,
 }
 _BAD_REQUEST: Final = ERROR_CODES[errors.InvalidTopicError]
 
-# For codes of three digits, and for codes of a newer store. Other kinds are InvalidRequestError below 500, else
-# LogStoreError.
+# These are for codes of three digits, and for codes of a newer store. Other kinds are InvalidRequestError below 500,
+# else LogStoreError.
 _CLASSES_BY_KIND: Final[Mapping[int, type[LogStoreError]]] = {
     404: errors.UnknownTopicError,
     413: errors.RequestTooLargeError,
@@ -106,14 +106,14 @@ _CLASSES_BY_KIND: Final[Mapping[int, type[LogStoreError]]] = {
     503: errors.BrokerNotReadyError,
     504: errors.RequestTimedOutError,
 }
-# Reversed, so that the first class of a code overwrites the others.
+# The order is reversed, so that the first class of a code overwrites the others.
 _CLASSES: Final[Mapping[int, type[LogStoreError]]] = {
     code: error for error, code in reversed(ERROR_CODES.items()) if kind_of(code) != code
 }
 
 
 def code_of(error: LogStoreError) -> int:
-    """The error code of ``error``."""
+    """Return the error code of ``error``."""
     return _code_of(type(error))
 
 
@@ -122,11 +122,11 @@ def _code_of(error: type[LogStoreError]) -> int:
 
 
 def _error_classes() -> list[type[LogStoreError]]:
-    """All of ``logstore.errors``, in their order there."""
+    """Return all classes of ``logstore.errors``, in their order there."""
     return [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, LogStoreError)]
 
 
-# Between brokers. Reversed, so that of several classes the first remains.
+# Brokers use both codes. The order is reversed, so that of several classes the first remains.
 _BY_BOTH_CODES: Final[Mapping[tuple[int, int], type[LogStoreError]]] = {
     (cls.kafka_code, _code_of(cls)): cls for cls in reversed(_error_classes())
 }
@@ -143,8 +143,8 @@ def error_of(
     high_watermark: int = -1,
     bad_request: type[LogStoreError] = errors.InvalidRequestError,
 ) -> LogStoreError:
-    """The error of an answer's code. The offsets (-1: unknown) are for OffsetOutOfRangeError. ``bad_request`` is the
-    class for the code that several share.
+    """Return the error of a response's code. The offsets (-1: unknown) are for OffsetOutOfRangeError. ``bad_request``
+    is the class for the code that several share.
     """
     if code == _BAD_REQUEST:
         return bad_request(message)
@@ -166,8 +166,9 @@ def _made(
 
 
 def error_of_kafka(kafka_code: int, code: int, message: str) -> LogStoreError:
-    """The error that another broker has raised: of its class, if this release has one with both codes; else of the
-    first class with Kafka's code, or with ours.
+    """Return the error that another broker has raised.
+
+    It has that class if this release has one with both codes; else the first class with Kafka's code, or with ours.
     """
     found = _BY_BOTH_CODES.get((kafka_code, code)) or _BY_KAFKA_CODE.get(kafka_code)
     return error_of(code, message) if found is None else _made(found, message)

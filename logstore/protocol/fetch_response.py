@@ -1,4 +1,4 @@
-"""The fetch response, an answer for many partitions: ``application/vnd.logstore.fetch``.
+"""The fetch response for many partitions: ``application/vnd.logstore.fetch``.
 
 A body is a sequence of partition responses, one for each partition that has news, each a header of 48 bytes and its
 content, little-endian. ``index`` is the partition's place in the request. With ``error_code`` 0 the content is record
@@ -40,7 +40,7 @@ class PartitionData:
 
     @classmethod
     def of_error(cls, index: int, error: LogStoreError) -> Self:
-        """The response for a partition that could not be read."""
+        """Return the response for a partition that could not be read."""
         start, end = -1, -1
         if isinstance(error, OffsetOutOfRangeError):
             start, end = error.log_start_offset, error.high_watermark
@@ -58,16 +58,16 @@ class PartitionData:
 
     @property
     def has_parquet(self) -> bool:
-        """Whether it begins with a row group of history."""
+        """True if the content begins with a row group of history."""
         return not self.error_code and begins_with_parquet(self.content[0])
 
     def records(self, first_offset: int) -> Iterator[pa.RecordBatch]:
-        """As ``read_records``, for a response without an error."""
+        """Yield what ``read_records`` yields, for a response without an error."""
         return read_records(self.content[0], first_offset)
 
 
 def encode_fetch_response(responses: Sequence[PartitionData]) -> list[Buffer]:
-    """The body in pieces; contents are not copied."""
+    """Return the body in pieces; contents are not copied."""
     encoded: list[Buffer] = []
     for response in responses:
         length = sum(map(len, response.content))
@@ -87,7 +87,7 @@ def encode_fetch_response(responses: Sequence[PartitionData]) -> list[Buffer]:
 
 
 def read_fetch_response(body: pa.Buffer) -> Iterator[PartitionData]:
-    """The partition responses, in place. LogStoreError if ``body`` is no answer to a fetch."""
+    """Yield the partition responses, in place. Raises LogStoreError if ``body`` is not a fetch response."""
     for fields, content in read_sections(body, RESPONSE_HEADER, "partition"):
         index, error_code, log_start_offset, high_watermark, last_stable_offset, next_offset = fields
         ends = log_start_offset, high_watermark, last_stable_offset

@@ -1,6 +1,6 @@
-"""Headers of HTTP that more than one listener or client knows by name, in lower case."""
+"""Names of HTTP headers that several listeners or clients share, in lower case."""
 
 from typing import Final
 
-#: The context of a relayed request (``RequestContext.encode``), which is believed between brokers only.
+#: The context of a relayed request (``RequestContext.encode``), which is accepted only between brokers.
 RELAYED_CONTEXT: Final = b"logstore-relayed-context"

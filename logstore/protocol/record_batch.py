@@ -1,12 +1,12 @@
 """Record batches on the wire, in the form in which the store has them: the reader decodes them.
 
 A sequence of batches, each a header of 32 bytes and a payload, little-endian. Zeros pad the payload to a multiple of 8
-bytes; the length in the header does not count them. Records have rising offsets; the first of them may lie below the
-one that was asked for.
+bytes; the length in the header does not count them. Records have rising offsets; the first of them may be below the
+requested one.
 
 The tail of a log gives batches as their producer sent them: the payload is one encapsulated Arrow IPC record batch
 message of WIRE_SCHEMA, its buffers compressed or not. Its record i has the offset ``base_offset`` + i, and a null
-timestamp stands for ``append_time_ms``. History gives row groups: the payload is a Parquet file with the columns of
+timestamp means ``append_time_ms``. History gives row groups: the payload is a Parquet file with the columns of
 LOG_SCHEMA, and others beside them.
 
 A reader leaves large batches in the memory that received them, and joins small ones, because every later step costs per
@@ -50,7 +50,7 @@ class RecordBatch:
 
 
 def encode_batches(batches: Sequence[RecordBatch]) -> list[Buffer]:
-    """The bytes in pieces; payloads are not copied."""
+    """Return the bytes in pieces; payloads are not copied."""
     pieces: list[Buffer] = []
     for batch in batches:
         payload = memoryview(batch.payload)
@@ -60,7 +60,7 @@ def encode_batches(batches: Sequence[RecordBatch]) -> list[Buffer]:
 
 
 def read_batches(content: pa.Buffer) -> Iterator[RecordBatch]:
-    """The batches, in place. LogStoreError if ``content`` is anything else."""
+    """Yield the batches, in place. Raises LogStoreError if ``content`` is anything else."""
     for (base_offset, append_time_ms, record_count, flags), payload in read_sections(content, BATCH_HEADER, "batch"):
         if flags & ~_FLAGS:
             raise malformed(f"a batch with the flags {flags:b}")
@@ -68,14 +68,14 @@ def read_batches(content: pa.Buffer) -> Iterator[RecordBatch]:
 
 
 def begins_with_parquet(content: pa.Buffer) -> bool:
-    """Whether the first batch is a row group, which takes a while to inflate."""
+    """Return whether the first batch is a row group, which takes a while to inflate."""
     return bool(content.size >= BATCH_HEADER.size and BATCH_HEADER.unpack_from(content)[3] & PARQUET)
 
 
 def read_records(content: pa.Buffer, first_offset: int) -> Iterator[pa.RecordBatch]:
-    """Arrow batches of LOG_SCHEMA with the records from ``first_offset`` on, by rising offset; buffers inflated.
+    """Yield Arrow batches of LOG_SCHEMA with the records from ``first_offset`` on, by rising offset; buffers inflated.
 
-    LogStoreError if ``content`` is anything else than record batches.
+    Raises LogStoreError if ``content`` is anything else than record batches.
     """
     try:
         for is_parquet, batches in groupby(read_batches(content), lambda batch: batch.flags & PARQUET):
@@ -86,7 +86,7 @@ def read_records(content: pa.Buffer, first_offset: int) -> Iterator[pa.RecordBat
 
 
 def _parquet_files(batches: Iterable[RecordBatch]) -> Iterator[pa.RecordBatch]:
-    # Imported late: many programs never read history.
+    # The import is late, because many programs never read history.
     import pyarrow.parquet as pq
 
     for batch in batches:
@@ -107,7 +107,7 @@ def _wire_batch(batch: RecordBatch) -> WireBatch:
 
 
 def _from(records: pa.RecordBatch, first_offset: int) -> Iterator[pa.RecordBatch]:
-    """The rows from ``first_offset`` on; no batch without rows."""
+    """Yield the rows from ``first_offset`` on; no batch without rows."""
     offsets = int64_values(records.column("offset"))
     if len(offsets) and offsets[0] < first_offset:
         records = records.slice(int(np.searchsorted(offsets, first_offset)))

@@ -1,4 +1,4 @@
-"""Sections of an answer: a header of fixed size, whose last field is the length of the content, and the content.
+"""Sections of a response: a header of fixed size, whose last field is the length of the content, and the content.
 
 Zeros pad the content to a multiple of 8 bytes; the length does not count them.
 """
@@ -15,14 +15,14 @@ _ALIGNMENT: Final = 8
 
 
 def padding(length: int) -> tuple[bytes, ...]:
-    """The zeros after a content of ``length`` bytes; empty where none are needed."""
+    """Return the zeros after a content of ``length`` bytes; empty where none are needed."""
     zeros = -length % _ALIGNMENT
     return (bytes(zeros),) if zeros else ()
 
 
 def read_sections(body: pa.Buffer, header: struct.Struct, name: str) -> Iterator[tuple[tuple[Any, ...], pa.Buffer]]:
-    """The header's fields but the length, and the content in place. LogStoreError, which calls a section ``name``, if
-    ``body`` is anything else.
+    """Yield the header's fields without the length, and the content in place. Raises LogStoreError, which calls a
+    section ``name``, if ``body`` is anything else.
     """
     at = 0
     while at < body.size:
@@ -37,5 +37,5 @@ def read_sections(body: pa.Buffer, header: struct.Struct, name: str) -> Iterator
 
 
 def malformed(what: str) -> LogStoreError:
-    """The error for bytes that are not of this protocol."""
+    """Return the error for bytes that do not follow this protocol."""
     return LogStoreError(f"The server is not a log store, or of another version: {what}")

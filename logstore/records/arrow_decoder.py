@@ -1,11 +1,12 @@
-"""Arrow IPC streams from outside to one WIRE_SCHEMA batch (rule R2). The checks come in this order, so that no step
-relies on a later one: the stream's layout and declared sizes (``arrow_messages``), the schema, each batch with
+"""Decodes Arrow IPC streams from outside to one WIRE_SCHEMA batch (rule R2). The checks come in this order, so that no
+step relies on a later one: the stream's layout and declared sizes (``arrow_messages``), the schema, each batch with
 ``validate(full=True)`` (offsets, UTF-8, null counts), then its columns are cast to the wire schema, then the records'
 own limits.
 
-Taken: ``value`` and ``key`` as binary or utf8 in their plain, large and view types; ``timestamp`` as int64 milliseconds
-or any timestamp unit (without a zone it is UTC; digits below a millisecond are cut off); ``headers`` as list or
-large_list of struct<key, value>; ``partition`` as any integer. All but ``value`` may be absent, each may be null.
+These columns are accepted: ``value`` and ``key`` as binary or utf8 in their plain, large and view types; ``timestamp``
+as int64 milliseconds or any timestamp unit (without a zone it is UTC; digits below a millisecond are cut off);
+``headers`` as list or large_list of struct<key, value>; ``partition`` as any integer. All except ``value`` may be
+absent, each may be null.
 """
 
 from collections.abc import Callable
@@ -30,27 +31,25 @@ from logstore.records.schema import HEADERS_TYPE, WIRE_SCHEMA, null_headers
 _TIMESTAMP_TYPE = WIRE_SCHEMA.field("timestamp").type
 _UNITS_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _ERROR_LENGTH_MAX = 300
-# A message with more metadata has content of the producer's own, which is not stored.
+# A message with more metadata has the producer's own content, which is not stored.
 _VERBATIM_METADATA_BYTES_MAX = 2 * KIB
 _VIEW_WORDS = 4
 _PARTITION_MAX = np.iinfo(np.int32).max
 
 
 def decode_arrow(body: bytes, *, max_message_bytes: int, max_request_size: int) -> Records:
-    """``application/vnd.apache.arrow.stream``: the batches of the stream as one.
+    """Decode ``application/vnd.apache.arrow.stream``: the batches of the stream become one.
 
-    Unless each batch says in its metadata (``partition``) where all its records go: then they stay as they are.
-
-    ``max_request_size`` bounds what all its buffers inflate to. Raises InvalidRequestError, InvalidRecordError,
+    If each batch says in its metadata (``partition``) where all its records go, the batches stay as they are.
+    ``max_request_size`` bounds the inflated size of all buffers. Raises InvalidRequestError, InvalidRecordError,
     RecordTooLargeError, RequestTooLargeError.
     """
     return ArrowRequest(body, max_request_size).decode(max_message_bytes)
 
 
 class ArrowRequest:
-    """A stream of which only the frame has been read, so that the memory for decoding is known before.
-
-    Raises InvalidRequestError, RequestTooLargeError.
+    """A stream of which only the frame has been read, so that the memory for decoding is known before. The constructor
+    raises InvalidRequestError and RequestTooLargeError.
     """
 
     def __init__(self, body: bytes, max_request_size: int) -> None:
@@ -59,11 +58,11 @@ class ArrowRequest:
 
     @property
     def inflated_bytes(self) -> int:
-        """The bytes of all buffers inflated, as the stream declares them; at least the bytes of the body."""
+        """The inflated size of all buffers, as the stream declares it; at least the bytes of the body."""
         return max(len(self._body), self._layout.inflated_bytes)
 
     def decode(self, max_message_bytes: int) -> Records:
-        """See ``decode_arrow``."""
+        """Decode the stream, see ``decode_arrow``."""
         check_record_count(sum(message.num_rows for message in self._layout.batches))
         try:
             return _decode(pa.py_buffer(self._body), self._layout, max_message_bytes, self._max_request_size)
@@ -124,7 +123,7 @@ def _split(
 
 
 def _check_schema(schema: pa.Schema) -> None:
-    """InvalidRequestError unless each column is a known one, once, of a type that can be taken."""
+    """Raise InvalidRequestError unless each column is a known one, occurs once, and has an accepted type."""
     if "value" not in schema.names:
         raise InvalidRequestError("The Arrow stream has no column 'value'")
     if len(set(schema.names)) != len(schema.names):
@@ -177,7 +176,7 @@ _COLUMN_TYPES: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
 
 
 def _checked_wire(batch: pa.RecordBatch, max_request_size: int) -> pa.RecordBatch:
-    """A batch of WIRE_SCHEMA, whose values may still be wrong: a time, a header's key."""
+    """Check the values of a batch of WIRE_SCHEMA, and return it: a time or a header's key may be wrong."""
     timestamps, _, _, headers = batch.columns
     if timestamps.null_count < len(timestamps):
         _to_timestamp(timestamps)
@@ -200,20 +199,22 @@ def _to_wire(batch: pa.RecordBatch, max_request_size: int) -> pa.RecordBatch:
 
 
 def _cast(column: pa.Array, kind: pa.DataType, max_request_size: int) -> pa.Array:
-    """A binary or text column as ``kind`` (binary or utf8, plain)."""
+    """Return a binary or text column as ``kind`` (binary or utf8, plain)."""
     if column.type in (pa.binary_view(), pa.string_view()):
         column = _checked_views(column, max_request_size)
     return column.cast(kind)
 
 
 def _checked_views(column: pa.Array, max_request_size: int) -> pa.Array:
-    """A view column that is safe to cast. RequestTooLargeError when its values, written out, are too large."""
+    """Return a view column that is safe to cast. Raises RequestTooLargeError if its values, written out, are too large
+    to be accepted in one request.
+    """
     validity, views_buffer, *data = column.buffers()
-    # A view: length, then 12 bytes of the value itself or prefix, buffer and offset.
+    # A view has a length, then 12 bytes: the value itself, or prefix, buffer and offset.
     views = np.frombuffer(views_buffer or b"", np.int32, len(column) * _VIEW_WORDS).reshape(-1, _VIEW_WORDS).copy()
-    # Arrow validates the views of valid rows only, yet its cast reads all: a negative length there is a segfault.
+    # Arrow validates only the views of valid rows, yet its cast reads all: a negative length there is a segfault.
     views[~column.is_valid().to_numpy(zero_copy_only=False)] = 0
-    # Views may share bytes, so that few bytes can stand for many.
+    # Views may share bytes, so a few bytes can represent many.
     if views[:, 0].sum(dtype=np.int64) > max_request_size:
         raise RequestTooLargeError(
             f"An Arrow view column has more than max.request.size = {max_request_size} bytes when written out: "
@@ -258,7 +259,7 @@ def _to_headers(column: pa.Array, max_request_size: int) -> pa.Array:
 
 
 def _partitions(batch: pa.RecordBatch) -> np.ndarray:
-    """The partition that each record names in its column, int32, -1 = none."""
+    """Return the partition that each record names in its column, int32, -1 = none."""
     column = batch.column("partition")
     bounds = pc.min_max(column).as_py()
     if bounds["min"] is not None and (bounds["min"] < 0 or bounds["max"] > _PARTITION_MAX):

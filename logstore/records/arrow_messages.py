@@ -1,8 +1,9 @@
-"""The frame of an Arrow IPC stream, read before Arrow itself opens any of it (rule R2).
+"""Reads the frame of an Arrow IPC stream before Arrow itself opens any of it (rule R2).
 
-Arrow allocates what a compressed buffer *says* it inflates to (19 KB of zstd became 600 MB), and some counts in a
-message's metadata size its own tables. So the stream is cut into messages here, the sizes in the flatbuffer of each are
-read, and the sum that all batches declare is compared with a limit. Nothing is allocated by a declared size.
+Arrow allocates the size that a compressed buffer *says* it inflates to (19 KB of zstd became 600 MB), and some counts
+in a message's metadata determine the size of its own tables. So the stream is cut into messages here, the sizes in the
+flatbuffer of each are read, and the sum that all batches declare is compared with a limit. Nothing is allocated by a
+declared size.
 
 Sources: https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc,
 ``format/Message.fbs`` and ``format/Schema.fbs`` of Arrow, https://flatbuffers.dev/internals/.
@@ -26,8 +27,7 @@ _PREFIX_BYTES = 8
 @dataclass(frozen=True, slots=True)
 class BatchMessage:
     """The place of a record batch message in the stream, prefix and body included, and the sizes that it declares.
-
-    ``partition`` is the value of that key in the message's own metadata.
+    ``partition`` is the value of that key in the message's metadata.
     """
 
     start: int
@@ -39,7 +39,9 @@ class BatchMessage:
 
 @dataclass(frozen=True, slots=True)
 class StreamLayout:
-    """A stream is its schema message ``[0, schema_end)``, then the batches; all their buffers inflate to a size."""
+    """The layout of a stream: its schema message ``[0, schema_end)``, then the batches, and the inflated size of all
+    buffers.
+    """
 
     schema_end: int
     batches: tuple[BatchMessage, ...]
@@ -47,9 +49,9 @@ class StreamLayout:
 
 
 def read_layout(stream: memoryview, max_bytes: int) -> StreamLayout:
-    """Cut ``stream`` into messages and check all that they declare.
+    """Cut ``stream`` into messages and check everything that they declare.
 
-    RequestTooLargeError when the buffers of all batches together inflate to more than ``max_bytes``;
+    Raises RequestTooLargeError if the buffers of all batches together inflate to more than ``max_bytes``, and
     InvalidRequestError for anything that is not a stream of one schema and record batches.
     """
     try:
@@ -107,7 +109,7 @@ def _read_layout(stream: memoryview, max_bytes: int) -> StreamLayout:
 
 
 def _messages(stream: memoryview) -> Iterator[tuple[int, int, "_Table"]]:
-    """(start, start of the body, Message table) of each message; the consumer has checked the one before."""
+    """Yield (start, start of the body, Message table) of each message; the consumer has checked the previous one."""
     position = 0
     while position < len(stream):
         if len(stream) - position < _PREFIX_BYTES:
@@ -134,7 +136,7 @@ def _messages(stream: memoryview) -> Iterator[tuple[int, int, "_Table"]]:
 
 
 def _read_record_batch(header: "_Table", body: memoryview, max_bytes: int) -> tuple[int, int]:
-    """(rows, bytes of all buffers when inflated) that a RecordBatch declares."""
+    """Return (rows, inflated bytes of all buffers) that a RecordBatch declares."""
     num_rows = header.scalar(0, "q", 0)
     nodes = header.structs(1, "<qq")
     buffers = header.structs(2, "<qq")
@@ -160,7 +162,7 @@ def _read_record_batch(header: "_Table", body: memoryview, max_bytes: int) -> tu
         (inflated,) = struct.unpack_from("<q", body, offset)
         if inflated < -1:
             raise InvalidRequestError(f"A compressed Arrow buffer declares {inflated} bytes")
-        # -1 = stored as it is.
+        # The number -1 means stored as it is.
         declared += length - _PREFIX_BYTES if inflated == -1 else inflated
     return num_rows, declared
 
@@ -193,7 +195,7 @@ class _Table:
         return None if position is None else _Table(self._data, position + self._unpack("I", position))
 
     def structs(self, field: int, layout: str) -> list[tuple[int, ...]]:
-        """A vector of structs; its length is checked against the bytes that are there."""
+        """Return a vector of structs; its length is checked against the bytes that exist."""
         position = self._field(field)
         if position is None:
             return []
@@ -205,7 +207,7 @@ class _Table:
         return list(struct.iter_unpack(layout, self._data[position : position + size]))
 
     def key_value(self, field: int, wanted: bytes) -> bytes | None:
-        """The value of a key in a vector of KeyValue tables; the last one if it is there more than once."""
+        """Return the value of a key in a vector of KeyValue tables; the last one if the key occurs more than once."""
         found = None
         position = self._field(field)
         if position is not None:
@@ -234,7 +236,7 @@ class _Table:
         return self._position + offset if offset else None
 
     def _unpack(self, code: str, position: int) -> int:
-        # struct takes negative positions as from the end.
+        # struct counts negative positions from the end.
         if position < 0:
             raise _OutOfBoundsError
         value: int = struct.unpack_from("<" + code, self._data, position)[0]

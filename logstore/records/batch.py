@@ -27,9 +27,9 @@ from logstore.records.partition_split import split_by_partition
 class DecodedRecords:
     """The records of one request, in request order, validated.
 
-    ``batch`` has WIRE_SCHEMA and at least one row. ``partitions`` is int32 per record, -1 where the record names none;
-    None when no record does. ``verbatim`` is the encapsulated Arrow IPC record batch message that the producer sent,
-    when that message alone is this batch and may be stored as it is.
+    ``batch`` has WIRE_SCHEMA and at least one row. ``partitions`` is int32 per record, -1 if the record names none;
+    None if no record does. ``verbatim`` is the encapsulated Arrow IPC record batch message that the producer sent, if
+    that message alone is this batch and may be stored as it is.
     """
 
     batch: pa.RecordBatch
@@ -46,10 +46,9 @@ class DecodedRecords:
 
 
 class EncodedBatch(NamedTuple):
-    """What is known of records that another broker has encoded, in place of their columns.
-
-    ``untimed_count`` of them have no timestamp, ``max_timestamp_ms`` is the latest of the others; ``nbytes`` is their
-    size before compression.
+    """The known facts about records that another broker has encoded, in place of their columns. ``untimed_count`` of
+    them have no timestamp, ``max_timestamp_ms`` is the latest of the others; ``nbytes`` is their size before
+    compression.
     """
 
     num_rows: int
@@ -65,16 +64,16 @@ class EncodedBatch(NamedTuple):
         return cls(batch.num_rows, nbytes, untimed, latest)
 
     def newest_timestamp_ms(self, append_time_ms: int) -> int:
-        """Of all records: those without a timestamp get the append time."""
+        """Return the newest timestamp of all records: those without a timestamp get the append time."""
         return _newest_timestamp_ms(self, append_time_ms)
 
 
 class KafkaBatch(NamedTuple):
-    """What is known of a Kafka record batch that was checked, in place of its columns.
+    """The known facts about a checked Kafka record batch, in place of its columns.
 
     The first four fields are those of ``EncodedBatch``; ``nbytes`` is the size of the data frame that it would be.
-    ``null_keys`` are the numbers of records without a key: of a compacted topic the first RECORD_ERRORS_MAX of them, of
-    others the first one. With ``log_append_time`` its timestamps were not looked at: the append time is written over
+    ``null_keys`` are the numbers of records without a key: for a compacted topic the first RECORD_ERRORS_MAX of them,
+    for others the first one. With ``log_append_time`` its timestamps were not checked: the append time is written over
     them.
     """
 
@@ -86,7 +85,7 @@ class KafkaBatch(NamedTuple):
     log_append_time: bool
 
     def newest_timestamp_ms(self, append_time_ms: int) -> int:
-        """Of all records: those without a timestamp get the append time."""
+        """Return the newest timestamp of all records: those without a timestamp get the append time."""
         return append_time_ms if self.log_append_time else _newest_timestamp_ms(self, append_time_ms)
 
 
@@ -100,7 +99,7 @@ def _newest_timestamp_ms(batch: EncodedBatch | KafkaBatch, append_time_ms: int) 
 class PartitionBatch(NamedTuple):
     """The records of a request that go to one partition, in request order.
 
-    ``rows`` are their positions in the request, rising; None = all of the request. Of an EncodedBatch or a KafkaBatch
+    ``rows`` are their positions in the request, rising; None = all of the request. For an EncodedBatch or a KafkaBatch,
     ``verbatim`` is the payload.
     """
 
@@ -112,9 +111,8 @@ class PartitionBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SplitRecords:
-    """The records of a request whose producer has put them into batches of one partition each, validated.
-
-    Several of ``parts`` may be for one partition, then in their order.
+    """The validated records of a request whose producer has put them into batches of one partition each. Several of
+    ``parts`` may be for one partition, then in their order.
     """
 
     parts: tuple[PartitionBatch, ...]
@@ -132,11 +130,11 @@ Records = DecodedRecords | SplitRecords
 
 
 def record_sizes(batch: pa.RecordBatch) -> np.ndarray:
-    """Bytes of key, value and headers (their keys and values) of each record: int64, one per row."""
+    """Return the bytes of key, value and headers (their keys and values) of each record: int64, one per row."""
     sizes: np.ndarray = _lengths(batch.column("key")) + _lengths(batch.column("value"))
     headers = batch.column("headers")
     if headers.null_count < len(headers):
-        # Prefix sums over the elements of these rows: a record's headers are one range of them.
+        # These are prefix sums over the elements of these rows: a record's headers are one range of them.
         offsets = headers.offsets.to_numpy()
         elements = headers.values.slice(offsets[0], offsets[-1] - offsets[0])
         offsets = offsets - offsets[0]
@@ -146,9 +144,8 @@ def record_sizes(batch: pa.RecordBatch) -> np.ndarray:
 
 
 def check_record_sizes(batch: pa.RecordBatch, max_message_bytes: int, rows: np.ndarray | range) -> None:
-    """RecordTooLargeError naming the first record over ``max_message_bytes``.
-
-    ``rows`` are the positions in the request of the batch's records.
+    """Raise RecordTooLargeError naming the first record over ``max_message_bytes``. ``rows`` are the positions in the
+    request of the batch's records.
     """
     _, keys, values, headers = batch.columns
     if headers.null_count == len(headers) and _data_bytes(keys) + _data_bytes(values) <= max_message_bytes:
@@ -185,7 +182,7 @@ def check_records(batch: pa.RecordBatch, max_message_bytes: int, first_row: int 
 
 
 def check_record_count(count: int) -> None:
-    """RequestTooLargeError when a request has more than REQUEST_RECORDS_MAX records."""
+    """Raise RequestTooLargeError if a request has more than REQUEST_RECORDS_MAX records."""
     if count > REQUEST_RECORDS_MAX:
         raise RequestTooLargeError(
             f"The request has more than {REQUEST_RECORDS_MAX} records: send them in several requests"
@@ -193,7 +190,7 @@ def check_record_count(count: int) -> None:
 
 
 def partition_batches(records: DecodedRecords, partitions: np.ndarray) -> list[PartitionBatch]:
-    """The records by rising partition, in request order inside each. ``partitions`` is int32 per record."""
+    """Return the records by rising partition, in request order inside each. ``partitions`` is int32 per record."""
     split = split_by_partition(records.batch, partitions)
     order = split.order
     if order is None:
@@ -206,15 +203,17 @@ def partition_batches(records: DecodedRecords, partitions: np.ndarray) -> list[P
 
 
 def binary_offsets(column: pa.Array) -> np.ndarray:
-    """The begins of a binary or text column's values in its data buffer, and the last one's end: int32, rows + 1."""
+    """Return the starts of a binary or text column's values in its data buffer, and the last one's end: int32, rows +
+    1.
+    """
     if not len(column):
         return np.zeros(1, np.int32)
-    # With a count, because a buffer may end within a further number.
+    # A count is given, because the buffer may end in the middle of a number.
     return np.frombuffer(column.buffers()[1], np.int32, column.offset + len(column) + 1)[column.offset :]
 
 
 def _data_bytes(column: pa.Array) -> int:
-    """At least the bytes of all values; bytes below nulls count too."""
+    """Return at least the bytes of all values; bytes below nulls also count."""
     offsets = binary_offsets(column)
     return int(offsets[-1]) - int(offsets[0])
 

@@ -1,5 +1,5 @@
-"""Identities of batches, which tell a new batch from a repetition: a producer and a sequence number, or a request's
-key.
+"""Identities of batches, which distinguish a new batch from a repetition: a producer and a sequence number, or a
+request's key.
 
 Owns the identities of requests (``ProducerIdentity``, ``IdempotencyKey``), the identity of a batch in a journal frame
 (``BatchIdentity``), and the form in which a partition's state remembers and stores batches (``RememberedBatch``).
@@ -16,10 +16,10 @@ import numpy as np
 
 from logstore.records.murmur2 import murmur2
 
-#: Sequence numbers are int32 and go on at 0 after this one, as Kafka's do.
+#: Sequence numbers are int32 and continue at 0 after this one, like Kafka's.
 SEQUENCE_MAX = 2**31 - 1
 PRODUCER_EPOCH_MAX = 2**15 - 1
-# -2 and below.
+# The epochs of keys are -2 and below.
 _KEY_EPOCHS = 2**15 - 1
 
 _ROW = struct.Struct("<Qhqiqq")
@@ -64,7 +64,7 @@ class RememberedBatch(NamedTuple):
 
 
 PACKED_BYTES = _ROW.size
-# The append time comes last, the base offset before it; the epoch is behind the owner.
+# The append time comes last, the base offset before it; the epoch follows the owner.
 _TIME_BYTES = 8
 _BASE_OFFSET = struct.Struct("<q")
 _BASE_OFFSET_AT = PACKED_BYTES - 2 * _TIME_BYTES
@@ -73,31 +73,31 @@ _EPOCH_AT = 8
 
 
 def unpack_batches(packed: bytes | bytearray) -> Iterator[RememberedBatch]:
-    """The batches whose ``pack`` were joined. ValueError if these bytes are no such thing."""
+    """Return the batches whose ``pack`` were joined. Raises ValueError if these bytes are anything else."""
     if len(packed) % PACKED_BYTES:
         raise ValueError(f"{len(packed)} bytes are not a whole number of remembered batches")
     return map(RememberedBatch._make, _ROW.iter_unpack(packed))
 
 
 def last_append_ms(packed: bytes | bytearray) -> int:
-    """The append time of the last of packed batches, at least one."""
+    """Return the append time of the last of packed batches, at least one."""
     return int.from_bytes(packed[-_TIME_BYTES:], "little", signed=True)
 
 
 def last_epoch(packed: bytes | bytearray) -> int:
-    """The epoch of the last of packed batches, at least one."""
+    """Return the epoch of the last of packed batches, at least one."""
     epoch: int = _EPOCH.unpack_from(packed, len(packed) - PACKED_BYTES + _EPOCH_AT)[0]
     return epoch
 
 
 def packed_below(packed: bytes | bytearray, offset: int) -> int:
-    """The bytes of those packed batches, which rise by offset, that begin below ``offset``."""
+    """Return the number of bytes of the packed batches, which rise by offset, that begin below ``offset``."""
     rows = range(_BASE_OFFSET_AT, len(packed), PACKED_BYTES)
     return bisect_left(rows, offset, key=lambda at: _BASE_OFFSET.unpack_from(packed, at)[0]) * PACKED_BYTES
 
 
 def batches_from_rows(rows: Iterable[Iterable[int]]) -> tuple[RememberedBatch, ...]:
-    """Batches that were stored as JSON lists. ValueError, TypeError if they are no such thing."""
+    """Return batches that were stored as JSON lists. Raises ValueError and TypeError if they are anything else."""
     batches = tuple(RememberedBatch(*map(int, row)) for row in rows)
     for batch in batches:
         try:
@@ -118,12 +118,12 @@ class ProducerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class IdempotencyKey:
-    """A name that a client gave to a request, and a digest that tells the request from others.
+    """A name that a client gave to a request, and a digest that distinguishes the request from others.
 
     ``hash`` (64 bits, unsigned) and ``digest`` (32 bytes, of name and body) are made with a secret of the store, so
     that nobody can make another request that looks the same. ``epoch`` is below -1, and differs for another secret.
-    ``partition_hash``, modulo the number of partitions, is the partition of records without a key: a retry meets its
-    first try there.
+    ``partition_hash``, modulo the number of partitions, is the partition of records without a key, so that a retry
+    meets its first try there.
     """
 
     hash: int
@@ -133,7 +133,7 @@ class IdempotencyKey:
 
     @classmethod
     def of(cls, text: str, body: bytes, secret: bytes, form: str = "") -> Self:
-        """``body`` is inflated; ``form`` says how the request wants it to be read."""
+        """Make the key of a request. ``body`` is inflated; ``form`` says how the request wants it to be read."""
         name = text.encode()
         epoch = int.from_bytes(blake2b(key=secret, person=b"secret", digest_size=2).digest(), "little")
         of_request = blake2b(len(name).to_bytes(2, "little") + name, key=secret, person=b"request", digest_size=32)
@@ -147,17 +147,19 @@ class IdempotencyKey:
         )
 
     def fingerprint(self, rows: np.ndarray | None) -> int:
-        """int64, equal for batches that hold the same records of the same request; ``rows`` as in PartitionBatch."""
+        """Return an int64 that is equal for batches with the same records of the same request. ``rows`` as in
+        PartitionBatch.
+        """
         positions = b"" if rows is None else np.ascontiguousarray(rows, "<i8").tobytes()
         of_batch = blake2b(positions, key=self.digest, person=b"batch", digest_size=8)
         return int.from_bytes(of_batch.digest(), "little", signed=True)
 
 
 def next_sequence(sequence: int, count: int) -> int:
-    """The sequence number of the record that is ``count`` after the one with ``sequence``."""
+    """Return the sequence number of the record that is ``count`` after the one with ``sequence``."""
     return (sequence + count) & SEQUENCE_MAX
 
 
 def first_producer_id(leader_epoch: int) -> int:
-    """The first of the ids that a leader issues. Ids are unique for ever and rise, and need no write of their own."""
+    """Return the first of the ids that a leader issues. Ids are unique for ever, rise, and need no separate write."""
     return leader_epoch << 32

@@ -1,5 +1,5 @@
-"""The byte order mark of UTF-8. Editors and PowerShell put it in front of a text; it is dropped at the start of a body
-in text, of every format alike (RFC 8259, section 8.1, allows it for JSON).
+"""The byte order mark of UTF-8. Editors and PowerShell put it in front of a text. It is dropped at the start of a text
+body, in every format (RFC 8259, section 8.1, allows it for JSON).
 """
 
 from typing import Final

@@ -1,7 +1,7 @@
-"""Request bodies to records: one function per content type, all giving DecodedRecords.
+"""Decodes request bodies to records: one function per content type, all returning DecodedRecords.
 
-Whatever the bytes are, only InvalidRequestError, InvalidRecordError, RecordTooLargeError and RequestTooLargeError come
-out, with what to change; memory stays within a small multiple of the body and the limits given.
+Whatever the bytes are, only InvalidRequestError, InvalidRecordError, RecordTooLargeError and RequestTooLargeError are
+raised, with what to change; memory stays within a small multiple of the body and the given limits.
 """
 
 from logstore.records.arrow_decoder import ArrowRequest, decode_arrow

@@ -1,10 +1,9 @@
-"""Records of the log (LOG_SCHEMA) to HTTP bodies, in pieces.
+"""Encodes records of the log (LOG_SCHEMA) as HTTP bodies, in pieces.
 
-Invariant: besides the pieces made so far, an encoder holds what one run of records needs: of 512 KiB, or of one record.
-
-Stored JSON texts are embedded as they are, byte for byte. Stored bytes need not be JSON (Arrow, NDJSON and base64
-producers store any bytes). So each text is checked to be one JSON value before it is embedded; otherwise a value like
-``1,"offset":0`` would rewrite its record. With ``string_keys`` all keys are texts, even those that look like JSON.
+Invariant: besides the pieces made so far, an encoder holds what one run of records needs: a run of 512 KiB, or of one
+record. Stored JSON texts are embedded as they are, byte for byte. Stored bytes need not be JSON (Arrow, NDJSON and
+base64 producers store any bytes). So each text is checked to be one JSON value before it is embedded; otherwise a value
+like ``1,"offset":0`` would rewrite its record. With ``string_keys`` all keys are texts, even those that look like JSON.
 """
 
 import struct
@@ -31,14 +30,13 @@ _JSON, _STRING, _BINARY = "json", "string", "binary"
 _RUN_BYTES = 512 * 1024
 _JSON_TEXTS = msgspec.json.Decoder(list[msgspec.Raw])
 _JSON_TEXT = msgspec.json.Decoder(msgspec.Raw)
-# Around the record batch messages of a stream: the schema, and a continuation of no bytes.
+# These surround the record batch messages of a stream: the schema, and a continuation of no bytes.
 _STREAM_BEGIN = LOG_SCHEMA.serialize().to_pybytes()
 _STREAM_END = struct.pack("<II", 0xFFFFFFFF, 0)
 
 
 def encode_json(records: pa.Table, topic: str, partition: int, *, string_keys: bool = False) -> Iterator[bytes]:
-    """A json.v2 array: topic, key, value, partition, offset, timestamp (ms) and, where it has any, headers.
-
+    """Encode a json.v2 array: topic, key, value, partition, offset, timestamp (ms) and, if it has any, headers. Raises
     UnreadableRecordError with the offset of the first record whose value or key is not JSON (a string key: not UTF-8).
     """
 
@@ -54,20 +52,19 @@ def encode_json(records: pa.Table, topic: str, partition: int, *, string_keys: b
 
 
 def encode_readable(records: pa.Table, topic: str, partition: int, *, string_keys: bool = False) -> Iterator[bytes]:
-    """As ``encode_json``, but bytes that are no JSON are given as text, and bytes that are no UTF-8 as base64.
-
-    Such a record says so in ``key_format`` or ``value_format``: ``string`` or ``binary``.
+    """Encode like ``encode_json``, but bytes that are not JSON as text, and bytes that are not UTF-8 as base64. Such a
+    record says so in ``key_format`` or ``value_format``: ``string`` or ``binary``.
     """
     return encode_array(readable_rows(run, topic, partition, string_keys=string_keys) for run in runs(records))
 
 
 def encode_binary(records: pa.Table, topic: str, partition: int) -> Iterator[bytes]:
-    """A binary.v2 array: as ``encode_json``, key and value as base64 or null."""
+    """Encode a binary.v2 array: like ``encode_json``, but key and value as base64 or null."""
     return encode_array(binary_rows(run, topic, partition) for run in runs(records))
 
 
 def encode_arrow_stream(records: pa.Table) -> Iterator[Buffer]:
-    """An Arrow IPC stream of LOG_SCHEMA; no records are a stream of the schema alone."""
+    """Encode an Arrow IPC stream of LOG_SCHEMA; without records it is a stream of only the schema."""
     yield _STREAM_BEGIN
     for batch in records.to_batches():
         if batch.num_rows:
@@ -76,7 +73,7 @@ def encode_arrow_stream(records: pa.Table) -> Iterator[Buffer]:
 
 
 def readable_rows(batch: pa.RecordBatch, topic: str, partition: int, *, string_keys: bool = False) -> Iterable[bytes]:
-    """The object of each record, as in the array of ``encode_readable``."""
+    """Return the object of each record, as in the array of ``encode_readable``."""
     keys, key_formats = _embedded(batch.column("key").to_pylist(), is_string=string_keys)
     values, value_formats = _embedded(batch.column("value").to_pylist(), is_string=False)
     fields = [
@@ -87,13 +84,13 @@ def readable_rows(batch: pa.RecordBatch, topic: str, partition: int, *, string_k
 
 
 def binary_rows(batch: pa.RecordBatch, topic: str, partition: int) -> Iterable[bytes]:
-    """The object of each record, as in the array of ``encode_binary``."""
+    """Return the object of each record, as in the array of ``encode_binary``."""
     columns = ([_base64_text(data) for data in batch.column(name).to_pylist()] for name in ("key", "value"))
     return _encode_rows(batch, topic, partition, *columns)
 
 
 def runs(records: pa.Table, run_bytes: int = _RUN_BYTES) -> Iterator[pa.RecordBatch]:
-    """The records in batches of at most ``run_bytes``, or of one record."""
+    """Yield the records in batches of at most ``run_bytes``, or of one record."""
     for batch in records.to_batches():
         ends = np.cumsum(record_sizes(batch) + RECORD_OVERHEAD_BYTES)
         start = 0
@@ -105,7 +102,7 @@ def runs(records: pa.Table, run_bytes: int = _RUN_BYTES) -> Iterator[pa.RecordBa
 
 
 def encode_array(runs: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
-    """The JSON array of the objects of all ``runs``, each of one record at least."""
+    """Encode the JSON array of the objects of all ``runs``, each of at least one record."""
     yield b"["
     for number, rows in enumerate(runs):
         # The empty first item puts a comma between two runs.
@@ -121,7 +118,7 @@ def _encode_rows(
     values: Iterable[bytes],
     fields: Iterable[bytes] | None = None,
 ) -> Iterable[bytes]:
-    """``fields``: the other fields of a record, each with a comma before it."""
+    """Return the object of each record. ``fields`` are the other fields of a record, each with a comma before it."""
     name = msgspec.json.encode(topic).replace(b"%", b"%%")
     row = b'{"topic":%b,"key":%%b,"value":%%b,"partition":%d,"offset":%%d,"timestamp":%%d%%b%%b}' % (name, partition)
     offsets = batch.column("offset").to_pylist()
@@ -132,7 +129,7 @@ def _encode_rows(
 
 
 def _headers_fields(column: pa.Array) -> Iterable[bytes]:
-    """``,"headers":[...]`` of each record; nothing for a record without headers."""
+    """Return ``,"headers":[...]`` for each record; nothing for a record without headers."""
     if column.null_count == len(column):
         return [b""] * len(column)
     offsets = column.offsets.to_numpy()
@@ -155,7 +152,7 @@ def _base64_text(data: bytes | None) -> bytes:
 
 
 def _are_json(texts: list[bytes]) -> bool:
-    """Whether each text is one JSON value with no space around it, found out for all at once.
+    """Return whether each text is one JSON value with no space around it, checked for all at once.
 
     They are read as one array. If it has as many elements as there are texts, each as long as its text, then, by
     induction from the left, every element *is* its text: no comma or bracket of one text reached into another.
@@ -169,8 +166,8 @@ def _are_json(texts: list[bytes]) -> bool:
 
 
 def _embedded(stored: list[bytes | None], *, is_string: bool) -> tuple[list[bytes], list[str]]:
-    """Each value's form in JSON, and its kind: JSON (null too), a string, or base64. With ``is_string`` no value is
-    taken for JSON.
+    """Return each value's form in JSON, and its kind: JSON (or null), a string, or base64. With ``is_string`` no value
+    is taken for JSON.
     """
     if not is_string:
         texts = [_NULL if data is None else data for data in stored]
@@ -192,7 +189,7 @@ def _embed(data: bytes | None, *, is_string: bool) -> tuple[bytes, str]:
 
 
 def _is_json(text: bytes) -> bool:
-    """Whether it is one JSON value, maybe with space around it."""
+    """Return whether the text is one JSON value, possibly with space around it."""
     try:
         surrogates.decode(_JSON_TEXT, text)
     except (msgspec.MsgspecError, RecursionError):
@@ -205,7 +202,7 @@ def _format_field(name: bytes, kind: str) -> bytes:
 
 
 def _require(kind: str, formats: list[str], column: str, offsets: pa.Array, topic: str, partition: int) -> None:
-    """UnreadableRecordError at the first record whose ``column`` is neither JSON nor ``kind``."""
+    """Raise UnreadableRecordError at the first record whose ``column`` is neither JSON nor ``kind``."""
     row = next((row for row, found in enumerate(formats) if found not in (_JSON, kind)), None)
     if row is not None:
         offset = offsets[row].as_py()

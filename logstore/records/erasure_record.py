@@ -1,7 +1,7 @@
 """Defines the records of ``__erasures``: each describes an erasure and its progress.
 
 The key is the erasure's id, the value JSON of an ``Erasure``; if several records have one id, the last one counts. A
-record must not contain erased data: keys are stored as hashes with the erasure's own random salt, records that an
+record must not contain erased data: keys are stored as hashes with a random salt of the erasure, records that an
 expression has found as their offsets, and an expression without its values. All of this is part of the format, see
 ``docs/table-format.md``: fields may be added, none removed.
 
@@ -21,7 +21,8 @@ from logstore.errors import CorruptionError
 from logstore.records.murmur2 import murmur2_column_of
 
 ERASURES_TOPIC: Final = "__erasures"
-#: Never compacted, never deleted: the records are needed to erase again from a backup that is restored years later.
+#: The topic is never compacted and never deleted: the records are needed to erase again from a backup that is restored
+#: years later.
 ERASURES_CONFIGS: Final[Mapping[str, str]] = {
     "cleanup.policy": "delete",
     "retention.ms": "-1",
@@ -40,9 +41,8 @@ State = Literal["started", "pending", "erased"]
 
 
 class ErasedPartition(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The erasure covers records below ``end_offset`` that leaders up to ``leader_epoch`` have appended.
-
-    If ``offsets`` (rising ranges [start, end)) is set, it covers only these.
+    """The part of a partition that an erasure covers: records below ``end_offset`` that leaders up to ``leader_epoch``
+    have appended. If ``offsets`` (rising ranges [start, end)) is set, it covers only these.
     """
 
     partition: int
@@ -68,11 +68,11 @@ class ErasureRepeat(msgspec.Struct, frozen=True):
 
 
 class Erasure(msgspec.Struct, frozen=True, kw_only=True):
-    """``number`` rises with each erasure of a topic. ``keys`` are hashed, ``where`` has no literals. ``records`` is the
-    number of records that were removed from the table, and ``versions`` are the commits that removed them.
-    ``deleted_files`` names the first of the deleted files, ``deleted_count`` counts all of them. Brokers that are
-    ``pending`` erase before they serve again. ``not_reached`` lists the places that the store cannot reach. Times are
-    in ms since 1970.
+    """An erasure and its progress. ``number`` rises with each erasure of a topic. ``keys`` are hashed, ``where`` has no
+    literals. ``records`` is the number of records that were removed from the table, and ``versions`` are the commits
+    that removed them. ``deleted_files`` names the first of the deleted files, ``deleted_count`` counts all of them.
+    Brokers that are ``pending`` erase before they serve again. ``not_reached`` lists the places that the store cannot
+    reach. Times are in ms since 1970.
     """
 
     id: str

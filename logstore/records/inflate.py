@@ -12,20 +12,20 @@ import zstandard
 from logstore.errors import InvalidRequestError, RequestTooLargeError
 from logstore.limits import ZSTD_WINDOW_BYTES_MAX
 
-# A zstd block of 4 bytes may stand for 128 KiB (RFC 8878, RLE block), and the decoder returns the output of all its
+# A zstd block of 4 bytes may represent 128 KiB (RFC 8878, RLE block), and the decoder returns the output of all its
 # input.
 ZSTD_STEP_BYTES = 512
 
-# Bytes behind the end of a stream are copied: small pieces and few streams keep that cheap.
+# Bytes after the end of a stream are copied: small pieces and few streams keep that cheap.
 _PIECE_BYTES = 64 * 1024
 STREAMS_PER_BODY_MAX = 4_096
 _GZIP_WBITS = 16 + zlib.MAX_WBITS
 
 
 class Inflater:
-    """One body. ``feed`` inflates a chunk; ``finish`` checks that the body is complete.
+    """Inflates one body. ``feed`` inflates a chunk; ``finish`` checks that the body is complete.
 
-    ``encoding``: None, ``identity``, ``gzip``, ``x-gzip`` or ``zstd``; InvalidRequestError for another one.
+    ``encoding``: None, ``identity``, ``gzip``, ``x-gzip`` or ``zstd``; raises InvalidRequestError for another one.
     ``max_bytes`` bounds the body as sent and inflated (max.request.size).
     """
 
@@ -42,7 +42,9 @@ class Inflater:
         self._streams = 0
 
     def feed(self, chunk: bytes) -> bytes:
-        """The bytes that ``chunk`` adds to the inflated body. InvalidRequestError, RequestTooLargeError."""
+        """Return the bytes that ``chunk`` adds to the inflated body. Raises InvalidRequestError and
+        RequestTooLargeError.
+        """
         self._received += len(chunk)
         self._check(self._received)
         if self._encoding == "identity":
@@ -56,13 +58,13 @@ class Inflater:
         return b"".join(out)
 
     def finish(self) -> bytes:
-        """End the body. Returns the rest, which is always empty. InvalidRequestError if the body was cut short."""
+        """End the body, and return the rest, which is always empty. Raises InvalidRequestError if it was cut short."""
         if self._stream is not None and not self._stream.eof:
             raise InvalidRequestError(f"The {self._encoding} body ends too early: it was cut short on the way")
         return b""
 
     def _inflate(self, piece: bytes) -> tuple[bytes, bytes]:
-        """Some output, and the input that is left."""
+        """Return some output, and the input that is left."""
         # A body may be several streams one after the other (RFC 1952 section 2.2, RFC 8878 section 3.1).
         if self._stream is None or self._stream.eof:
             self._streams += 1
@@ -92,7 +94,7 @@ class _Stream(Protocol):
     def eof(self) -> bool: ...
 
     def inflate(self, chunk: bytes, max_length: int) -> tuple[bytes, bytes]:
-        """Some output (near ``max_length`` at most) and the input not used yet."""
+        """Return some output (near ``max_length`` at most) and the input not used yet."""
         ...
 
 

@@ -1,8 +1,8 @@
-"""JSON request bodies (``{"records": [...]}``) to Arrow columns, with embedded JSON or base64 keys and values.
+"""Decodes JSON request bodies (``{"records": [...]}``) to Arrow columns, with embedded JSON or base64 keys and values.
 
 Embedded keys and values stay JSON texts, byte for byte as sent (a text key keeps its quotes, as in REST Proxy), taken
-as slices of the body; ``null`` or absent is null. They keep to RFC 8259: UTF-8, no NaN, nested less deeply than
-Python's recursion limit. Numbers of any size are text too, and so are escapes of lone surrogates (``surrogates``). With
+as slices of the body; ``null`` or absent is null. They follow RFC 8259: UTF-8, no NaN, nested less deeply than Python's
+recursion limit. Numbers of any size are text, and so are escapes of lone surrogates (``surrogates``). With
 ``string_keys`` a key that is a JSON string is its UTF-8 text instead; all other keys stay JSON texts. Unknown fields
 are refused, and doubled ones (outside of keys and values), so that a slip cannot lose data. So is base64 that no
 encoder would make.
@@ -39,7 +39,7 @@ _TimestampMs = Annotated[int, msgspec.Meta(ge=0, le=TIMESTAMP_MS_MAX)]
 _Partition = Annotated[int, msgspec.Meta(ge=0, le=np.iinfo(np.int32).max)]
 
 
-# The number of a record that does not have it, unlike one where it is null.
+# The number of a record without the field, unlike one where it is null.
 _NO_NUMBER = -1
 
 
@@ -69,7 +69,7 @@ _SCHEMA_FIELDS = ("key_schema", "key_schema_id", "value_schema", "value_schema_i
 
 
 class _Request(msgspec.Struct, Generic[R], forbid_unknown_fields=True):
-    """REST Proxy's request. Its schema fields belong to formats that are not spoken here."""
+    """The request of REST Proxy. Its schema fields belong to formats that are not supported here."""
 
     records: list[R]
     key_schema: msgspec.Raw = ABSENT
@@ -79,7 +79,7 @@ class _Request(msgspec.Struct, Generic[R], forbid_unknown_fields=True):
 
 
 class _PlainRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """A record with nothing but a key and a value, as JSON texts."""
+    """A record with only a key and a value, as JSON texts."""
 
     key: msgspec.Raw = ABSENT
     value: msgspec.Raw = ABSENT
@@ -90,7 +90,7 @@ class _PlainRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PlainRecords:
-    """The records of a body that have nothing but keys and values, as JSON texts."""
+    """The records of a body that have only keys and values, as JSON texts."""
 
     __slots__ = ("keys", "values")
 
@@ -102,7 +102,7 @@ class PlainRecords:
         return len(self.keys.texts)
 
 
-#: Bytes of memory that a plain record takes beside its texts: an object for each of them.
+#: The bytes of memory that a plain record takes beside its texts: an object for each of them.
 PLAIN_RECORD_BYTES = 160
 _PLAIN_DECODER = msgspec.json.Decoder(_PlainRequest)
 _JSON_DECODER = msgspec.json.Decoder(_Request[_JsonRecord])
@@ -110,10 +110,7 @@ _BINARY_DECODER = msgspec.json.Decoder(_Request[_BinaryRecord])
 
 
 def decode_json(body: bytes, *, max_message_bytes: int, string_keys: bool = False) -> DecodedRecords:
-    """``application/vnd.kafka.json.v2+json`` and ``application/json``: key and value are any JSON.
-
-    Raises InvalidRequestError, InvalidRecordError, RecordTooLargeError, RequestTooLargeError.
-    """
+    """Decode ``application/vnd.kafka.json.v2+json`` and ``application/json``: key and value are any JSON."""
     plain = decode_plain(body)
     if plain is not None:
         records = plain_columns([plain], string_keys=string_keys)
@@ -135,10 +132,7 @@ def decode_json(body: bytes, *, max_message_bytes: int, string_keys: bool = Fals
 
 
 def decode_binary(body: bytes, *, max_message_bytes: int) -> DecodedRecords:
-    """``application/vnd.kafka.binary.v2+json``: key and value are base64 (RFC 4648 section 4) or null.
-
-    Raises InvalidRequestError, InvalidRecordError, RecordTooLargeError, RequestTooLargeError.
-    """
+    """Decode ``application/vnd.kafka.binary.v2+json``: key and value are base64 (RFC 4648 section 4) or null."""
     request, decoded = _decode_body(body, _BINARY_DECODER, _BinaryRecord)
     if decoded is not body:
         raise InvalidRequestError("The body has half of a surrogate pair, which is neither base64 nor UTF-8")
@@ -153,7 +147,7 @@ def decode_binary(body: bytes, *, max_message_bytes: int) -> DecodedRecords:
 
 
 def is_utf8(data: bytes) -> bool:
-    """Whether ``data`` is UTF-8 with no surrogates; nothing is copied."""
+    """Return whether ``data`` is UTF-8 without surrogates; nothing is copied."""
     if data.isascii():
         return True
     offsets = pa.py_buffer(np.array([0, len(data)], np.int64))
@@ -165,8 +159,8 @@ def is_utf8(data: bytes) -> bool:
 
 
 def decode_plain(body: bytes) -> PlainRecords | None:
-    """The records if there are some that have only keys and values, as most have (a third faster); None for any other
-    body.
+    """Return the records if there are any and they have only keys and values, as most do (a third faster); None for any
+    other body.
     """
     if len(body) > REQUEST_RECORDS_MAX or not is_utf8(body):
         return None
@@ -178,7 +172,7 @@ def decode_plain(body: bytes) -> PlainRecords | None:
 
 
 def plain_columns(requests: Sequence[PlainRecords], *, string_keys: bool = False) -> DecodedRecords:
-    """The records of several bodies one after another as columns; their sizes are not checked."""
+    """Return the records of several bodies one after another as columns; their sizes are not checked."""
     keys = Texts.joined([records.keys for records in requests])
     values = Texts.joined([records.values for records in requests])
     rows = len(keys.texts)
@@ -190,10 +184,11 @@ def plain_columns(requests: Sequence[PlainRecords], *, string_keys: bool = False
 def _decode_body(
     body: bytes, decoder: msgspec.json.Decoder[_Request[R]], record_type: type[R]
 ) -> tuple[_Request[R], bytes]:
-    """The request, and the bytes that were decoded, as of ``surrogates.decode``."""
+    """Return the request, and the bytes that were decoded, as ``surrogates.decode`` does."""
     if not is_utf8(body):
         raise InvalidRequestError("The body is not UTF-8: send JSON in UTF-8, and bytes that are not text as base64")
-    # Each record and header is an object: few braces bound the allocations of decoding. With many it has to count.
+    # Each record and header is an object: few braces bound the allocations of decoding. With many, the decoder must
+    # count.
     if (
         len(body) > REQUEST_RECORDS_MAX
         and np.count_nonzero(np.frombuffer(body, np.uint8) == ord("{")) > REQUEST_RECORDS_MAX
@@ -213,13 +208,13 @@ def _decode_body(
 
 def _explain(error: msgspec.MsgspecError) -> str:
     text = str(error)[:_ERROR_LENGTH_MAX]
-    # An error inside of records comes with its path. Without a path the request itself has another shape.
+    # An error inside records has a path. Without a path the request itself has another shape.
     is_shape = isinstance(error, msgspec.ValidationError) and " - at `$" not in text
     return f"{text}; {_SHAPE}" if is_shape else text
 
 
 def _counting_decoder(record_type: type[R]) -> msgspec.json.Decoder[_Request[R]]:
-    """A decoder, for one use, that stops with RequestTooLargeError at the first record or header too many."""
+    """Return a decoder, for one use, that raises RequestTooLargeError at the first record or header too many."""
     seen = 0
 
     def count(_: msgspec.Struct) -> None:
@@ -235,7 +230,7 @@ def _counting_decoder(record_type: type[R]) -> msgspec.json.Decoder[_Request[R]]
 
 
 def _present(values: list[Any]) -> tuple[list[Any], int]:
-    """The values of a field, None where it is not there, and how often it is there."""
+    """Return the values of a field, None where it is absent, and how often it is present."""
     absent = values.count(msgspec.UNSET)
     if absent == len(values):
         return [None] * absent, 0
@@ -268,7 +263,9 @@ class _Others(NamedTuple):
 
 
 def _require_each_field_once(body: bytes, request: _Request[R], others: _Others, strings: int) -> None:
-    """``strings``: how many were decoded for keys and values, their names among them. Raises InvalidRequestError."""
+    """Require that no field is doubled. ``strings`` is the number of decoded strings of keys and values, including
+    field names. Raises InvalidRequestError.
+    """
     header_values, with_value = _present([header.value for header in others.flat_headers])
     strings += 1 + sum(bool(getattr(request, name)) for name in _SCHEMA_FIELDS) + others.present
     strings += 2 * len(header_values) + with_value + len(header_values) - header_values.count(None)
@@ -304,13 +301,13 @@ def _key_column(keys: Texts, *, string_keys: bool) -> pa.Array:
 
 
 def _json_text_column(texts: Texts) -> pa.Array:
-    """JSON texts as a binary column; the text ``null``, and none at all, as null."""
+    """Return JSON texts as a binary column; the text ``null``, and an absent text, become null."""
     rows = len(texts.texts)
     if rows < VECTOR_ROWS_MIN:
         values = map(bytes, texts.texts)
         return pa.array([None if value in (b"null", b"") else value for value in values], pa.binary())
     data, lengths = np.frombuffer(texts.data, np.uint8), np.fromiter(map(len, texts.texts), np.int32, rows)
-    # Of all JSON texts only null has four letters and begins with n.
+    # Among all JSON texts only null has four letters and begins with n.
     is_null = lengths == len(b"null")
     is_null[is_null] = data[np.cumsum(lengths)[is_null] - len(b"null")] == ord("n")
     is_null |= lengths == 0

@@ -1,4 +1,4 @@
-"""The texts that JSON strings stand for: how keys in JSON are stored where ``key.format`` is ``string``."""
+"""The texts of JSON strings: the stored form of JSON keys if ``key.format`` is ``string``."""
 
 import msgspec
 import pyarrow as pa
@@ -11,7 +11,7 @@ _VECTOR_ROWS_MIN = 64
 
 
 def string_text(text: bytes) -> bytes:
-    """The UTF-8 text that a JSON string stands for; any other JSON text as it is. InvalidRecordError."""
+    """Return the UTF-8 text of a JSON string; any other JSON text as it is. Raises InvalidRecordError."""
     if not text.startswith(b'"'):
         return text
     if b"\\" not in text:
@@ -27,7 +27,7 @@ def string_text(text: bytes) -> bytes:
 
 
 def string_texts(column: pa.Array) -> pa.Array:
-    """``string_text`` of each JSON text of a binary column; null stays null."""
+    """Return the ``string_text`` of each JSON text of a binary column; null stays null."""
     if len(column) < _VECTOR_ROWS_MIN:
         return pa.array([None if text is None else string_text(text) for text in column.to_pylist()], pa.binary())
     quoted = pc.starts_with(column, pattern=b'"')

@@ -1,4 +1,4 @@
-"""Keys that a person or a JSON request names as text, as the bytes that records have."""
+"""Converts keys that a person or a JSON request names as text to the bytes that records have."""
 
 import base64
 import binascii
@@ -8,13 +8,12 @@ from typing import Literal
 from logstore.errors import InvalidRequestError
 from logstore.records.where.expression import key_forms
 
-#: None: ``string`` and ``json``, as in an expression: the text does not tell by which way the record came.
+#: None means ``string`` and ``json``, as in an expression: the text does not show in which way the record came.
 KeyFormat = Literal["string", "json", "binary"] | None
 
 
 def key_bytes(texts: Sequence[str], key_format: KeyFormat) -> list[bytes]:
-    """The keys, each once. ``string``: UTF-8; ``json``: the JSON text of the string; ``binary``: base64.
-
+    """Return the keys, each once. ``string``: UTF-8; ``json``: the JSON text of the string; ``binary``: base64. Raises
     InvalidRequestError.
     """
     found: dict[bytes, None] = {}

@@ -1,6 +1,6 @@
 """Turns batches of producers (WIRE_SCHEMA) into records of the log (LOG_SCHEMA), with offsets and timestamps.
 
-Store and client share it. It calls none of ``pa.array``, ``pa.scalar`` and ``to_numpy``: pyarrow imports pandas, if it
+Store and client share it. It does not call ``pa.array``, ``pa.scalar`` or ``to_numpy``: pyarrow imports pandas, if it
 is installed, with the first of these calls, and a client's first record would wait half a second.
 """
 
@@ -14,13 +14,13 @@ import pyarrow as pa
 from logstore.limits import KIB
 from logstore.records.schema import LOG_SCHEMA
 
-#: Small batches are joined up to this size: copying as much costs about as much as one more batch in the later steps.
+#: Small batches are joined up to this size: copying this much costs about as much as one more batch in the later steps.
 GATHERED_BYTES: Final = 128 * KIB
 
 
 @dataclass(frozen=True, slots=True)
 class WireBatch:
-    """Record i of ``records`` (WIRE_SCHEMA) has the offset ``base_offset`` + i.
+    """A batch in which record i of ``records`` (WIRE_SCHEMA) has the offset ``base_offset`` + i.
 
     ``append_time_ms`` is the timestamp of records without one, or of all records with ``log_append_time``
     (message.timestamp.type = LogAppendTime).
@@ -33,7 +33,7 @@ class WireBatch:
 
 
 class Origin(NamedTuple):
-    """Where records come from; the fields are those of ``WireBatch``."""
+    """The origin of records; the fields are those of ``WireBatch``."""
 
     record_count: int
     base_offset: int
@@ -42,7 +42,7 @@ class Origin(NamedTuple):
 
 
 def log_batches(batches: Iterable[WireBatch]) -> Iterator[pa.RecordBatch]:
-    """Batches of LOG_SCHEMA, in the order given. Small ones are joined, large ones are not copied."""
+    """Yield batches of LOG_SCHEMA, in the given order. Small ones are joined, large ones are not copied."""
     gathered: list[WireBatch] = []
     gathered_bytes = 0
     for batch in batches:
@@ -57,7 +57,7 @@ def log_batches(batches: Iterable[WireBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def to_log_batch(batches: Sequence[WireBatch]) -> pa.RecordBatch:
-    """``batches``, at least one, as one of LOG_SCHEMA. Of a single batch only the timestamps are copied."""
+    """Return ``batches``, at least one, as one of LOG_SCHEMA. Only the timestamps of a single batch are copied."""
     records = batches[0].records if len(batches) == 1 else pa.concat_batches([batch.records for batch in batches])
     return with_origins(
         records,
@@ -69,7 +69,7 @@ def to_log_batch(batches: Sequence[WireBatch]) -> pa.RecordBatch:
 
 
 def with_origins(records: pa.RecordBatch, origins: Sequence[Origin]) -> pa.RecordBatch:
-    """``records`` (WIRE_SCHEMA), which come from ``origins`` in that order, as a batch of LOG_SCHEMA."""
+    """Return ``records`` (WIRE_SCHEMA), which come from ``origins`` in that order, as a batch of LOG_SCHEMA."""
     columns = zip(*origins, strict=True)
     counts, bases, append_times, overruled = (np.array(column) for column in columns)
     offsets = np.arange(records.num_rows) + np.repeat(bases - np.cumsum(counts) + counts, counts)
@@ -84,8 +84,8 @@ def with_origins(records: pa.RecordBatch, origins: Sequence[Origin]) -> pa.Recor
 
 
 def int64_values(column: pa.Array) -> np.ndarray:
-    """A view of an int64 or timestamp column; anything where it is null."""
-    # With a count, because a buffer may end within a further number.
+    """Return a view of an int64 or timestamp column; where it is null, the number has no meaning."""
+    # A count is given, because the buffer may end in the middle of a number.
     return np.frombuffer(column.buffers()[1], np.int64, column.offset + len(column))[column.offset :]
 
 
@@ -98,5 +98,5 @@ def _valid(column: pa.Array) -> np.ndarray:
 
 
 def _column(kind: pa.DataType, numbers: np.ndarray) -> pa.Array:
-    """int64 numbers as they are."""
+    """Return a column with these int64 numbers, not copied."""
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])

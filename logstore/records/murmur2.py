@@ -1,6 +1,6 @@
 """murmur2, the hash of keys: Kafka's ``org.apache.kafka.common.utils.Utils.murmur2`` (32 bit, seed 0x9747b28c).
 
-Over a column it runs word by word for all keys at once: step w mixes the w-th 4-byte word of every key that has one.
+For a column it runs word by word for all keys at once: step w mixes the w-th 4-byte word of every key that has one.
 """
 
 import functools
@@ -18,18 +18,18 @@ _M = np.uint32(0x5BD1E995)
 # With fewer keys the steps of numpy cost more than the same words in plain Python; keys of one length need fewer steps.
 _VECTOR_KEYS_MIN = 24
 _ONE_LENGTH_KEYS_MIN = 14
-# Words mixed at once: bounds the memory for positions to 2 MiB beyond one step.
+# The number of words mixed at once bounds the memory for positions to 2 MiB beyond one step.
 _BLOCK_WORDS = 256 * 1024
 
 
 def murmur2(data: bytes) -> int:
-    """Kafka's murmur2 of one key, as Java's signed int."""
+    """Return Kafka's murmur2 of one key, as Java's signed int."""
     value = _murmur2(data)
     return value - (1 << 32) if value >> 31 else value
 
 
 def _murmur2(data: bytes, seed: int = int(_SEED)) -> int:
-    """murmur2 of one key, unsigned."""
+    """Return murmur2 of one key, unsigned."""
     multiplier = int(_M)
     length = len(data)
     words = length >> 2
@@ -48,13 +48,13 @@ def _murmur2(data: bytes, seed: int = int(_SEED)) -> int:
 # ``murmur2`` is made for columns: for one name it takes half as long as the rest of a commit.
 @functools.lru_cache(maxsize=10_000)
 def partition_for(key: str, num_partitions: int) -> int:
-    """The partition of an internal topic, and so the coordinator, that a group or transactional id belongs to."""
+    """Return the partition of an internal topic, and so the coordinator, for a group or transactional id."""
     return (murmur2(key.encode()) & 0x7FFFFFFF) % num_partitions
 
 
 def murmur2_column(keys: pa.BinaryArray, seed: np.uint32 = _SEED) -> np.ndarray:
-    """Kafka's murmur2 per key: uint32, one per row. The number of a null key has no meaning. With another ``seed`` than
-    Kafka's it is another hash.
+    """Return Kafka's murmur2 per key: uint32, one per row. The number of a null key has no meaning. With a ``seed``
+    other than Kafka's it is another hash.
     """
     if len(keys) < _ONE_LENGTH_KEYS_MIN:
         return _one_by_one(keys, seed)
@@ -67,7 +67,7 @@ def murmur2_column(keys: pa.BinaryArray, seed: np.uint32 = _SEED) -> np.ndarray:
         return _of_one_length(data[offsets[0] : offsets[-1]].reshape(len(keys), length), seed)
     if len(keys) < _VECTOR_KEYS_MIN:
         return _one_by_one(keys, seed)
-    # Longest first: the keys that still have a w-th word are then a prefix.
+    # The longest come first, so that the keys that still have a w-th word are a prefix.
     order = _longest_first(lengths >> 2)
     starts, lengths = offsets[:-1][order], lengths[order]
     state = seed ^ lengths.astype(np.uint32)
@@ -79,7 +79,7 @@ def murmur2_column(keys: pa.BinaryArray, seed: np.uint32 = _SEED) -> np.ndarray:
 
 
 def murmur2_column_of(keys: Sequence[bytes], seed: np.uint32 = _SEED) -> np.ndarray:
-    """As ``murmur2_column``, of keys in a list."""
+    """Return ``murmur2_column`` of keys in a list."""
     return murmur2_column(pa.array(keys, pa.binary()), seed)
 
 
@@ -88,7 +88,7 @@ def _one_by_one(keys: pa.BinaryArray, seed: np.uint32) -> np.ndarray:
 
 
 def _of_one_length(keys: npt.NDArray[np.uint8], seed: np.uint32) -> np.ndarray:
-    """murmur2 of keys of the same length, a row of bytes each: they need no order, and no look at where each ends."""
+    """Return murmur2 of keys of the same length, a row of bytes each. They need no order, and their ends are known."""
     count, length = keys.shape
     state = np.full(count, seed ^ np.uint32(length), np.uint32)
     whole = length & ~3
@@ -111,7 +111,7 @@ def _finished(state: np.ndarray) -> np.ndarray:
 
 
 def _longest_first(words: npt.NDArray[np.int64]) -> np.ndarray:
-    # numpy sorts 16-bit integers by radix: for keys of a sane size it is far faster.
+    # numpy sorts 16-bit integers by radix, which is far faster for keys of a normal size.
     narrow = np.int16 if words.max() <= np.iinfo(np.int16).max else np.int64
     return np.argsort(np.negative(words.astype(narrow)), kind="stable")
 
@@ -120,7 +120,7 @@ def _mix_words(state: np.ndarray, data: np.ndarray, starts: np.ndarray, words: n
     """Fold the whole 4-byte words of each key into ``state``; ``words`` (their number per key) falls."""
     if not words[0]:
         return
-    # Every 4 bytes as a little-endian word, at any byte position: a view, not a copy.
+    # This views every 4 bytes as a little-endian word, at any byte position, without a copy.
     word_at = np.ndarray(len(data) - 3, np.dtype("<u4"), buffer=data, strides=(1,))
     step = 0
     active = int(np.count_nonzero(words))

@@ -1,8 +1,8 @@
-"""NDJSON and plain lines (``application/x-ndjson``): one record per line, its value the line's bytes.
+"""Decodes NDJSON and plain lines (``application/x-ndjson``): one record per line; its value is the line's bytes.
 
-A line ends at LF, the last one also at the end of the body. One CR before the LF belongs to the line end, and lines
-without bytes, or with nothing but spaces, tabs and CRs, are skipped (https://github.com/ndjson/ndjson-spec). The lines
-are not parsed but stored as they are: ``null`` is four bytes and not a tombstone, and any text is accepted.
+A line ends at LF, the last one also at the end of the body. One CR before the LF belongs to the line end. Lines that
+are empty, or have only spaces, tabs and CRs, are skipped (https://github.com/ndjson/ndjson-spec). The lines are not
+parsed but stored as they are: ``null`` is four bytes and not a tombstone, and any text is accepted.
 """
 
 import numpy as np
@@ -18,11 +18,11 @@ _IS_BLANK = np.isin(np.arange(256), list(b" \t\r"))
 
 
 def decode_ndjson(body: bytes, *, max_message_bytes: int) -> DecodedRecords:
-    """One value a line; no keys, timestamps or headers.
-
-    Raises InvalidRequestError (no line has a byte), RecordTooLargeError, RequestTooLargeError.
+    """Decode one value per line; there are no keys, timestamps or headers. Raises InvalidRequestError (no line has a
+    byte), RecordTooLargeError, RequestTooLargeError.
     """
-    # Before any position is stored: 8 bytes a line, and a body can be line ends only.
+    # This is checked before any position is stored: that takes 8 bytes a line, and a body can consist of line ends
+    # only.
     if body.count(b"\n") > REQUEST_RECORDS_MAX:
         raise RequestTooLargeError(
             f"The request has more than {REQUEST_RECORDS_MAX} lines: send them in several requests"
@@ -31,8 +31,8 @@ def decode_ndjson(body: bytes, *, max_message_bytes: int) -> DecodedRecords:
     line_feeds = np.flatnonzero(data == _LF)
     starts = np.concatenate(([0], line_feeds + 1))
     ends = np.concatenate((line_feeds, [len(data)]))
-    # The last line has no LF, so that a CR at the very end is the line's own.
-    # Before the LF of an empty line is another LF, or for the first one nothing: then it may end before it starts.
+    # The last line has no LF, so a CR at the very end is part of the line. Before the LF of an empty line is another
+    # LF, or for the first one nothing: then it may end before it starts.
     ends[:-1] -= data[line_feeds - 1] == _CR
     filled = ends > starts
     starts, ends = starts[filled], ends[filled]
@@ -57,15 +57,15 @@ def decode_ndjson(body: bytes, *, max_message_bytes: int) -> DecodedRecords:
 
 
 def _have_text(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Whether there is a byte that is not blank in each slice, of one byte at least."""
-    # The byte behind the last one stands for the end of a slice there.
+    """Return whether each slice, of at least one byte, has a byte that is not blank."""
+    # The appended byte serves as the end of a slice at the end of the data.
     is_text = np.append(~_IS_BLANK[data], False)
     return np.logical_or.reduceat(is_text, np.column_stack((starts, ends)).ravel())[::2]
 
 
 def _slices(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> pa.Array:
-    """``data[start:end]`` of each pair (rising, not overlapping) as a binary column, copied once."""
-    # +1 where a slice begins and -1 where it ends: the running sum is 1 inside.
+    """Return ``data[start:end]`` of each pair (rising, not overlapping) as a binary column, copied once."""
+    # It has +1 where a slice begins and -1 where it ends: the running sum is 1 inside.
     edges = np.zeros(len(data) + 1, np.int8)
     edges[starts] += 1
     edges[ends] -= 1

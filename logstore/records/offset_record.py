@@ -1,10 +1,10 @@
 """The records of ``__consumer_offsets``: a group's committed offsets, as key and value and as columns.
 
-Key: JSON ``{"group", "topic", "partition"}``, always in this one spelling, so that compaction by key meets its own.
+Key: JSON ``{"group", "topic", "partition"}``, always in this spelling, so that compaction by key finds equal keys.
 Value: JSON ``{"offset", "leader_epoch", "metadata", "generation", "topic_id", "commit_timestamp"}``; a null value
-deletes the commit. A key with ``group`` alone is that of the group's own metadata, one with ``instance`` that of a
-consumer instance; their values are JSON of the group coordinator. All are part of the format, see
-``docs/table-format.md``: fields may be added, none removed.
+deletes the commit. A key with only ``group`` is that of the group's metadata, one with ``instance`` that of a consumer
+instance; their values are JSON of the group coordinator. All are part of the format, see ``docs/table-format.md``:
+fields may be added, none removed.
 """
 
 import itertools
@@ -20,9 +20,9 @@ from logstore.records.schema import WIRE_SCHEMA, null_headers
 
 OFFSETS_TOPIC = "__consumer_offsets"
 
-#: ``leader_epoch`` when the leader of the last record before the offset is not known.
+#: The ``leader_epoch`` if the leader of the last record before the offset is not known.
 NO_LEADER_EPOCH = -1
-#: ``generation`` of a commit that comes from no member of a group (Kafka's simple consumer).
+#: The ``generation`` of a commit that comes from no member of a group (Kafka's simple consumer).
 NO_GENERATION = -1
 
 
@@ -51,9 +51,9 @@ class InstanceKey(msgspec.Struct, frozen=True, gc=False):
 
 
 class OffsetCommit(msgspec.Struct, frozen=True, gc=False):
-    """``offset`` is the next one to read; ``leader_epoch`` that of the record before it; ``commit_timestamp`` in ms.
-
-    ``topic_id``, the text of a UUID, keeps a topic of the same name, made later, from inheriting the offset.
+    """A committed offset. ``offset`` is the next one to read; ``leader_epoch`` that of the record before it;
+    ``commit_timestamp`` is in ms. ``topic_id``, the text of a UUID, keeps a topic of the same name, created later, from
+    inheriting the offset.
     """
 
     offset: _Int64
@@ -71,7 +71,7 @@ class OffsetRecord(NamedTuple):
     commit: OffsetCommit | None
 
     def encoded(self) -> tuple[bytes, bytes | None]:
-        """Key and value."""
+        """Return key and value."""
         return _encoder.encode(self.key), None if self.commit is None else _encoder.encode(self.commit)
 
 
@@ -82,8 +82,8 @@ class _AnyKey(msgspec.Struct, gc=False):
     instance: str | None = None
 
 
-#: Typed columns beside the log's own in the table of ``__consumer_offsets``. Of a null value only the key's are set, of
-#: a group's metadata and of instances only ``group``.
+#: Typed columns beside the log's columns in the table of ``__consumer_offsets``. A tombstone fills only the key's
+#: columns; group metadata and instances fill only ``group``.
 OFFSET_COLUMNS = pa.schema(
     [
         pa.field("group", pa.string()),
@@ -102,12 +102,12 @@ _values = msgspec.json.Decoder(OffsetCommit)
 
 
 def encode_offset_records(records: Sequence[tuple[OffsetKey, OffsetCommit | None]]) -> pa.RecordBatch:
-    """A batch of WIRE_SCHEMA with one row each; None becomes a tombstone."""
+    """Return a batch of WIRE_SCHEMA with one row each; None becomes a tombstone."""
     return wire_batch([OffsetRecord(*record).encoded() for record in records])
 
 
 def wire_batch(records: Sequence[tuple[bytes, bytes | None]]) -> pa.RecordBatch:
-    """A batch of WIRE_SCHEMA of keys and values."""
+    """Return a batch of WIRE_SCHEMA of keys and values."""
     rows = len(records)
     columns = [
         pa.nulls(rows, WIRE_SCHEMA.field("timestamp").type),
@@ -131,7 +131,7 @@ def _binary(values: Sequence[bytes | None]) -> pa.Array:
 
 
 def decode_key(text: bytes | None) -> OffsetKey | GroupKey | InstanceKey:
-    """What a record is about. CorruptionError if no coordinator wrote it."""
+    """Return what a record is about. Raises CorruptionError if no coordinator wrote it."""
     try:
         group, topic, partition, instance = msgspec.structs.astuple(_keys.decode(text or b""))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -144,7 +144,9 @@ def decode_key(text: bytes | None) -> OffsetKey | GroupKey | InstanceKey:
 
 
 def decode_commit(key: bytes | None, value: bytes | None) -> OffsetCommit | None:
-    """The commit in the value of an offset's record, None for a tombstone. CorruptionError as ``decode_key``."""
+    """Return the commit in the value of an offset's record; None for a tombstone. Raises CorruptionError like
+    ``decode_key``.
+    """
     try:
         return None if value is None else _values.decode(value)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -152,7 +154,7 @@ def decode_commit(key: bytes | None, value: bytes | None) -> OffsetCommit | None
 
 
 def decode_offset_record(key: bytes | None, value: bytes | None) -> OffsetRecord:
-    """The record of an offset. CorruptionError if it is something else."""
+    """Decode the record of an offset. Raises CorruptionError if it is something else."""
     found = decode_key(key)
     if not isinstance(found, OffsetKey):
         raise _corrupt(key, "it is about no offset")
@@ -164,7 +166,9 @@ def _corrupt(key: bytes | None, error: object) -> CorruptionError:
 
 
 def offset_columns(batch: pa.RecordBatch) -> list[pa.Array]:
-    """OFFSET_COLUMNS of records with ``key`` and ``value``; CorruptionError for a record that no coordinator wrote."""
+    """Return OFFSET_COLUMNS of records with ``key`` and ``value``. Raises CorruptionError for a record that no
+    coordinator wrote.
+    """
     texts = zip(batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True)
     rows = [_row(*texts_of_one) for texts_of_one in texts]
     columns = zip(*rows, strict=True) if rows else [()] * len(OFFSET_COLUMNS)

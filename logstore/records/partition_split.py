@@ -10,11 +10,11 @@ from logstore.records.schema import WIRE_SCHEMA, null_headers
 
 @dataclass(frozen=True, slots=True)
 class PartitionSplit:
-    """Records by rising partition; inside each partition the given order.
+    """Records by rising partition; inside each partition in the given order.
 
-    ``batch`` (WIRE_SCHEMA) is one copy of all, of which a partition has the rows [start, end) of its entry in
-    ``ranges`` (partition, start, end). ``order``: the row given for each row of ``batch``; None for the rows as they
-    came, not copied.
+    ``batch`` (WIRE_SCHEMA) is one copy of all records; a partition has the rows [start, end) of its entry in ``ranges``
+    (partition, start, end). ``order``: the given row for each row of ``batch``; None if the rows stay as they came, not
+    copied.
     """
 
     batch: pa.RecordBatch
@@ -23,7 +23,7 @@ class PartitionSplit:
 
 
 def split_by_partition(batch: pa.RecordBatch, partitions: np.ndarray) -> PartitionSplit:
-    """``batch`` (WIRE_SCHEMA) has at least one row; ``partitions`` is int32 per row, from 0."""
+    """Split a ``batch`` (WIRE_SCHEMA) of at least one row. ``partitions`` is int32 per row, from 0."""
     first = int(partitions[0])
     if (partitions == first).all():
         return PartitionSplit(batch, None, [(first, 0, len(partitions))])

@@ -1,7 +1,7 @@
-"""The payload of a journal frame: one encapsulated Arrow IPC record batch message of WIRE_SCHEMA, and no more.
+"""The payload of a journal frame: only one encapsulated Arrow IPC record batch message of WIRE_SCHEMA.
 
 The schema is fixed, so no schema message is stored. A payload that a producer sent in exactly this form is stored as it
-was sent; its buffers may be compressed (lz4, zstd). The store itself compresses none.
+was sent; its buffers may be compressed (lz4, zstd). The store itself does not compress.
 """
 
 from collections.abc import Sequence
@@ -13,22 +13,22 @@ from logstore.errors import CorruptionError
 from logstore.filesystem import Buffer
 from logstore.records.schema import WIRE_SCHEMA
 
-#: A message has about so many bytes beside its columns.
+#: The bytes that a message has beside its columns, approximately.
 MESSAGE_BYTES: Final = 532
 _ALIGNMENT_BYTES = 8
 _SCHEMA_MESSAGE = WIRE_SCHEMA.serialize().to_pybytes()
 
 
 def encode_payload(batch: pa.RecordBatch) -> pa.Buffer:
-    """``batch`` (WIRE_SCHEMA, may be a slice) as one message; only the rows of the slice are written."""
+    """Encode ``batch`` (WIRE_SCHEMA, may be a slice) as one message; only the rows of the slice are written."""
     return batch.serialize()
 
 
 def decode_payload(payload: Buffer | pa.Buffer) -> pa.RecordBatch:
-    """The batch (WIRE_SCHEMA), zero copy where the payload is aligned and not compressed.
+    """Decode the batch (WIRE_SCHEMA), without a copy if the payload is aligned and not compressed.
 
-    For bytes that were validated when they came in and are CRC-checked since: only the structure is checked again.
-    CorruptionError when they do not parse all the same.
+    It is for bytes that were validated when they came in and are CRC-checked since: only the structure is checked
+    again. Raises CorruptionError if they still do not parse.
     """
     buffer = pa.py_buffer(payload)
     if buffer.address % _ALIGNMENT_BYTES:
@@ -44,8 +44,8 @@ def decode_payload(payload: Buffer | pa.Buffer) -> pa.RecordBatch:
 
 
 def decode_payloads(payloads: Sequence[Buffer]) -> pa.RecordBatch:
-    """The records of all ``payloads``, at least one, as one batch: those of several are copied. Raises as
-    ``decode_payload``.
+    """Decode the records of all ``payloads``, at least one, as one batch; those of several are copied. Raises the
+    errors of ``decode_payload``.
     """
     if len(payloads) == 1:
         return decode_payload(payloads[0])
@@ -54,9 +54,8 @@ def decode_payloads(payloads: Sequence[Buffer]) -> pa.RecordBatch:
 
 
 def _decode_stream(payloads: Sequence[Buffer]) -> pa.RecordBatch | None:
-    """Behind a schema, messages are a stream: Arrow decodes it in one call, which does not hold the interpreter.
-
-    None if it cannot: one of the payloads may be no message, or would have the next ones where numbers are not aligned.
+    """Decode messages after a schema as a stream: Arrow does it in one call, which releases the interpreter lock.
+    Return None if it cannot: one of the payloads may not be a message, or would move the next ones to unaligned places.
     """
     if any(len(payload) % _ALIGNMENT_BYTES for payload in payloads):
         return None

@@ -1,6 +1,7 @@
 """The schemas of records: as produced (wire), as read back (log), as stored (table).
 
-One element name, ``element``, and one order of columns everywhere: Spark, delta-rs, DuckDB and Polars agree on them.
+The element name, ``element``, and the order of columns are the same everywhere: Spark, delta-rs, DuckDB and Polars
+agree on them.
 """
 
 import functools
@@ -21,7 +22,7 @@ WIRE_SCHEMA = pa.schema(
     ]
 )
 
-#: Records for readers of the log: offsets rise, timestamps are filled in. Also the Arrow answer of the records
+#: Records for readers of the log: offsets rise, timestamps are filled in. It is also the Arrow response of the records
 #: endpoint.
 LOG_SCHEMA = pa.schema(
     [
@@ -53,13 +54,13 @@ TABLE_SCHEMA = pa.schema([*SEGMENT_SCHEMA, pa.field("partition", pa.int32())])
 
 
 _FEW_ROWS = 64
-# Not pa.array: that imports pandas, if there is one, for which a client would wait half a second.
+# This is not pa.array, which imports pandas, if installed, and a client would wait half a second for that.
 _NO_HEADERS = pa.nulls(0, HEADERS_TYPE.value_type)
 
 
 def null_headers(rows: int) -> pa.Array:
-    """A column of headers that are all null. ``pa.nulls`` would add offsets of missing elements, 8 bytes a row, in
-    journal, network and memory.
+    """Return a column of headers that are all null. ``pa.nulls`` would add offsets of missing elements, 8 bytes a row,
+    in journal, network and memory.
     """
     return _few_null_headers(rows) if rows <= _FEW_ROWS else _null_headers(rows)
 

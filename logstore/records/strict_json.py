@@ -1,7 +1,7 @@
 """Checks that JSON decoders leave out and a log needs: doubled fields, and base64 that no encoder makes. Decoders keep
 the last of two equal fields and drop the first silently. A doubled field is found by counting: names of fields are
 strings, and if the body has more strings than were decoded, a field was dropped. Invariant: nothing here makes an
-object for each record, or looks at a body more than a few times.
+object for each record, or reads a body more than a few times.
 """
 
 import binascii
@@ -12,11 +12,11 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 import numpy as np
 
-#: A field that is not there: no text at all.
+#: The value of an absent field: no text at all.
 ABSENT: Final = msgspec.Raw(b"")
 #: With fewer texts the steps over all of them cost more than an object for each.
 VECTOR_ROWS_MIN: Final = 64
-# The least bytes of a request, beside its texts: in all, for a record's value, for its key.
+# The least bytes of a request, beside its texts: in total, for a record's value, for its key.
 _ENVELOPE: Final = len('{"records":[]}') - len(",")
 _VALUE: Final = len('{"value":},')
 _KEY: Final = len('"key":,')
@@ -25,7 +25,7 @@ _VECTOR_BYTES_MIN: Final = 1024
 
 
 class Texts:
-    """The JSON texts of one field of all records; ``data`` is all of them, ``present`` how many records have the
+    """The JSON texts of one field of all records. ``data`` has all of them; ``present`` counts the records with the
     field.
     """
 
@@ -38,12 +38,12 @@ class Texts:
 
     @classmethod
     def joined(cls, parts: "Sequence[Texts]") -> "Texts":
-        """The texts of ``parts`` one after another."""
+        """Return the texts of ``parts`` one after another."""
         return parts[0] if len(parts) == 1 else cls(list(chain.from_iterable([part.texts for part in parts])))
 
 
 def has_doubled_field(body: bytes, keys: Texts, values: Texts) -> bool:
-    """Whether a field is there twice in a request of nothing but records of keys and values."""
+    """Return whether a field occurs twice in a request that has only records of keys and values."""
     rows, with_key, with_value = len(keys.texts), keys.present, values.present
     outside = len(body) - len(keys.data) - len(values.data)
     if rows == with_value and outside == _ENVELOPE + _VALUE * rows + _KEY * with_key:
@@ -58,7 +58,7 @@ def _quotes(data: bytes) -> int:
 
 
 def count_strings(texts: bytes) -> int:
-    """The strings in JSON texts, names of fields among them."""
+    """Return the number of strings in JSON texts, including names of fields."""
     if b"\\" in texts:
         texts = texts.replace(b"\\\\", b"").replace(b'\\"', b"")
     return _quotes(texts) // 2
@@ -73,13 +73,13 @@ def _letters(letters: bytes) -> np.ndarray:
     return found
 
 
-# The letters that may stand before "=" and "==": their last two or four bits, which belong to no byte, are zero.
+# The letters that may precede "=" and "==": their last two or four bits, which belong to no byte, are zero.
 _BEFORE_ONE: Final = _letters(b"AEIMQUYcgkosw048")
 _BEFORE_TWO: Final = _letters(b"AQgw")
 
 
 class _Base64(bytes):
-    """As ``_decode_base64`` makes it."""
+    """The bytes that ``_decode_base64`` returns."""
 
     __slots__ = ()
 
@@ -105,7 +105,7 @@ class _Request(msgspec.Struct, Generic[R]):
 
 
 def canonical_base64(text: str) -> bytes:
-    """The bytes of base64 as encoders write them; ValueError for any other."""
+    """Decode base64 as encoders write it. Raises ValueError for any other."""
     try:
         decoded = binascii.a2b_base64(text, strict_mode=True)
     except ValueError:
@@ -124,16 +124,15 @@ _BINARY_DECODER: Final = msgspec.json.Decoder(_Request[_BinaryRecord], dec_hook=
 
 
 def require_canonical_base64(body: bytes, *, is_binary: bool) -> None:
-    """msgspec.ValidationError if there is base64 in a valid request that no encoder makes.
-
-    ``is_binary``: keys and values are base64, too, not only the values of headers.
+    """Raise msgspec.ValidationError if a valid request has base64 that no encoder makes. ``is_binary``: keys and values
+    are also base64, not only the values of headers.
     """
     if _may_have_loose_base64(body):
         (_BINARY_DECODER if is_binary else _HEADERS_DECODER).decode(body)
 
 
 def _may_have_loose_base64(body: bytes) -> bool:
-    """Whether some text may have other bits than zeros behind its last byte. False positives are rare."""
+    """Return whether some text may have bits other than zeros after its last byte. False positives are rare."""
     if b"\\" in body:
         return True
     data = np.frombuffer(body, np.uint8)

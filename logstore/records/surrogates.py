@@ -1,7 +1,8 @@
-r"""Lone surrogates in JSON: ``"\ud800"`` is a text that RFC 8259 allows (section 8.2) and no decoder of msgspec takes.
+r"""Lone surrogates in JSON: ``"\ud800"`` is a text that RFC 8259 allows (section 8.2) and msgspec refuses.
 
-A text that is passed on needs no characters for its escapes, so it is decoded with others in their place, of the same
-length, and then taken from where it stands among the bytes that were sent. Only what a decoder has refused comes here.
+A text that is passed on does not need the characters of its escapes. So it is decoded with others in their place, of
+the same length, and then taken from its place in the bytes that were sent. Only texts that a decoder has refused come
+here.
 """
 
 from collections.abc import Iterable
@@ -14,13 +15,15 @@ import pyarrow as pa
 T = TypeVar("T")
 
 _LENGTH: Final = len(rb"\ud800")
-#: The hexadecimal digits of U+FFFD, in the place of those of a surrogate.
+#: The hexadecimal digits of U+FFFD, which replace those of a surrogate.
 _DIGITS: Final = np.frombuffer(b"fffd", np.uint8)
 _HIGH, _LOW = (np.isin(np.arange(256), list(letters)) for letters in (b"89abAB", b"cdefCDEF"))
 
 
 def decode(decoder: msgspec.json.Decoder[T], text: bytes) -> tuple[T, bytes]:
-    """``text`` decoded, and the bytes that were decoded: ``text`` itself, or ``masked``. Raises as the decoder."""
+    """Decode ``text``, and return also the decoded bytes: ``text`` itself, or ``masked``. Raises the errors of the
+    decoder.
+    """
     try:
         return decoder.decode(text), text
     except msgspec.DecodeError:
@@ -30,7 +33,7 @@ def decode(decoder: msgspec.json.Decoder[T], text: bytes) -> tuple[T, bytes]:
 
 
 def masked(text: bytes) -> bytes | None:
-    """``text`` with U+FFFD, as an escape, for each lone surrogate; None if there is none."""
+    """Return ``text`` with U+FFFD, as an escape, for each lone surrogate; None if it has none."""
     if b"\\ud" not in text and b"\\uD" not in text:
         return None
     at = _lone(text)
@@ -43,12 +46,12 @@ def masked(text: bytes) -> bytes | None:
 
 
 def count(text: bytes) -> int:
-    """The lone surrogates in JSON texts."""
+    """Return the number of lone surrogates in JSON texts."""
     return len(_lone(text))
 
 
 def _lone(text: bytes) -> np.ndarray:
-    """Where they are. Nothing is made for each escape: a body can be full of them."""
+    """Return the places of lone surrogates. Nothing is made for each escape, because a body can be full of them."""
     # Without escaped backslashes, each backslash begins an escape.
     data = np.frombuffer(text.replace(rb"\\", b"__"), np.uint8)
     if len(data) < _LENGTH:
@@ -56,13 +59,13 @@ def _lone(text: bytes) -> np.ndarray:
     at = np.flatnonzero((data[: 1 - _LENGTH] == ord("\\")) & (data[1 : 2 - _LENGTH] == ord("u")))
     at = at[(data[at + 2] | 0x20) == ord("d")]
     high, low = at[_HIGH[data[at + 3]]], at[_LOW[data[at + 3]]]
-    # A high one and the low one right behind it are one character.
+    # A high surrogate followed by a low one is one character.
     alone = (~np.isin(high + _LENGTH, low), ~np.isin(low - _LENGTH, high))
     return np.concatenate((high[alone[0]], low[alone[1]]))
 
 
 def as_sent(raws: Iterable[msgspec.Raw], decoded: bytes, text: bytes) -> list[msgspec.Raw]:
-    """Parts of ``decoded`` (of ``decode``), as they stand in ``text``."""
+    """Return parts of ``decoded`` (of ``decode``) as they are in ``text``."""
     begin = pa.py_buffer(decoded).address
     found = []
     for raw in raws:

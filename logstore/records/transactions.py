@@ -3,7 +3,7 @@ producer.
 
 Owns the rows that journal snapshots and segment footers share, and the key and value of a marker, which are those of
 Kafka's control records. A marker raises the producer's epoch in the partition: from then on batches and markers with a
-lower epoch are fenced, also when the producer has sent no batch with the new one.
+lower epoch are fenced, even if the producer has sent no batch with the new one.
 """
 
 import struct
@@ -15,7 +15,7 @@ import msgspec
 from logstore.errors import CorruptionError, DataDirectoryError
 from logstore.filesystem import Buffer
 
-#: The sequence number of what is not part of its producer's sequence: a marker.
+#: The sequence number of a marker, which is not part of its producer's sequence.
 NO_SEQUENCE = -1
 
 PRODUCER_ID_MAX = OFFSET_MAX = 2**63 - 1
@@ -52,12 +52,14 @@ _Row = TypeVar("_Row", OpenTransaction, Marker)
 
 
 def open_transactions_from_rows(rows: object) -> tuple[OpenTransaction, ...]:
-    """Open transactions that were stored as lists of four numbers. ValueError if ``rows`` is no such thing."""
+    """Return open transactions that were stored as lists of four numbers. Raises ValueError if ``rows`` is anything
+    else.
+    """
     return _from_rows(rows, tuple[OpenTransaction, ...], "open transactions")
 
 
 def markers_from_rows(rows: object) -> tuple[Marker, ...]:
-    """Markers that were stored as lists of five numbers. ValueError if ``rows`` is no such thing."""
+    """Return markers that were stored as lists of five numbers. Raises ValueError if ``rows`` is anything else."""
     return _from_rows(rows, tuple[Marker, ...], "markers")
 
 
@@ -75,14 +77,14 @@ def _from_rows(rows: object, kind: type[tuple[_Row, ...]], what: str) -> tuple[_
 
 
 class ControlType(IntEnum):
-    """``org.apache.kafka.common.record.ControlRecordType``; Kafka's further ones belong to its own metadata log."""
+    """The ``org.apache.kafka.common.record.ControlRecordType``; Kafka's further types belong to its metadata log."""
 
     ABORT = 0
     COMMIT = 1
 
 
-# Kafka's, big-endian. ControlRecordType: version 0 and the type; EndTxnMarker.json: version 0 and the coordinator's
-# epoch.
+# These are Kafka's, big-endian. ControlRecordType: version 0 and the type; EndTxnMarker.json: version 0 and the
+# coordinator's epoch.
 _KEY = struct.Struct(">hh")
 _VALUE = struct.Struct(">hi")
 _KEY_LENGTH = struct.Struct("<H")
@@ -90,20 +92,20 @@ _VERSION = 0
 
 
 class EndTransactionMarker(NamedTuple):
-    """What a control record says; its producer id and epoch are those of its batch, here of its frame."""
+    """The contents of a control record; its producer id and epoch are those of its batch, here of its frame."""
 
     type: ControlType
     coordinator_epoch: int
 
     def encode(self) -> bytes:
-        """The payload of a CONTROL frame: the length of Kafka's key, that key, and Kafka's value."""
+        """Return the payload of a CONTROL frame: the length of Kafka's key, that key, and Kafka's value."""
         key = _KEY.pack(_VERSION, self.type)
         return _KEY_LENGTH.pack(len(key)) + key + _VALUE.pack(_VERSION, self.coordinator_epoch)
 
     @classmethod
     def decode(cls, payload: Buffer, where: str) -> "EndTransactionMarker":
-        """Of the frame that ``where`` names. CorruptionError if it is no control record, DataDirectoryError if it is
-        one of a kind or version that this release does not know.
+        """Decode the payload of the frame that ``where`` names. Raises CorruptionError if it is not a control record,
+        and DataDirectoryError if this release does not know its kind or version.
         """
         data = bytes(payload)
         try:

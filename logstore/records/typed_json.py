@@ -1,8 +1,8 @@
-"""Records of REST Proxy v3: JSON objects whose key and value name their type, one after another in a body.
+"""Decodes records of REST Proxy v3: JSON objects whose key and value name their type, one after another in a body.
 
-``ObjectSplitter`` finds the objects in a stream of bytes and holds no more than one that is not complete.
-``read_record`` makes a record of one, ``typed_columns`` columns of many. As in ``json_decoder``, embedded JSON stays
-the text that was sent, ``null`` or absent data is null, unknown and doubled fields are refused.
+``ObjectSplitter`` finds the objects in a stream of bytes and holds at most one incomplete object. ``read_record`` makes
+a record of one, ``typed_columns`` columns of many. As in ``json_decoder``, embedded JSON stays the text that was sent,
+``null`` or absent data is null, unknown and doubled fields are refused.
 """
 
 import re
@@ -24,9 +24,9 @@ from logstore.records.json_strings import string_text
 from logstore.records.schema import HEADERS_TYPE, WIRE_SCHEMA, null_headers
 from logstore.records.strict_json import ABSENT, canonical_base64, count_strings
 
-#: Types of keys and values; without one they are the first.
+#: The types of keys and values; the first is the default.
 TYPES: Final = ("BINARY", "JSON", "STRING")
-#: A JSON object may be nested so deeply: decoders take less than Python's recursion limit.
+#: The deepest nesting of a JSON object: decoders accept less than Python's recursion limit.
 _DEPTH_MAX: Final = 500
 _NUL: Final = b"null"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -39,10 +39,10 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class ObjectSplitter:
-    """The JSON objects in a stream of bytes, each of at most ``max_bytes``.
+    """Splits a stream of bytes into JSON objects, each of at most ``max_bytes``.
 
-    Only braces, brackets and quotes are looked at, each byte once; whoever reads an object finds what else is wrong.
-    ``error`` is what ends the stream: InvalidRequestError for bytes that begin no object or are nested too deeply,
+    Only braces, brackets and quotes are examined, each byte once; the reader of an object finds any other mistake.
+    ``error`` ends the stream: InvalidRequestError for bytes that begin no object or are nested too deeply, or
     RequestTooLargeError.
     """
 
@@ -56,11 +56,11 @@ class ObjectSplitter:
 
     @property
     def held_bytes(self) -> int:
-        """Of an object that is not complete."""
+        """The bytes of an object that is not complete."""
         return len(self._held)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The objects that are complete with ``data``. Nothing comes after an ``error``."""
+        """Return the objects that are complete with ``data``. Nothing comes after an ``error``."""
         if self.error is not None:
             return []
         held = self._held
@@ -84,7 +84,7 @@ class ObjectSplitter:
                 break
             at = token.end()
             self._take(token[0])
-            # The letter behind a backslash is no token; it may still be to come.
+            # The letter after a backslash is not a token; it may not have arrived yet.
             at += token[0] == b"\\"
             if not self._depth:
                 found.append(bytes(held[begin:at]))
@@ -99,7 +99,7 @@ class ObjectSplitter:
         return found
 
     def finish(self) -> None:
-        """The stream is over. Sets ``error`` if it ends within an object."""
+        """End the stream. Sets ``error`` if it ends within an object."""
         if (self._depth or (self._held and not self._has_begun)) and self.error is None:
             self.error = InvalidRequestError("The body ends in the middle of a record: that record is not stored.")
 
@@ -131,7 +131,9 @@ class ObjectSplitter:
 
 
 class TypedRecord(NamedTuple):
-    """``partition`` and ``timestamp_ms`` None: the store decides. ``key_type`` is None where no key is named."""
+    """A record of v3. If ``partition`` or ``timestamp_ms`` is None, the store decides. ``key_type`` is None if no key
+    is named.
+    """
 
     partition: int | None
     timestamp_ms: int | None
@@ -143,7 +145,7 @@ class TypedRecord(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """As ``batch.record_sizes`` counts."""
+        """The size as ``batch.record_sizes`` counts it."""
         headers = sum(len(key.encode()) + len(value or b"") for key, value in self.headers or ())
         return len(self.key or b"") + len(self.value or b"") + headers
 
@@ -188,15 +190,17 @@ _NO_SCHEMA_FIELDS = ("subject", "subject_name_strategy", "schema_id", "schema_ve
 
 
 def read_record(text: bytes, *, string_keys: bool = False) -> TypedRecord:
-    """A record of v3. ``string_keys``: a JSON key that is a string is stored as its text. InvalidRecordError."""
+    """Read a record of v3. ``string_keys``: a JSON key that is a string is stored as its text. Raises
+    InvalidRecordError.
+    """
     if not is_utf8(text):
         raise InvalidRecordError("The record is not UTF-8: send bytes that are not text with the type BINARY.")
     return _record(_fields(text, _RECORD, "The record"), string_keys=string_keys)
 
 
 def read_entries(body: bytes) -> list[tuple[str, bytes]]:
-    """The entries of a batch, each with its id. InvalidRequestError for a body that is no batch, and for ids that are
-    missing, doubled, or not of 1 to 80 characters.
+    """Read the entries of a batch, each with its id. Raises InvalidRequestError for a body that is not a batch, and for
+    ids that are missing, doubled, or not of 1 to 80 characters.
     """
     body = without_byte_order_mark(body)
     if not is_utf8(body):
@@ -230,7 +234,7 @@ _ID_LENGTH_MAX: Final = 80
 
 
 def read_entry(text: bytes, *, string_keys: bool = False) -> TypedRecord:
-    """As ``read_record``, of an entry of a batch."""
+    """Read an entry of a batch, as ``read_record`` does."""
     return _record(_fields(text, _ENTRY, "The entry"), string_keys=string_keys)
 
 
@@ -251,7 +255,7 @@ def _record(found: _Record, *, string_keys: bool) -> TypedRecord:
 
 
 def _fields(text: bytes, decoder: msgspec.json.Decoder[S], what: str) -> S:
-    """A JSON object whose fields are JSON texts, each there once."""
+    """Read a JSON object whose fields are JSON texts, each present once."""
     try:
         found, decoded = surrogates.decode(decoder, text)
     except RecursionError:
@@ -263,7 +267,7 @@ def _fields(text: bytes, decoder: msgspec.json.Decoder[S], what: str) -> S:
         for name, raw in zip(names, surrogates.as_sent(map(found.__getattribute__, names), decoded, text), strict=True):
             setattr(found, name, raw)
     present = [raw for raw in map(found.__getattribute__, found.__struct_fields__) if raw != ABSENT]
-    # A doubled field is dropped by the decoder, its strings are not.
+    # The decoder drops a doubled field, but not its strings.
     if count_strings(text) != sum(1 + count_strings(bytes(raw)) for raw in present):
         raise InvalidRecordError(f"{what} has a field twice: send each once.")
     return found
@@ -274,7 +278,7 @@ def _is_null(raw: msgspec.Raw) -> bool:
 
 
 def _data(raw: msgspec.Raw, what: str) -> tuple[bytes | None, str | None]:
-    """Bytes and type of a key or value."""
+    """Return bytes and type of a key or value."""
     if _is_null(raw):
         return None, None
     found = _fields(bytes(raw), _DATA, f"The {what}")
@@ -343,7 +347,7 @@ def _number(raw: msgspec.Raw, what: str, largest: int) -> int | None:
 
 
 def _timestamp(raw: msgspec.Raw) -> int | None:
-    """Milliseconds since 1970, of ISO 8601 with an offset, or of that number itself."""
+    """Return milliseconds since 1970, from ISO 8601 with an offset, or from that number itself."""
     if _is_null(raw):
         return None
     if not bytes(raw).startswith(b'"'):
@@ -362,7 +366,7 @@ def _timestamp(raw: msgspec.Raw) -> int | None:
 
 
 def typed_columns(records: Sequence[TypedRecord]) -> DecodedRecords:
-    """One or more records as columns; their sizes are not checked."""
+    """Return one or more records as columns; their sizes are not checked."""
     times = pa.array([record.timestamp_ms for record in records], pa.int64()).cast(WIRE_SCHEMA.field("timestamp").type)
     columns = [
         times,

@@ -1,4 +1,4 @@
-"""Between the brokers of a cluster: the peer protocol (docs/peer-protocol.md), and copies of partitions over it.
+"""The traffic between brokers of a cluster: the peer protocol (docs/peer-protocol.md), and replication over it.
 
-One node imports nothing of it.
+A store of one node imports nothing of this package.
 """

@@ -1,10 +1,12 @@
 """The leader's side of replication: the fetches of one follower over one connection (KIP-227, KIP-595).
 
 The connection is the session: a fetch names only partitions that are new or whose row has changed. A row is the
-follower's acknowledgement, because its fetch offset is durable there. Invariants: a position is believed only after it
-was compared with the leader's own history, in the leader's epoch (C7); only durable frames leave (C6), as they are
-stored. A fetch is answered when there is something to send, together with what is being fsynced at that moment; or when
-its time is over, and then it tells high watermarks, too.
+follower's acknowledgement, because its fetch offset is durable there. A fetch is answered when there is something to
+send, together with what is being fsynced at that moment. Otherwise it is answered when its time is over; then changed
+high watermarks are also sent.
+
+Invariants: a position is believed only after it was compared with the leader's own history, in the leader's epoch (C7).
+Only durable frames leave (C6), as they are stored.
 """
 
 import asyncio
@@ -32,8 +34,9 @@ from logstore.replication.protocol import Body, Fetch, FetchedRow, FetchRow, Mes
 
 FindLog = Callable[[UUID, int], PartitionLog | None]
 _NOT_TOLD: Final = (-1, -1, -1)
-# Up to so many bytes an answer waits for company, since the bytes of a larger one cost more than its round; and for so
-# long, about what a round takes on a slow disk: one that stands still holds up nothing that is stored.
+# A response of at most this many bytes waits for frames that are being fsynced; a larger one costs more to send than a
+# further round trip. It waits about as long as a round takes on a slow disk, so that a disk that hangs does not hold up
+# stored frames.
 _SMALL_BYTES: Final = 256 * KIB
 _TOGETHER_S: Final = 0.005
 
@@ -47,7 +50,7 @@ class _Row:
         self.asked = asked
         self.log = log
         self.wake = wake
-        #: High watermark, sealed offset and log start, as the follower knows them.
+        #: High watermark, sealed offset and log start offset, as the follower knows them.
         self.told = _NOT_TOLD
 
     @property
@@ -59,8 +62,8 @@ class _Row:
         return self.log.log_end_offset > self.asked.fetch_offset
 
     def require_answerable(self) -> None:
-        """Raise the error that the row is answered with if this broker does not lead in the epoch that it names, or if
-        its journal has freed what follows the position.
+        """Raise the error for the row if this broker does not lead in the epoch that the row names, or if its journal
+        has freed what follows the position.
         """
         log, epoch = self.log, self.asked.leader_epoch
         if log.closed is not None:
@@ -79,7 +82,9 @@ class _Row:
 
 
 class FetchSession:
-    """``find`` gives the partition log of a topic id and partition. ``followed`` is told of each position."""
+    """Answers the fetches of one follower. ``find`` returns the partition log of a topic id and partition. ``followed``
+    is called with each position.
+    """
 
     def __init__(
         self,
@@ -97,14 +102,14 @@ class FetchSession:
         self._find = find
         self._followed = followed
         self._rows: dict[int, _Row] = {}
-        #: Session indexes of rows that may have something new, in the order of their turns.
+        #: Session indexes of rows that may have news, in the order of their turns.
         self._dirty: dict[int, None] = {}
-        #: Of the fetch that waits: done when there may be something new, or when its time is over.
+        #: Done when the fetch that waits may have news, or when its time is over.
         self._news: asyncio.Future[None] | None = None
         self._is_over = False
 
     def close(self) -> None:
-        """The connection has ended."""
+        """End the session, because the connection has ended."""
         for index in list(self._rows):
             self._drop(index)
 
@@ -119,7 +124,7 @@ class FetchSession:
     # ---- a fetch ----------------------------------------------------------------------------------------------------
 
     async def fetch(self, fetch: Fetch) -> list[Buffer]:
-        """The body of the answer. StorageError if the journal cannot be read."""
+        """Return the body of the response. Raises StorageError if the journal cannot be read."""
         for index in fetch.forgotten:
             self._drop(index)
         answers: dict[int, FetchedRow] = {}
@@ -132,7 +137,7 @@ class FetchSession:
         return encode_fetched([*answers.values(), *(row for row, _ in sent)], [p for _, pieces in sent for p in pieces])
 
     def _update(self, asked: FetchRow) -> FetchedRow | None:
-        """Take over a row of the request; the answer if it is an error or a divergence."""
+        """Apply a row of the request. Return a response row if it is an error or a divergence."""
         index = asked.session_index
         log = self._find(asked.topic_id, asked.partition)
         if log is None:
@@ -148,7 +153,7 @@ class FetchSession:
             diverged = diverged_at(log, asked.fetch_offset, asked.last_fetched_epoch)
             if diverged is not None:
                 row.told = _NOT_TOLD
-                self._dirty.pop(index, None)  # no frames in the same answer: they would follow what diverges
+                self._dirty.pop(index, None)  # frames in the same response would follow the diverging ones
                 return FetchedRow(index, 0, *row.ends, *diverged, 0)
             follower = log.require_leader().fetched(
                 self._broker_id, self._broker_epoch, asked.fetch_offset, self._clock.monotonic()
@@ -172,21 +177,24 @@ class FetchSession:
             self._news.set_result(None)
 
     async def _wait(self, fetch: Fetch) -> None:
-        """Until a row has frames or an error, or the time is over. Then rows count whose ends moved, too."""
+        """Wait for frames or an error, at most until the fetch's time is over. Then rows whose offsets changed are also
+        sent.
+        """
         if not self._has_any_news() and not await self._news_within(fetch.max_wait_ms / 1000):
-            # Frames, too: another session of the follower, over a connection that was ending, may have been woken.
+            # A row may also have frames: the wake-up may have gone to another session of the follower, whose connection
+            # was ending.
             for index, row in self._rows.items():
                 if row.told != row.ends or row.has_frames:
                     self._dirty[index] = None
             return
-        # Frames that are on their way to the disk go with those that are there: an answer of their own would cost both
-        # brokers another round.
+        # Frames that are being written go with the stored ones: a response for them alone would cost both brokers
+        # another round.
         if self._is_small and (told := self._journal.group_told()) is not None:
             await asyncio.wait((told,), timeout=_TOGETHER_S)
 
     @property
     def _is_small(self) -> bool:
-        """Whether there is little to send."""
+        """True if there is little to send."""
         rows = [self._rows[index] for index in self._dirty]
         return all(row.log.index.bytes_from(row.asked.fetch_offset) <= _SMALL_BYTES for row in rows)
 
@@ -218,7 +226,7 @@ class FetchSession:
     async def _take_frames(
         self, max_bytes: int, answers: dict[int, FetchedRow]
     ) -> list[tuple[FetchedRow, list[memoryview]]]:
-        """The dirty rows with their frames, up to ``max_bytes``, and at least one frame if there is any."""
+        """Return the dirty rows with their frames: up to ``max_bytes``, but at least one frame if there is any."""
         found: list[tuple[int, _Row, list[FrameLocation], tuple[int, int, int]]] = []
         left = max_bytes
         for index in list(self._dirty):
@@ -234,7 +242,7 @@ class FetchSession:
                 continue
             locations = _next_frames(row, min(left, row.asked.partition_max_bytes), anyway=left == max_bytes)
             if not locations and row.has_frames:
-                self._dirty[index] = None  # its turn comes with the next answer
+                self._dirty[index] = None  # its turn comes with the next response
                 continue
             ends = row.ends
             if locations or row.told != ends:
@@ -246,7 +254,7 @@ class FetchSession:
         for index, row, locations, ends in found:
             frames = [piece for frame in pieces[at : at + len(locations)] for piece in frame or ()]
             at += len(locations)
-            if locations and not frames:  # freed meanwhile: copied forward, or sealed
+            if locations and not frames:  # freed in the meantime: copied forward, or sealed
                 self._woken(index)
                 continue
             row.told = ends
@@ -254,7 +262,9 @@ class FetchSession:
         return sent
 
     async def _read(self, locations: list[FrameLocation]) -> list[list[memoryview] | None]:
-        """The bytes of frames: from memory, or else from the files; None for all if one of these is freed."""
+        """Return the bytes of frames, from memory or else from files. Every entry is None if a frame in the files was
+        freed.
+        """
         pieces = [self._journal.recent_frame(location) for location in locations]
         missing = [at for at, piece in enumerate(pieces) if piece is None]
         if missing:
@@ -268,7 +278,9 @@ class FetchSession:
 
 
 def _next_frames(row: _Row, max_bytes: int, *, anyway: bool) -> list[FrameLocation]:
-    """Frames behind the row's position, up to ``max_bytes``; ``anyway``: at least one if there is any."""
+    """Return frames after the row's position, up to ``max_bytes``. With ``anyway``, return at least one if there is
+    any.
+    """
     log = row.log
     taken = log.index.locations_by_length(row.asked.fetch_offset, log.log_end_offset, max_bytes)
     return [] if taken and not anyway and taken[0].length > max_bytes else taken
@@ -279,14 +291,14 @@ def _error(index: int, error: LogStoreError) -> FetchedRow:
 
 
 class FetchHandler:
-    """The sessions of followers, one for each connection. ``make`` takes the follower's id and its broker epoch."""
+    """Holds the sessions of followers, one for each connection. ``make`` takes the follower's id and broker epoch."""
 
     def __init__(self, make: Callable[[int, int], FetchSession]) -> None:
         self._make = make
         self._sessions: dict[PeerSession, FetchSession] = {}
 
     async def fetch(self, session: PeerSession, message: Message) -> Body:
-        """FETCHED for a FETCH. Raises as ``FetchSession.fetch``, MalformedMessageError."""
+        """Return FETCHED for a FETCH. Raises MalformedMessageError, and the errors of ``FetchSession.fetch``."""
         found = self._sessions.get(session)
         if found is None:
             found = self._sessions[session] = self._make(session.broker_id, session.broker_epoch)

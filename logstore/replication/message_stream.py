@@ -1,9 +1,9 @@
 """Messages on one TCP connection between brokers: framing and flow control, for both ends.
 
-Invariants: a message is bounded before a byte of its body is kept (``message_bytes_max``); memory is touched for bytes
-that have come, not for bytes that are promised; after the first message that cannot be read nothing more is. A small
-message is copied out of the connection's buffer, a large one is received where it stays. ``become`` gives the
-connection to another protocol, which sees the rest of its life.
+Invariants: a message is bounded before a byte of its body is kept (``message_bytes_max``). Memory is touched for bytes
+that have come, not for bytes that are promised. After the first message that cannot be read nothing more is read. A
+small message is copied out of the connection's buffer; a large one is received in place. ``become`` hands the
+connection to another protocol for the rest of its life.
 """
 
 import asyncio
@@ -28,32 +28,32 @@ from logstore.replication.protocol import (
 )
 
 _BUFFER_BYTES: Final = 64 * KIB
-# Up to here, and for pieces that are small on average, one copy costs less than a system call that gathers.
+# Up to this size, and for pieces that are small on average, one copy costs less than a gathering system call.
 _JOINED_BYTES_MAX: Final = 64 * KIB
 _PIECE_BYTES_MIN: Final = 4 * KIB
-#: A peer reads why it was refused before the connection ends.
+#: A refused peer has this long to read the reason before the connection ends.
 _LINGER_SECONDS: Final = 1.0
 
 
 class StreamOwner(Protocol):
-    """The end of a connection; called on the event loop."""
+    """The user of a stream. Its methods are called on the event loop."""
 
     def connected(self) -> None:
-        """The stream has its transport."""
+        """Note that the stream has its transport."""
 
     def message_received(self, message: Message) -> None:
-        """The next message. Its body belongs to the owner."""
+        """Take the next message. Its body belongs to the owner."""
 
     def message_refused(self, header: Header | None, error: MalformedMessageError | UnsupportedVersionError) -> None:
-        """The bytes that came are no message, or one that is not read; nothing more is taken. ``header``: if there is
-        one.
+        """Note that the received bytes are not a message, or not a supported one; nothing more is taken. ``header`` is
+        None if there is none.
         """
 
     def writable(self) -> None:
-        """The peer has taken enough for more to be sent."""
+        """Note that the peer has taken enough for more to be sent."""
 
     def ended(self, error: Exception | None) -> None:
-        """The connection is gone."""
+        """Note that the connection has ended."""
 
 
 class MessageStream(asyncio.BufferedProtocol):
@@ -62,12 +62,12 @@ class MessageStream(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self.transport: asyncio.Transport | None = None
         self.message_bytes_max = HANDSHAKE_BYTES_MAX
-        #: When bytes came last, by the loop's clock.
+        #: The time at which bytes last came, by the loop's clock.
         self.heard_at = self._loop.time()
         self.can_write = True
         self._buffer = memoryview(bytearray(HANDSHAKE_BYTES_MAX))
         self._end = 0
-        # A message that is larger than the buffer.
+        # The parts of a message that is larger than the buffer.
         self._header: Header | None = None
         self._body = memoryview(b"")
         self._filled = 0
@@ -87,7 +87,7 @@ class MessageStream(asyncio.BufferedProtocol):
         return self._successor is not None
 
     def allow(self, message_bytes_max: int) -> None:
-        """The peer has proved who it is: take messages of up to this length from now on."""
+        """Take messages of up to this length from now on, because the peer has proved its identity."""
         self.message_bytes_max = message_bytes_max
         grown = memoryview(bytearray(_BUFFER_BYTES))
         grown[: self._end] = self._buffer[: self._end]
@@ -95,18 +95,18 @@ class MessageStream(asyncio.BufferedProtocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that wait here for the peer to take others."""
+        """The number of bytes that wait here until the peer reads."""
         return 0 if self.transport is None else self.transport.get_write_buffer_size()
 
     @property
     def peer(self) -> str:
-        """host:port at the other end."""
+        """The other end as host:port."""
         name = None if self.transport is None else self.transport.get_extra_info("peername")
         return f"{name[0]}:{name[1]}" if name else "unknown"
 
     def send(self, message_type: MessageType | int, correlation: int, body: Body = b"", error: int = 0) -> None:
-        """``can_write`` says whether the peer takes what is sent; what is sent nevertheless is kept. Nothing is sent on
-        a connection that ends.
+        """Send a message; nothing is sent on a connection that is ending. What is sent while ``can_write`` is false is
+        kept here.
         """
         if self.transport is None or self.transport.is_closing():
             return
@@ -134,21 +134,21 @@ class MessageStream(asyncio.BufferedProtocol):
                 self.transport.resume_reading()
 
     def refuse_rest(self) -> None:
-        """Drop whatever comes from now on."""
+        """Drop all bytes that come from now on."""
         self._takes = False
         self._end = 0
         self._header = None
 
     def end(self) -> None:
-        """Close once the peer has what was sent, or has had time to take it."""
+        """Close once the peer has taken what was sent, or has had time to take it."""
         if self.transport is not None and self.is_open:
             self.refuse_rest()
             self.transport.close()
             self._loop.call_later(_LINGER_SECONDS, self.transport.abort)
 
     def end_after_refusal(self) -> None:
-        """As ``end``. The peer may still be sending: a close with unread bytes would be a reset, which may overtake
-        the message.
+        """End as ``end`` does, for a peer that may still be sending: a close with unread bytes would become a reset,
+        which may overtake the message.
         """
         if self.transport is not None and self.is_open:
             self.refuse_rest()
@@ -161,12 +161,12 @@ class MessageStream(asyncio.BufferedProtocol):
             self.transport.abort()
 
     def become(self, successor: asyncio.Protocol) -> None:
-        """``successor`` has the connection from now on; only ``ended`` is told to the owner. Not to be called while a
-        message is told of.
+        """Hand the connection to ``successor``; afterwards the owner only gets ``ended``. Must not be called from a
+        callback with a message.
         """
         assert self.transport is not None
         if self._end:
-            self.abort()  # the peer has not waited for the answer: its bytes may be anything
+            self.abort()  # the peer has not waited for the response, so its bytes may be anything
         self._successor = successor
         successor.connection_made(self.transport)
         if not self.can_write:
@@ -176,7 +176,7 @@ class MessageStream(asyncio.BufferedProtocol):
     # ---- the loop's -------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's is of no class of asyncio
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's transport has no class of asyncio
         self._owner.connected()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
@@ -222,7 +222,7 @@ class MessageStream(asyncio.BufferedProtocol):
     # ---- messages ---------------------------------------------------------------------------------------------------
 
     def _read_buffer(self) -> None:
-        """Tell of all messages that the buffer has, unless the owner holds them."""
+        """Pass all messages in the buffer to the owner, until it calls ``hold``."""
         self._is_reading = True
         try:
             self._read_messages()
@@ -250,7 +250,7 @@ class MessageStream(asyncio.BufferedProtocol):
             self._end = len(rest)
 
     def _read_header(self, at: int) -> Header | None:
-        """None if it was refused."""
+        """Return the header; None if it was refused."""
         data = self._buffer[at : at + MESSAGE_HEADER_BYTES]
         header = None
         try:
@@ -271,7 +271,7 @@ class MessageStream(asyncio.BufferedProtocol):
         return header
 
     def _begin_large(self, header: Header, begin: int) -> None:
-        # Pages that nothing was written to take no memory.
+        # Untouched pages take no memory.
         self._body = np.empty(header.body_bytes, np.uint8).data
         self._filled = self._end - begin
         self._body[: self._filled] = self._buffer[begin : self._end]

@@ -1,11 +1,10 @@
 """Proof that a broker has the cluster's secret, without sending it: HMAC-SHA256 over both HELLOs (RFC 2104).
 
-Each side proves it for this connection and this direction only. The text that is signed begins with a label of its own
-for each direction, so that a proof sent back is worthless, and has both messages whole: both nonces, both broker ids
-and epochs, the cluster id. Whoever connects proves first: a stranger learns nothing that a guess could be tried on.
-
-Without a secret the key is empty, and the proof shows nothing but that the other side has none either. Messages behind
-the handshake are neither encrypted nor signed.
+Each side proves it for this connection and this direction only. The signed text begins with a label that each direction
+has for itself, so that a proof sent back is worthless. It contains both messages whole: both nonces, both broker ids
+and epochs, the cluster id. The connecting side proves first, so a stranger gets nothing to test guesses against.
+Without a secret the key is empty, and the proof shows only that the other side has none either. Messages after the
+handshake are neither encrypted nor signed.
 """
 
 import hashlib
@@ -27,7 +26,7 @@ def new_nonce() -> bytes:
 
 
 class ClusterSecret:
-    """``cluster.secret``; shown nowhere."""
+    """``cluster.secret``, which is never shown."""
 
     __slots__ = ("_key",)
 
@@ -38,11 +37,13 @@ class ClusterSecret:
         return bool(self._key)
 
     def proof_of_connecting(self, hello: Buffer, answer: Buffer) -> bytes:
-        """By the broker that connects; ``hello`` and ``answer`` are the bodies of its HELLO and of the other's."""
+        """Return the proof of the connecting broker. ``hello`` and ``answer`` are the bodies of its HELLO and of the
+        other's.
+        """
         return self._proof(_LABELS[0], hello, answer)
 
     def proof_of_asked(self, hello: Buffer, answer: Buffer) -> bytes:
-        """By the broker that was connected to."""
+        """Return the proof of the broker that was connected to."""
         return self._proof(_LABELS[1], hello, answer)
 
     def _proof(self, label: bytes, hello: Buffer, answer: Buffer) -> bytes:
@@ -53,9 +54,7 @@ class ClusterSecret:
         return mac.digest()
 
     def require_for(self, address: str, *, loopback: bool) -> None:
-        """Raise InvalidConfigError if brokers may not be listened to at ``address`` without a secret, and this is
-        none.
-        """
+        """Raise InvalidConfigError if there is no secret and ``address`` is not a loopback address."""
         if not (self._key or loopback):
             raise InvalidConfigError(
                 f"other machines reach {address}, where this broker would listen to other brokers: set cluster.secret, "
@@ -64,5 +63,5 @@ class ClusterSecret:
 
 
 def is_same_proof(given: bytes, expected: bytes) -> bool:
-    """In a time that does not tell where they differ."""
+    """Compare two proofs in a time that does not depend on where they differ."""
     return hmac.compare_digest(given, expected)

@@ -1,10 +1,11 @@
-"""A connection to another broker: made, proved, and used for several requests at a time.
+"""A connection to another broker: opened, proved, and used for several requests at a time.
 
-Invariants: a request is answered, or fails, within its time; the outcome of one that has left this broker is unknown
-once the connection has ended, and the error says which of the two it was (``PeerUnavailableError.nothing_sent``).
-Answers come when they are ready. The other side bounds the time of each request, so that one that is not answered in
-time ends the connection: the peer is gone. A connection that is not used for a while ends here, before it ends there,
-so that no request meets the end on its way.
+Invariants: a request is answered, or fails, within its time. The outcome of a request that has left this broker is
+unknown once the connection has ended; the error says whether it had left (``PeerUnavailableError.nothing_sent``).
+
+Responses come when they are ready. The other side bounds the time of each request, so a response that does not come in
+time ends the connection: the peer is gone. An idle connection ends here before it would end there, so that no request
+meets the end on its way.
 """
 
 import asyncio
@@ -40,7 +41,7 @@ from logstore.replication.protocol import (
     encode_hello,
 )
 
-# Of the time after which the other side ends an idle connection: when it ends here, and how often it is looked at.
+# Shares of the time after which the other side ends an idle connection: when it ends here, and how often it is checked.
 _IDLE_SHARE: Final = 0.5
 _LOOK_SHARE: Final = 0.125
 _CORRELATIONS: Final = 1 << 32
@@ -48,20 +49,20 @@ _CORRELATIONS: Final = 1 << 32
 
 class _Request(NamedTuple):
     type: MessageType
-    #: Done before the answer comes if nobody waits for it any more.
+    #: Already done when the response comes if no caller waits for it any more.
     answer: "asyncio.Future[Buffer]"
 
 
 class PeerConnection:
-    """Make one with ``connect``."""
+    """A connection to a broker; ``connect`` opens one."""
 
     def __init__(self, address: str, peer_id: int, local: LocalBroker, options: PeerOptions) -> None:
         self.peer_id = peer_id
-        #: The other's registration, and its release.
+        #: The other broker's registration, and its release.
         self.peer_epoch = -1
         self.peer_release = ""
-        #: The registration of this broker that the other one knows (``PeerSession.broker_epoch``): with another one,
-        #: connect anew.
+        #: This broker's registration as the other one knows it (``PeerSession.broker_epoch``). A new registration needs
+        #: a new connection.
         self.local_epoch = local.broker_epoch
         self._address = address
         self._local = local
@@ -69,21 +70,21 @@ class PeerConnection:
         self._loop = asyncio.get_running_loop()
         self._stream = MessageStream(self)
         self._writable = asyncio.Event()
-        # Requests are sent in the order of their calls, also when they have to wait.
+        # Requests are sent in the order of their calls, even if they have to wait.
         self._turn = asyncio.Lock()
         self._waiting = 0
         self._next_correlation = 0
         self._pending: dict[int, _Request] = {}
         self._sent_at = 0.0
-        #: Why the connection has ended; empty as long as it has not.
+        #: The reason why the connection has ended; empty while it has not.
         self._reason = ""
         self._idle_timer: asyncio.TimerHandle | None = None
 
     @classmethod
     async def connect(cls, address: str, peer_id: int, local: LocalBroker, options: PeerOptions) -> Self:
-        """A connection to the broker ``peer_id`` of this cluster at ``address`` (host:port), proved on both sides.
+        """Open a connection to the broker ``peer_id`` of this cluster at ``address`` (host:port), proved on both sides.
 
-        PeerUnavailableError (``nothing_sent``) says why there is none.
+        Raises PeerUnavailableError (``nothing_sent``) with the reason if there is none.
         """
         connection = cls(address, peer_id, local, options)
         try:
@@ -105,22 +106,23 @@ class PeerConnection:
 
     @property
     def is_stale(self) -> bool:
-        """Whether this broker has registered anew since."""
+        """True if this broker has registered again since."""
         return self.local_epoch != self._local.broker_epoch
 
     @property
     def is_closed(self) -> bool:
-        """Whether a request would fail without being sent."""
+        """True if a request would fail without being sent."""
         return bool(self._reason)
 
     def close(self) -> None:
-        """Requests that wait for their answers fail."""
+        """Close the connection; requests that wait for a response fail."""
         self._end("it was closed here")
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 
     async def request(self, message_type: MessageType, body: Body = b"", timeout_s: float | None = None) -> Buffer:
-        """The body of the answer, which belongs to the caller; ``timeout_s``: ``replica.socket.timeout.ms`` if None.
+        """Return the body of the response, which belongs to the caller. ``timeout_s`` None is
+        ``replica.socket.timeout.ms``.
 
         Raises the peer's own error, PeerUnavailableError, and RequestTooLargeError for a body that no peer would take.
         """
@@ -128,7 +130,7 @@ class PeerConnection:
         if size > self._stream.message_bytes_max - MESSAGE_HEADER_BYTES:
             raise RequestTooLargeError(f"{message_type.name} has {size} bytes: more than a message between brokers may")
         timeout_s = self._options.timeout_s if timeout_s is None else timeout_s
-        # Whatever waits for this connection fails when it ends.
+        # Every request that waits for this connection fails when it ends.
         timer = self._loop.call_later(timeout_s, self._late, message_type, timeout_s)
         try:
             if self._waiting or not self._stream.can_write:
@@ -141,7 +143,7 @@ class PeerConnection:
         self._end(f"{message_type.name} was not answered within {timeout_s:g} s")
 
     async def _send_in_turn(self, message_type: MessageType, body: Body) -> "asyncio.Future[Buffer]":
-        """``_send`` when the peer takes more, behind the requests that wait already."""
+        """Call ``_send`` when the peer takes more, after the requests that already wait."""
         self._waiting += 1
         try:
             async with self._turn:
@@ -166,9 +168,9 @@ class PeerConnection:
         return answer
 
     async def become_http(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Go on as HTTP/1.1, for good: the streams of the connection, which are the caller's to close.
+        """Continue as HTTP/1.1 for good. Return the connection's streams, which the caller has to close.
 
-        No other request may wait for its answer. Raises as ``request``.
+        No other request may be waiting. Raises the errors of ``request``.
         """
         if self._waits:
             raise IllegalStateError("requests of the connection wait for their answers")
@@ -195,7 +197,7 @@ class PeerConnection:
         request = self._pending.pop(header.correlation, None)
         try:
             if request is None:
-                # The peer could not read what it was sent, or talks without being asked.
+                # The peer could not read what it was sent, or sends without being asked.
                 raise (
                     decode_error(header.error, body) if header.error else MalformedMessageError("an answer to nothing")
                 )
@@ -227,13 +229,13 @@ class PeerConnection:
     # ---- handshake --------------------------------------------------------------------------------------------------
 
     async def _connect(self) -> None:
-        """OSError."""
+        """Open the TCP connection. Raises OSError."""
         host, _, port = self._address.rpartition(":")
         options = self._options
         await options.network.connect(host.strip("[]"), port, lambda: self._stream, options.made_buffers)
 
     async def _shake(self) -> None:
-        """LogStoreError. ``connect`` bounds the time of all of it."""
+        """Exchange HELLO and AUTH; ``connect`` bounds the time. Raises LogStoreError."""
         local, secret = self._local, self._options.secret
         hello = Hello(local.cluster_id, local.broker_id, self.peer_id, self.local_epoch, new_nonce(), __version__)
         sent = encode_hello(hello)

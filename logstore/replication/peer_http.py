@@ -1,7 +1,7 @@
-"""HTTP/1.1 to other brokers: connections between brokers that have gone over to HTTP, as h11 speaks it.
+"""HTTP/1.1 to other brokers: connections between brokers that have switched to HTTP, as h11 implements it.
 
-Bounds: for each broker as many requests under way as ``REQUESTS_MAX``, and a few idle connections, which are closed
-before the other side would close them. Bytes stream both ways: no more of a body is held than a socket's buffers.
+Bounds: each broker has at most ``REQUESTS_MAX`` requests under way and a few idle connections, which are closed before
+the other side would close them. Bytes stream both ways: no more of a body is held than a socket's buffers.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from logstore.limits import KIB, PEER_HTTP_IDLE_S
 from logstore.protocol.headers import RELAYED_CONTEXT
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-#: A new connection to a broker, which speaks HTTP from here on. Raises PeerUnavailableError.
+#: Opens a new connection to a broker, which speaks HTTP from then on. Raises PeerUnavailableError.
 Connect = Callable[[int], Awaitable[Streams]]
 Event = h11.Event | type[h11.PAUSED]
 
-#: Requests under way to one broker: a long poll or a stream of events holds a connection for as long as it lasts.
+#: Requests under way to one broker. A long poll or a stream of events holds its connection as long as it lasts.
 REQUESTS_MAX: Final = 500
 _IDLE_MAX: Final = 32
-# Long before the listener of the other broker closes it.
+# The listener of the other broker closes it much later.
 _IDLE_S: Final = PEER_HTTP_IDLE_S / 3
 _READ_BYTES: Final = 64 * KIB
 _HEAD_BYTES_MAX: Final = 64 * KIB
@@ -34,17 +34,19 @@ class BrokenConnectionError(Exception):
 
 
 class HttpConnection:
-    """One request at a time; its answer is read while its body is sent."""
+    """A connection with one request at a time. The response is read while the body is sent."""
 
     def __init__(self, streams: Streams) -> None:
         self._reader, self._writer = streams
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES_MAX)
         self._ended = False
-        #: When it was given back, in the loop's time.
+        #: The time when it was given back, by the loop's clock.
         self.idle_since = 0.0
 
     async def send(self, event: h11.Event) -> None:
-        """BrokenConnectionError if the other side takes nothing more; an answer may be there all the same."""
+        """Send an event. Raises BrokenConnectionError if the other side takes nothing more; a response may exist
+        anyway.
+        """
         try:
             data = self._http.send(event)
             if data:
@@ -61,7 +63,7 @@ class HttpConnection:
                 self._writer.write_eof()
 
     async def next_event(self) -> h11.Event:
-        """The next part of the answer. BrokenConnectionError if there is none."""
+        """Return the next part of the response. Raises BrokenConnectionError if there is none."""
         try:
             while (event := self._http.next_event()) is h11.NEED_DATA:
                 self._http.receive_data(await self._reader.read(_READ_BYTES))
@@ -73,11 +75,11 @@ class HttpConnection:
 
     @property
     def is_usable(self) -> bool:
-        """Whether another request may be sent."""
+        """True if another request may be sent."""
         return not (self._ended or self._reader.at_eof() or self._writer.is_closing())
 
     def begin_again(self) -> bool:
-        """Make ready for another request. False: the last one has not come to its end on both sides."""
+        """Prepare for another request. Return False if the last one is not complete on both sides."""
         if not self.is_usable or self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
             return False
         self._http.start_next_cycle()
@@ -88,27 +90,27 @@ class HttpConnection:
 
 
 class Answer(NamedTuple):
-    """``body`` in the pieces in which it came."""
+    """``body`` has the pieces as they came."""
 
     status: int
     body: Sequence[bytes]
 
 
 class PeerHttp:
-    """The HTTP connections of this broker to others."""
+    """Holds the HTTP connections of this broker to others."""
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
-        # The newest last: those that were not needed for a while come to their end.
+        # The newest is last, so the oldest expire when fewer are needed.
         self._idle: dict[int, list[HttpConnection]] = {}
         self._under_way: dict[int, int] = {}
         self._is_closed = False
 
     @contextlib.asynccontextmanager
     async def connection(self, broker_id: int) -> AsyncIterator[HttpConnection]:
-        """A connection for one request. It is kept for the next one if the request comes to its end.
+        """Yield a connection for one request. It is kept for the next one if the request completes.
 
-        Raises PeerUnavailableError, nothing being sent; ThrottledError.
+        Raises PeerUnavailableError, with nothing sent, and ThrottledError.
         """
         if self._is_closed:
             raise PeerUnavailableError("this broker is stopping", nothing_sent=True)
@@ -136,10 +138,10 @@ class PeerHttp:
         accept: str = "application/json",
         reserve: Callable[[int], None] = lambda _: None,
     ) -> Answer:
-        """The whole answer to a request of this broker's own, with a body of JSON.
+        """Return the whole response to this broker's own request, with a body of JSON.
 
-        ``reserve`` is called with the number of bytes of the answer before they are read, and may raise. Raises
-        PeerUnavailableError, ThrottledError.
+        ``reserve`` is called with the number of bytes of the response before they are read, and may raise. Raises
+        PeerUnavailableError and ThrottledError.
         """
         headers = [(b"host", b"localhost"), (RELAYED_CONTEXT, context), (b"accept", accept.encode())]
         if body:
@@ -187,7 +189,7 @@ class PeerHttp:
             idle.pop(0).close()
 
     def close(self) -> None:
-        """Close idle connections; others close with their requests."""
+        """Close idle connections; the others close when their requests end."""
         self._is_closed = True
         for idle in self._idle.values():
             for connection in idle:

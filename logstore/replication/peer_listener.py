@@ -1,14 +1,14 @@
-"""The listener for the other brokers of a cluster: who may speak, and the handlers that answer.
+"""The listener for the other brokers of a cluster: it admits peers, and passes requests to their handlers.
 
-A connection is a stranger's until both sides have proved that they know the cluster's secret (``peer_auth``): until
-then its messages have 4 KiB at most, its time is bounded, and a flood of strangers ends the oldest of them, so that it
+A connection is a stranger's until both sides have proved that they know the cluster's secret (``peer_auth``). Until
+then its messages have 4 KiB at most and its time is bounded. A flood of strangers ends the oldest of them, so that it
 takes neither memory nor a broker's place. Then requests go to the handler of their type as they come, several at a
-time, and each answer goes out when it is ready: a slow append delays no other. Memory is bounded: by the requests that
-are in hand, by one answer to FETCH at a time, and by an answer that the peer does not take, which holds up the others
-until the peer is cut off.
+time, and each response goes out when it is ready: a slow append delays no other. Memory is bounded by the requests in
+hand and by one response to FETCH at a time. A response that the peer does not take holds up the others until the peer
+is cut off.
 
-A request that cannot be read, of another version or of a type that is not served ends its connection: one line of the
-log, one answer that says why.
+A request that cannot be read, of another version or of an unserved type ends its connection, with one line in the log
+and one response that gives the reason.
 """
 
 import asyncio
@@ -58,27 +58,28 @@ from logstore.replication.protocol import (
 log = structlog.stdlib.get_logger(__name__)
 
 #: Connections of one broker at once: one for each request that it relays (``peer_http`` bounds them), and a few others.
-#: Of each broker for itself, so that one that relays much keeps no follower out.
+#: Each broker has its own bound, so that one that relays much keeps no follower out.
 CONNECTIONS_PER_BROKER_MAX: Final = 640
-#: Connections at once that have not proved anything yet.
+#: Connections at once without a proof.
 STRANGERS_MAX: Final = 100
-#: Requests of one connection that wait for their answers; more are not read.
+#: Requests of one connection that wait for a response; more are not read.
 REQUESTS_IN_HAND_MAX: Final = 64
 _STOP_SECONDS: Final = 5.0
-# A connection is looked at so often in the time that its peer has.
+# A connection is checked this many times within the time that its peer has.
 _LOOKS: Final = 4
 
 _OF_THE_HANDSHAKE: Final = (MessageType.HELLO, MessageType.AUTH)
-# The request of an answer to bytes that were none.
+# The header for errors about bytes that were not a request.
 _NO_HEADER: Final = Header(0, 0, 0, 0, 0)
 #: Errors that end the connection.
 _ENDING: Final = (MalformedMessageError, UnsupportedVersionError)
 
 
 class PeerSession:
-    """A connection of another broker, as handlers see it. It lasts as long as the connection, as HTTP too.
+    """A connection of another broker, as handlers see it. It lasts as long as the connection, even as HTTP.
 
-    ``broker_epoch`` is the one of the handshake: a broker that is registered anew connects anew. -1: it had none.
+    ``broker_epoch`` comes from the handshake: a broker with a new registration connects again. -1: it was not
+    registered.
     """
 
     def __init__(self, hello: Hello, address: str) -> None:
@@ -90,30 +91,32 @@ class PeerSession:
         self._callbacks: list[Callable[[], None]] = []
 
     def on_close(self, callback: Callable[[], None]) -> None:
-        """Call it, on the event loop, when the connection is gone; at once if it is."""
+        """Call ``callback`` on the event loop when the connection ends; call it at once if it has ended."""
         if self.is_closed:
             callback()
         else:
             self._callbacks.append(callback)
 
     def close(self) -> None:
-        """The listener's: the connection is gone."""
+        """End the session; the listener calls this when the connection has ended."""
         self.is_closed = True
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback()
 
 
-#: The body of the answer. What it does before its first ``await`` is done in the order of requests. A LogStoreError is
-#: the answer, and MalformedMessageError ends the connection. It is not cancelled when the connection ends (an append
-#: goes on): its time is for it to bound, with ``PeerSession.on_close`` if it waits.
+#: Returns the body of the response. Handlers begin in the order of requests, up to their first ``await``. A
+#: LogStoreError becomes the response, and MalformedMessageError ends the connection. A handler is not cancelled when
+#: the connection ends (an append continues). It has to bound its own time, with ``PeerSession.on_close`` if it waits.
 Handler = Callable[[PeerSession, Message], Awaitable[Body]]
-#: The protocol that answers HTTP/1.1 on the connection from now on; its ``connection_made`` is called after it.
+#: Makes the protocol that answers HTTP/1.1 on the connection from now on; ``connection_made`` is called afterwards.
 HttpFactory = Callable[[PeerSession], asyncio.Protocol]
 
 
 class PeerListener:
-    """``handlers`` and ``http`` may be set later: until then such requests are answered BROKER_NOT_AVAILABLE (8)."""
+    """Listens for brokers. ``handlers`` and ``http`` may be set later: until then their requests are answered with
+    BROKER_NOT_AVAILABLE (8).
+    """
 
     def __init__(
         self, local: LocalBroker, options: PeerOptions, *, connections_max: int = CONNECTIONS_PER_BROKER_MAX
@@ -125,7 +128,7 @@ class PeerListener:
         self._connections_max = connections_max
         self._server: Listening | None = None
         self._address = ""
-        #: In the order in which they came.
+        #: Connections without a proof, in the order in which they came.
         self._strangers: dict[_Connection, None] = {}
         self._peers: dict[_Connection, None] = {}
         self._tasks: dict[asyncio.Task[Sequence[Buffer]], None] = {}
@@ -134,7 +137,7 @@ class PeerListener:
         self.refusals = FewLines(log.warning, "peer.refused")
 
     async def start(self, host: str, port: int, advertised_host: str | None = None) -> None:
-        """Listen on ``host`` and ``port`` (0: a free one).
+        """Listen on ``host`` and ``port`` (0 chooses a free one).
 
         Raises OSError if the port is taken, InvalidConfigError if other machines reach ``host`` and there is no secret.
         """
@@ -151,12 +154,12 @@ class PeerListener:
 
     @property
     def address(self) -> str:
-        """host:port, for the registration of the broker."""
+        """The host:port for the registration of the broker."""
         return self._address
 
     @property
     def sessions(self) -> list[PeerSession]:
-        """Of brokers that are connected now."""
+        """The sessions of the brokers that are connected now."""
         return [one.session for one in self._peers if one.session is not None]
 
     async def stop(self) -> None:
@@ -197,7 +200,7 @@ class PeerListener:
             oldest.cut(f"{STRANGERS_MAX} newer connections have not said who they are either")
 
     def proved(self, connection: "_Connection", broker_id: int) -> None:
-        """ThrottledError if the broker has too many."""
+        """Admit the broker. Raises ThrottledError if it has too many connections."""
         if sum(session.broker_id == broker_id for session in self.sessions) >= self._connections_max:
             raise ThrottledError(f"broker {broker_id} has {self._connections_max} connections here already")
         self._strangers.pop(connection, None)
@@ -221,7 +224,7 @@ class PeerListener:
         return self._options
 
     def greet(self, body: Buffer) -> tuple[Hello, bytes]:
-        """Who connects, and the HELLO that answers. Raises why it may not."""
+        """Return the HELLO that came and the one that answers it. Raises the reason why the broker may not connect."""
         hello, local = decode_hello(body), self._local
         cluster_id = local.cluster_id
         if not cluster_id:
@@ -242,13 +245,13 @@ class PeerListener:
 
 class _Pending(NamedTuple):
     header: Header
-    #: The body of the answer, or its error.
+    #: The body of the response, or its error.
     answer: "asyncio.Future[Sequence[Buffer]]"
     request_bytes: int
 
 
 class _Connection:
-    """The end here of one connection (``StreamOwner``)."""
+    """The local end of one connection (``StreamOwner``)."""
 
     def __init__(self, listener: PeerListener) -> None:
         self._listener = listener
@@ -256,13 +259,13 @@ class _Connection:
         self._loop = asyncio.get_running_loop()
         self.stream = MessageStream(self)
         self.session: PeerSession | None = None
-        # The one that connects, as it says, and both HELLOs as they were sent.
+        # The HELLO of the connecting broker, and both HELLOs as they were sent.
         self._hello: Hello | None = None
         self._hellos: tuple[Buffer, Buffer] = (b"", b"")
         self._pending: deque[_Pending] = deque()
         self._pending_bytes = 0
         self._is_stopping = False
-        # Bytes that wait for the peer, or when it was heard last; and how many looks have found no change.
+        # The unsent bytes, or else the time when the peer last sent; and the number of checks without a change.
         self._seen: tuple[int, float] = (0, 0.0)
         self._quiet_looks = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -327,7 +330,7 @@ class _Connection:
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def _refuse(self, header: Header, error: LogStoreError) -> None:
-        """Answer with the error, behind the answers before it, and take nothing more."""
+        """Answer with the error, after the earlier responses, and take nothing more."""
         self.stream.refuse_rest()
         if self.session is None:
             self._end_with(header, error)
@@ -403,7 +406,7 @@ class _Connection:
         return pieces
 
     def _begin_http(self, header: Header) -> None:
-        """Answered when all before it are; the peer sends nothing until then."""
+        """Switch to HTTP after all earlier responses; the peer sends nothing until then."""
         if self._listener.http is None:
             self._add_failed(header, _not_ready(header))
             return
@@ -424,7 +427,7 @@ class _Connection:
 
     @property
     def _has_room(self) -> bool:
-        """Whether another request may be taken."""
+        """True if another request may be taken."""
         return (
             len(self._pending) < REQUESTS_IN_HAND_MAX
             and self._pending_bytes < self._options.message_bytes_max
@@ -436,11 +439,11 @@ class _Connection:
 
     def _answered(self, answer: "asyncio.Future[Sequence[Buffer]]") -> None:
         if not answer.cancelled():
-            answer.exception()  # looked at, whether or not the connection lasts until it is sent
+            answer.exception()  # retrieves the error even if the connection ends before it is sent
         self._send_answers()
 
     def _send_answers(self) -> None:
-        """All that are ready, as long as the peer takes them."""
+        """Send all responses that are ready, as long as the peer takes them."""
         while self.stream.can_write and self.stream.is_open and (ready := self._next_ready()) is not None:
             self._pending.remove(ready)
             header, answer, request_bytes = ready
@@ -467,7 +470,9 @@ class _Connection:
             self.stream.release()
 
     def _next_ready(self) -> "_Pending | None":
-        """The first that has its answer. One that ends the connection, or makes it HTTP's, waits for all before it."""
+        """Return the first request whose response is ready. A response that ends the connection, or switches it to
+        HTTP, waits for all before it.
+        """
         for at, one in enumerate(self._pending):
             if one.answer.done() and (at == 0 or not _is_last(one)):
                 return one
@@ -480,7 +485,7 @@ class _Connection:
     def _become_http(self) -> None:
         assert self.session is not None
         assert self._listener.http is not None
-        self._stop_timer()  # HTTP has bounds of its own
+        self._stop_timer()  # HTTP has its own bounds
         self.stream.become(self._listener.http(self.session))
 
     # ---- peers that do nothing --------------------------------------------------------------------------------------
@@ -494,7 +499,7 @@ class _Connection:
             self._timer.cancel()
 
     def _look(self) -> None:
-        """Looks are counted, not time: a process that stood still finds its peers as they were, and what they sent."""
+        """Count checks, not time: a process that was stopped must first read what its peers sent in the meantime."""
         unsent = self.stream.unsent_bytes
         seen = unsent, 0.0 if unsent else self.stream.heard_at
         is_its_turn = unsent or not self._pending
@@ -513,7 +518,7 @@ def _not_ready(header: Header) -> BrokerNotReadyError:
 
 
 def _is_last(one: _Pending) -> bool:
-    """Whether no answer follows this one, which is done."""
+    """Return True if no response follows this finished one."""
     if one.header.type == MessageType.HTTP or one.answer.cancelled():
         return True
     return isinstance(one.answer.exception(), _ENDING)

@@ -1,4 +1,4 @@
-"""The network between brokers: TCP, in one place, so that a simulation can put a network of its own there."""
+"""The network between brokers: TCP, in one place, so that a simulation can replace it."""
 
 import asyncio
 import socket
@@ -9,10 +9,10 @@ from logstore.listening_sockets import SocketBuffers, bound_socket
 
 
 class Listening(Protocol):
-    """What accepts connections, as ``asyncio.Server`` does."""
+    """Accepts connections, as ``asyncio.Server`` does."""
 
     def close(self) -> None:
-        """Accept no more connections; those that were accepted go on."""
+        """Accept no more connections; accepted ones continue."""
 
 
 class PeerNetwork:
@@ -21,7 +21,9 @@ class PeerNetwork:
     async def connect(
         self, host: str, port: str, make_protocol: Callable[[], asyncio.BaseProtocol], buffers: SocketBuffers
     ) -> None:
-        """Connect a protocol to the first address of ``host`` that answers. OSError of the last one if none does."""
+        """Connect a protocol to the first address of ``host`` that answers. Raises the last one's OSError if none
+        does.
+        """
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         for at, (family, kind, number, _, where) in enumerate(found, start=1):
@@ -40,7 +42,9 @@ class PeerNetwork:
     async def listen(
         self, host: str, port: int, make_protocol: Callable[[], asyncio.BaseProtocol], buffers: SocketBuffers
     ) -> tuple[Listening, int]:
-        """Listen on ``port`` (0: a free one), and return the port with what listens. OSError if the port is taken."""
+        """Listen on ``port`` (0: a free one). Return the listening object and the port. Raises OSError if the port is
+        taken.
+        """
         listening = bound_socket(host, port, buffers)
         bound_port = listening.getsockname()[1]
         return await asyncio.get_running_loop().create_server(make_protocol, sock=listening), bound_port

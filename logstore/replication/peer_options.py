@@ -1,4 +1,4 @@
-"""The parts of a broker that both ends of its connections to other brokers need: who it is, and its settings."""
+"""The parts of a broker that both ends of its connections to others need: its identity, and its settings."""
 
 from dataclasses import dataclass, field
 from typing import Final, Protocol, Self
@@ -9,14 +9,16 @@ from logstore.replication.peer_auth import ClusterSecret
 from logstore.replication.peer_network import PeerNetwork
 from logstore.settings import Settings
 
-#: Both HELLOs and both proofs, together with the connection itself, take no longer.
+#: Seconds for the connection, both HELLOs and both proofs together.
 HANDSHAKE_SECONDS_MAX: Final = 10.0
-# A client's request may be small records without end: as a batch each of them has this overhead.
+# A client's request may consist of small records: in a batch each of them has this overhead.
 _ROOM_BYTES: Final = REQUEST_RECORDS_MAX * RECORD_OVERHEAD_BYTES + MIB
 
 
 class LocalBroker(Protocol):
-    """The broker of this process as the others know it. Asked at each handshake: each session has another epoch."""
+    """The broker of this process as the others know it. Each handshake reads it, because each session has another
+    epoch.
+    """
 
     @property
     def cluster_id(self) -> str: ...
@@ -32,17 +34,17 @@ class LocalBroker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PeerOptions:
-    """``docs/configuration.md`` has the settings of these names."""
+    """Settings that ``docs/configuration.md`` describes under their names."""
 
     secret: ClusterSecret = field(default_factory=lambda: ClusterSecret(None))
-    #: ``replica.socket.timeout.ms``
+    #: ``replica.socket.timeout.ms``, in seconds.
     timeout_s: float = 30.0
-    #: The longest message after the handshake. An answer to FETCH may go over its bound by one frame, which has the
-    #: records of one request at most.
+    #: The longest message after the handshake. A response to FETCH may exceed its bound by one frame, which has at most
+    #: the records of one request.
     message_bytes_max: int = 74 * MIB + _ROOM_BYTES
-    #: Of connections that others make.
+    #: For connections that others open.
     accepted_buffers: SocketBuffers = field(default_factory=SocketBuffers)
-    #: Of connections that this broker makes.
+    #: For connections that this broker opens.
     made_buffers: SocketBuffers = field(default_factory=SocketBuffers)
     network: PeerNetwork = field(default_factory=PeerNetwork)
 

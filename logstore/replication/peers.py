@@ -1,6 +1,6 @@
-"""The other brokers, as this one asks them: connections that are made when they are needed, and used again.
+"""Connections from this broker to the others, opened when needed and used again.
 
-Each broker has a connection for each kind of message: a quick answer is not to wait until large requests are sent.
+Each broker has a connection for each kind of message, so that a quick response does not wait behind large requests.
 Invariant: requests of one kind go to a broker in the order of the calls.
 """
 
@@ -17,19 +17,23 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Peers:
-    """``address_of`` a broker is host:port of its peer listener; None: it is not there."""
+    """Sends requests to other brokers. ``address_of`` returns the host:port of a broker's peer listener; None if the
+    broker is not registered.
+    """
 
     def __init__(self, local: LocalBroker, options: PeerOptions, address_of: Callable[[int], str | None]) -> None:
         self._local = local
         self._options = options
         self._address_of = address_of
         self._connections: dict[tuple[int, MessageType], PeerConnection] = {}
-        # Those that are being made; all that need one wait for the same.
+        # Connections that are being opened; all callers that need one wait for the same task.
         self._connecting: dict[tuple[int, MessageType], asyncio.Task[PeerConnection]] = {}
         self._is_closed = False
 
     async def request(self, broker_id: int, message_type: MessageType, body: Body, *, timeout_s: float) -> Buffer:
-        """The body of the answer. Raises PeerUnavailableError, or the error that the other broker answers with."""
+        """Return the body of the response. Raises PeerUnavailableError, or the error with which the other broker
+        answers.
+        """
         key = broker_id, message_type
         connection = self._connections.get(key)
         if connection is None or connection.is_closed or connection.local_epoch != self._local.broker_epoch:
@@ -37,11 +41,11 @@ class Peers:
         return await connection.request(message_type, body, timeout_s)
 
     async def connect(self, broker_id: int) -> PeerConnection:
-        """A connection of its own, the caller's to close. PeerUnavailableError."""
+        """Open a separate connection, which the caller has to close. Raises PeerUnavailableError."""
         return await self._connect(broker_id)
 
     async def open_http(self, broker_id: int) -> Streams:
-        """A connection of its own, which goes on as HTTP/1.1. PeerUnavailableError: nothing was sent."""
+        """Open a separate connection that continues as HTTP/1.1. Raises PeerUnavailableError, with nothing sent."""
         connection = await self._connect(broker_id)
         try:
             return await connection.become_http()
@@ -79,7 +83,7 @@ class Peers:
         return await PeerConnection.connect(address, broker_id, self._local, self._options)
 
     def close(self) -> None:
-        """What waits for an answer fails."""
+        """Close all connections; requests that wait for a response fail."""
         self._is_closed = True
         for connection in self._connections.values():
             connection.close()

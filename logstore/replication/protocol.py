@@ -1,9 +1,11 @@
 """The messages between brokers, as pure encoding and decoding (docs/peer-protocol.md has the layout).
 
-Everything is little-endian. A message is a header of 12 bytes and a body; every request has one answer with the same
-correlation. Invariants: a decoder takes nothing on trust that it can check, allocates nothing by a count that the bytes
-behind it do not bear out, reads a body to its last byte, and raises MalformedMessageError for everything else. Rows are
-one tuple per partition, never per record; frames stay views of the body.
+Everything is little-endian. A message is a header of 12 bytes and a body; every request has one response with the same
+correlation.
+
+Invariants: a decoder trusts nothing that it can check. It allocates nothing by a count that the bytes after it do not
+confirm, reads a body to its last byte, and raises MalformedMessageError for everything else. Rows are one tuple per
+partition, never per record; frames stay views of the body.
 """
 
 import functools
@@ -29,7 +31,7 @@ from logstore.records.batch_identity import BatchIdentity
 Body = Buffer | Sequence[Buffer]
 """The bytes of a body, in one piece or in several, which are sent in their order without being joined first."""
 
-#: The version of every message. A broker refuses any other by name; a newer one learns from HELLO (``Hello.release``)
+#: The version of every message. A broker refuses any other by name. By HELLO (``Hello.release``) a newer broker knows
 #: what its peer takes.
 VERSION: Final = 1
 #: The longest message before the peer has proved that it knows the secret, header included.
@@ -55,7 +57,7 @@ class MessageType(IntEnum):
     INIT_PRODUCER = 12
 
 
-#: The requests, with the types of their answers.
+#: The requests, with the types of their responses.
 ANSWER_TYPES: Final[Mapping[int, MessageType]] = {
     MessageType.HELLO: MessageType.HELLO,
     MessageType.AUTH: MessageType.AUTH,
@@ -69,7 +71,7 @@ RESERVED: Final = frozenset((MessageType.ENLIST, MessageType.WRITE_MARKERS, Mess
 
 # ---- header ----------------------------------------------------------------------------------------------------------
 
-# Length of what is behind the length, type, version, error, correlation.
+# Fields: the length of the rest, type, version, error, correlation.
 _HEADER: Final = struct.Struct("<IBBhI")
 _LENGTH_BYTES: Final = 4
 MESSAGE_HEADER_BYTES: Final = _HEADER.size
@@ -77,8 +79,8 @@ BODY_BYTES_MAX: Final = (1 << 32) - 1 - (MESSAGE_HEADER_BYTES - _LENGTH_BYTES)
 
 
 class Header(NamedTuple):
-    """``error`` is a Kafka code, 0 in requests and good answers; an answer with another one has the body of
-    ``encode_error``. int16, as in Kafka: -1 is UNKNOWN_SERVER_ERROR.
+    """``error`` is a Kafka code, 0 in requests and successful responses. A response with another code has the body of
+    ``encode_error``. It is an int16, as in Kafka: -1 is UNKNOWN_SERVER_ERROR.
     """
 
     type: int
@@ -94,7 +96,7 @@ class Message(NamedTuple):
 
 
 def encode_header(message_type: int, correlation: int, body_bytes: int, error: int = 0) -> bytes:
-    """ValueError if the body is over ``BODY_BYTES_MAX``."""
+    """Encode a header. Raises ValueError if the body is over ``BODY_BYTES_MAX``."""
     if body_bytes > BODY_BYTES_MAX:
         raise ValueError(f"a message between brokers may have {BODY_BYTES_MAX} bytes, not {body_bytes}")
     length = body_bytes + MESSAGE_HEADER_BYTES - _LENGTH_BYTES
@@ -102,9 +104,9 @@ def encode_header(message_type: int, correlation: int, body_bytes: int, error: i
 
 
 def decode_header(data: Buffer) -> Header:
-    """The header at the beginning of ``data``, which has at least ``MESSAGE_HEADER_BYTES``.
+    """Decode the header at the beginning of ``data``, which has at least ``MESSAGE_HEADER_BYTES``.
 
-    MalformedMessageError for a length below the header's own; bounds of lengths are the reader's.
+    Raises MalformedMessageError for a length below the header's own; the reader bounds lengths.
     """
     length, message_type, version, error, correlation = _HEADER.unpack_from(data)
     body_bytes = length - (MESSAGE_HEADER_BYTES - _LENGTH_BYTES)
@@ -116,12 +118,12 @@ def decode_header(data: Buffer) -> Header:
 # ---- HELLO, AUTH -----------------------------------------------------------------------------------------------------
 
 _HELLO: Final = struct.Struct("<iiq32s")
-# A stranger's, which may get into the log.
+# Bounds a stranger's names, which may get into the log.
 _NAME_BYTES_MAX: Final = 64
 
 
 class Hello(NamedTuple):
-    """Who speaks, and to whom: the first message in both directions."""
+    """The first message in both directions: its sender, and the broker that it is for."""
 
     cluster_id: str
     broker_id: int
@@ -148,7 +150,7 @@ def decode_hello(body: Buffer) -> Hello:
 
 
 def encode_auth(proof: bytes) -> bytes:
-    """``proof``: as ``peer_auth`` makes it, ``PROOF_BYTES``."""
+    """Encode ``proof``, which ``peer_auth`` makes: ``PROOF_BYTES``."""
     return bytes(proof)
 
 
@@ -192,7 +194,7 @@ class Fetch(NamedTuple):
 
 
 class FetchedRow(NamedTuple):
-    """The leader's answer for one partition. Offsets that are unknown are -1."""
+    """The leader's response for one partition. Unknown offsets are -1."""
 
     session_index: int
     error: int
@@ -207,7 +209,7 @@ class FetchedRow(NamedTuple):
 
 
 def encode_fetch(fetch: Fetch) -> bytes:
-    """A row takes 44 bytes."""
+    """Encode a FETCH; a row takes 44 bytes."""
     head = _FETCH.pack(fetch.max_wait_ms, fetch.min_bytes, fetch.max_bytes, len(fetch.rows), len(fetch.forgotten))
     pack = _FETCH_ROW.pack
     rows = [pack(index, topic_id.bytes, *rest) for index, topic_id, *rest in fetch.rows]
@@ -224,8 +226,8 @@ def decode_fetch(body: Buffer) -> Fetch:
 
 
 def encode_fetched(rows: Sequence[FetchedRow], frames: Iterable[Buffer]) -> list[Buffer]:
-    """``frames``: the bytes of the frames of all rows in order, in pieces of any size; together as many as the rows
-    say. A frame is its header of 128 bytes as stored, and its payload.
+    """Encode a FETCHED. ``frames`` has the bytes of the frames of all rows in order, in pieces of any size, as many
+    bytes as the rows name. A frame is its header of 128 bytes as stored, and its payload.
     """
     pieces = list(frames)
     assert sum(map(len, pieces)) == sum(row.frames_bytes for row in rows)
@@ -233,7 +235,7 @@ def encode_fetched(rows: Sequence[FetchedRow], frames: Iterable[Buffer]) -> list
 
 
 def decode_fetched(body: Buffer) -> list[tuple[FetchedRow, memoryview]]:
-    """The rows, each with its frames (``split_frames``), which are views of ``body``."""
+    """Return the rows, each with its frames (``split_frames``), which are views of ``body``."""
     reader = _Reader(body, "FETCHED")
     (count,) = reader.take(_COUNT)
     rows = [FetchedRow._make(row) for row in reader.rows(_FETCHED_ROW, count)]
@@ -244,19 +246,21 @@ def decode_fetched(body: Buffer) -> list[tuple[FetchedRow, memoryview]]:
 
 # ---- frames of FETCHED -----------------------------------------------------------------------------------------------
 
-# By version, type and flags; whether a frame was copied forward is a matter of the journal that it comes from.
+# By version, type and flags. RELOCATED is left out, because only the sending journal knows whether it copied a frame
+# forward.
 _SENT_KINDS: Final = {
     kind: (frame_type, flags & ~FrameFlags.RELOCATED) for kind, (frame_type, flags) in HONOURED.items()
 }
 
 
 def split_frames(buffer: Buffer) -> list[Frame]:
-    """The frames of one partition as the leader's journal has them: headers of 128 bytes with their payloads.
+    """Split one partition's bytes into frames as the leader's journal has them: headers of 128 bytes with payloads.
 
     A frame is believed if magic, header CRC and payload CRC are right. Position, ``durable_end`` and file id are the
-    leader's, and not looked at; the flag RELOCATED is dropped. Payloads are views of ``buffer``, and keep their CRC.
-    CorruptionError for bytes that are no whole frames and for frames that take no offsets, NewerFormatError for frames
-    of a version, type or flag that this release does not honour; nothing of the answer may be believed then.
+    leader's and are ignored; the flag RELOCATED is dropped. Payloads are views of ``buffer``, and keep their CRC.
+
+    Raises CorruptionError for bytes that are not whole frames and for frames that take no offsets, NewerFormatError for
+    frames of a version, type or flag that this release does not honour. Then nothing of the response may be believed.
     """
     data = memoryview(buffer)
     end, at = len(data), 0
@@ -290,7 +294,7 @@ _APPENDED_PART: Final = struct.Struct("<hqqq?")
 
 
 class AppendPart(NamedTuple):
-    """Records for one partition: a validated batch, as frames of the journal have it.
+    """Records for one partition: a validated batch, as the journal's frames have it.
 
     The leader decides on offsets, append time and flags.
     """
@@ -309,7 +313,7 @@ class AppendPart(NamedTuple):
 
 
 class Append(NamedTuple):
-    """``principal`` and ``client_id`` are those of the client that has sent the records to the other broker."""
+    """``principal`` and ``client_id`` belong to the client that sent the records to the other broker."""
 
     acks: int
     timeout_ms: int
@@ -330,7 +334,7 @@ class AppendedPart(NamedTuple):
 
 
 def encode_append(append: Append) -> list[Buffer]:
-    """A part takes 66 bytes and its payload."""
+    """Encode an APPEND; a part takes 66 bytes and its payload."""
     pieces: list[Buffer] = [
         _APPEND.pack(append.acks, append.timeout_ms, len(append.parts)),
         _text(append.principal),
@@ -353,7 +357,7 @@ def encode_append(append: Append) -> list[Buffer]:
 
 
 def decode_append(body: Buffer) -> Append:
-    """The payloads are views of ``body``, and not looked at."""
+    """Decode an APPEND. The payloads are views of ``body`` and are not checked."""
     reader = _Reader(body, "APPEND")
     acks, timeout_ms, count = reader.take(_APPEND)
     principal, client_id = reader.text(), reader.text()
@@ -414,7 +418,7 @@ _DESCRIBED_ROW: Final = struct.Struct("<hiqqqqqq")
 
 
 class DescribedRow(NamedTuple):
-    """The offsets of the partition at the same place of the request, by its leader; -1 beside an error."""
+    """The leader's offsets of the partition at the same place of the request; -1 beside an error."""
 
     error: int
     """A Kafka code."""
@@ -429,7 +433,7 @@ class DescribedRow(NamedTuple):
 
 
 def encode_describe(partitions: Sequence[tuple[UUID, int]]) -> bytes:
-    """``partitions``: by topic id and number."""
+    """Encode a DESCRIBE of ``partitions``, each a topic id and a number."""
     rows = [_PARTITION.pack(topic_id.bytes, partition) for topic_id, partition in partitions]
     return b"".join((_COUNT.pack(len(rows)), *rows))
 
@@ -459,17 +463,19 @@ def decode_described(body: Buffer) -> list[DescribedRow]:
 _ERROR: Final = struct.Struct("<H")
 _TEXT_BYTES: Final = struct.Struct("<H")
 _TEXT_BYTES_MAX: Final = (1 << 16) - 1
-# A message of an error is a sentence; one that quotes a client may be long.
+# An error's message is a sentence; one that quotes a client may be long.
 _ERROR_TEXT_MAX: Final = 2048
 
 
 def encode_error(error: LogStoreError) -> bytes:
-    """The body of an answer with an error, whose Kafka code stands before it: our own error code, and the message."""
+    """Encode the body of an error response: our own error code and the message. The header has the Kafka code."""
     return _ERROR.pack(code_of(error)) + _text(error.message[:_ERROR_TEXT_MAX])
 
 
 def decode_error(kafka_code: int, body: Buffer) -> LogStoreError:
-    """The error of an answer whose header has ``kafka_code``: of the class that was raised, if this release has it."""
+    """Decode the error of a response whose header has ``kafka_code``, as the class that was raised if this release has
+    it.
+    """
     reader = _Reader(body, "an error")
     error = reader.error(kafka_code)
     reader.end()
@@ -478,12 +484,12 @@ def decode_error(kafka_code: int, body: Buffer) -> LogStoreError:
 
 # ---- fields ----------------------------------------------------------------------------------------------------------
 
-# A partition's topic is asked for again and again, and a UUID takes longer to make than the rest of a row.
+# The same topic ids come again and again, and making a UUID takes longer than the rest of a row.
 _uuid = functools.lru_cache(maxsize=4096)(lambda raw: UUID(bytes=raw))
 
 
 def _text(text: str) -> bytes:
-    """ValueError for more than 64 KiB."""
+    """Encode a text. Raises ValueError for more than 64 KiB."""
     encoded = text.encode(errors="replace")
     if len(encoded) > _TEXT_BYTES_MAX:
         raise ValueError(f"a text between brokers may have {_TEXT_BYTES_MAX} bytes, not {len(encoded)}")
@@ -491,7 +497,7 @@ def _text(text: str) -> bytes:
 
 
 class _Reader:
-    """Takes a body apart from its beginning. Every method raises MalformedMessageError for what does not fit."""
+    """Reads a body from its beginning. Every method raises MalformedMessageError for what does not fit."""
 
     __slots__ = ("_at", "_body", "_what")
 
@@ -507,7 +513,7 @@ class _Reader:
         return layout.iter_unpack(self.bytes(count * layout.size))
 
     def expect(self, layout: struct.Struct, count: int) -> None:
-        """At least ``count`` rows must follow."""
+        """Require at least ``count`` more rows."""
         self._require(count * layout.size)
 
     def bytes(self, count: int) -> memoryview:

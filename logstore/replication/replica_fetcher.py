@@ -1,10 +1,11 @@
 """The follower's side of replication: one connection to a leader, one fetch outstanding, for all partitions it leads.
 
-A round: ask with the durable ends of the partitions that have changed, append all frames of the answer to the journal
-as one group, wait until they are durable, ask again. So each request acknowledges the answer before it. Invariants: an
-answer is applied only to a log that still follows the epoch, and ends where it ended when it was asked for (C7); a log
-is truncated by epochs, never to the high watermark; frames that the leader's journal does not have any more come from
-the topic's table (``replica_bootstrap``).
+A round: ask with the durable ends of the partitions that have changed, append all frames of the response to the journal
+as one group, wait until they are durable, ask again. So each request acknowledges the response before it.
+
+Invariants: a response is applied only to a log that still follows the epoch, and whose end has not moved since the
+request (C7). A log is truncated by epochs, never to the high watermark. Frames that the leader's journal no longer has
+come from the topic's table (``replica_bootstrap``).
 """
 
 import asyncio
@@ -47,7 +48,7 @@ from logstore.replication.protocol import (
 log = structlog.stdlib.get_logger(__name__)
 
 _MOVED: Final = OffsetMovedToTieredStorageError.kafka_code
-#: The leader and this broker learn of epochs and topics from ZooKeeper, in no order.
+#: The leader and this broker learn of epochs and topics from ZooKeeper in any order.
 _NOT_HEARD_YET: Final = frozenset(
     error.kafka_code
     for error in (FencedLeaderEpochError, UnknownLeaderEpochError, NotLeaderOrFollowerError, UnknownTopicIdError)
@@ -62,21 +63,19 @@ class Connection(Protocol):
 
     @property
     def is_stale(self) -> bool:
-        """Whether this broker has registered anew since: the leader must learn from which registration it is asked
-        (KIP-903).
-        """
+        """True if this broker has registered again since: the leader must learn which registration asks (KIP-903)."""
         ...
 
     def close(self) -> None: ...
 
 
-#: Begins a log anew at the end of its table; whether that was done.
+#: Begins a log again at the end of its table; returns whether that was done.
 Reset = Callable[[Topic, PartitionLog, Callable[[], bool]], Awaitable[bool]]
 
 
 @dataclass(frozen=True, slots=True)
 class FetcherSettings:
-    """Kafka's ``replica.*``; bytes and seconds."""
+    """Kafka's ``replica.*``, in bytes and seconds."""
 
     wait_max_ms: int
     partition_bytes_max: int
@@ -95,14 +94,14 @@ class _Followed:
         self.topic = topic
         self.log = partition_log
         self.epoch = epoch
-        #: The end and its epoch that the leader was told of last; None: it has to be told.
+        #: The end and its epoch last sent to the leader; None if they have to be sent.
         self.asked: tuple[int, int] | None = None
-        #: Not asked for before, in seconds of the loop's clock.
+        #: The earliest time of the next request, by the loop's clock.
         self.not_before = 0.0
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the log still follows the epoch."""
+        """True if the log still follows the epoch."""
         log = self.log
         return not log.is_leader and log.leader_epoch == self.epoch and log.closed is None
 
@@ -112,16 +111,16 @@ class _Followed:
 
     @property
     def is_as_asked(self) -> bool:
-        """Whether an answer may be applied (C7)."""
+        """True if a response may be applied (C7)."""
         return self.is_wanted and self.asked == self.end
 
 
-#: Frames of a partition on their way to the journal, and the answer that they came with.
+#: Frames of a partition on their way to the journal, and the response row that they came with.
 _Appended = tuple[_Followed, FetchedRow, list[Frame]]
 
 
 class ReplicaFetcher:
-    """``connect`` opens a connection to the leader, where it is now."""
+    """Fetches from one leader. ``connect`` opens a connection to the leader's current address."""
 
     def __init__(
         self,
@@ -138,7 +137,7 @@ class ReplicaFetcher:
         self._settings = settings
         self._followed: dict[PartitionKey, _Followed] = {}
         self._by_index: dict[int, _Followed] = {}
-        #: Those of which the leader is to be told.
+        #: Partitions to be named in the next request.
         self._changed: dict[int, _Followed] = {}
         self._forgotten: list[int] = []
         self._next_index = 0
@@ -160,12 +159,12 @@ class ReplicaFetcher:
             self._task = asyncio.create_task(self._run(), name=f"fetch from broker {self._leader}")
 
     def unfollow(self, key: PartitionKey) -> None:
-        """Fetch the partition no more."""
+        """Stop fetching the partition."""
         if (followed := self._followed.pop(key, None)) is not None:
             del self._by_index[followed.index]
             self._changed.pop(followed.index, None)
             self._forgotten.append(followed.index)
-            followed.asked = None  # an answer to it is under way, or being applied
+            followed.asked = None  # a response for it is under way, or being applied
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -173,9 +172,10 @@ class ReplicaFetcher:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def _ask(self, followed: _Followed, delay_s: float = 0.0) -> None:
-        """Tell the leader of the partition with the next request, or later.
+        """Name the partition in the next request, or in one after ``delay_s``.
 
-        Not of one that was followed anew while an answer was applied: the leader would wake a row that it forgets.
+        A partition that was followed again while a response was applied is left out: the leader would wake a row that
+        it forgets.
         """
         if self._by_index.get(followed.index) is not followed:
             return
@@ -209,12 +209,12 @@ class ReplicaFetcher:
                     self._is_unreachable = True
                     log.warning("replica.leader_unreachable", leader=self._leader, why=str(error))
             except Exception:
-                # A follower that stands still is worse than one that begins its session again.
+                # A follower that stops is worse than one that begins its session again.
                 log.exception("replica.fetcher_failed", leader=self._leader)
             await asyncio.sleep(self._settings.backoff_s)
 
     async def _fetch(self, connection: Connection) -> None:
-        """A session, until it is stale: it begins with all partitions. Raises what ``connection`` raises."""
+        """Run a session until it is stale. It begins with all partitions. Raises the errors of ``connection``."""
         self._forgotten.clear()
         for followed in self._by_index.values():
             self._ask(followed)
@@ -228,7 +228,8 @@ class ReplicaFetcher:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            # What is followed no more is told at once: a leader that is cut off from ZooKeeper learns by it.
+            # Unfollowed partitions are reported at once, so that a leader that is cut off from ZooKeeper learns of the
+            # change.
             wait_ms = self._wait_ms() if in_session else 0
             fetch = Fetch(wait_ms, 1, settings.response_bytes_max, rows, self._forgotten)
             self._forgotten = []
@@ -238,7 +239,7 @@ class ReplicaFetcher:
             await self._apply(decode_fetched(body))
 
     def _wait_ms(self) -> int:
-        """How long the leader may wait for records: a partition that is to be asked for again soon waits no longer."""
+        """Return how long the leader may wait for records: not longer than until the next partition is due."""
         wait_ms = self._settings.wait_max_ms
         if self._changed:
             soonest = min(followed.not_before for followed in self._changed.values())
@@ -246,7 +247,7 @@ class ReplicaFetcher:
         return wait_ms
 
     def _rows(self) -> list[FetchRow]:
-        """Rows of the partitions whose end has changed since the leader was told."""
+        """Return rows of the partitions whose end has changed since the last request."""
         now = asyncio.get_running_loop().time()
         rows = []
         for index, followed in list(self._changed.items()):
@@ -255,7 +256,7 @@ class ReplicaFetcher:
                 continue
             if followed.not_before > now:
                 continue
-            if not followed.log.is_quiet:  # appends of this broker's own leadership are on their way to the disk
+            if not followed.log.is_quiet:  # appends of this broker's own leadership are still being written
                 self._ask(followed, delay_s=0.001)
                 continue
             del self._changed[index]
@@ -276,13 +277,13 @@ class ReplicaFetcher:
     # ---- an answer --------------------------------------------------------------------------------------------------
 
     async def _apply(self, answers: Sequence[tuple[FetchedRow, memoryview]]) -> None:
-        """Hand the frames of all partitions to the journal before anything is awaited: what was checked holds then."""
+        """Hand the frames of all partitions to the journal before any ``await``, so that the checks still hold."""
         appended: list[_Appended] = []
         others: list[tuple[_Followed, FetchedRow]] = []
         for row, data in answers:
             followed = self._by_index.get(row.session_index)
             if followed is None or not followed.is_as_asked:
-                continue  # it follows another leader by now
+                continue  # it now follows another leader
             if row.error or row.diverging_end_offset >= 0:
                 others.append((followed, row))
             elif len(data):
@@ -309,7 +310,7 @@ class ReplicaFetcher:
             self._stored(appended, await told)
 
     def _store(self, appended: Sequence[_Appended]) -> "asyncio.Future[LogStoreError | None]":
-        """Append frames of all partitions as one group; the outcome, once they are durable."""
+        """Append frames of all partitions as one group. The future has the outcome once they are durable."""
         told: asyncio.Future[LogStoreError | None] = asyncio.get_running_loop().create_future()
 
         def outcome(locations: Sequence[FrameLocation], error: LogStoreError | None) -> None:
@@ -323,7 +324,7 @@ class ReplicaFetcher:
                 for followed, _, frames in appended:
                     for frame in frames:
                         followed.log.failed(frame, error)
-            if not told.done():  # nobody waits any more: the fetcher was stopped
+            if not told.done():  # the fetcher was stopped, so no task waits any more
                 told.set_result(error)
 
         for followed, _, frames in appended:
@@ -332,7 +333,7 @@ class ReplicaFetcher:
         return told
 
     def _stored(self, appended: Sequence[_Appended], error: LogStoreError | None) -> None:
-        """Tell the leader with the next request. Raises ``error`` but for a full disk."""
+        """Acknowledge the frames with the next request. Raises ``error``, except for a full disk."""
         for followed, row, _ in appended:
             if error is None:
                 self._follow_leader(followed, row)
@@ -377,7 +378,7 @@ class ReplicaFetcher:
         self._ask(followed, _NOT_HEARD_YET_S if error in _NOT_HEARD_YET else self._settings.backoff_s)
 
     async def _begin_anew(self, followed: _Followed) -> None:
-        """Take the end of the topic's table for the end of the log."""
+        """Begin the log again at the end of the topic's table."""
         before = followed.end
         try:
             done = await self._reset(
@@ -388,5 +389,5 @@ class ReplicaFetcher:
         except LogStoreError as error:
             log.warning("replica.not_reset", partition=str(followed.log), why=str(error))
             done = False
-        # A leader that says the same again would be asked without a pause.
+        # A leader that repeats the same response would be asked without a pause.
         self._ask(followed, 0.0 if done and followed.end != before else self._settings.backoff_s)

@@ -1,7 +1,7 @@
-"""A whole look at one file of a table: every byte, every record, and what its footer and its statistics say of them.
+"""A complete check of one file of a table: every byte, every record, and what its footer and statistics say about them.
 
 Files of another writer have neither checksums nor a footer of ours. They are decoded, with the checksums of Parquet's
-pages where there are any; their offsets need not rise, but none may come twice.
+pages if they have any; their offsets need not rise, but none may occur twice.
 """
 
 from collections.abc import Iterator
@@ -36,8 +36,8 @@ class CheckedFile:
 
 
 def check_file(files: TableFiles, name: str) -> CheckedFile:
-    """Read the whole file. FileNotFoundError, OSError; CorruptionError if a byte has changed since it was written, or
-    if its statistics, its footer and its name do not say what its records are.
+    """Read the whole file. Raises FileNotFoundError, OSError, and CorruptionError if a byte has changed since it was
+    written, or if its statistics, footer and name do not match its records.
     """
     file = open_parquet(files, name)
     file.verify()
@@ -82,7 +82,7 @@ def _check_foreign(file: ParquetFile) -> CheckedFile:
 
 
 def _columns(file: ParquetFile) -> Iterator[pa.RecordBatch]:
-    """Offsets and timestamps (µs) of a file without a footer of ours."""
+    """Yield offsets and timestamps (µs) of a file without a footer of ours."""
     schema = pa.schema([("offset", pa.int64()), ("timestamp", pa.timestamp("us", "UTC"))])
     names = {file.metadata.schema.column(at).path for at in range(file.metadata.num_columns)}
     if missing := set(schema.names) - names:
@@ -91,7 +91,7 @@ def _columns(file: ParquetFile) -> Iterator[pa.RecordBatch]:
         for batch in file.read(index, schema.names, ROW_GROUP_ROWS_MAX):
             try:
                 offsets, timestamps = (batch.column(name) for name in schema.names)
-                # Not safe: those of others may have nanoseconds, which are cut off.
+                # The cast is not safe, because other writers' timestamps may have nanoseconds, which are cut off.
                 columns = [offsets.cast(pa.int64()), timestamps.cast(schema.field("timestamp").type, safe=False)]
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
             except pa.ArrowException as error:
@@ -99,7 +99,7 @@ def _columns(file: ParquetFile) -> Iterator[pa.RecordBatch]:
 
 
 class _Bounds:
-    """Number, smallest and largest offset and timestamp of some records."""
+    """The number, smallest and largest offset and timestamp of some records."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -23,7 +23,7 @@ _FILE_VERSION = 1
 _MAGIC = 1681511377
 #: A UUID in Base85.
 _UUID_LETTERS = 20
-#: The length before a vector in its file, and the CRC-32 after it.
+#: The sizes of the length before a vector in its file, and of the CRC-32 after it.
 _LENGTH_BYTES = _CHECKSUM_BYTES = 4
 
 # Z85 is Base85 with other letters (rfc.zeromq.org/spec/32).
@@ -68,7 +68,7 @@ def file_of(vector: DeletionVector, files: TableFiles) -> str | None:
 def deleted_rows(vector: DeletionVector, files: TableFiles) -> BitMap64:
     """Return the positions, from 0, of the rows that the vector removes from its file.
 
-    Raises CorruptionError, FileNotFoundError, OSError.
+    Raises CorruptionError, FileNotFoundError and OSError.
     """
     name = file_of(vector, files)
     try:

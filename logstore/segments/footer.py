@@ -21,26 +21,28 @@ _PREFIX = "logstore."
 _FORGOTTEN = "producers_forgotten_up_to"
 _LOG_APPEND_TIMES = "log_append_times"
 
-#: ``operation`` of a segment that a roll writes from the journal; jobs have names of their own.
+#: The ``operation`` of a segment that a roll writes from the journal; jobs have other names.
 ROLL = "roll"
 
-# Infinity is a number in JSON as Python reads it, and deep nesting is no ValueError.
+# Python's JSON reads Infinity as a number, and deep nesting does not raise ValueError.
 _MALFORMED = (KeyError, ValueError, TypeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentFooter:
-    """``leader_epochs`` is the history up to ``end_offset``: (epoch, its start offset), rising.
+    """The state that a segment's footer has. ``leader_epochs`` is the history up to ``end_offset``: (epoch, its start
+    offset), rising.
 
-    ``producers`` are the batches remembered of producers at ``end_offset``, ``idempotency_keys`` those of requests with
-    a key in the range of the file, while their window was open at its end.
-    ``operation`` wrote the file. ``cleanings`` say when offsets were first compacted: rising (end offset, time in ms).
-    ``append_time_ms`` is the time of the last append in this file or an earlier one; 0 if it is not known.
-    ``open_transactions`` and ``markers``, one of a producer at most, are those at ``end_offset``.
+    ``producers`` are the remembered batches of producers at ``end_offset``. ``idempotency_keys`` are those of requests
+    with a key in the range of the file whose window was open at its end. ``operation`` wrote the file. ``cleanings``
+    say when offsets were first compacted: rising (end offset, time in ms). ``append_time_ms`` is the time of the last
+    append in this file or an earlier one; 0 if it is not known. ``open_transactions`` and ``markers``, at most one of a
+    producer, are those at ``end_offset``.
+
     ``log_append_times`` has the offsets of records whose timestamps are append times (message.timestamp.type was
-    LogAppendTime); those of the others are their producers'.
-    ``producers_forgotten_up_to`` is the highest id of a producer that was forgotten by then, or did not begin at
-    sequence 0 (-1: none was); None if the file does not tell.
+    LogAppendTime); other records have their producers' timestamps. ``producers_forgotten_up_to`` is the highest id of a
+    producer that was forgotten by then, or did not begin at sequence 0 (-1: none was); None if the file does not have
+    it.
     """
 
     partition: int
@@ -85,7 +87,9 @@ def encode_footer(footer: SegmentFooter) -> dict[str, str]:
 
 
 def is_segment(metadata: Mapping[bytes, bytes], path: str) -> bool:
-    """False for a file of another writer. NewerFormatError, naming ``path``, for a segment of an unknown format."""
+    """Return False for a file of another writer. Raises NewerFormatError, naming ``path``, for an unknown segment
+    format.
+    """
     text = metadata.get(f"{_PREFIX}format".encode())
     if text is None:
         return False
@@ -100,7 +104,9 @@ def is_segment(metadata: Mapping[bytes, bytes], path: str) -> bool:
 
 
 def decode_footer(metadata: Mapping[bytes, bytes], path: str) -> SegmentFooter:
-    """Raises CorruptionError, naming ``path``, if the metadata is missing, malformed or of another format."""
+    """Decode a footer. Raises CorruptionError, naming ``path``, if the metadata is missing, malformed or of another
+    format.
+    """
     if not is_segment(metadata, path):
         raise CorruptionError(f"{path} has no segment footer: not written by logstore")
     try:
@@ -132,7 +138,7 @@ def decode_footer(metadata: Mapping[bytes, bytes], path: str) -> SegmentFooter:
 
 
 def log_append_times(metadata: Mapping[bytes, bytes], path: str) -> OffsetRanges:
-    """``SegmentFooter.log_append_times`` alone. CorruptionError, naming ``path``, if it is malformed."""
+    """Decode only ``SegmentFooter.log_append_times``. Raises CorruptionError, naming ``path``, if it is malformed."""
     text = metadata.get(f"{_PREFIX}{_LOG_APPEND_TIMES}".encode())
     try:
         return _offset_ranges(text)

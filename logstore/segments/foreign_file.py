@@ -1,15 +1,15 @@
-"""Files of other writers, and files with deletion vectors, read as if they were segments: records by rising offset, in
+"""Reads files of other writers, and files with deletion vectors, as if they were segments: records by rising offset, in
 row groups.
 
-Spark, delta-rs and others write the rows of a topic's table in an order of their own, with timestamps of any unit,
-without statistics and with columns of their own. The offsets of such a file are read once. If they rise, its row
-groups are used as they are. If not, the file is read in runs of its sorted rows; each run decodes the row groups that
-have rows of it, so a file in random order is read several times over.
+Spark, delta-rs and others write the rows of a topic's table in any order, with timestamps of any unit, without
+statistics and with additional columns. The offsets of such a file are read once. If they rise, its row groups are used
+as they are. If not, the file is read in runs of its sorted rows; each run decodes the row groups that have rows of it,
+so a file in random order is read several times.
 
-Invariants: records that are handed out have rising offsets, each once, and LOG_SCHEMA; anything else is a
-CorruptionError with the file's name and the remedy. A row in the file's deletion vector is never handed out. Memory:
-one row group of the writer, or one run; for a file in another order 4 bytes a row while it is read, which
-``FOREIGN_ROWS_MAX`` bounds; and the vector as it is stored, compressed.
+Invariants: returned records have rising offsets, each once, and LOG_SCHEMA; anything else is a CorruptionError with the
+file's name and the remedy. A row in the file's deletion vector is never returned. Memory: one row group of the writer,
+or one run; for a file in another order 4 bytes a row while it is read, which ``FOREIGN_ROWS_MAX`` bounds; and the
+vector as it is stored, compressed.
 """
 
 import threading
@@ -32,9 +32,9 @@ from logstore.segments.parquet_file import ParquetFile, damaged, open_parquet
 from logstore.segments.row_group import RowGroup
 from logstore.table_files import TableFiles
 
-#: Rows of a file whose offsets do not rise. Sorting takes 24 bytes a row for a moment.
+#: The most rows of a file whose offsets do not rise. Sorting briefly takes 24 bytes a row.
 FOREIGN_ROWS_MAX = 16 * 1024 * 1024
-#: Each run of a file in random order decodes the whole file: fewer runs read it less often.
+#: Each run of a file in random order decodes the whole file: with fewer runs it is read less often.
 _RUN_BYTES = 2 * ROW_GROUP_BYTES_MAX
 _ORDERS_BYTES_MAX = 128 * MIB
 _ROWS_AT_ONCE = 64 * 1024
@@ -45,8 +45,8 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class OffsetRuns:
-    """The offsets of a file as ranges [start, end) that rise and do not touch. If there were too many of them, small
-    holes are taken for offsets.
+    """The offsets of a file as ranges [start, end) that rise and do not touch. If there were too many ranges, small
+    holes count as offsets.
     """
 
     starts: Numbers
@@ -56,18 +56,18 @@ class OffsetRuns:
     max_timestamp_ms: int
 
 
-#: Of a file, however many there are of others.
+#: The runs that each file may have at least, whatever the number in other files.
 _RUNS_MIN = 65_536
-#: Of all files that are read together: files whose rows interleave at random have nearly a run for each row, and the
-#: store sorts so many rows at most.
+#: The most runs of all files that are read together. Files whose rows interleave at random have nearly a run for each
+#: row, and the store sorts at most this many rows.
 RUNS_MAX = FOREIGN_ROWS_MAX
 
 
 def read_offset_runs(files: TableFiles, name: str, others: Iterable[OffsetRuns] = ()) -> OffsetRuns:
-    """Read the offsets of a file, masked or not; ``others`` are those of files that are held beside it, to bound the
-    memory of all.
+    """Read the offsets of a file, masked or not. ``others`` are those of files that are in memory at the same time, to
+    bound the memory of all.
 
-    CorruptionError if it has none, or one twice; FileNotFoundError, OSError.
+    Raises CorruptionError if the file has no offsets, or one twice, FileNotFoundError and OSError.
     """
     runs_max = max(_RUNS_MIN, RUNS_MAX - sum(len(runs.starts) for runs in others))
     records = foreign_records(name)
@@ -93,7 +93,7 @@ def read_offset_runs(files: TableFiles, name: str, others: Iterable[OffsetRuns] 
 
 
 class ForeignFile:
-    """The records of one name: of a file, or of several files within a range of offsets."""
+    """The records of one name: those of a file, or of several files within a range of offsets."""
 
     def __init__(self, files: TableFiles, name: str) -> None:
         records = foreign_records(name)
@@ -109,7 +109,7 @@ class ForeignFile:
                     scans.append((offsets, times))
                     rows += len(offsets)
         self._rows = rows
-        #: Numbers of the rows by rising offset; None if they rise as they are.
+        #: The numbers of the rows by rising offset; None if they rise as they are.
         self._order: npt.NDArray[np.uint32] | None = None
         if records.bounds is None and _rise([offsets for offsets, _ in scans]):
             self.groups = tuple(
@@ -144,13 +144,13 @@ class ForeignFile:
 
     @property
     def place(self) -> str:
-        """For messages."""
+        """The file names, for messages."""
         return " and ".join(source.parquet.place for source in self._sources)
 
     @property
     def stored_groups(self) -> list[int | None]:
-        """For each of ``groups`` the row group of the one file that it is as a whole, None if it is not: rows of it are
-        deleted, or in another order.
+        """For each of ``groups`` the stored row group with the same rows; None if there is none, because rows of it are
+        deleted or in another order.
         """
         if self._order is not None:
             return [None] * len(self.groups)
@@ -158,12 +158,14 @@ class ForeignFile:
 
     @property
     def order_bytes(self) -> int:
-        """Memory that the sorted order takes."""
+        """The memory that the sorted order takes."""
         vectors = sum(source.deleted_bytes for source in self._sources)
         return 1024 + 256 * len(self.groups) + vectors + (0 if self._order is None else self._order.nbytes)
 
     def batches(self, index: int, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
-        """The records of one of ``groups``, ``rows`` at a time. FileNotFoundError, OSError, CorruptionError."""
+        """Yield the records of one of ``groups``, ``rows`` at a time. Raises FileNotFoundError, OSError,
+        CorruptionError.
+        """
         if self._order is None:
             source, group, _ = self._stored[index]
             yield from source.batches(group, columns, rows)
@@ -192,7 +194,7 @@ _lock = threading.Lock()
 
 
 def open_foreign(files: TableFiles, name: str) -> ForeignFile:
-    """The records of a name, whose offsets were read at the first call. Raises FileNotFoundError, OSError;
+    """Return the records of a name, whose offsets were read at the first call. Raises FileNotFoundError, OSError, and
     CorruptionError if these are not records of a log.
     """
     key = (files.uri, name)
@@ -208,7 +210,7 @@ def open_foreign(files: TableFiles, name: str) -> ForeignFile:
 def stored_batches(files: TableFiles, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file in its own order. An offset may occur twice, as in a file of the change data feed.
 
-    Raises CorruptionError, FileNotFoundError, OSError.
+    Raises CorruptionError, FileNotFoundError and OSError.
     """
     source = _Source(files, path, None)
     for group in range(source.parquet.metadata.num_row_groups):
@@ -216,9 +218,8 @@ def stored_batches(files: TableFiles, path: str, columns: Sequence[str]) -> Iter
 
 
 class _Source:
-    """A file without the rows of its vector: of these neither a number nor a record is handed out.
-
-    Raises CorruptionError, FileNotFoundError, OSError.
+    """A file without the rows of its vector: neither their numbers nor their records are returned. Methods raise
+    CorruptionError, FileNotFoundError, OSError.
     """
 
     def __init__(self, files: TableFiles, path: str, vector: DeletionVector | None) -> None:
@@ -236,12 +237,12 @@ class _Source:
             )
 
     def has_deleted(self, group: int) -> bool:
-        """Whether a row of the row group is deleted."""
+        """Return whether a row of the row group is deleted."""
         low, high = self._first_rows[group : group + 2]
         return not self._deleted.isdisjoint(BitMap64(range(low, high)))
 
     def scan(self) -> Iterator[tuple[int, Numbers, Numbers]]:
-        """Offsets and timestamps (ms) of each row group."""
+        """Yield offsets and timestamps (ms) of each row group."""
         for group in range(self.parquet.metadata.num_row_groups):
             read = list(self.batches(group, _NEEDED, ROW_GROUP_ROWS_MAX))
             columns = (
@@ -253,10 +254,10 @@ class _Source:
             yield (group, *columns)  # type: ignore[misc]
 
     def batches(self, group: int, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
-        """The records of a row group, up to ``rows`` at a time."""
+        """Yield the records of a row group, up to ``rows`` at a time."""
         at = self._first_rows[group]
         for batch in self.parquet.read(group, columns, rows):
-            # Converted first: Arrow cannot take rows of every type that others write.
+            # The batch is converted first, because Arrow cannot take rows of every type that others write.
             records = _as_log(self.parquet, batch, columns)
             if gone := self._deleted & BitMap64(range(at, at + batch.num_rows)):
                 stays = np.ones(batch.num_rows, dtype=bool)
@@ -267,7 +268,7 @@ class _Source:
                 yield records
 
     def rows(self, group: int, columns: Sequence[str], wanted: npt.NDArray[np.uint32]) -> Iterator[pa.RecordBatch]:
-        """Records of a row group by their rising numbers among those of it."""
+        """Yield records of a row group by their rising numbers among its records."""
         at = 0
         for batch in self.batches(group, columns, _ROWS_AT_ONCE):
             low, high = np.searchsorted(wanted, (at, at + batch.num_rows))
@@ -279,7 +280,7 @@ class _Source:
 
 
 def _as_log(file: ParquetFile, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-    """The batch with the types of LOG_SCHEMA. A column that the file leaves out is null, as Delta has it."""
+    """Return the batch with the types of LOG_SCHEMA. A column that the file leaves out is null, as in Delta."""
     schema = pa.schema([field for field in LOG_SCHEMA if field.name in columns])
     arrays = []
     for field in schema:
@@ -292,7 +293,7 @@ def _as_log(file: ParquetFile, batch: pa.RecordBatch, columns: Sequence[str]) ->
         if column.null_count and not field.nullable:
             raise _not_records(file, f"{field.name} is null in it")
         try:
-            # Not safe for timestamps: those of others may have microseconds, which are cut off.
+            # The cast is not safe for timestamps, because others may have microseconds, which are cut off.
             arrays.append(column.cast(field.type, safe=field.name != "timestamp"))
         except pa.ArrowException as error:
             raise damaged(file.place, error) from error
@@ -314,7 +315,7 @@ def _row_group(index: int, offsets: Numbers, times: Numbers, encoded: int, store
 
 
 def _bytes(file: ParquetFile, index: int) -> tuple[int, int]:
-    """Encoded and stored bytes of a row group."""
+    """Return the encoded and the stored bytes of a row group."""
     group = file.metadata.row_group(index)
     stored = sum(group.column(leaf).total_compressed_size for leaf in range(group.num_columns))
     return int(group.total_byte_size), int(stored)

@@ -1,9 +1,9 @@
 """Names under which readers know records that other writers have changed.
 
-A file of another writer has one name in the table. Where its offsets lie between those of other files, its records are
-read under a *joined name*: names of files, and the range of offsets that is meant. A file with a deletion vector is
-read under a *masked name*: its path and the vector. Both are the name of no file; whoever removes files from the table
-asks for their paths. A name stands for the same records for ever: a later vector makes another name.
+A file of another writer has one name in the table. If its offsets lie between those of other files, its records are
+read under a *joined name*: names of files, and a range of offsets. A file with a deletion vector is read under a
+*masked name*: its path and the vector. Neither is the name of a file; code that removes files from the table asks for
+their paths. A name means the same records for ever: a later vector makes another name.
 """
 
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ import msgspec
 
 from logstore.segments.deletion_vectors import DeletionVector
 
-# Neither is in a path: Delta writes paths as URIs.
+# Paths contain neither, because Delta writes them as URIs.
 _SEPARATOR, _VECTOR = "\n", "\t"
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignRecords:
-    """The records of ``paths`` with offsets in ``bounds``, [start, end), None for all records of one file; but the rows
-    in the vector of each file.
+    """The records of ``paths`` with offsets in ``bounds``, [start, end), None for all records of one file; rows in the
+    vector of a file are left out.
     """
 
     paths: tuple[str, ...]
@@ -28,17 +28,17 @@ class ForeignRecords:
 
 
 def masked_name(path: str, vector: DeletionVector | None) -> str:
-    """The name of the records of a file that its vector leaves."""
+    """Return the name of the records of a file that its vector leaves."""
     return path if vector is None else f"{path}{_VECTOR}{msgspec.json.encode(vector).decode()}"
 
 
 def joined_name(names: tuple[str, ...], start: int, end: int) -> str:
-    """The name of the records of files, masked or not, with offsets in [start, end)."""
+    """Return the name of the records of files, masked or not, with offsets in [start, end)."""
     return _SEPARATOR.join((*names, f"[{start},{end})"))
 
 
 def foreign_records(name: str) -> ForeignRecords:
-    """The files and the range that a name stands for, whichever of its kinds it is."""
+    """Return the files and the range that a name means, whichever kind it is."""
     *names, last = name.split(_SEPARATOR)
     bounds = None
     if names:
@@ -50,5 +50,5 @@ def foreign_records(name: str) -> ForeignRecords:
 
 
 def is_file(name: str) -> bool:
-    """Whether it is the name of a file, and not a joined or a masked one."""
+    """Return whether it is the name of a file, and not a joined or a masked one."""
     return _SEPARATOR not in name and _VECTOR not in name

@@ -1,7 +1,7 @@
-"""The state of a partition behind a file that another writer wrote in the place of segments.
+"""The state of a partition after a file that another writer wrote in place of segments.
 
-Such a file has no footer. The segments that it replaced have one, and lie on disk until a vacuum deletes them; the last
-one before its end knows epochs and producers there. If none is left, the state is lost, as the documentation says.
+Such a file has no footer. The segments that it replaced have one, and stay on disk until a vacuum deletes them; the
+last one before its end knows epochs and producers there. If none is left, the state is lost, as the documentation says.
 """
 
 from collections.abc import Iterator
@@ -13,14 +13,15 @@ from logstore.segments.names import SegmentName, known_segment_name, partition_d
 from logstore.segments.parquet_file import open_parquet
 from logstore.table_files import TableFiles
 
-#: ``operation`` of a file that is no segment.
+#: The ``operation`` of a file that is not a segment.
 FOREIGN = "foreign"
 
 
 def inherited_footer(files: TableFiles, partition: int, base_offset: int, end_offset: int) -> SegmentFooter:
-    """The footer that a file of [base_offset, end_offset) would have: epochs, producers and markers of the segment with
-    the highest end up to there, or of one that it lies in: records at the end of the file may have been deleted. And
-    the idempotency keys of all in the range. Segments in the table and replaced ones count alike. OSError.
+    """Return the footer that a file of [base_offset, end_offset) would have: epochs, producers and markers of the
+    segment with the highest end up to there, or of one that contains the end, as records at the end of the file may
+    have been deleted. It also has the idempotency keys of all segments in the range. Segments in the table and replaced
+    ones count alike. Raises OSError.
     """
     last: SegmentFooter | None = None
     keys: dict[int, RememberedBatch] = {}
@@ -44,13 +45,15 @@ def inherited_footer(files: TableFiles, partition: int, base_offset: int, end_of
 
 
 def _closeness(footer: SegmentFooter, end_offset: int) -> tuple[bool, int, int]:
-    """Rises the better the end of a segment stands for ``end_offset``: the first end from there on, else the last."""
+    """Return a rank of how well a segment's end represents ``end_offset``: best is the first end from there on, else
+    the last.
+    """
     beyond = footer.end_offset >= end_offset
     return beyond, -footer.end_offset if beyond else footer.end_offset, footer.leader_epoch
 
 
 def _footers(files: TableFiles, partition: int, base_offset: int, end_offset: int) -> Iterator[SegmentFooter]:
-    """Footers of segments that begin below ``end_offset``: of all in the range, and of the last one before it."""
+    """Yield the footers of segments that begin below ``end_offset``: all in the range, and the last one before it."""
     try:
         names = files.names(partition_directory(partition))
     except (FileNotFoundError, NotADirectoryError):
@@ -70,5 +73,5 @@ def _footers(files: TableFiles, partition: int, base_offset: int, end_offset: in
 
 
 def _highest(name: SegmentName) -> int:
-    # A name of an earlier release does not tell its end.
+    # A name of an earlier release does not contain its end.
     return name.base_offset + 1 if name.end_offset is None else name.end_offset

@@ -2,9 +2,9 @@
 the store itself.
 
 Invariants: the sources are read whole, as the plan saw them, or the work fails; a record keeps its offset, timestamp,
-key, value and headers; the footer has the state at the end of the last source, as if the range had been rolled at once;
-of a file of another writer it is not known whose times its records have, and they count as the producers';
-work that fails or is given up leaves at worst a file that no commit names.
+key, value and headers; the footer has the state at the end of the last source, as if the range had been rolled at once.
+It is unknown whose timestamps the records of another writer's file have, so they count as the producers'. Work that
+fails or is given up leaves at worst a file that no commit names.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,7 +37,9 @@ Cleanings = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An active file. ``first_row`` numbers its first record among all records of all sources of a job, in order."""
+    """An active file. ``first_row`` is the number of its first record among all records of all sources of a job, in
+    order.
+    """
 
     partition: int
     path: str
@@ -47,12 +49,12 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class WriteTask:
-    """Make one segment of [base_offset, end_offset) from neighbouring ``sources``, without the records below
-    ``log_start``. ``end_offset`` None is the end of the last source. ``table`` is the ``uri`` of its files.
+    """The task to make one segment of [base_offset, end_offset) from neighbouring ``sources``, without the records
+    below ``log_start``. ``end_offset`` None means the end of the last source. ``table`` is the ``uri`` of its files.
 
     Compaction drops tombstones that were first compacted ``delete_retention_ms`` ago or earlier; None drops none. The
-    account of these times goes on: offsets below ``first_dirty`` were compacted before, without an entry at the latest
-    at ``now_ms``. Idempotency keys are left out that are ``idempotency_window_ms`` old by then.
+    record of these times is continued: offsets below ``first_dirty`` were compacted before; without an entry, at
+    ``now_ms`` at the latest. Idempotency keys that are ``idempotency_window_ms`` old by then are left out.
     """
 
     topic: str
@@ -72,7 +74,7 @@ class WriteTask:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """``segment`` has no record if none was left; ``expired`` counts tombstones that were dropped."""
+    """The result of a task. ``segment`` has no record if none was left; ``expired`` counts dropped tombstones."""
 
     task: int
     expired: int
@@ -80,10 +82,10 @@ class Written:
 
 
 class KeptRows(Protocol):
-    """The rows that stay, numbered as ``Source.first_row`` does, taken from the first one on."""
+    """The rows that stay, with numbers as in ``Source.first_row``, taken from the first one on."""
 
     def take(self, end: int) -> Rows:
-        """The rows below ``end`` that were not taken before, rising."""
+        """Return the rows below ``end`` that were not taken before, rising."""
 
 
 class NoRows:
@@ -94,8 +96,8 @@ class NoRows:
 
 
 def write_empty(number: int, task: WriteTask) -> Written:
-    """Write the segment of a task of which no record is left: its range, and the state at its end. It reads footers
-    only, and needs no executor. Raises StorageFullError, StorageError, CorruptionError.
+    """Write the segment of a task that leaves no record: its range, and the state at its end. It reads only footers,
+    and needs no executor. Raises StorageFullError, StorageError, CorruptionError.
     """
     return write_here(number, task, NoRows())
 
@@ -107,7 +109,7 @@ def write_here(
     pace: Callable[[int], None] = lambda _: None,
     files: TableFiles | None = None,
 ) -> Written:
-    """As ``write_segment``, in the process that plans. Raises StorageFullError, StorageError, CorruptionError."""
+    """Call ``write_segment`` in the process that plans. Raises StorageFullError, StorageError, CorruptionError."""
     try:
         return write_segment(number, task, kept, pace, files)
     except OSError as error:
@@ -127,7 +129,7 @@ def write_segment(
     raise to give the work up: then there is no file. ``files`` are the table's, where they are open. Raises
     CorruptionError, OSError, and as ``pace``.
     """
-    # It makes no table: one that was deleted meanwhile must not come back.
+    # It must not create a table: one that was deleted meanwhile must not come back.
     files = files or open_table(task.table)
     footers = [read_footer(files, source.path, source.partition) for source in task.sources]
     last = footers[-1]
@@ -171,12 +173,12 @@ def write_segment(
 
 
 def other_count(files: TableFiles, source: Source, found: int) -> CorruptionError:
-    """The error of a source that holds another number of records than its add action says."""
+    """Return the error of a source with another number of records than its add action says."""
     return CorruptionError(f"{files.where(source.path)} holds {found} records; the Delta log says {source.num_records}")
 
 
 def _records(files: TableFiles, source: Source, kept: KeptRows | None, pace: Callable[[int], None]) -> Batches:
-    """The records of a source that are kept, a row group at a time; groups with none are not read."""
+    """Yield the records of a source that are kept, a row group at a time; groups without any are not read."""
     row = source.first_row
     for group in row_groups(files, source.path):
         if kept is None:
@@ -193,7 +195,7 @@ def _records(files: TableFiles, source: Source, kept: KeptRows | None, pace: Cal
 
 
 def _kept(batch: pa.RecordBatch, rows: Rows) -> pa.RecordBatch:
-    """The rows of a batch, by their numbers. A mask takes a quarter of the time of many numbers."""
+    """Return the rows of a batch by their numbers. For many rows a mask takes a quarter of the time of numbers."""
     if len(rows) == batch.num_rows:
         return batch
     if len(rows) < batch.num_rows // 8:
@@ -219,8 +221,8 @@ def _without_expired(batch: pa.RecordBatch, task: WriteTask, footer: SegmentFoot
 def expired_tombstones(
     batch: pa.RecordBatch, footer: SegmentFooter, now_ms: int, delete_retention_ms: int
 ) -> npt.NDArray[np.bool_]:
-    """Which rows of a batch with offsets and values are tombstones that compaction met so long ago."""
-    # Past the last entry, now is the first time.
+    """Return which rows of a batch with offsets and values are tombstones that compaction met long enough ago."""
+    # After the last entry, now is the first time.
     ends = np.array([end for end, _ in footer.cleanings], dtype=np.int64)
     times = np.array([*(time_ms for _, time_ms in footer.cleanings), now_ms], dtype=np.int64)
     first_cleaned = times[np.searchsorted(ends, batch.column("offset").to_numpy(), side="right")]
@@ -230,7 +232,7 @@ def expired_tombstones(
 
 
 def _keys_in_window(task: WriteTask, footers: Sequence[SegmentFooter]) -> list[RememberedBatch]:
-    """A file has the idempotency keys of its own range: those of all sources whose window is open when it is made. A
+    """Return the idempotency keys of the new file's range: those of all sources whose window is open when it is made. A
     start would recall no others.
     """
     over_ms = task.now_ms - task.idempotency_window_ms
@@ -238,7 +240,7 @@ def _keys_in_window(task: WriteTask, footers: Sequence[SegmentFooter]) -> list[R
 
 
 def _last_append_ms(footers: Sequence[SegmentFooter]) -> int:
-    """The last file may not know it."""
+    """Return the last append time of all sources, because the last file may not have it."""
     return max(footer.append_time_ms for footer in footers)
 
 
@@ -246,10 +248,9 @@ def _last_append_ms(footers: Sequence[SegmentFooter]) -> int:
 
 
 def has_unmet_tombstone(files: TableFiles, source: Source) -> bool:
-    """Whether a file below the clean point holds a tombstone that no compaction has met: a RESTORE brought it back.
-
-    Older records of its key may have come back, too. They have to go before its time begins to count. CorruptionError,
-    OSError.
+    """Return whether a file below the clean point holds a tombstone that no compaction has met: a RESTORE brought it
+    back. Older records of its key may also have come back. They have to go before its time begins to count. Raises
+    CorruptionError and OSError.
     """
     footer, groups = read_footer(files, source.path, source.partition), row_groups(files, source.path)
     met_end = _met_end(footer)
@@ -278,7 +279,7 @@ def _cleanings(files: TableFiles, task: WriteTask, footers: Sequence[SegmentFoot
         return footers[-1].cleanings
     parts = [(footer.cleanings, footer.end_offset) for footer in footers]
     if task.delete_retention_ms is None:
-        # Only a compaction meets a tombstone: the account ends in front of one that none has met.
+        # Only a compaction meets a tombstone, so the times end before one that no compaction has met.
         for at, (source, footer) in enumerate(zip(task.sources, footers, strict=True)):
             if has_unmet_tombstone(files, source):
                 end = _met_end(footer)
@@ -288,10 +289,10 @@ def _cleanings(files: TableFiles, task: WriteTask, footers: Sequence[SegmentFoot
 
 
 def join_cleanings(parts: Iterable[tuple[Cleanings, int]], first_dirty: int, end_offset: int, now_ms: int) -> Cleanings:
-    """The cleanings of a segment made of several, each with its end offset, in order; it ends at ``end_offset``.
+    """Return the cleanings of a segment made of several, each with its end offset, in order; it ends at ``end_offset``.
 
     From ``first_dirty`` on, the first time is now. The same holds for offsets without an entry (after a rewrite that
-    kept no account): a tombstone then stays longer, never shorter.
+    kept no times): a tombstone then stays longer, never shorter.
     """
     entries: list[tuple[int, int]] = []
     for cleanings, part_end in parts:

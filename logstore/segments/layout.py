@@ -1,4 +1,4 @@
-"""Columns of a topic's table beside the log's own. Only the store's internal topics have any.
+"""Additional columns of a topic's table beside the log's columns. Only the store's internal topics have any.
 
 Invariant: extra columns are a function of a row's key and value. Every writer of a segment (a roll, a job) derives them
 again, so they always agree with the record.
@@ -17,10 +17,11 @@ _DERIVED_AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """``derive`` makes the ``extra`` columns, in their order, from a batch with the log's.
+    """The columns of a topic's table. ``derive`` makes the ``extra`` columns, in their order, from a batch with the
+    log's.
 
-    ``log_retention`` is how long entries of the Delta log are kept (an interval as Delta spells it): the cost of a
-    commit follows their number.
+    ``log_retention`` is how long entries of the Delta log are kept (an interval in Delta's spelling): the cost of a
+    commit depends on their number.
     """
 
     extra: pa.Schema
@@ -29,20 +30,21 @@ class TableLayout:
 
     @property
     def segment_schema(self) -> pa.Schema:
-        """Columns inside a segment file."""
+        """The columns inside a segment file."""
         return pa.schema([*SEGMENT_SCHEMA, *self.extra])
 
     @property
     def table_schema(self) -> pa.Schema:
-        """Columns of the Delta table."""
+        """The columns of the Delta table."""
         return pa.schema([*TABLE_SCHEMA, *self.extra])
 
     def to_segment(self, batches: Sequence[pa.RecordBatch]) -> pa.Table:
-        """LOG_SCHEMA batches as rows of a segment file."""
+        """Convert LOG_SCHEMA batches to rows of a segment file."""
         table = pa.Table.from_batches(batches).cast(SEGMENT_SCHEMA)
         if not len(self.extra):
             return table
-        # Of many small batches each would cost as much as a large one; a large one would hold the interpreter for long.
+        # Many small batches would each cost as much as a large one; one large batch would hold the interpreter lock for
+        # long.
         pieces = table.combine_chunks().to_batches(max_chunksize=_DERIVED_AT_ONCE)
         derived = pa.Table.from_batches(
             [pa.RecordBatch.from_arrays(list(self.derive(piece)), schema=self.extra) for piece in pieces],

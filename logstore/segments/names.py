@@ -1,12 +1,12 @@
 """Names of segment files, relative to the table.
 
-``partition=<p>/<base offset, 20 digits>-<end offset, 20 digits>-<leader epoch>-<unique>.parquet``: the file stands for
-the offsets [base, end) of the partition, whether or not each has a record. Releases before this form wrote names
-without the end offset; they are still read. Files of a partition sort by offset, the directory is Delta's (Hive's) for
-the partition column, and no two attempts ever share a name.
+``partition=<p>/<base offset, 20 digits>-<end offset, 20 digits>-<leader epoch>-<unique>.parquet``: the file covers the
+offsets [base, end) of the partition, whether or not each has a record. Releases before this form wrote names without
+the end offset; they are still read. Files of a partition sort by offset, the directory is Delta's (Hive's) for the
+partition column, and two attempts never share a name.
 
-A name that begins as ours do and goes on differently is a later release's. Nothing may take it for a foreign file, nor
-guess at its range.
+A name that begins like ours and continues differently is a later release's. No code may take it for another writer's
+file, or guess its range.
 """
 
 import re
@@ -23,13 +23,13 @@ from logstore.errors import NewerFormatError
 
 _OFFSET_DIGITS = 20
 _OFFSET_MAX = 2**63 - 1
-# [0-9], because \d has other digits, too, and RE2's has not.
+# This is [0-9], because \d also has other digits, and RE2's does not.
 _PARTITION = r"partition=(0|[1-9][0-9]{0,9})/"
 _REST = r"(0|[1-9][0-9]{0,9})-([0-9a-f]{32})\.parquet"
 _NAME = re.compile(rf"{_PARTITION}([0-9]{{20}})-(?:([0-9]{{20}})-)?{_REST}")
 _OURS = re.compile(rf"{_PARTITION}[0-9]{{20}}-")
 
-# The same for a whole column, in the words of RE2.
+# These are the same patterns for a whole column, in RE2's syntax.
 _WITH_END, _WITHOUT_END, _ANY_OURS = (
     f"^{_PARTITION}{rest}" for rest in (rf"[0-9]{{20}}-[0-9]{{20}}-{_REST}\z", rf"[0-9]{{20}}-{_REST}\z", r"[0-9]{20}-")
 )
@@ -41,7 +41,9 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class SegmentName:
-    """``end_offset`` is None in a name of an earlier release: the file's footer has it."""
+    """The parts of a segment's name. ``end_offset`` is None in a name of an earlier release: then the file's footer has
+    it.
+    """
 
     partition: int
     base_offset: int
@@ -51,7 +53,7 @@ class SegmentName:
 
 
 def new_unique() -> str:
-    """32 hexadecimal digits that no other attempt has."""
+    """Return 32 hexadecimal digits that no other attempt has."""
     return new_uuid().hex
 
 
@@ -60,13 +62,13 @@ def partition_directory(partition: int) -> str:
 
 
 def segment_name(partition: int, base_offset: int, end_offset: int, leader_epoch: int, unique: str) -> str:
-    """The path of a segment, relative to its table."""
+    """Return the path of a segment, relative to its table."""
     return f"{partition_directory(partition)}/{base_offset:020d}-{end_offset:020d}-{leader_epoch}-{unique}.parquet"
 
 
 def parse_segment_name(path: str) -> SegmentName | None:
-    """The parts of the relative ``path``; None if it is another writer's file. NewerFormatError if it is a later
-    release's.
+    """Return the parts of the relative ``path``; None if it is another writer's file. Raises NewerFormatError if it is
+    a later release's.
     """
     match = _NAME.fullmatch(path)
     if match is None:
@@ -80,7 +82,7 @@ def parse_segment_name(path: str) -> SegmentName | None:
 
 
 def known_segment_name(path: str) -> SegmentName | None:
-    """As ``parse_segment_name``; None for a later release's, too."""
+    """Parse like ``parse_segment_name``, but return None for a later release's name."""
     try:
         return parse_segment_name(path)
     except NewerFormatError:
@@ -95,10 +97,8 @@ def unknown_name(path: str) -> NewerFormatError:
 
 @dataclass(frozen=True, slots=True)
 class NameColumns:
-    """The parts of a column of names, row by row: ``ours`` are names of segments, of a form that is known or
-    ``unknown``.
-
-    ``base`` and ``end`` are set where ``has_range`` is, and -1 elsewhere: for names of an earlier release, too.
+    """The parts of a column of names, row by row. ``ours`` are names of segments, of a form that is known or
+    ``unknown``. ``base`` and ``end`` are set if ``has_range`` is, and -1 otherwise, as for names of an earlier release.
     """
 
     ours: Flags
@@ -109,7 +109,7 @@ class NameColumns:
 
 
 def parse_segment_names(paths: pa.StringArray) -> NameColumns:
-    """As ``parse_segment_name`` of each; ten thousand take 2 ms, where that takes 10."""
+    """Parse a column of names like ``parse_segment_name``; ten thousand take 2 ms, where that takes 10."""
     has_range = _matches(paths, _WITH_END)
     base, end = np.full(len(paths), -1, dtype=np.int64), np.full(len(paths), -1, dtype=np.int64)
     rows = np.flatnonzero(has_range)
@@ -131,7 +131,7 @@ def _matches(paths: pa.StringArray, pattern: str) -> Flags:
 
 
 def _offsets(paths: pa.StringArray) -> tuple[Any, Any]:
-    """The two offsets of names that have both, from their bytes."""
+    """Return the two offsets of names that have both, from their bytes."""
     _, starts, data = paths.buffers()
     first = np.frombuffer(starts, np.int32)[paths.offset : paths.offset + len(paths)]
     at = first + pc.find_substring(paths, "/").to_numpy() + 1

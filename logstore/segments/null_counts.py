@@ -1,4 +1,4 @@
-"""How many values of a segment are null, from its footer alone: a compaction looks for tombstones without reading one.
+"""Counts the null values of a segment from its footer alone: a compaction looks for tombstones without reading values.
 
 Parquet's size statistics have a histogram of definition levels for each column chunk (``parquet.thrift``,
 ``SizeStatistics``); level 0 of a flat column is null.
@@ -13,8 +13,8 @@ _ROW_GROUPS, _COLUMNS, _META_DATA, _PATH, _SIZE_STATISTICS, _LEVELS = 4, 1, 3, 3
 
 
 def null_values(files: TableFiles, name: str, column: str = "value") -> list[int | None]:
-    """Records in each row group whose value (a tombstone), or other ``column``, is null; None where the file does not
-    tell. OSError, CorruptionError.
+    """Return for each row group the number of records whose value (a tombstone), or other ``column``, is null; None if
+    the file does not say. Raises OSError and CorruptionError.
     """
     file = open_parquet(files, name)
     if not file.chain:

@@ -7,7 +7,7 @@ OffsetRanges = tuple[tuple[int, int], ...]
 
 
 def join_ranges(ranges: Iterable[tuple[int, int]]) -> OffsetRanges:
-    """``ranges``, which rise, with those joined that touch. ValueError if they do not rise."""
+    """Join the ``ranges`` that touch; they come rising. Raises ValueError if they do not rise."""
     joined: list[tuple[int, int]] = []
     for start, end in ranges:
         if not (joined[-1][1] if joined else 0) <= start < end:
@@ -19,8 +19,8 @@ def join_ranges(ranges: Iterable[tuple[int, int]]) -> OffsetRanges:
 
 
 def look_up(offset: int, ranges: OffsetRanges) -> tuple[bool, int | None]:
-    """Whether ``offset`` is in a range, and the first offset behind it of which the opposite holds; None: there is
-    none.
+    """Return whether ``offset`` is in a range, and the first later offset for which the opposite holds; None if there
+    is no such offset.
     """
     at = bisect_right(ranges, offset, key=lambda one: one[0])
     if at and offset < ranges[at - 1][1]:

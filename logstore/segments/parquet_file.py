@@ -1,8 +1,8 @@
-"""From the bytes of a segment to Parquet: bytes are compared with their checksum before they are parsed.
+"""Turns the bytes of a segment into Parquet data: bytes are compared with their checksum before they are parsed.
 
-Invariants: of a file with checksums all but the column chunks is checked when it is opened, and a column chunk before
-it is decoded; a file under a segment's name is that segment. Files of another writer have no
-checksums of ours; Parquet's own, of pages, are verified if they are there.
+Invariants: a file with checksums is checked when it is opened, except its column chunks, and a column chunk before it
+is decoded; a file under a segment's name is that segment. Files of another writer have no checksums of ours; Parquet's
+own page checksums are verified if they exist.
 """
 
 from collections import deque
@@ -21,7 +21,7 @@ from logstore.segments.footer import SegmentFooter, decode_footer, is_segment
 from logstore.segments.names import parse_segment_name
 from logstore.table_files import TableFiles
 
-#: Larger than most footers, so that one read gets a whole footer.
+#: This is larger than most footers, so that one read gets a whole footer.
 _TAIL_BYTES = 64 * 1024
 #: Exceptions of Arrow for bad bytes.
 BAD_BYTES = (pa.ArrowException, OSError, EOFError, ValueError, KeyError)
@@ -29,9 +29,9 @@ BAD_BYTES = (pa.ArrowException, OSError, EOFError, ValueError, KeyError)
 
 @dataclass(frozen=True, slots=True)
 class ParquetFile:
-    """``size`` in bytes. ``chain``: (place, CRC-32C of the file up to there) at the ends of the magic number, of each
-    column chunk, and of the page index; empty without checksums. ``footer_bytes`` are the Thrift bytes of ``metadata``;
-    empty without checksums.
+    """An open Parquet file. ``size`` is in bytes. ``chain``: (place, CRC-32C of the file up to there) at the ends of
+    the magic number, of each column chunk, and of the page index. ``footer_bytes`` are the Thrift bytes of
+    ``metadata``. Both are empty without checksums.
     """
 
     files: TableFiles
@@ -43,17 +43,17 @@ class ParquetFile:
 
     @property
     def place(self) -> str:
-        """For messages."""
+        """The file, for messages."""
         return self.files.where(self.name)
 
     @property
     def footer(self) -> SegmentFooter:
-        """CorruptionError if it is not a segment's."""
+        """The segment's footer. Raises CorruptionError if it is not a segment's."""
         return decode_footer(self.metadata.metadata or {}, self.place)
 
     def read(self, row_group: int, columns: Collection[str], rows: int) -> Iterator[pa.RecordBatch]:
-        """Columns of one row group, decoded ``rows`` at a time; its checked bytes are held meanwhile. OSError;
-        CorruptionError if they have changed since they were written.
+        """Read columns of one row group, decoded ``rows`` at a time; its checked bytes are held meanwhile. Raises
+        OSError, and CorruptionError if they have changed since they were written.
         """
         try:
             image = self._checked(row_group, columns) if self.chain else self._unchecked(row_group, columns)
@@ -62,16 +62,16 @@ class ParquetFile:
                 metadata=self.metadata,
                 pre_buffer=False,
                 page_checksum_verification=not self.chain,
-                # As Spark writes timestamps.
+                # Spark writes timestamps this way.
                 coerce_int96_timestamp_unit="us",
             )
-            # One column has nearly all of the bytes: threads would gain little, and each keeps memory of its own.
+            # One column has nearly all of the bytes: threads would gain little, and each keeps additional memory.
             yield from parquet.iter_batches(rows, row_groups=[row_group], columns=list(columns), use_threads=False)
         except BAD_BYTES as error:
             raise self.damaged_in(row_group, error) from error
 
     def verify(self) -> None:
-        """Read the whole file. OSError; CorruptionError if a byte has changed since it was written."""
+        """Read the whole file. Raises OSError, and CorruptionError if a byte has changed since it was written."""
         columns = {self._column(leaf).split(".")[0] for leaf in range(self.metadata.num_columns)}
         for row_group in range(self.metadata.num_row_groups):
             if not self.chain:
@@ -83,7 +83,7 @@ class ParquetFile:
                 raise self.damaged_in(row_group, error) from error
 
     def where(self, row_group: int) -> str:
-        """For messages: its offsets, too, if they can be relied on."""
+        """Describe the row group for messages, with its offsets if they are reliable."""
         where = f"{self.place}, row group {row_group}"
         if not self.chain:
             return where
@@ -92,13 +92,13 @@ class ParquetFile:
         return f"{where} (offsets {offsets.min} to {offsets.max})"
 
     def damaged_in(self, row_group: int, error: Exception) -> Exception:
-        """As ``damaged``, with the place in the file."""
+        """Return the error of ``damaged``, with the place in the file."""
         return damaged(self.where(row_group), error)
 
     def _checked(self, row_group: int, columns: Collection[str]) -> pa.Buffer:
-        """An image of the file with these columns of a row group and nothing else. ValueError if they are damaged."""
+        """Return an image of the file with only these columns of a row group. Raises ValueError if they are damaged."""
         leaves = self.metadata.num_columns
-        # Memory pages of it that are never written take no memory.
+        # Memory pages of the image that are never written take no memory.
         image = np.empty(self.chain[(row_group + 1) * leaves][0], dtype=np.uint8)
         wanted = [
             (leaf, *self.chain[row_group * leaves + leaf], *self.chain[row_group * leaves + leaf + 1])
@@ -112,7 +112,7 @@ class ParquetFile:
         return pa.py_buffer(image)
 
     def _unchecked(self, row_group: int, columns: Collection[str]) -> pa.Buffer:
-        """As ``_checked``, of another writer's file: its column chunks are where its footer says."""
+        """Return the same image of another writer's file: its column chunks are where its footer says."""
         group = self.metadata.row_group(row_group)
         chunks = [
             group.column(leaf) for leaf in range(group.num_columns) if self._column(leaf).split(".")[0] in columns
@@ -129,7 +129,9 @@ class ParquetFile:
 
 
 def open_parquet(files: TableFiles, name: str) -> ParquetFile:
-    """FileNotFoundError, OSError; CorruptionError if the file is not whole, or another segment than its name says."""
+    """Open a file. Raises FileNotFoundError, OSError, and CorruptionError if it is damaged or not the segment that its
+    name says.
+    """
     place = files.where(name)
     try:
         file = _open(files, name)
@@ -147,7 +149,7 @@ def open_parquet(files: TableFiles, name: str) -> ParquetFile:
 
 
 def _open(files: TableFiles, name: str) -> ParquetFile:
-    """Raises BAD_BYTES."""
+    """Open a file. Raises BAD_BYTES."""
     size = files.head(name).size
     begin, end = bytearray(min(size, len(checksums.MAGIC))), bytearray(min(size, _TAIL_BYTES))
     files.read_ranges(name, [(0, memoryview(begin)), (size - len(end), memoryview(end))])
@@ -186,7 +188,9 @@ class _Tail:
     content: bytes
 
     def read(self, begin: int, end: int) -> bytes:
-        """The bytes [begin, end) of the file; from the disk only if they are not at hand."""
+        """Return the bytes [begin, end) of the file; they are read from the disk only if ``content`` does not have
+        them.
+        """
         first = self.size - len(self.content)
         if begin >= first:
             return self.content[begin - first : end - first]
@@ -196,8 +200,8 @@ class _Tail:
 
 
 def damaged(where: object, error: Exception) -> Exception:
-    """CorruptionError; the error itself if it is the system's: no such file, no descriptors."""
-    # Arrow raises OSError for bad bytes, too, without a number.
+    """Return a CorruptionError, or the error itself if it is the system's: no such file, no descriptors."""
+    # Arrow also raises OSError for bad bytes, without a number.
     if isinstance(error, OSError) and error.errno is not None:
         return error
     return CorruptionError(f"{where} is damaged: {error}. It is not served as it is: restore the file from a backup.")

@@ -1,9 +1,8 @@
 """Reads segments: the footer, the list of row groups, and one row group, whole or in parts.
 
 Files of other writers, and the joined and masked names of records, are read by the same functions (``foreign_file``).
-
-Invariant: records that are handed out have rising offsets and LOG_SCHEMA; anything else is a CorruptionError with the
-file's name. Memory is bounded by one row group; in parts, by its compressed bytes and a few MiB.
+Invariant: returned records have rising offsets and LOG_SCHEMA; anything else is a CorruptionError with the file's name.
+Memory is bounded by one row group; in parts, by its compressed bytes and a few MiB.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,12 +30,11 @@ _BATCH_BYTES = MIB
 
 
 def read_footer(files: TableFiles, name: str, partition: int | None = None) -> SegmentFooter:
-    """The footer of a segment; for a file of another writer, the state that it inherits (``inherited_footer``).
+    """Read the footer of a segment; for a file of another writer, the state that it inherits (``inherited_footer``).
 
-    ``partition`` is that of the file, if its directory may not tell it: Spark gives files of a table with column
-    mapping directories of its own.
-
-    Raises FileNotFoundError, OSError, or CorruptionError if the file is not whole.
+    ``partition`` is that of the file, needed if its directory may not contain it: Spark puts files of a table with
+    column mapping into directories of any name. Raises FileNotFoundError, OSError, or CorruptionError if the file is
+    not whole.
     """
     if (path := _segment_of(files, name)) is not None:
         return open_parquet(files, path).footer
@@ -49,7 +47,7 @@ def read_footer(files: TableFiles, name: str, partition: int | None = None) -> S
 
 
 def segment_from_file(files: TableFiles, name: str) -> Segment:
-    """Everything needed to commit the file again (rule R7), read from its end alone: see ``verify_segment``."""
+    """Return everything needed to commit the file again (rule R7), read from its end alone: see ``verify_segment``."""
     file = open_parquet(files, name)
     footer = file.footer
     groups = _row_groups(file)
@@ -70,22 +68,26 @@ def segment_from_file(files: TableFiles, name: str) -> Segment:
 
 
 def verify_segment(files: TableFiles, name: str) -> None:
-    """Read the whole file. FileNotFoundError, OSError; CorruptionError if a byte has changed since it was written."""
+    """Read the whole file. Raises FileNotFoundError, OSError, and CorruptionError if a byte has changed since it was
+    written.
+    """
     open_parquet(files, name).verify()
 
 
 @dataclass(frozen=True, slots=True)
 class FoundSegments:
-    """``unreadable`` files were torn by a crash while they were written, or are damaged: paths within the table."""
+    """The segments that were found. ``unreadable`` files were torn by a crash while they were written, or are damaged:
+    paths within the table.
+    """
 
     segments: tuple[Segment, ...]
     unreadable: tuple[str, ...]
 
 
 def find_segments(files: TableFiles, partition: int, start: int, end: int) -> FoundSegments:
-    """Segments on disk, committed or not, of ranges within [start, end); rising, newest epoch first. Only the ends of
-    files are read, and none whose name says another range. For rule R7 at start-up: the caller knows the sealed offset
-    from its journal, and picks the chain that reaches it.
+    """Find segments on disk, committed or not, of ranges within [start, end); rising, newest epoch first. Only the ends
+    of files are read, and files whose names say another range are not. It serves rule R7 at start-up: the caller knows
+    the sealed offset from its journal, and picks the chain that reaches it.
     """
     found, unreadable = [], []
     directory = partition_directory(partition)
@@ -111,7 +113,7 @@ class SegmentIndex(NamedTuple):
 
 
 def read_index(files: TableFiles, name: str) -> SegmentIndex:
-    """As ``row_groups``."""
+    """Read the row groups, as ``row_groups`` does, and the append times."""
     path = _segment_of(files, name)
     if path is None:
         return SegmentIndex(open_foreign(files, name).groups, ())
@@ -121,16 +123,17 @@ def read_index(files: TableFiles, name: str) -> SegmentIndex:
 
 
 def row_groups(files: TableFiles, name: str) -> tuple[RowGroup, ...]:
-    """The index of a segment: rising and disjoint. FileNotFoundError; CorruptionError if it is not."""
+    """Return the row groups of a segment: rising and disjoint. Raises FileNotFoundError, and CorruptionError if they
+    are not.
+    """
     return read_index(files, name).groups
 
 
 def read_row_group(
     files: TableFiles, name: str, index: int, columns: Sequence[str] = LOG_SCHEMA.names
 ) -> pa.RecordBatch:
-    """One row group as one batch of ``columns``, ``offset`` among them, in the order and with the types of LOG_SCHEMA.
-
-    Raises FileNotFoundError, OSError; CorruptionError if it does not read back.
+    """Read one row group as one batch of ``columns``, which include ``offset``, in the order and with the types of
+    LOG_SCHEMA. Raises FileNotFoundError, OSError, and CorruptionError if it does not read back.
     """
     if (foreign := _foreign(files, name)) is not None:
         schema = pa.schema([field for field in LOG_SCHEMA if field.name in columns])
@@ -147,7 +150,7 @@ def read_row_group(
 def row_group_batches(
     files: TableFiles, name: str, group: RowGroup, columns: Sequence[str] = LOG_SCHEMA.names
 ) -> Iterator[pa.RecordBatch]:
-    """As ``read_row_group``, about 1 MiB at a time."""
+    """Read like ``read_row_group``, but yield about 1 MiB at a time."""
     rows = max(1, group.num_rows * _BATCH_BYTES // max(group.encoded_bytes, 1))
     if (foreign := _foreign(files, name)) is not None:
         return foreign.batches(group.index, [name for name in LOG_SCHEMA.names if name in columns], rows)
@@ -155,12 +158,14 @@ def row_group_batches(
 
 
 def _foreign(files: TableFiles, name: str) -> ForeignFile | None:
-    """None for a segment, whatever its name; not for one with a deletion vector."""
+    """Return the file of another writer; None for a segment, whatever its name, unless it has a deletion vector."""
     return None if _segment_of(files, name) == name else open_foreign(files, name)
 
 
 def _segment_of(files: TableFiles, name: str) -> str | None:
-    """The path of the one segment whose records, or what a vector left of them, the name stands for."""
+    """Return the path of the only segment whose records, or what a vector left of them, the name means; None for
+    others.
+    """
     if not is_file(name):
         records = foreign_records(name)
         if records.bounds is not None:

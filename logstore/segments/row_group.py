@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """One unit of reading. Bounds are inclusive; ``encoded_bytes`` is its uncompressed size in Parquet; with many
+    """One unit of reading. Bounds are inclusive. ``encoded_bytes`` is its uncompressed size in Parquet; with many
     repetitions its decoded size is far larger. ``stored_bytes`` is its size in the file.
     """
 

@@ -1,11 +1,9 @@
-"""Row groups of a segment, each as a Parquet file of its own: for readers that decode history themselves.
+"""Row groups of a segment, each as a separate Parquet file, for readers that decode history themselves.
 
-Such a file is the column chunks as they are in the segment, and a footer that says where they are now. It has the
-segment's columns and nothing of its metadata. Invariant: a file that is handed out was compared with the segment's
-checksums.
-
-Rows that a reader may have without the rest of their row group, and those of files without checksums, are written as a
-file of the same kind.
+Such a file has the column chunks as they are in the segment, and a footer that says where they are now. It has the
+segment's columns and none of its metadata. Invariant: a returned file was compared with the segment's checksums. If a
+reader may have only some rows of a row group, or if the file has no checksums, the rows are written as a file of the
+same kind.
 """
 
 from collections.abc import Sequence
@@ -23,23 +21,23 @@ from logstore.segments.foreign_names import foreign_records, is_file
 from logstore.segments.parquet_file import BAD_BYTES, damaged, open_parquet
 from logstore.table_files import TableFiles
 
-# Fields of Parquet's structs (parquet.thrift). FileMetaData:
+# Fields of Parquet's structs (parquet.thrift): FileMetaData.
 _VERSION, _SCHEMA, _NUM_ROWS, _ROW_GROUPS, _CREATED_BY = 1, 2, 3, 4, 6
-# RowGroup; it has a _NUM_ROWS, too.
+# RowGroup, which also has a _NUM_ROWS.
 _COLUMNS, _TOTAL_BYTE_SIZE = 1, 2
-# ColumnChunk:
+# ColumnChunk.
 _FILE_OFFSET, _META_DATA = 2, 3
-# ColumnMetaData:
+# ColumnMetaData.
 _DATA_PAGE_OFFSET, _DICTIONARY_PAGE_OFFSET, _STATISTICS, _SIZE_STATISTICS = 9, 11, 12, 16
-# SizeStatistics:
+# SizeStatistics.
 _UNENCODED_BYTES = 1
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroupFile:
-    """[begin, end) of the segment are the column chunks; the CRC-32C of the segment is ``crc_before`` up to the one and
-    ``crc_after`` up to the other. ``footer`` is that of the file made of them, up to its end. ``decoded_bytes`` are its
-    records' keys, values and headers, with what a record takes besides.
+    """The Parquet file of one row group. Its column chunks are the bytes [begin, end) of the segment; ``crc_before``
+    and ``crc_after`` are the CRC-32C of the segment up to either place. ``footer`` is that of the new file, up to its
+    end. ``decoded_bytes`` are its records' keys, values and headers, with the overhead of each record.
     """
 
     row_group: int
@@ -52,10 +50,8 @@ class RowGroupFile:
 
 
 def row_group_files(files: TableFiles, name: str) -> tuple[RowGroupFile | None, ...]:
-    """One for each row group, in order; none if the file has no checksums. A row group of which a deletion vector takes
-    rows has None.
-
-    Raises FileNotFoundError, OSError, CorruptionError.
+    """Return a file for each row group, in order; no files if the segment has no checksums. A row group from which a
+    deletion vector removes rows has None. Raises FileNotFoundError, OSError, CorruptionError.
     """
     if is_file(name):
         return _row_group_files(files, name)
@@ -84,7 +80,7 @@ def _row_group_files(files: TableFiles, name: str) -> tuple[RowGroupFile, ...]:
 
 
 def read_row_group_file(files: TableFiles, name: str, file: RowGroupFile) -> memoryview:
-    """The Parquet file. Raises FileNotFoundError, OSError; CorruptionError if its bytes have changed."""
+    """Read the Parquet file. Raises FileNotFoundError, OSError, and CorruptionError if its bytes have changed."""
     if not is_file(name):
         (name,) = foreign_records(name).paths
     size = file.end - file.begin
@@ -102,7 +98,7 @@ def read_row_group_file(files: TableFiles, name: str, file: RowGroupFile) -> mem
 
 
 def write_row_group_file(rows: Sequence[pa.RecordBatch]) -> pa.Buffer:
-    """The Parquet file of ``rows`` (LOG_SCHEMA), at least one batch: one row group, quick to write and to read."""
+    """Write the Parquet file of ``rows`` (LOG_SCHEMA), at least one batch: one row group, quick to write and read."""
     sink = pa.BufferOutputStream()
     table = pa.Table.from_batches(rows)
     pq.write_table(
@@ -112,13 +108,13 @@ def write_row_group_file(rows: Sequence[pa.RecordBatch]) -> pa.Buffer:
 
 
 def _elements(struct: thrift.Struct, field: int) -> list[thrift.Struct]:
-    """The structs of a field that is a list of structs."""
+    """Return the structs of a field that is a list of structs."""
     elements: list[thrift.Struct] = struct[field][1][1]
     return elements
 
 
 def _decoded_bytes(row_group: thrift.Struct) -> int:
-    """Bytes of decoded records. The footer's own size is of encoded pages: for keys that repeat, a small part."""
+    """Return the bytes of decoded records. The footer's own size is of encoded pages: a small part if keys repeat."""
     sizes = [chunk[_META_DATA][1].get(_SIZE_STATISTICS, (0, {}))[1] for chunk in _elements(row_group, _COLUMNS)]
     unencoded: int = sum(size[_UNENCODED_BYTES][1] for size in sizes if _UNENCODED_BYTES in size)
     encoded: int = row_group[_TOTAL_BYTE_SIZE][1]
@@ -127,7 +123,7 @@ def _decoded_bytes(row_group: thrift.Struct) -> int:
 
 
 def _footer(of_segment: thrift.Struct, row_group: thrift.Struct, begin: int) -> bytes:
-    """The footer, without page index, of a file in which the column chunks from ``begin`` follow the magic number."""
+    """Return the footer, without page index, of a file whose column chunks from ``begin`` follow the magic number."""
     shift = len(MAGIC) - begin
     columns = []
     for chunk in _elements(row_group, _COLUMNS):

@@ -1,7 +1,7 @@
 """Thrift's compact protocol, as far as Parquet's footers use it: structs as dictionaries, and back to the same bytes.
 
 A field is its number with its type and value: a boolean, a number (``int``; a double stays its eight bytes), ``bytes``,
-a list as the type of its elements with them, a struct as a dictionary. Source: thrift-compact-protocol.md of Apache
+a list as its elements' type with the elements, a struct as a dictionary. Source: thrift-compact-protocol.md of Apache
 Thrift.
 """
 
@@ -17,7 +17,7 @@ _DEPTH_MAX = 16
 
 
 def decode(data: bytes) -> Struct:
-    """A struct that is all of ``data``. ValueError if it is anything else."""
+    """Decode a struct that takes up all of ``data``. Raises ValueError if it is anything else."""
     reader = _Reader(data)
     try:
         struct = reader.struct(_DEPTH_MAX)
@@ -45,7 +45,7 @@ class _Reader:
         while header := self._byte():
             number = number + (header >> 4) if header >> 4 else _unzigzag(self._varint())
             kind = header & 0xF
-            # A field's boolean is in its type.
+            # The type of a field contains its boolean.
             fields[number] = kind, kind == TRUE if kind in {TRUE, FALSE} else self._value(kind, depth)
         return fields
 
@@ -66,7 +66,7 @@ class _Reader:
             header = self._byte()
             count = header >> 4 if header >> 4 < 15 else self._varint()
             element = header & 0xF
-            if count > len(self._data) - self.at:  # an element has a byte at least
+            if count > len(self._data) - self.at:  # an element has at least one byte
                 raise ValueError(f"a list of {count} where {len(self._data) - self.at} bytes are left")
             return element, [self._value(element, depth - 1) for _ in range(count)]
         raise ValueError(f"no type {kind} is in a footer of Parquet")

@@ -1,6 +1,5 @@
-"""Whether a codec made the values of segments smaller, from their footers alone: who writes the same values again need
-not try it in vain. Values that producers compress or encrypt are such, and a codec takes as long for them as all else
-of a segment.
+"""Finds out from footers alone whether a codec made the values of segments smaller, so that a rewrite need not try it
+in vain. Producers may compress or encrypt values, and a codec takes as long for these as for the rest of a segment.
 """
 
 from collections.abc import Iterable
@@ -16,9 +15,8 @@ _STORED_SHARE_MAX = 0.95
 
 
 def are_incompressible(files: TableFiles, names: Iterable[str], codec: str) -> bool:
-    """Whether ``codec`` (as pyarrow spells it) left the values of all these files together as large as they are.
-
-    False if one of them does not tell, because another codec wrote it. OSError, CorruptionError.
+    """Return whether ``codec`` (in pyarrow's spelling) left the values of all these files together as large as they
+    are. False if one of them does not show it, because another codec wrote it. Raises OSError and CorruptionError.
     """
     stored = whole = 0
     for name in names:

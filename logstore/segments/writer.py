@@ -1,10 +1,10 @@
 """Writes one segment: a sorted Parquet file whose footer has everything needed to commit it.
 
-Invariants: the file stands for [base offset, end offset), which its name says, and may hold no record of it; offsets of
-records rise strictly and lie in that range; a row group has at most 128 Ki rows and, unless
-it is one record, 16 MiB of Arrow data; every byte is under a checksum that was made before the disk saw it; after
-``finish`` the file and its directory entry are durable (rule R7); a writer that is left without ``finish`` leaves no
-file. The file is written from its begin to its end, and nothing twice: its end waits for the checksums in it.
+Invariants: the file covers [base offset, end offset), which its name contains, and may have no record of it; offsets of
+records rise strictly and lie in that range; a row group has at most 128 Ki rows and, unless it is one record, 16 MiB of
+Arrow data; every byte is covered by a checksum that was made before the disk saw it; after ``finish`` the file and its
+directory entry are durable (rule R7); a writer without ``finish`` leaves no file. The file is written from beginning to
+end, and nothing twice: its end waits for the checksums in it.
 """
 
 import io
@@ -35,8 +35,7 @@ _PARQUET_CODECS = {"uncompressed": "none"}
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A finished file. ``path`` is relative to the table; it seals [base_offset, end_offset); timestamps in µs.
-
+    """A finished file. ``path`` is relative to the table; it seals [base_offset, end_offset); timestamps are in µs.
     ``operation`` wrote it: a roll, or a job from other segments. Without a record its smallest and largest offsets are
     -1, and its timestamps -1 ms.
     """
@@ -56,7 +55,7 @@ class Segment:
 
 
 class _Sink(io.RawIOBase):
-    """An upload as pyarrow writes it, with every byte going into a running CRC."""
+    """An upload as a file that pyarrow writes to; every byte goes into a running CRC."""
 
     def __init__(self, upload: Upload) -> None:
         super().__init__()
@@ -65,7 +64,7 @@ class _Sink(io.RawIOBase):
         #: The CRC of the file up to the end of every write. A page is one or two writes, so a column chunk ends with a
         #: write.
         self._crc_at: dict[int, int] = {}
-        #: The bytes behind the last row group, until they are complete.
+        #: The bytes after the last row group, until they are complete.
         self._tail: bytearray | None = None
         self.discarding = False
 
@@ -87,11 +86,11 @@ class _Sink(io.RawIOBase):
         return len(view)
 
     def hold_tail(self) -> None:
-        """The bytes behind the last row group come now."""
+        """Hold the bytes from here on, which come after the last row group."""
         self._tail = bytearray()
 
     def write_tail(self) -> None:
-        """Write them, with the file's checksums in the place of their placeholder."""
+        """Write the held bytes, with the file's checksums in place of their placeholder."""
         assert self._tail is not None
         tail = bytes(self._tail)
         self._tail = None
@@ -105,13 +104,12 @@ class _Sink(io.RawIOBase):
 
 
 class SegmentWriter:
-    """``with SegmentWriter(...) as writer: writer.write(batch) ...; segment = writer.finish(...)``.
+    """Use it as ``with SegmentWriter(...) as writer: writer.write(batch) ...; segment = writer.finish(...)``.
 
-    The file seals [base_offset, end_offset). ``codec`` is a value of ``compression.type`` or Parquet's own name of it;
-    ``layout`` is the topic's (``layout_of``), and its extra columns are derived here. ``distinct_keys``: no key comes
-    twice, so that a dictionary of keys would cost time and save nothing. ``raw_values``: the codec is known to make
-    values no smaller, and they are written without it. Raises ValueError for an empty range, and OSError as the disk
-    does.
+    The file seals [base_offset, end_offset). ``codec`` is a value of ``compression.type`` or Parquet's name of it.
+    ``layout`` is the topic's (``layout_of``), and its extra columns are derived here. ``distinct_keys``: no key occurs
+    twice, so a dictionary of keys would cost time and save nothing. ``raw_values``: the codec is known not to make
+    values smaller, so they are written without it. Raises ValueError for an empty range, and OSError as the disk does.
     """
 
     def __init__(
@@ -160,15 +158,15 @@ class SegmentWriter:
             compression=codecs,
             write_page_index=True,
             write_page_checksum=True,
-            # Min and max of large keys and values would only fatten the footer and the page index.
+            # Min and max of large keys and values would only enlarge the footer and the page index.
             write_statistics=["offset", "timestamp"],
             use_dictionary=dictionaries if distinct_keys else ["key", *dictionaries],
             column_encoding={"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"},
         )
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append a LOG_SCHEMA batch. ValueError if its offsets do not rise from those written before, or leave the
-        range.
+        """Append a LOG_SCHEMA batch. Raises ValueError if its offsets do not rise from those written before, or leave
+        the range.
         """
         if batch.num_rows == 0:
             return
@@ -253,10 +251,10 @@ class SegmentWriter:
         )
 
     def abort(self) -> None:
-        """Remove the unfinished file; nothing happens after ``finish``."""
+        """Remove the unfinished file; does nothing after ``finish``."""
         if not self._upload.is_open:
             return
-        # Closing the Parquet writer (its garbage collection would do it, too) writes a footer, which goes nowhere.
+        # Closing the Parquet writer (garbage collection would also do it) writes a footer, which is discarded.
         self._sink.discarding = True
         try:
             self._parquet.close()
@@ -295,7 +293,7 @@ class SegmentWriter:
 
 
 def _leaves(schema: pa.Schema) -> list[str]:
-    """The columns that Parquet makes of the fields, by their paths in it."""
+    """Return the columns that Parquet makes of the fields, by their paths in it."""
     return [path for field in schema for path in _leaves_of(field.name, field.type)]
 
 
@@ -308,7 +306,7 @@ def _leaves_of(path: str, kind: pa.DataType) -> list[str]:
 
 
 def _rows_that_fit(batch: pa.RecordBatch, rows_max: int, bytes_max: int) -> tuple[int, int]:
-    """The length of the longest prefix of ``batch`` within both bounds, and its size: nbytes grows with the prefix."""
+    """Return length and size of the longest prefix of ``batch`` within both bounds: nbytes grows with the prefix."""
     high = min(int(batch.num_rows), rows_max)
     if high <= 0:
         return 0, 0

@@ -1,13 +1,13 @@
-"""PySpark: a session with Delta configured, and topics as DataFrames, streams and tables of SQL.
+"""PySpark: a session with Delta configured, and topics as DataFrames, streams and SQL tables.
 
-Importing this package starts no JVM and does not import pyspark; its functions do when they are called. Readers are
-imported when they are asked for: each Python worker of Spark comes by here, and may lack what only a driver needs.
+Importing this package starts no JVM and does not import pyspark; calling its functions does. Readers are imported on
+first use: each Python worker of Spark imports this module, and may lack packages that only a driver needs.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# At once: its name is also that of its module, which Python would put in its place.
+# It is imported at once because its module has the same name, which Python would put in its place.
 from logstore.spark.session import session
 
 if TYPE_CHECKING:

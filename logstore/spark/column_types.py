@@ -1,5 +1,7 @@
-"""Spark's types of a topic's columns. They are made of types and not of Spark's DDL: settings of a session change what
-that means (``spark.sql.timestampType``).
+"""Spark's types of a topic's columns.
+
+They are built from types and not from Spark's DDL, because settings of a session change the DDL's meaning
+(``spark.sql.timestampType``).
 """
 
 from collections.abc import Sequence
@@ -10,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def struct_of(columns: Sequence[str]) -> "StructType":
-    """A schema of ``columns``, which are those of a topic's table and of the source. Every field may be null."""
+    """Return a schema of ``columns``, those of a topic's table and of the source. Every field may be null."""
     from pyspark.sql import types as T  # noqa: N812 - its usual name
 
     header = T.StructType([T.StructField("key", T.StringType()), T.StructField("value", T.BinaryType())])

@@ -1,15 +1,15 @@
-"""A Delta table to which batches are written once each, by Delta's own transaction versions.
+"""A Delta table to which each batch is written once, by Delta's own transaction versions.
 
 Invariants:
 
-- Records and what says that they are there are one commit: ``txnAppId`` and ``txnVersion`` let Delta take a version of
-  an application once, ``userMetadata`` says what it was.
-- What counts is the table's log, read back: a write that raised may have been committed, and one that did not raise may
-  have been left out by Delta, because another run had this version first.
-- Where the log has no commit of the transaction, nothing is guessed: Delta refuses a version that it has had, as long
-  as it forgets none (``delta.setTransactionRetentionDuration``).
+- Records and the statement that they are in the table are one commit: ``txnAppId`` and ``txnVersion`` make Delta accept
+  a version of an application once, ``userMetadata`` describes it.
+- The table's log, read back, decides: a write that raised may have been committed, and one that did not raise may have
+  been left out by Delta because another run had this version first.
+- If the log has no commit of the transaction, nothing is guessed: Delta refuses a version that it has had, as long as
+  it forgets none (``delta.setTransactionRetentionDuration``).
 
-Only Spark's public interfaces are used, so that any sink will do that this Spark can write to.
+Only Spark's public interfaces are used, so that any sink that this Spark can write to will do.
 """
 
 import logging
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 SaveMode = Literal["append", "overwrite"]
 
-#: The commits of the history that are looked at first; each further look is at more.
+#: The number of commits of the history that are read first, and the factor by which each further read grows.
 HISTORY_FIRST, HISTORY_FACTOR = 100, 8
 
 _FORGETS = "delta.setTransactionRetentionDuration"
@@ -38,14 +38,14 @@ _MISSING = {"DELTA_MISSING_DELTA_TABLE", "TABLE_OR_VIEW_NOT_FOUND", "DELTA_PATH_
 
 
 def reached(step: str) -> None:
-    """Nothing: tests stop a run at these steps."""
+    """Do nothing: tests stop a run at these steps."""
 
 
 class DeltaSink:
-    """A Delta table, by its whole path or by its name in Spark's catalog."""
+    """A Delta table, by its full path or by its name in Spark's catalog."""
 
     def __init__(self, spark: "SparkSession", path_or_table: str | os.PathLike[str]) -> None:
-        """InvalidRequestError for what is neither."""
+        """Open a sink. Raises InvalidRequestError for what is neither."""
         given: object = path_or_table
         if not isinstance(given, (str, os.PathLike)) or not os.fspath(path_or_table).strip():
             raise InvalidRequestError(
@@ -62,9 +62,9 @@ class DeltaSink:
         self._sql_name = f"delta.`{quoted}`" if self._is_path else self.name
 
     def table_id(self) -> str | None:
-        """Delta's id of the table; None if there is none yet.
+        """Return Delta's id of the table, or None if it does not exist yet.
 
-        InvalidRequestError for what is no Delta table, is a topic, or forgets transactions.
+        Raises InvalidRequestError if it is not a Delta table, is a topic's table, or forgets transactions.
         """
         from pyspark.errors import AnalysisException
 
@@ -89,7 +89,7 @@ class DeltaSink:
         return str(row.id)
 
     def commits(self, kind: type[C], app_id: str) -> list[C]:
-        """The newest commits of ``app_id`` in the table's log, the newest first: up to ten. The table exists."""
+        """Return up to ten of the newest commits of ``app_id`` in the table's log, newest first. The table exists."""
         from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
         found = self._newest_metadata(F.get_json_object("userMetadata", f"$.logstore.{kind.APP_ID_KEY}") == app_id)
@@ -98,11 +98,11 @@ class DeltaSink:
     def write_once(
         self, df: "DataFrame", commit: C, mode: SaveMode = "append", options: Mapping[str, str] | None = None
     ) -> list[C]:
-        """Write ``df`` as ``commit``, unless the table has its version. What the log then has from this version on, the
-        newest first: the caller finds out whether ``commit`` is among them. At least one.
+        """Write ``df`` as ``commit``, unless the table has its version. Return the log's commits from this version on.
 
-        Raises what Spark raises when nothing was written; CommitStateUnknownError if that cannot be found out;
-        SinkOffsetsUnknownError if the table has had this version, in a commit that its log no longer has.
+        They are at least one, newest first; the caller checks whether ``commit`` is among them. Raises Spark's error if
+        nothing was written; CommitStateUnknownError if that cannot be found out; SinkOffsetsUnknownError if the table
+        has had this version, in a commit that its log no longer has.
         """
         failure: Exception | None = None
         try:
@@ -140,9 +140,9 @@ class DeltaSink:
         mode: SaveMode,
         options: Mapping[str, str] | None = None,
     ) -> None:
-        """One commit; none if the table has had ``txn_version`` or a later one of ``app_id``."""
+        """Make one commit, or none if the table has had ``txn_version`` or a later one of ``app_id``."""
         if not self._is_path and not self._spark.catalog.tableExists(self.name):
-            # Delta leaves userMetadata out of a commit that makes a table by its name: make it first, without a row.
+            # Delta leaves userMetadata out of a commit that creates a table by name, so create it first, without rows.
             df.limit(0).write.format("delta").mode("ignore").options(**(options or {})).saveAsTable(self.name)
         writer = df.write.format("delta").mode(mode).options(**(options or {}))
         writer = writer.option("txnAppId", app_id).option("txnVersion", str(txn_version))
@@ -153,10 +153,10 @@ class DeltaSink:
             writer.saveAsTable(self.name)
 
     def _newest_metadata(self, condition: "Column") -> list[str]:
-        """``userMetadata`` of up to ten commits that meet a condition, the newest first."""
+        """Return ``userMetadata`` of up to ten commits that meet a condition, newest first."""
         wanted = HISTORY_FIRST
         while True:
-            # Spark has run this when it returns, and what follows is done without a job. The newest commit comes first.
+            # Spark has run this when it returns, and what follows needs no job. The newest commit comes first.
             commits = self._spark.sql(f"DESCRIBE HISTORY {self._sql_name} LIMIT {wanted}")
             rows = commits.where(condition).select("userMetadata").head(10)
             if rows or len(commits.select("version").collect()) < wanted:
@@ -165,7 +165,7 @@ class DeltaSink:
 
 
 def check_write(mode: str, options: Mapping[str, str] | None) -> None:
-    """InvalidRequestError for a mode or an option that a write of one batch cannot have."""
+    """Raise InvalidRequestError for a mode or an option that a write of one batch cannot have."""
     if mode not in get_args(SaveMode):
         raise InvalidRequestError(f'mode={mode!r}: give "append" or "overwrite"')
     if own := sorted(key for key in options or {} if key.lower() in _OWN_OPTIONS):
@@ -173,6 +173,6 @@ def check_write(mode: str, options: Mapping[str, str] | None) -> None:
 
 
 def _line(error: Exception) -> str:
-    """The first line of an error that says something: those of Java begin with the call."""
+    """Return the first informative line of an error: errors of Java begin with the call."""
     lines = (line for line in str(error).splitlines() if line and "An error occurred while calling" not in line)
     return f"{type(error).__name__}: {next(lines, '').removeprefix(': ')}"

@@ -1,15 +1,15 @@
-"""A streaming query into a Delta table: a function for ``foreachBatch`` that writes each batch once.
+"""Writes a streaming query into a Delta table: a function for ``foreachBatch`` that writes each batch once.
 
 Invariants:
 
 - A batch is one commit, with the query's id as ``txnAppId`` and the batch's as ``txnVersion``. Spark repeats the last
-  batch of a checkpoint, with the same plan (``offsets/<batch id>``), until it knows that the batch is done; Delta takes
-  it once.
-- A batch id alone does not say which batch it is: a checkpoint that was put back from a copy gives the id of a batch
-  that the table has to other records. So the commit says what was planned, and what the table has under the id is read
-  back after each write. A batch that was left out, and is not the one that is there, fails the query.
-- A query that has lost its checkpoint is another query: its batch ids begin anew, and so does its app id. An app id
-  that the caller chose must not be taken on by another query, whose first batches Delta would leave out.
+  batch of a checkpoint, with the same plan (``offsets/<batch id>``), until it knows that the batch is done; Delta
+  accepts it once.
+- A batch id alone does not identify a batch: a checkpoint that was restored from a copy reuses an id of the table for
+  other records. So the commit contains the plan, and the table's commit for the id is read back after each write. A
+  batch that was left out, and is not the one in the table, fails the query.
+- A query that has lost its checkpoint is another query: its batch ids begin again, with a new app id. An app id that
+  the caller chose must not be reused by another query, whose first batches Delta would leave out.
 """
 
 import hashlib
@@ -33,14 +33,14 @@ _QUERY_ID = "sql.streaming.queryId"
 
 
 class Plan(NamedTuple):
-    """A batch as the checkpoint has it: when Spark planned it (ms), and a digest of the offsets at its end."""
+    """A batch in the checkpoint: when Spark planned it (ms), and a digest of its end offsets."""
 
     planned_ms: int
     offsets: str
 
 
 class QueryCommit(msgspec.Struct, frozen=True, rename="camel"):
-    """What a commit says of the batch in it; ``writer`` is unique to the attempt that made it."""
+    """A commit's description of its batch; ``writer`` is unique to the attempt that made it."""
 
     APP_ID_KEY: ClassVar[str] = "appId"
     WAY_ON: ClassVar[str] = "go on with a new checkpoint, at the offsets where the table ends"
@@ -63,7 +63,7 @@ class QueryCommit(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class DeltaWriter:
-    """``delta_writer`` makes it; Spark calls it with each batch."""
+    """The function that ``delta_writer`` returns; Spark calls it with each batch."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class DeltaWriter:
         run_id, plan = _run_and_plan(df, query_id, batch_id)
         commit = QueryCommit(self._app_id or query_id, query_id, batch_id, *plan, run_id, uuid.uuid4().hex)
         if self._checked_run != run_id:
-            # What could be refused after the write is refused before the first one: nothing was worked out in vain.
+            # Reasons to refuse the write are checked before the first one, so that nothing is computed in vain.
             if sink.table_id() is not None and (commits := sink.commits(QueryCommit, commit.app_id)):
                 check_batch(sink.name, commits[0], commit)
             self._checked_run = run_id
@@ -97,7 +97,7 @@ class DeltaWriter:
 
 
 def check_batch(sink: str, newest: QueryCommit, commit: QueryCommit) -> None:
-    """InvalidRequestError if the sink's newest commit keeps ``commit`` out, and is not the same batch."""
+    """Raise InvalidRequestError if the sink's newest commit keeps ``commit`` out, and is not the same batch."""
     if newest.query_id != commit.query_id:
         raise InvalidRequestError(
             f"{sink} has batches of app_id={commit.app_id} from another query (id {newest.query_id}): a query "
@@ -135,9 +135,10 @@ def _query_id(df: "DataFrame") -> str:
 
 
 def _run_and_plan(df: "DataFrame", query_id: str, batch_id: int) -> tuple[str, Plan]:
-    """The id of the query's run, and the batch as the query's checkpoint has it: the same when Spark repeats it.
+    """Return the id of the query's run, and the batch in the query's checkpoint, which is the same when Spark repeats
+    it.
 
-    Spark has no public way to either: ``foreachBatch`` works in a session of its own, whose ``streams`` are empty.
+    Spark has no public way to either: ``foreachBatch`` works in a separate session, whose ``streams`` are empty.
     """
     spark: Any = df.sparkSession
     running = spark._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001
@@ -155,17 +156,17 @@ def delta_writer(
     app_id: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> Callable[["DataFrame", int], None]:
-    """A function for ``writeStream.foreachBatch`` that writes each batch to a Delta table, exactly once.
+    """Return a function for ``writeStream.foreachBatch`` that writes each batch to a Delta table, exactly once.
 
-    ``transform`` makes of a batch what is written. ``mode`` "append" adds it, "overwrite" puts it in the place of the
-    table's rows (for the output mode "complete"). ``options`` are those of Spark's Delta writer. ``app_id`` tells apart
-    two writers of one query into one table; by default it is the query's id, which lives in its checkpoint.
+    ``transform`` turns a batch into the DataFrame to write. ``mode`` "append" adds it, "overwrite" replaces the table's
+    rows (for the output mode "complete"). ``options`` are those of Spark's Delta writer. ``app_id`` distinguishes two
+    writers of one query into one table; by default it is the query's id, which is in its checkpoint.
 
     The query fails with InvalidRequestError for a table that cannot be a sink, that has batches of ``app_id`` of
     another query or another writer, or that is ahead of the query's checkpoint; with SinkOffsetsUnknownError if the
-    table's log no longer says what it has of the batch; with CommitStateUnknownError. This function raises
-    InvalidRequestError for the other arguments. For classic sessions: Spark Connect does not tell a batch which query
-    it belongs to.
+    table's log no longer shows what it has of the batch; with CommitStateUnknownError. This function raises
+    InvalidRequestError for the other arguments. It needs a classic session: Spark Connect does not give a batch the id
+    of its query.
     """
     check_write(mode, options)
     if app_id is not None and not app_id:

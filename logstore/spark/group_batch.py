@@ -1,15 +1,15 @@
-"""A batch of a group: its records, and the two ways to commit it: by itself, or with a Delta sink.
+"""A batch of a group: its records, and the two ways to commit it, by itself or with a Delta sink.
 
 Invariants of a batch with a sink:
 
 - **The sink decides.** The group's positions are those in the sink's newest commit of the group. ``consumer_offsets``
-  is a mirror of them, written after it: it may be behind or ahead, and readers that know the sink do not go by it.
-- A batch begins where the sink ends, and its commit follows from the commit that it was planned with. Of two runs that
-  planned the same, one commits, and the other finds out.
-- What is mirrored is what the log of the sink says after the write, whoever wrote it. An empty batch writes nothing,
-  and mirrors the commit that it was planned with: the run that made it may have died before it did.
-- So a crash at any point leaves the batch in the sink with its offsets, or neither. In ``consumer_offsets`` it is at
-  most seen late.
+  is a mirror of them, written afterwards: it may be behind or ahead, and readers that know the sink ignore it.
+- A batch begins where the sink ends, and its commit follows the commit that it was planned with. Of two runs that
+  planned the same batch, one commits, and the other notices.
+- The mirror gets what the log of the sink has after the write, whichever run wrote it. An empty batch writes nothing,
+  and mirrors the commit that it was planned with: the run that made it may have died before mirroring it.
+- So a crash at any point leaves the batch in the sink with its offsets, or neither. In ``consumer_offsets`` it appears
+  late at worst.
 
 Without a sink, nothing is committed before the block that works on the batch has ended well.
 """
@@ -37,9 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class GroupBatch:
-    """A group's next batch: ``df``, made of ``ranges``; a context manager that commits when its block ends without an
-    error.
-    """
+    """A group's next batch: ``df``, made of ``ranges``. Its ``with`` block commits when it ends without an error."""
 
     def __init__(
         self,
@@ -58,23 +56,23 @@ class GroupBatch:
         self._bootstrap = bootstrap
         self._state = state
         self._sink = state.sink if state else None
-        # One for all attempts: a second one after an error then knows what the first has written.
+        # All attempts share one, so that a second one after an error recognises what the first has written.
         self._writer = uuid.uuid4().hex
         self._is_committed = False
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no offsets left to read."""
+        """True if there are no offsets left to read."""
         return all(r.start == r.end for r in self.ranges)
 
     def commit(self) -> None:
-        """Commit the ends of ``ranges``; returns when that is durable. Once is enough: later calls do nothing.
+        """Commit the ends of ``ranges``; return when that is durable. Later calls do nothing.
 
-        With a sink, only an empty batch can be committed so: the group's committed offsets are set to what the sink
-        has, if they are not there. ``write_delta`` commits any other one.
+        With a sink, this can only commit an empty batch: it sets the group's committed offsets to those in the sink, if
+        they differ. ``write_delta`` commits any other batch.
 
-        Raises InvalidRequestError for a batch from storage alone, or with records that are not in its sink,
-        UnknownTopicIdError if a topic was deleted and made again, and the errors of ``logstore.client`` for a store
+        Raises InvalidRequestError for a batch read from storage alone, or with records that are not in its sink,
+        UnknownTopicIdError if a topic was deleted and created again, and the errors of ``logstore.client`` for a store
         that cannot be reached.
         """
         if self._is_committed:
@@ -110,18 +108,19 @@ class GroupBatch:
         df: "DataFrame | None" = None,
         options: Mapping[str, str] | None = None,
     ) -> bool:
-        """Write the batch to a Delta table, exactly once, and commit its offsets with it. Whether this call wrote it.
+        """Write the batch to a Delta table, exactly once, and commit its offsets with it. Return True if this call
+        wrote it.
 
-        The table's own commit says which offsets it holds (``userMetadata``); then the group's committed offsets are
-        set to that. False if there was nothing to write, or another run of the group has written: this batch is not in
-        the table then, and what it has beyond the other's is in the next batch.
+        The table's commit contains the offsets (``userMetadata``); then the group's committed offsets are set to them.
+        Returns False if there was nothing to write, or another run of the group has written: then this batch is not in
+        the table, and any records that the other's lacks are in the next batch.
 
-        ``path_or_table`` may be left out where ``group_read`` had ``sink=``. ``df`` is written in the place of
-        ``batch.df``, and must be made of it; it needs ``sink=``. ``mode`` "overwrite" replaces the rows of the table.
+        ``path_or_table`` may be left out if ``group_read`` had ``sink=``. ``df`` is written in place of ``batch.df``,
+        and must be derived from it; it needs ``sink=``. ``mode`` "overwrite" replaces the rows of the table.
         ``options`` are those of Spark's Delta writer, ``{"mergeSchema": "true"}`` for example.
 
-        Raises InvalidRequestError for arguments that cannot be, or a batch that does not begin where the table ends;
-        SinkOffsetsUnknownError, CommitStateUnknownError; what Spark raises for a write that fails; and the errors of
+        Raises InvalidRequestError for wrong arguments, or a batch that does not begin where the table ends;
+        SinkOffsetsUnknownError, CommitStateUnknownError; Spark's error for a write that fails; and the errors of
         ``logstore.client`` if the batch is in the table and only the group's committed offsets could not be set.
         """
         check_write(mode, options)
@@ -150,7 +149,7 @@ class GroupBatch:
         return is_own
 
     def _state_of(self, path_or_table: str | os.PathLike[str] | None, df: "DataFrame | None") -> SinkState:
-        """The state of a sink that the batch was planned without; what the sink has already leaves the batch."""
+        """Return the state of a sink that the batch was planned without; records that the sink has leave the batch."""
         if path_or_table is None or df is not None:
             reason = "write_delta needs a sink" if df is None else "a batch with df= must begin where the sink ends"
             raise InvalidRequestError(f"group {self.group}: {reason}: give sink= to group_read")

@@ -1,8 +1,8 @@
-"""A consumer group reads topics batch by batch: from its committed offsets to the ends, and then commits these ends.
+"""Reads topics for a consumer group batch by batch, from its committed offsets to the ends, and then commits the ends.
 
-Invariants: a batch goes from the group's positions to the ends of the logs, however far they grow while it is worked
-on. Positions are the group's committed offsets, or those in the Delta sink that the batch is made for. A position
-belongs to one topic, not to its name. ``group_batch`` has what is committed when.
+Invariants: a batch goes from the group's positions to the ends of the logs at its start, however far they grow
+meanwhile. Positions are the group's committed offsets, or those in the Delta sink that the batch is made for. A
+position belongs to one topic, not to its name. ``group_batch`` decides what is committed and when.
 """
 
 import logging
@@ -45,11 +45,11 @@ AutoOffsetReset = Literal["earliest", "latest", "none"]
 
 
 class NoCommittedOffsetError(LogStoreError):
-    """The group has committed nothing for a partition, and ``auto_offset_reset`` is "none"."""
+    """Raised if the group has committed nothing for a partition, and ``auto_offset_reset`` is "none"."""
 
 
 class _Committed(NamedTuple):
-    """A committed offset, and how far the log reached when it was looked up."""
+    """A committed offset, and the end of the log when it was looked up."""
 
     offset: int
     log_end: int
@@ -65,8 +65,7 @@ def group_read(
     max_offsets_per_trigger: int | None = None,
     sink: str | os.PathLike[str] | None = None,
 ) -> GroupBatch:
-    """The records of one topic or several that a consumer group has not read yet, for a ``with`` block that works on
-    them.
+    """Return the records of one or several topics that a consumer group has not read yet, for a ``with`` block.
 
     ``batch.df`` has the columns of ``read_offsets`` and goes from the committed offsets to the ends of the logs at the
     time of this call. The ends are committed when the block ends without an exception, or by ``batch.commit()``; after
@@ -74,16 +73,17 @@ def group_read(
 
     A partition without a committed offset begins at ``auto_offset_reset``: "earliest", "latest", or "none" for
     NoCommittedOffsetError. As in Kafka, a partition whose committed offset is outside the log (retention removed it,
-    for example) begins there too, with a warning in the log; "none" is OffsetOutOfRangeError then.
-    ``max_offsets_per_trigger`` bounds a batch (about), divided among partitions in proportion to what they have, as
+    for example) begins there also, with a warning in the log; "none" raises OffsetOutOfRangeError then.
+
+    ``max_offsets_per_trigger`` bounds a batch (about), divided among partitions in proportion to what they have, like
     maxOffsetsPerTrigger of Spark's Kafka source.
 
     ``sink`` is the Delta table that ``batch.write_delta`` writes to, by its path or its name. The batch then begins
-    where the group's newest commit in that table ends, whatever the group's committed offsets say; where the table has
+    where the group's newest commit in that table ends, whatever the group's committed offsets are; if the table has
     nothing of the group, at the committed offsets.
 
-    ``bootstrap`` and ``storage`` are as in ``read_offsets``. With ``storage``, committed offsets and records are
-    those that are rolled into Delta, and nothing can be committed.
+    ``bootstrap`` and ``storage`` are as in ``read_offsets``. With ``storage``, committed offsets and records are those
+    that are rolled into Delta, and nothing can be committed.
 
     Raises InvalidGroupError, and as ``read_offsets``; with ``sink``, OffsetOutOfRangeError if it has records beyond the
     end of a log, InvalidRequestError for a table that cannot be a sink, and SinkOffsetsUnknownError.
@@ -92,15 +92,15 @@ def group_read(
     _check_arguments(names, group, auto_offset_reset, max_offsets_per_trigger)
     check_source(bootstrap, storage)
     urls = ""
-    # The sink first: what it has of a log is in the bounds that are looked up afterwards.
+    # The sink comes first, so that its positions are within the bounds that are looked up afterwards.
     state = SinkState.of(DeltaSink(spark, sink), group) if sink is not None else None
     if storage is not None:
         views = [view_of_storage(storage, topic) for topic in names]
         committed = _committed_in_storage(spark, storage, group, views)
     else:
         with connect(bootstrap, client_id(spark)) as store:
-            # Topics first, then offsets: offsets in a topic that is made again between the two do not pass for those in
-            # the old one.
+            # Topics come first, then offsets: if a topic is created again between the two, offsets in the new one must
+            # not be taken for offsets in the old one.
             views = [view_through_store(store, topic) for topic in names]
             committed = _committed_in_store(store, group)
             if state is not None and state.table_id is not None and not state.last.txn_version:
@@ -162,7 +162,7 @@ def _committed_in_store(store: Admin, group: str) -> dict[tuple[str, int], _Comm
 def _committed_in_storage(
     spark: "SparkSession", storage: str | os.PathLike[str], group: str, views: Sequence[TopicView]
 ) -> dict[tuple[str, int], _Committed]:
-    """The latest row of each partition, unless it takes the offset back or is of an earlier topic of that name."""
+    """Return the latest row of each partition, unless it clears the offset or is for an earlier topic of that name."""
     from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
     files = open_root(storage).open(OFFSETS_TOPIC)
@@ -190,7 +190,7 @@ def _committed_in_storage(
 def _to_read(
     topic: str, bounds: LogBounds, committed: _Committed | None, auto_offset_reset: AutoOffsetReset
 ) -> GroupRange:
-    """The range from the committed offset, or by ``auto_offset_reset``, to the end."""
+    """Return the range from the committed offset, or from the ``auto_offset_reset`` position, to the end."""
     where = f"topic {topic}, partition {bounds.partition}"
     first, end = bounds.log_start_offset, bounds.end_offset
     start = first if auto_offset_reset == "earliest" else end
@@ -211,7 +211,7 @@ def _to_read(
 
 
 def _check_position(topic: str, bounds: LogBounds, position: int, sink: str | os.PathLike[str] | None) -> None:
-    """OffsetOutOfRangeError if the log has lost what the sink has: to begin anew would be to write it twice."""
+    """Raise OffsetOutOfRangeError if the log has lost records of the sink: beginning again would write them twice."""
     if position > bounds.end_offset:
         raise OffsetOutOfRangeError(
             f"topic {topic}, partition {bounds.partition}: {sink} has the records up to {position}, and the log ends "

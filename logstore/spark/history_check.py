@@ -1,12 +1,11 @@
 """Checks, in a task of each evaluation, that a DataFrame may read the newest version of a topic's table.
 
-Delta takes that version, and asks neither: a table that was deleted and made again at the same path is a later version
-to it, and so is one with rows that another writer has appended. Which files of others are history was decided when the
-DataFrame was made. So a commit of another writer that changed records since is an error, and so is a key compaction
-that took records out of the DataFrame's ranges. Rolls and other jobs are not.
+Delta reads that version without checking two things. A table that was deleted and created again at the same path is a
+later version to it, and so is one to which another writer has appended rows. Which foreign files count as history was
+decided when the DataFrame was made. So a later commit of another writer that changed records is an error, and so is a
+key compaction that removed records from the DataFrame's ranges. Rolls and other jobs are not.
 
-This module is sent to the executors by value, so it imports nothing but the standard library, pyarrow and what is sent
-along.
+This module is sent to the executors by value, so it imports only the standard library, pyarrow and what is sent along.
 """
 
 import re
@@ -18,8 +17,8 @@ import pyarrow as pa
 
 from logstore.spark.worker import one_line_errors
 
-#: Settings of a session by which a scan leaves records out without a word, and the values that do. Delta passes no
-#: option of a read on that would turn them off.
+#: Settings of a session by which a scan silently leaves records out, and the values that do. Delta does not pass on any
+#: option of a read that would turn them off.
 _LOSSY_SETTINGS = {
     "spark.sql.files.ignoreCorruptFiles": re.compile("true", re.IGNORECASE),
     "spark.sql.files.ignoreMissingFiles": re.compile("true", re.IGNORECASE),
@@ -33,15 +32,16 @@ _SEGMENT = re.compile(r"partition=(\d+)/(\d{20})-(?:(\d{20})-)?")
 
 
 class HistoryReadError(Exception):
-    """The topic of a DataFrame was deleted, made again, or changed by another writer since the DataFrame was made."""
+    """Raised if the topic of a DataFrame was deleted, created again, or changed by another writer since it was made."""
 
 
 @dataclass(frozen=True)
 class KnownHistory:
     """The table that a DataFrame was made from: ``uri`` is ``TableFiles.uri``, ``version`` the newest one then.
-    ``has_refused_files``: files of others were in it whose rows are none of the log's. Keys of ours in a commit's
-    ``commitInfo`` begin with ``own_prefix``. ``ranges`` are what a DataFrame reads of the newest version: partition,
-    start and end; none for one that has chosen its files.
+
+    ``has_refused_files`` is set if it had foreign files whose rows are not in the log. Our keys in a commit's
+    ``commitInfo`` begin with ``own_prefix``. ``ranges`` are what a DataFrame reads of the newest version, as partition,
+    start and end; they are empty for one that has chosen its files.
     """
 
     topic: str
@@ -54,7 +54,7 @@ class KnownHistory:
 
 
 def history_check(known: KnownHistory) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A function for ``mapInArrow``: no rows, or HistoryReadError."""
+    """Return a function for ``mapInArrow`` that yields no rows, or raises HistoryReadError."""
 
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with one_line_errors():
@@ -68,7 +68,7 @@ def history_check(known: KnownHistory) -> Callable[[Iterator[pa.RecordBatch]], I
 
 
 def _require_whole_scans() -> None:
-    """HistoryReadError if the session of this evaluation lets scans leave records out: a task knows its settings."""
+    """Raise HistoryReadError if this evaluation's session lets scans leave records out; a task knows its settings."""
     from pyspark import TaskContext
 
     task = TaskContext.get()
@@ -82,7 +82,7 @@ def _require_whole_scans() -> None:
 
 
 def changed(known: KnownHistory) -> str | None:
-    """The reason why the newest version is not one that the DataFrame may read; None if it is."""
+    """Return why the DataFrame may not read the newest version, or None if it may."""
     found = table_id(known.uri)
     if found != known.topic_id:
         return f"topic {known.topic} was deleted{' and made again' if found else ''}"
@@ -90,7 +90,7 @@ def changed(known: KnownHistory) -> str | None:
 
 
 def changed_records(known: KnownHistory) -> str | None:
-    """As ``changed``, of a table that may be gone: a commit since then that changed records which are read."""
+    """Return, for a table that may be gone, the first commit since then that changed records which are read."""
     import json
 
     import pyarrow.fs
@@ -119,7 +119,7 @@ def changed_records(known: KnownHistory) -> str | None:
 
 
 def _took_records(known: KnownHistory, info: dict[str, Any], actions: Sequence[dict[str, Any]]) -> bool:
-    """Whether a commit of ours is a key compaction that took records out of the DataFrame's ranges."""
+    """Return True if our commit is a key compaction that removed records from the DataFrame's ranges."""
     counts = [info.get(f"{known.own_prefix}{side}_records") for side in ("removed", "added")]
     if info.get(f"{known.own_prefix}operation") != _COMPACTION or counts[0] == counts[1]:
         return False
@@ -127,7 +127,7 @@ def _took_records(known: KnownHistory, info: dict[str, Any], actions: Sequence[d
 
 
 def _is_in_ranges(known: KnownHistory, path: str) -> bool:
-    """Whether a file may have records of the ranges; one whose name does not tell that may."""
+    """Return True if a file may have records of the ranges, as may one whose name does not contain its range."""
     name = _SEGMENT.match(path)
     if name is None:
         return bool(known.ranges)
@@ -136,10 +136,10 @@ def _is_in_ranges(known: KnownHistory, path: str) -> bool:
 
 
 def table_id(uri: str) -> str | None:
-    """The id of the Delta table at ``uri``, which is a topic's id, too; None if there is no table.
+    """Return the id of the Delta table at ``uri``, which is also the topic's id; None if there is no table.
 
-    It stays for as long as the table does: the first commit names it, and so does every checkpoint, without one of
-    which the first commit is not removed.
+    It stays the same as long as the table exists. The first commit contains it, and so does every checkpoint, without
+    one of which the first commit is not removed.
     """
     import json
 

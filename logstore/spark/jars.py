@@ -1,9 +1,9 @@
 """The Delta jars of a Spark session: their names, their directory, and how they are fetched.
 
-They are fetched once by Spark's own means (Ivy, so that ``spark.jars.ivySettings``, ``spark.jars.repositories`` and
-``spark.jars.ivy`` of the user hold) into Spark's ordinary Ivy directory. Afterwards a session names the files and looks
-nothing up. Everything that Spark ships itself is excluded: a second Hadoop, Parquet or Jackson beside Spark's is 70 MB
-more and a class path with two versions of a class.
+Spark's own means (Ivy, so that the user's ``spark.jars.ivySettings``, ``spark.jars.repositories`` and
+``spark.jars.ivy`` apply) fetch them once into Spark's ordinary Ivy directory. Afterwards a session names the files and
+looks nothing up. Everything that Spark ships itself is excluded: a second Hadoop, Parquet or Jackson beside Spark's is
+70 MB more and a class path with two versions of a class.
 """
 
 # ruff: noqa: T201 - a command prints
@@ -23,11 +23,11 @@ from logstore.errors import LogStoreError
 from logstore.spark.spark_conf import user_settings
 
 DELTA_VERSION = "4.4.0"
-#: The line of Spark that this Delta is built for.
+#: The Spark version for which this Delta is built.
 SPARK_LINE = "4.2"
 SCALA_LINE = "2.13"
 DELTA_PACKAGE = f"io.delta:delta-spark_{SPARK_LINE}_{SCALA_LINE}:{DELTA_VERSION}"
-#: Spark ships these, or Delta needs them only for catalogs that a path never asks.
+#: Spark ships these, or Delta needs them only for catalogs that access by path never uses.
 EXCLUDED_PACKAGES = (
     "com.*:*",
     "commons-*:*",
@@ -53,11 +53,11 @@ _IVY_DIRECTORY = ".ivy2.5.2"
 
 
 class SparkJarsError(LogStoreError):
-    """The Delta jars could not be fetched."""
+    """Raised if the Delta jars could not be fetched."""
 
 
 def find(ivy_home: str | None = None) -> tuple[Path, ...] | None:
-    """The jars, if every one of them is there and whole; else None. Looks at no network.
+    """Return the jars if all of them exist and are whole, else None. Uses no network.
 
     ``ivy_home`` is Spark's ``spark.jars.ivy``; by default Spark's own directory in the home directory.
     """
@@ -67,14 +67,13 @@ def find(ivy_home: str | None = None) -> tuple[Path, ...] | None:
 
 
 def _ivy_home(given: str | None) -> Path:
-    """Spark's Ivy directory, always named to Spark: Java takes the home directory from the user database, not from
-    HOME.
-    """
+    """Return Spark's Ivy directory for Spark's settings: Java finds the home directory in the user database."""
     return Path(given).expanduser() if given else Path.home() / _IVY_DIRECTORY
 
 
 def fetch(ivy_home: str | None = None, *, log: Path | None = None) -> tuple[Path, ...]:
-    """The jars, fetched first if any is missing: 12 MB, once per machine. Ivy's own output goes to the file ``log``.
+    """Return the jars, after fetching them if any is missing: 12 MB, once per machine. Ivy's output goes to the file
+    ``log``.
 
     Raises SparkJarsError with what to do about it.
     """
@@ -100,8 +99,8 @@ def fetch(ivy_home: str | None = None, *, log: Path | None = None) -> tuple[Path
 
 
 def _resolve(ivy_home: Path, log: Path) -> bool:
-    """Whether Ivy says that it has everything."""
-    # A Spark gateway without a session: spark-submit resolves packages before it starts anything.
+    """Return True if Ivy reports that it has everything."""
+    # This starts a Spark gateway without a session: spark-submit resolves packages before it starts anything.
     arguments = ["--packages", DELTA_PACKAGE, "--exclude-packages", ",".join(EXCLUDED_PACKAGES)]
     settings = {key: value for key, value in user_settings().items() if key in _IVY_SETTINGS}
     for key, value in (settings | {"spark.jars.ivy": str(ivy_home)}).items():
@@ -138,7 +137,7 @@ def _reason(log: Path) -> str:
 
 
 def main() -> int:
-    """``python -m logstore.spark.jars``: have the jars, fetching them if need be; prints one line."""
+    """Run ``python -m logstore.spark.jars``: fetch the jars if needed, and print one line."""
     ivy_home = user_settings().get("spark.jars.ivy")
     if found := find(ivy_home):
         print(f"Spark's Delta {DELTA_VERSION} jars are in {found[0].parent}")

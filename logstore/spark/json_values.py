@@ -1,12 +1,12 @@
 """JSON values of a topic as VARIANT, or as structs of a schema.
 
-Spark's parsers end at the end of the first document, and say nothing of the text behind it. So a value is parsed as the
-first element of an array that a mark closes: ``[<value>, <mark>]``. Only a value that is one document, and no more, is
-followed by the mark. Each call makes a new mark, so that no value can have it.
+Spark's parsers stop at the end of the first document, and ignore the text behind it. So a value is parsed as the first
+element of an array that a mark closes: ``[<value>, <mark>]``. Only a value that is exactly one document is followed by
+the mark. Each call makes a new mark, so that no value can contain it.
 
 A number may have more digits than a double holds (17), and Spark's parser writes it as a double into a column of text.
-It may have more digits than VARIANT holds (38). Values with such numbers go a slower way, which keeps the digits, or
-are refused. A cheap look at the text chooses the way.
+It may have more digits than VARIANT holds (38). Values with such numbers take a slower path, which keeps the digits, or
+are refused. A cheap test of the text chooses the path.
 """
 
 import uuid
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType, StructType
 
-#: As Spark's own JSON source names it.
+#: The name that Spark's own JSON source uses.
 CORRUPT_RECORD = "_corrupt_record"
 CORRUPT_REASON = "_corrupt_reason"
 
 NOT_TEXT = "not UTF-8"
 NOT_JSON = "not one JSON document"
 NOT_OF_THE_SCHEMA = "does not fit the schema"
-#: JSON that Spark's VARIANT does not take.
+#: JSON that Spark's VARIANT does not accept.
 NO_VARIANT = "JSON that VARIANT cannot hold: a key twice in an object, half a surrogate pair, or too large"
 TOO_MANY_DIGITS = "a number with more digits than VARIANT holds"
 
-#: RFC 8259, where Spark's JSON source takes more.
+#: Options that enforce RFC 8259, where Spark's JSON source accepts more.
 _OPTIONS = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
-#: A number, or something in a string, that a double or VARIANT may not hold.
+#: A number, or digits in a string, that a double or VARIANT may not hold.
 _LONG, _VERY_LONG = r"[0-9][0-9.]{17}", r"[0-9][0-9.]{38}"
 #: A number that VARIANT, which keeps 38 digits, does not hold.
 _TOO_LONG = r"(?<![0-9.])(?:[1-9][0-9]{38}|[1-9](?=[0-9]*\.)[0-9.]{39}|0\.[0-9]{39})"
@@ -45,15 +45,15 @@ def parse_json(
     *,
     strict: bool = False,
 ) -> "DataFrame":
-    """``df`` with the JSON in ``column`` (bytes or text) parsed: as VARIANT, or with a ``schema`` as a struct.
+    """Return ``df`` with the JSON in ``column`` (bytes or text) parsed: as VARIANT, or with a ``schema`` as a struct.
 
-    ``schema`` is a StructType, or its columns as text: ``"carrier string, dep_delay int"``, which means what the
-    session's settings say. Null stays null. A value that is not one JSON document (RFC 8259), no UTF-8, or does not fit
-    the schema or VARIANT, becomes null. Its text stands in the new column ``_corrupt_record`` and the reason in the
-    last one, ``_corrupt_reason``; both are null elsewhere. With ``strict`` there are no such columns, and such a value
+    ``schema`` is a StructType, or its columns as text: ``"carrier string, dep_delay int"``, interpreted by the
+    session's settings. Null stays null. A value that is not one JSON document (RFC 8259), is not UTF-8, or does not fit
+    the schema or VARIANT, becomes null. Its text is then in the new column ``_corrupt_record`` and the reason in the
+    last one, ``_corrupt_reason``; both are null elsewhere. With ``strict`` these columns do not exist, and such a value
     ends the query with an error that has the reason and the text.
 
-    Raises InvalidRequestError for a column that is not there or not bytes or text, and for a schema that is none.
+    Raises InvalidRequestError for a column that does not exist or is not bytes or text, and for an invalid schema.
     """
     from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
@@ -67,7 +67,7 @@ def parse_json(
     wanted = _struct(schema) if schema is not None else None
     raw, mark = F.col(f"`{column}`").cast("string"), uuid.uuid4().hex
     text, parsed = F.col(f"_text_{mark}"), F.col(f"_parsed_{mark}")
-    # Columns of their own, and not expressions in each other: Spark evaluates those again wherever they are used.
+    # These are separate columns rather than nested expressions, which Spark evaluates again wherever they are used.
     made = df.withColumn(f"_text_{mark}", F.try_validate_utf8(raw))
     made = _with_variant(made, text, mark) if wanted is None else _with_struct(made, text, wanted, mark)
     misfit = F.lit(NOT_OF_THE_SCHEMA)
@@ -104,7 +104,7 @@ def _struct(schema: "str | StructType") -> "StructType":
 
 
 def _with_variant(df: "DataFrame", text: "Column", mark: str) -> "DataFrame":
-    """A column of the value as VARIANT, or null."""
+    """Add a column of the value as VARIANT, or null."""
     from pyspark.sql import functions as F  # noqa: N812
 
     both = F.col(f"_both_{mark}")
@@ -115,7 +115,7 @@ def _with_variant(df: "DataFrame", text: "Column", mark: str) -> "DataFrame":
 
 
 def _with_struct(df: "DataFrame", text: "Column", wanted: "StructType", mark: str) -> "DataFrame":
-    """A column of the struct, or null where a part of it does not fit."""
+    """Add a column of the struct, or null if a part of it does not fit."""
     from pyspark.sql import functions as F  # noqa: N812
 
     result, plain, precise, long = (f"_{name}_{mark}" for name in ("parsed", "plain", "precise", "long"))
@@ -130,7 +130,7 @@ def _with_struct(df: "DataFrame", text: "Column", wanted: "StructType", mark: st
 
 
 def _with_first(df: "DataFrame", name: str, text: "Column", schema: "DataType", mark: str) -> "DataFrame":
-    """A column of the struct that the value is, with the mark as another field; null where a part does not fit."""
+    """Add a column of the value as a struct, with the mark as an extra field; null if a part does not fit."""
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.types import BooleanType, StructField, StructType
 
@@ -142,7 +142,7 @@ def _with_first(df: "DataFrame", name: str, text: "Column", schema: "DataType", 
 
 
 def _is_json(text: "Column", mark: str) -> "Column":
-    """Whether the value is one document, whatever it is."""
+    """Return a column that is true if the value is one document of any kind."""
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.types import StringType
 
@@ -151,11 +151,11 @@ def _is_json(text: "Column", mark: str) -> "Column":
 
 
 def _parsed(text: "Column", element: "DataType", mark: str) -> "Column":
-    """The value and the mark as an array of two elements, in a struct that ``_both`` takes apart."""
+    """Return the value and the mark as an array of two elements, in a struct that ``_both`` takes apart."""
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
-    # Spark gives what fits of a broken document; the field for the broken text tells it from a whole one.
+    # Spark returns the parts that fit of a broken document; the field for the broken text shows that it is broken.
     schema = StructType([StructField(mark, ArrayType(element)), StructField(f"broken {mark}", StringType())])
     document = F.concat(F.lit(f'{{"{mark}":['), text, F.lit(f',{{"{mark}":true}}]}}'))
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": f"broken {mark}"}
@@ -163,7 +163,7 @@ def _parsed(text: "Column", element: "DataType", mark: str) -> "Column":
 
 
 def _both(parsed: "Column", mark: str) -> "Column":
-    """The array, or null if it is another one, or a part of it does not fit."""
+    """Return the array, or null if it is another one, or a part of it does not fit."""
     from pyspark.sql import functions as F  # noqa: N812
 
     is_both = parsed.getField(f"broken {mark}").isNull() & (F.size(parsed.getField(mark)) == 2)
@@ -178,8 +178,9 @@ def _has_too_many_digits(text: "Column") -> "Column":
 
 
 def _has_number(text: "Column", candidate: str, number: str) -> "Column":
-    """Whether a match of ``number`` is outside of the strings of a document; only those with a ``candidate`` are taken
-    apart. The patterns are walked without recursion, however long a string is.
+    """Return a column that is true if ``number`` matches outside the strings of a document.
+
+    Only documents with a ``candidate`` are taken apart. The patterns match without recursion, however long a string is.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -187,12 +188,12 @@ def _has_number(text: "Column", candidate: str, number: str) -> "Column":
     return F.when(text.rlike(candidate), without_strings.rlike(number)).otherwise(F.lit(False))
 
 
-#: Makes a column of the type that is wanted out of the one that is parsed.
+#: A function that converts a parsed column to the requested type.
 Rebuild = Callable[["Column"], "Column"]
 
 
 def _exact(kind: "DataType") -> "tuple[DataType, Rebuild | None]":
-    """A type that keeps the digits of numbers in columns of text, and how it becomes ``kind``; None if it is that."""
+    """Return a type that keeps the digits of numbers in text columns, and its conversion to ``kind``, None if equal."""
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.types import ArrayType, MapType, StringType, StructField, StructType, VariantType
 
@@ -216,7 +217,7 @@ def _exact(kind: "DataType") -> "tuple[DataType, Rebuild | None]":
 
 
 def _fields(column: "Column", wanted: "StructType", rebuilds: Mapping[str, Rebuild]) -> "Column":
-    """The wanted fields of a struct, some of them rebuilt."""
+    """Return the requested fields of a struct, some of them rebuilt."""
     from pyspark.sql import functions as F  # noqa: N812
 
     fields = {name: column.getField(name) for name in wanted.names}

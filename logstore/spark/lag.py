@@ -1,4 +1,4 @@
-"""How far a streaming query is behind the ends of the logs it reads, from its progress."""
+"""The lag of a streaming query behind the ends of the logs that it reads, from its progress."""
 
 import json
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ class RecordsBehind:
 def records_behind(
     progress: "StreamingQuery | StreamingQueryProgress | Mapping[str, Any] | str",
 ) -> RecordsBehind | None:
-    """The records between the end of a batch and the latest offsets at that time; None before the first batch.
+    """Return the lag between the end of a batch and the latest offsets at that time; None before the first batch.
 
     ``progress`` is a streaming query, a ``StreamingQueryProgress`` (``query.lastProgress``, or that of a
     ``StreamingQueryListener``), or its JSON. It counts offsets: compaction and aborted transactions leave gaps, so
-    there may be fewer records. Sources of other formats do not count. Raises InvalidRequestError without a source whose
-    offsets are those of topics.
+    there may be fewer records. Sources of other formats do not count. Raises InvalidRequestError if no source has
+    offsets of topics.
     """
     found = _progress(progress)
     if found is None:
@@ -42,7 +42,7 @@ def records_behind(
             continue
         is_known = True
         for (topic, partition), offset in latest.offsets.items():
-            # A topic that was made again has nothing of the records that were read.
+            # A topic that was created again has none of the records that were read.
             is_same = end.is_of(topic, latest.topic_ids.get(topic, end.topic_ids.get(topic, "")))
             read = end.offsets.get((topic, partition), 0) if is_same else 0
             by_partition = behind.setdefault(topic, {})
@@ -57,7 +57,7 @@ def _progress(given: Any) -> Mapping[str, Any] | None:
         given = getattr(given, "lastProgress", given)
     if given is None:
         return None
-    # StreamingQueryProgress is a mapping, too, of Spark's objects.
+    # StreamingQueryProgress is also a mapping, of Spark's objects.
     text = given if isinstance(given, str) else getattr(given, "json", None)
     value = json.loads(text) if isinstance(text, str) else given
     if not isinstance(value, Mapping):
@@ -66,7 +66,7 @@ def _progress(given: Any) -> Mapping[str, Any] | None:
 
 
 def _position(offset: Any) -> StreamOffset | None:
-    """The offset of a source, None if it is none of topics."""
+    """Return the offset of a source, or None if it is not an offset of topics."""
     value = json.loads(offset) if isinstance(offset, str) else offset
     try:
         return StreamOffset.of(value) if isinstance(value, Mapping) else None

@@ -1,9 +1,9 @@
 """Offset ranges of a read. Pure functions; no Spark, no store.
 
-Times are UTC unless they have a zone. The caller finds the offset of a time.
+Times are UTC unless they have a zone. The caller finds the offset for a time.
 
-Invariants: ranges are half open, ``[start, end)``; for every partition ``log_start_offset <= start <= end <= end of
-the log``.
+Invariants: ranges are half open, ``[start, end)``; for every partition ``log_start_offset <= start <= end <= end of the
+log``.
 """
 
 import operator
@@ -15,12 +15,12 @@ from logstore.clock import Clock, SystemClock
 from logstore.errors import InvalidRequestError, OffsetOutOfRangeError, UnknownPartitionError
 from logstore.quantities import datetime_ms, timestamp_ms
 
-#: As in Spark's Kafka source: -2 is the earliest offset and -1 the latest.
+#: As in Spark's Kafka source, -2 is the earliest offset and -1 the latest.
 EARLIEST, LATEST = -2, -1
 #: "earliest", "latest" or a time (a datetime, a date, or text as ``logstore.quantities`` reads it) for every partition,
 #: or a mapping from each partition to one of them or to an offset.
 OffsetSpec = str | date | Mapping[int, "int | str | date"]
-#: Partition to time (ms): partition to the first offset of that time or later, None without one.
+#: Maps each partition's time (ms) to its first offset at or after that time, None if there is none.
 OffsetsOfTimes = Callable[[Mapping[int, int]], Mapping[int, int | None]]
 
 _CLOCK = SystemClock()
@@ -29,7 +29,7 @@ _NAMES = {"earliest": EARLIEST, "latest": LATEST}
 
 @dataclass(frozen=True, slots=True)
 class LogBounds:
-    """The offsets that one partition has: from ``log_start_offset`` up to and without ``end_offset``."""
+    """The offsets of one partition: from ``log_start_offset`` up to but without ``end_offset``."""
 
     partition: int
     log_start_offset: int
@@ -43,7 +43,7 @@ class LogBounds:
 
 @dataclass(frozen=True, slots=True)
 class Timestamp:
-    """A time in ms in the place of an offset."""
+    """A time in ms in place of an offset."""
 
     milliseconds: int
 
@@ -82,12 +82,11 @@ def resolve(
     *,
     names: tuple[str, str] = ("starting_offsets", "ending_offsets"),
 ) -> list[OffsetRange]:
-    """The range to read of every partition, in the order of ``bounds``. Errors call the arguments by ``names``.
+    """Return the range to read of every partition, in the order of ``bounds``. Errors call the arguments by ``names``.
 
-    A time is the first offset of that time or later, and the end of the log without one.
-
-    Raises InvalidRequestError (not an offset; a partition left out; start above end), UnknownPartitionError and
-    OffsetOutOfRangeError. As in Spark's Kafka source, a mapping names every partition.
+    A time means the first offset at or after it, or the end of the log if there is none. As in Spark's Kafka source, a
+    mapping names every partition. Raises InvalidRequestError (not an offset; a partition left out; start above end),
+    UnknownPartitionError and OffsetOutOfRangeError.
     """
     starts = _offsets(names[0], topic, starting, bounds, offsets_of_times, clock)
     ends = _offsets(names[1], topic, ending, bounds, offsets_of_times, clock)
@@ -128,7 +127,7 @@ def _offsets(
         offset = wanted[b.partition]
         if isinstance(offset, Timestamp):
             at = found[b.partition]
-            # The log may have moved since its bounds were taken.
+            # The log may have moved since its bounds were read.
             offsets[b.partition] = b.end_offset if at is None else min(max(at, b.log_start_offset), b.end_offset)
         else:
             offsets[b.partition] = _within(argument, topic, offset, b)
@@ -138,7 +137,8 @@ def _offsets(
 def check_offsets(
     argument: str, spec: OffsetSpec, clock: Clock = _CLOCK
 ) -> int | Timestamp | dict[int, int | Timestamp]:
-    """``spec`` as numbers and times: one for every partition, or one per partition; EARLIEST and LATEST for the words.
+    """Return ``spec`` as numbers and times: one for every partition, or one per partition; words as EARLIEST and
+    LATEST.
 
     Raises InvalidRequestError for anything that is not an offset specification.
     """
@@ -192,7 +192,7 @@ def _within(argument: str, topic: str, offset: int, bounds: LogBounds) -> int:
 
 
 def offsets_text(start: int, end: int) -> str:
-    """The offsets from ``start`` up to ``end``, which is the end of a log and may be read from, too."""
+    """Return the offsets from ``start`` up to ``end``, the end of a log, as text; a read may also start at the end."""
     return (
         f"{start} to {end - 1}, and {end} is the end" if start < end else f"{end}, which is the end, without a record"
     )
@@ -204,10 +204,10 @@ def _listed(partitions: Sequence[int]) -> str:
 
 
 def limited(sizes: Sequence[int], limit: int) -> list[int]:
-    """``sizes``, made smaller in proportion if they are more than ``limit`` together.
+    """Return ``sizes``, reduced in proportion if their sum exceeds ``limit``.
 
-    As ``maxOffsetsPerTrigger`` of Spark's Kafka source: a partition that is not empty keeps at least 1, so that no
-    partition is left behind for ever; ``limit`` may be passed by that.
+    As with ``maxOffsetsPerTrigger`` of Spark's Kafka source, a partition that is not empty keeps at least 1, so that no
+    partition is left behind for ever; this may exceed ``limit``.
     """
     total = sum(sizes)
     return [min(size, max(1, limit * size // total)) for size in sizes] if total > limit else list(sizes)

@@ -7,28 +7,28 @@ from logstore.errors import InvalidRequestError
 from logstore.spark.option_values import OptionValues
 
 BOOTSTRAP = ("bootstrap.servers", "kafka.bootstrap.servers")
-#: For who gives the port of a Kafka broker, out of habit.
+#: A hint for users who give the port of a Kafka broker out of habit.
 HTTP_PORT = (
     "The option bootstrap.servers names the HTTP port of a store (8082 unless it is configured otherwise), not a "
     "listener of Kafka"
 )
 
-# To leave these out silently would send records over a link that the user believes to be protected.
+# Ignoring these silently would send records over a link that the user believes to be protected.
 _SECURITY = ("kafka.security.", "kafka.sasl.", "kafka.ssl.")
 _SECURITY_REASON = (
     "the store is asked over HTTP and has no authentication; for TLS give bootstrap.servers as https://host:port"
 )
 _PLAINTEXT = ("kafka.security.protocol", "PLAINTEXT")
-#: Names that are looked at, and may be misspelt.
+#: Names that are checked, and may be misspelt.
 _LOOKED_AT = (_PLAINTEXT[0], "kafka.sasl.mechanism", "kafka.sasl.jaas.config")
 _PATH_HINTS = {"source": "name the topic with the option subscribe, and leave the argument of load() out"}
 
 
 def check_names(values: OptionValues, owner: str, names: tuple[str, ...], refused: Mapping[str, str]) -> list[str]:
-    """Options of Kafka's clients that are given and have no effect, as a log tells them.
+    """Return the given options of Kafka's clients that have no effect, as text for the log.
 
-    ``owner`` is "source" or "sink", and has ``names``; ``refused`` are options, and why. InvalidRequestError for these,
-    and for an option that nobody knows.
+    ``owner`` is "source" or "sink", and has ``names``; ``refused`` has options and reasons. Raises InvalidRequestError
+    for these, and for an unknown option.
     """
     ignored = []
     for name in values.unknown():
@@ -48,7 +48,7 @@ def check_names(values: OptionValues, owner: str, names: tuple[str, ...], refuse
 
 
 def check_bootstrap(values: OptionValues) -> tuple[str, ...]:
-    """Addresses of a store, none without the option. InvalidRequestError."""
+    """Return the addresses of a store, none without the option. Raises InvalidRequestError."""
     name = values.given(BOOTSTRAP)
     text = values.text(name)
     try:

@@ -1,4 +1,4 @@
-"""Values of options, which are all text, read strictly. InvalidRequestError names the option and what it may be."""
+"""Values of options, all of them text, read strictly. InvalidRequestError names the option and its allowed values."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,12 +13,12 @@ Parsed = TypeVar("Parsed")
 
 _DIGITS = re.compile(r"[0-9]{1,19}")
 _LONG_MAX = 2**63 - 1
-#: The likeness of a misspelt name. Kafka's other names, such as session.timeout.ms, are less like the known ones.
+#: The similarity that makes a name a misspelling. Kafka's other names, such as session.timeout.ms, are less similar.
 _MISSPELT = 0.85
 
 
 class OptionValues:
-    """Options by their names, in whatever case. ``names`` are the known ones, as messages have them."""
+    """Options by their case-insensitive names. ``names`` are the known ones, spelt as in messages."""
 
     def __init__(self, options: Mapping[str, str], names: Iterable[str]) -> None:
         self._names = {name.lower(): name for name in names}
@@ -28,25 +28,26 @@ class OptionValues:
         return name.lower() in self._values
 
     def unknown(self) -> list[str]:
-        """Options that are given and not known, in lower case."""
+        """Return the given options that are not known, in lower case."""
         return sorted(self._values.keys() - self._names.keys())
 
     def near(self, name: str) -> str | None:
-        """The known name that an unknown one was meant to be, perhaps."""
+        """Return the known name that an unknown one may be a misspelling of."""
         near = get_close_matches(name.lower(), self._names, n=1)
         return self._names[near[0]] if near else None
 
     def told(self, name: str, others: Iterable[str] = ()) -> str:
-        """An option that has no effect, for the log: with the known one, or one of ``others``, that it misspells."""
-        # Without the prefix that all have in common, which would make every name a near one.
+        """Return the log text for an option without effect. It has the name that the option seems to misspell."""
+        # The prefix is left out because all names share it, which would make every name a near one.
         known = [each.removeprefix("kafka.") for each in (*self._names, *others) if each.startswith("kafka.")]
         near = get_close_matches(name.removeprefix("kafka."), known, n=1, cutoff=_MISSPELT)
         meant = f"kafka.{near[0]}" if near else name
         return name if meant == name else f"{name} (did you mean {meant}?)"
 
     def given(self, names: Sequence[str]) -> str:
-        """The name by which an option of several ``names`` is given; the first without any. InvalidRequestError for
-        two names with two values.
+        """Return the name by which an option with several ``names`` is given, or the first if none is.
+
+        Raises InvalidRequestError for two names with two values.
         """
         given = [name for name in names if name in self]
         if len({self.text(name) for name in given}) > 1:
@@ -54,11 +55,11 @@ class OptionValues:
         return given[0] if given else names[0]
 
     def text(self, name: str) -> str:
-        """The value, "" without one."""
+        """Return the value, "" if the option is not given."""
         return self._values.get(name.lower(), "")
 
     def number(self, name: str, least: int) -> int | None:
-        """A whole number from 0 or 1 on, up to a long's largest."""
+        """Return a whole number from ``least`` (0 or 1) on, up to a long's largest; None if the option is not given."""
         if name not in self:
             return None
         text = self.text(name)
@@ -80,7 +81,7 @@ class OptionValues:
         raise InvalidRequestError(f"{name} is {' or '.join(words)}, got '{self.text(name)}'")
 
     def duration_ms(self, name: str) -> int | None:
-        """A duration as Spark writes it: 15m, 15min, 90s, 500ms, or a number of ms."""
+        """Return a duration in Spark's notation: 15m, 15min, 90s, 500ms, or a number of ms."""
         if name not in self:
             return None
         text = self.text(name).lower().replace(" ", "")
@@ -98,7 +99,7 @@ class OptionValues:
         return int(text)
 
     def parsed(self, name: str, read: Callable[[str], Parsed]) -> Parsed:
-        """The value as ``read`` understands it; a ValueError of it is an InvalidRequestError with the option's name."""
+        """Return the value as ``read`` parses it. Its ValueError becomes an InvalidRequestError naming the option."""
         try:
             return read(self.text(name))
         except ValueError as error:

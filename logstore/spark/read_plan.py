@@ -1,7 +1,7 @@
 """The plan of a read: scans of a topic's table, and fetches from the store. Pure functions; no Spark, no store.
 
 Invariant (rule R8): the scanned part and the fetched part of a range meet at one offset and do not overlap. It is the
-sealed offset; or the start, if little of what is sealed is wanted: the store serves that, too.
+sealed offset, or the start if little of the sealed part is requested, because the store can serve that also.
 """
 
 from bisect import bisect_left
@@ -15,17 +15,18 @@ import numpy as np
 from logstore.limits import MIB
 from logstore.spark.offset_ranges import OffsetRange
 
-#: A query plans each Delta scan by itself, at some tens of milliseconds.
+#: A query plans each Delta scan separately, which takes some tens of milliseconds.
 HISTORY_SCANS_MAX = 8
-#: So much of what is sealed, as stored, of so many partitions, is fetched from the store. A scan of the table costs a
-#: query a second job of Spark, in which Delta chooses files; a fetch costs the store a row group for each partition.
+#: Up to this many sealed bytes, as stored, of up to this many partitions are fetched from the store. A scan of the
+#: table costs a query a second job of Spark, in which Delta chooses files; a fetch costs the store a row group for each
+#: partition.
 FETCHED_BYTES_MAX = 8 * MIB
 FETCHED_PARTITIONS_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """Offsets ``first_offset <= offset <= last_offset`` that one history file of a partition spans."""
+    """Offsets ``first_offset <= offset <= last_offset`` of one history file of a partition."""
 
     partition: int
     first_offset: int
@@ -48,12 +49,13 @@ class HistoryScan:
         return max(r.end for r in self.ranges)
 
     def condition(self) -> str:
-        """The filter, in Spark SQL, on the topic's table. Names are quoted: in some sessions they are reserved words.
+        """Return the filter, in Spark SQL, on the topic's table. Names are quoted: in some sessions they are reserved
+        words.
 
-        Delta skips files by conjuncts on the partition column and by conjuncts on columns with statistics. A
-        disjunction that mixes both skips by neither of them fully: each partition would open the files of every other
-        one's range. So the partitions and the hull of the ranges are conjuncts of their own, and the exact bounds of
-        each partition, where they differ, are looked up in a constant array: the plan stays small with any number of
+        Delta skips files by conjuncts on the partition column and by conjuncts on columns with statistics. With a
+        disjunction that mixes both it skips fully by neither: each partition would open the files of every other one's
+        range. So the partitions and the hull of the ranges are separate conjuncts, and the exact bounds of each
+        partition, where they differ, are looked up in a constant array: the plan stays small with any number of
         partitions.
         """
         conjuncts = [
@@ -82,9 +84,9 @@ def plan_history(
 ) -> list[HistoryScan]:
     """Divide ``ranges`` (one per partition) into at most ``scans_max`` scans that open few files outside their ranges.
 
-    One scan is enough as long as the hull of its ranges touches no file besides theirs: in particular from the
-    beginning up to the sealed offsets, however far each partition is. Otherwise the scan that opens most files in vain
-    is cut where neighbouring ranges are farthest apart, again and again.
+    One scan is enough as long as the hull of its ranges touches no other files: in particular from the beginning up to
+    the sealed offsets, however far each partition is. Otherwise the scan that opens most files in vain is cut where
+    neighbouring ranges are farthest apart, again and again.
     """
     firsts: dict[int, list[int]] = {}
     lasts: dict[int, list[int]] = {}
@@ -110,9 +112,7 @@ def plan_history(
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """The plan of a read: ranges that scans of the table read, and ranges that the store is asked for, at most one per
-    partition.
-    """
+    """The plan of a read: ranges for scans of the table, and ranges for the store, at most one per partition."""
 
     history: tuple[HistoryScan, ...]
     fetched: tuple[OffsetRange, ...]
@@ -121,8 +121,10 @@ class ReadPlan:
 def plan_read(
     ranges: Iterable[OffsetRange], sealed: Mapping[int, int], files: Iterable[FileRange], *, has_store: bool
 ) -> ReadPlan:
-    """``ranges`` (one per partition): below the sealed offset of a partition they are read from ``files``, above it
-    from the store; all of them from the store, if there is one and only little of them is below (``is_little``).
+    """Plan to read ``ranges`` (one per partition) from ``files`` below a partition's sealed offset, else from the
+    store.
+
+    If there is a store and only little of them is below (``is_little``), all are read from the store.
     """
     ranges, files = [r for r in ranges if r.start < r.end], list(files)
     history, tail = split_at_sealed(ranges, sealed)
@@ -132,7 +134,7 @@ def plan_read(
 
 
 def is_little(history: Sequence[OffsetRange], files: Iterable[FileRange]) -> bool:
-    """Whether so few stored bytes of so few partitions are wanted that fetching costs less than a scan of the table."""
+    """Return True if the requested stored bytes and partitions are few enough for a fetch to cost less than a scan."""
     by_partition = {r.partition: r for r in history}
     shares = (
         stored_share(file.stored_bytes, file.first_offset, file.last_offset, r.start, r.end)
@@ -143,7 +145,7 @@ def is_little(history: Sequence[OffsetRange], files: Iterable[FileRange]) -> boo
 
 
 def stored_share(stored_bytes: int, first_offset: int, last_offset: int, start: int, end: int) -> int:
-    """The bytes of a file, as stored, in which its records of [start, end) are, about."""
+    """Return about how many stored bytes of a file hold its records of [start, end)."""
     offsets = max(0, min(end, last_offset + 1) - max(start, first_offset))
     return stored_bytes * offsets // max(1, last_offset + 1 - first_offset)
 
@@ -151,7 +153,7 @@ def stored_share(stored_bytes: int, first_offset: int, last_offset: int, start: 
 def split_at_sealed(
     ranges: Iterable[OffsetRange], sealed: Mapping[int, int]
 ) -> tuple[list[OffsetRange], list[OffsetRange]]:
-    """(history, tail): the parts below and from the sealed offset of each partition; empty parts are left out."""
+    """Return (history, tail): the parts below and from the sealed offset of each partition, without empty parts."""
     history, tail = [], []
     for r in ranges:
         border = min(max(sealed.get(r.partition, 0), r.start), r.end)

@@ -26,24 +26,25 @@ def read_offsets(
     bootstrap: str | None = None,
     storage: str | os.PathLike[str] | None = None,
 ) -> "DataFrame":
-    """Records of a topic, or of several, with ``starting offset <= offset < ending offset``, in no particular order.
+    """Return records of one or several topics with ``starting offset <= offset < ending offset``, in no particular
+    order.
 
     Columns: ``topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary, headers
     array<struct<key: string, value: binary>>``. "latest" is fixed when this is called; offsets may be missing where
     records were compacted. Filters on offset, timestamp and partition skip files of the history.
 
     ``starting_offsets`` and ``ending_offsets`` are "earliest", "latest", a time, or a mapping that names every
-    partition: ``{0: 10, 1: "earliest", 2: "yesterday"}`` (as in Spark's Kafka source also -2 and -1); of a list of
+    partition: ``{0: 10, 1: "earliest", 2: "yesterday"}`` (also -2 and -1, as in Spark's Kafka source); for a list of
     topics, a mapping that names each: ``{"orders": {0: 10}, "users": "earliest"}``. A time is a datetime, or text such
-    as "2026-11-21T08:00:00Z", "2026-11-21", "-1h"; UTC without a zone. It stands for the first offset of that time or
-    later, and for the end of the log without one. ``bootstrap`` is the store:
-    ``http(s)://host:port`` or ``host:port``, several separated by commas; by default what LOGSTORE_URL names.
-    ``storage`` instead of it is the data root (``--data``): sealed history only, with no store running.
+    as "2026-11-21T08:00:00Z", "2026-11-21", "-1h"; UTC without a zone. It means the first offset at or after that time,
+    or the end of the log if there is none. ``bootstrap`` is the store: ``http(s)://host:port`` or ``host:port``,
+    several separated by commas; by default LOGSTORE_URL. ``storage`` in its place is the data root (``--data``): sealed
+    history only, with no store running.
 
     Raises InvalidRequestError (an argument), UnknownTopicError, UnknownPartitionError, OffsetOutOfRangeError (with the
-    valid range), DataDirectoryError (the topic's data is not visible from here), CorruptionError, and what
-    ``logstore.client`` raises for a store that cannot be reached. A range that retention overtakes before the DataFrame
-    is evaluated fails in the tail; in the history it has fewer records.
+    valid range), DataDirectoryError (the topic's data is not visible from here), CorruptionError, and the errors of
+    ``logstore.client`` for a store that cannot be reached. A range that retention overtakes before the DataFrame is
+    evaluated fails in the tail; in the history it has fewer records.
     """
     starts = _by_topic("starting_offsets", topic, starting_offsets)
     ends = _by_topic("ending_offsets", topic, ending_offsets)
@@ -61,7 +62,7 @@ def read_offsets(
 
 
 def _by_topic(argument: str, topic: str | Sequence[str], offsets: TopicOffsets) -> dict[str, OffsetSpec]:
-    """Each topic's ``OffsetSpec``. InvalidRequestError for a topic that ``offsets`` leaves out, or names in vain."""
+    """Return each topic's ``OffsetSpec``. Raises InvalidRequestError if ``offsets`` omits a topic, or names another."""
     if not isinstance(topic, (str, list, tuple)) or not topic or not all(isinstance(name, str) for name in topic):
         raise InvalidRequestError(f"topic={topic!r}: give the name of a topic, or a list of names")
     names = [topic] if isinstance(topic, str) else list(topic)

@@ -1,4 +1,4 @@
-"""Makes topics known to a Spark session: ``format("logstore")``, the table function ``logstore_topic``, and what both
+"""Registers topics in a Spark session: ``format("logstore")``, the table function ``logstore_topic``, and what both
 need in the session and in its workers.
 """
 
@@ -16,16 +16,16 @@ log = logging.getLogger(__name__)
 
 #: The name of the table function.
 TOPIC_FUNCTION = "logstore_topic"
-#: Without it Spark refuses every batch read of a Python source that takes filters (the option ``pushFilters``).
+#: Without it Spark refuses every batch read of a Python source that accepts filters (the option ``pushFilters``).
 FILTER_PUSHDOWN_KEY = "spark.sql.python.filterPushdown.enabled"
 
 
 def register(spark: "SparkSession") -> None:
-    """Make ``format("logstore")`` and the table function ``logstore_topic`` known in a session, of Spark Connect, too.
+    """Register ``format("logstore")`` and the table function ``logstore_topic`` in a session, also of Spark Connect.
 
-    ``logstore.spark.session`` does it by itself. Sends the package to executors that are elsewhere; they need numpy,
-    pyarrow, msgspec, cachetools and google-crc32c, or in short ``pip install 'delta-logstore[delta]'``. Sets
-    ``spark.sql.python.filterPushdown.enabled``. LOGSTORE_URL of this moment is the default address of
+    ``logstore.spark.session`` calls this. Sends the package to remote executors; they need numpy, pyarrow, msgspec,
+    cachetools and google-crc32c, or in short ``pip install 'delta-logstore[delta]'``. Sets
+    ``spark.sql.python.filterPushdown.enabled``. The current LOGSTORE_URL becomes the default address of
     ``logstore_topic``. A second call changes nothing else.
 
     Raises InvalidRequestError for anything but a Spark session.
@@ -45,7 +45,7 @@ def register(spark: "SparkSession") -> None:
 
 
 def _enable_filter_pushdown(spark: "SparkSession") -> None:
-    """What the user set wins: false is left as it is, and its consequence is said."""
+    """Enable filter pushdown. If the user has set it to false, keep that and log the consequence."""
     if spark.conf.getAll.get(FILTER_PUSHDOWN_KEY, "true").lower() == "false":
         log.warning(
             '%s is set to false: Spark refuses batch reads of format("logstore") with the option pushFilters until it '

@@ -1,7 +1,7 @@
 """A Spark session in which topics can be read: Delta configured, times in UTC, quiet.
 
-Everything that the user set for Spark wins over what is chosen here (``spark_conf.py`` has the order). The class path
-is made of local files: after the first time, a session starts without a network.
+All Spark settings of the user win over those chosen here (``spark_conf.py`` has the order). The class path consists of
+local files: after the first time, a session starts without a network.
 """
 
 import importlib.util
@@ -30,17 +30,17 @@ from logstore.spark.spark_conf import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Names the file that takes everything that Spark and its JVM print.
+#: Names the file that receives all output of Spark and its JVM.
 LOG_VARIABLE = "LOGSTORE_SPARK_LOG"
 _STDERR = 2
 
 
 class SparkStartError(LogStoreError):
-    """Spark did not start, or the Spark that runs already cannot read topics."""
+    """Raised if Spark did not start, or the Spark that runs already cannot read topics."""
 
 
 def require_pyspark() -> None:
-    """SparkStartError that says how to get it."""
+    """Raise SparkStartError, with the command that installs it, if PySpark is missing."""
     if importlib.util.find_spec("pyspark") is None:
         raise SparkStartError("this needs Spark, and PySpark is not installed: pip install 'delta-logstore[spark]'")
 
@@ -48,12 +48,11 @@ def require_pyspark() -> None:
 def session(
     app_name: str = "logstore", master: str | None = None, config: Mapping[str, str] | None = None
 ) -> "SparkSession":
-    """The running Spark session, or a new one with Delta configured; topics are registered in it (``register``).
+    """Return the running Spark session, or a new one with Delta configured; topics are registered in it (``register``).
 
-    ``master`` is Spark's: ``local[*]`` (the default, unless Spark's own settings say otherwise), ``spark://host:port``,
+    ``master`` is Spark's: ``local[*]`` (the default, unless Spark's own settings differ), ``spark://host:port``,
     ``k8s://...``, or ``sc://host:port`` for a Spark Connect server that has Delta. ``config`` takes any Spark setting.
-
-    Raises SparkJarsError if the jars are missing and cannot be fetched, SparkStartError if PySpark is missing, if Spark
+    Raises SparkJarsError if the jars are missing and cannot be fetched, SparkStartError if PySpark is missing, Spark
     does not start or runs already without Delta, InvalidRequestError for a ``config`` whose values are not text.
     """
     require_pyspark()
@@ -98,7 +97,7 @@ def _reuse(active: "SparkSession", config: Mapping[str, Any]) -> "SparkSession":
 
 
 def _connect(app_name: str, master: str, config: Mapping[str, str]) -> "SparkSession":
-    """A session on a Spark Connect server, which brings its own Delta and its own settings."""
+    """Return a session on a Spark Connect server, which brings its own Delta and settings."""
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -115,7 +114,7 @@ def _connect(app_name: str, master: str, config: Mapping[str, str]) -> "SparkSes
 
 
 def _jar_settings(given: Mapping[str, str]) -> dict[str, str]:
-    """``spark.jars`` with the Delta jars, unless the user's Spark or settings bring Delta."""
+    """Return ``spark.jars`` with the Delta jars, unless the user's Spark or settings bring Delta."""
     named = " ".join(given.get(key, "") for key in ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath"))
     home = os.environ.get("SPARK_HOME")
     if "delta-spark" in named or (home and any(Path(home, "jars").glob("delta-spark*.jar"))):
@@ -149,7 +148,7 @@ def _logging_settings(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _quieten_pyspark() -> None:
-    """Keep PySpark from logging each error of a query with the JVM's stack: it raises the error, too."""
+    """Keep PySpark from logging each error of a query with the JVM's stack, because it also raises the error."""
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
@@ -177,7 +176,7 @@ def _start(settings: Mapping[str, str], *, local: bool) -> None:
 
 
 def _environment(settings: Mapping[str, str], *, local: bool) -> dict[str, str]:
-    """Variables that Spark reads while it starts, where the user has not set them."""
+    """Return variables that Spark reads while it starts, if the user has not set them."""
     wanted = {}
     if local:
         # Without it, Spark looks the host name up, and warns that it is the loopback address.
@@ -198,7 +197,7 @@ def _environment_set(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _output(log: str | None) -> Iterator[IO[bytes] | int]:
-    """Where the JVM's output goes: the file ``log``, appended to, or stderr; stdout is for what a program prints."""
+    """Yield the target of the JVM's output: the file ``log``, appended to, or stderr. stdout is the program's."""
     if not log:
         yield _STDERR
         return

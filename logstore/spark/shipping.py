@@ -1,7 +1,8 @@
-"""The package, for workers that cannot import it: executors of a cluster, and the Python of a Spark Connect server.
+"""Sends the package to workers that cannot import it: executors of a cluster, and the Python of a Spark Connect server.
 
-What a worker is given names classes of ``logstore`` and does not carry them: an executor has to have the very version
-of the driver. The archive has its content's checksum in its name: Spark Connect refuses other content under a name.
+The objects that a worker receives refer to classes of ``logstore`` and do not contain them, so an executor needs
+exactly the driver's version. The archive has its content's checksum in its name: Spark Connect refuses other content
+under a name.
 """
 
 import io
@@ -28,10 +29,10 @@ _shipped: "WeakSet[SparkContext | SparkSession]" = WeakSet()
 
 
 def ship_package(context: "SparkContext") -> None:
-    """Give workers of this context this very version of the package, and of the jobs beside it, once.
+    """Give workers of this context exactly this version of the package, and of the jobs beside it, once.
 
-    Executors of a cluster are sent it. Workers of the driver are told where it lies: Spark does not look for what was
-    sent when it starts the worker of a streaming source.
+    Executors of a cluster receive it. Workers of the driver get its path: Spark does not look for sent files when it
+    starts the worker of a streaming source.
     """
     if context in _shipped:
         return
@@ -45,8 +46,10 @@ def ship_package(context: "SparkContext") -> None:
 
 
 def ship_through_connect(spark: "SparkSession") -> None:
-    """Send the package to the workers of a Spark Connect session, once. Those of streaming queries do not look for it:
-    Spark 4.2 lets them have what is installed, and no files of a session.
+    """Send the package to the workers of a Spark Connect session, once.
+
+    Those of streaming queries do not look for it: Spark 4.2 lets them use installed packages, but no files of a
+    session.
     """
     if spark not in _shipped:
         with tempfile.TemporaryDirectory(prefix="logstore-") as directory:
@@ -55,7 +58,7 @@ def ship_through_connect(spark: "SparkSession") -> None:
 
 
 def _workers_import_it(context: "SparkContext") -> bool:
-    """Whether a worker of the driver, in whatever directory, imports this very package."""
+    """Return True if a worker of the driver, in any directory, imports exactly this package."""
     if str(PACKAGE_ROOT) in context.environment.get("PYTHONPATH", "").split(os.pathsep):
         return True
     ran = subprocess.run(  # noqa: S603 - the interpreter that Spark is told to use

@@ -1,7 +1,7 @@
-"""A commit of ours in a Delta sink, as its ``userMetadata`` has it: whose it is, which one, and what it holds. Pure.
+"""Our commit in a Delta sink, in its ``userMetadata``: whose it is, which one, and what it holds. Pure.
 
-Invariant: ``app_id`` and ``txn_version`` are Delta's transaction, which a table takes once. The rest tells apart two
-commits that were to be the same transaction, so that a batch that was left out is known from one that is there.
+Invariant: ``app_id`` and ``txn_version`` are Delta's transaction, which a table accepts once. The rest distinguishes
+two commits for the same transaction, so that a batch that was left out is not mistaken for one in the table.
 """
 
 from typing import ClassVar, Generic, Protocol, TypeVar
@@ -12,15 +12,15 @@ from logstore.errors import LogStoreError
 
 
 class SinkOffsetsUnknownError(LogStoreError):
-    """The sink has a commit of ours, and what it holds can no longer be found out."""
+    """Raised if the sink has a commit of ours whose content can no longer be found out."""
 
 
 class SinkCommit(Protocol):
-    """What a commit says of itself; ``writer`` is unique to the run or the attempt that made it."""
+    """The description in a commit; ``writer`` is unique to the run or the attempt that made it."""
 
     #: The key of ``app_id`` in the JSON.
     APP_ID_KEY: ClassVar[str]
-    #: For a message: the way on when the commit is no longer to be found.
+    #: The part of a message that says how to continue when the commit can no longer be found.
     WAY_ON: ClassVar[str]
 
     @property
@@ -35,7 +35,7 @@ C = TypeVar("C", bound=SinkCommit)
 
 
 class _UserMetadata(msgspec.Struct, Generic[C], frozen=True):
-    """The form of ``userMetadata``: others may have keys of their own beside ours."""
+    """The form of ``userMetadata``; other programs may have their keys beside ours."""
 
     logstore: C
 
@@ -45,7 +45,7 @@ def user_metadata(commit: SinkCommit) -> str:
 
 
 def parse_user_metadata(text: str, kind: type[C]) -> C:
-    """What ``user_metadata`` made of a commit of this kind. Raises SinkOffsetsUnknownError."""
+    """Parse the text that ``user_metadata`` made of a commit of this kind. Raises SinkOffsetsUnknownError."""
     try:
         return msgspec.json.decode(text, type=_UserMetadata[kind]).logstore  # type: ignore[valid-type]
     except msgspec.MsgspecError as error:

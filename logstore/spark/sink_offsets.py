@@ -1,13 +1,13 @@
-"""Offsets of a group in a Delta sink: what a commit of the sink says of them. Pure; no Spark, no store.
+"""Offsets of a group in a Delta sink, as a commit of the sink records them. Pure; no Spark, no store.
 
 Invariants:
 
-- A commit carries the position of **every** partition that the group has ever written to the sink: of this batch its
-  ranges, of other partitions an empty range at their end. The newest commit therefore says everything.
-- Positions belong to topic ids, not to names. What a commit says of a topic that was made again does not count.
-- Transaction versions of a group in a sink go up by one with each commit. A commit follows from the one that it was
-  planned with, and no other: Delta takes a version once.
-- Positions only rise: a range begins at the position of the commit before, or above it where retention has removed the
+- A commit carries the position of **every** partition that the group has ever written to the sink: for this batch its
+  ranges, for other partitions an empty range at their end. The newest commit is therefore complete.
+- Positions belong to topic ids, not to names. Positions in a topic that was created again do not count.
+- Transaction versions of a group in a sink go up by one with each commit. A commit follows only the one that it was
+  planned with, because Delta accepts a version once.
+- Positions only rise: a range begins at the position of the commit before, or above it if retention has removed the
   records between.
 """
 
@@ -60,7 +60,7 @@ class _MirrorMetadata(msgspec.Struct, frozen=True, rename="camel"):
 
 @dataclass(frozen=True, slots=True)
 class MirroredOffset:
-    """A committed offset of the group, with the metadata that it was committed with."""
+    """A committed offset of the group, with the metadata of its commit."""
 
     topic: str
     topic_id: str
@@ -72,7 +72,7 @@ class MirroredOffset:
 def next_commit(
     last: GroupCommit, ranges: Iterable[GroupRange], topic_ids: Mapping[str, str], writer: str
 ) -> GroupCommit:
-    """The commit that follows ``last`` with a batch of ``ranges``."""
+    """Return the commit that follows ``last`` with a batch of ``ranges``."""
     batch: dict[str, TopicRanges] = {}
     for r in ranges:
         topic = batch.setdefault(r.topic, TopicRanges(r.topic, topic_ids[r.topic], {}))
@@ -89,14 +89,14 @@ def next_commit(
 
 
 def with_empty_batch(last: GroupCommit, ranges: Iterable[GroupRange], topic_ids: Mapping[str, str]) -> GroupCommit:
-    """``last``, which an empty batch follows, with the positions of the batch: a partition may be new since."""
+    """Return ``last`` with the positions of an empty batch after it: a partition may be new since."""
     return msgspec.structs.replace(next_commit(last, ranges, topic_ids, last.writer), txn_version=last.txn_version)
 
 
 def remaining(last: GroupCommit, ranges: Sequence[GroupRange], topic_ids: Mapping[str, str]) -> list[GroupRange]:
-    """Of a batch that was planned without the sink: what the sink does not have yet.
+    """Return the ranges of a batch, planned without the sink, that the sink does not have yet.
 
-    InvalidRequestError if records between the sink and the batch would be left out.
+    Raises InvalidRequestError if records between the sink and the batch would be left out.
     """
     positions = last.positions
     left = []
@@ -113,15 +113,15 @@ def remaining(last: GroupCommit, ranges: Sequence[GroupRange], topic_ids: Mappin
 
 
 def mirror_metadata(table_id: str, txn_version: int) -> str:
-    """The metadata of the committed offsets that mirror a commit of the sink."""
+    """Return the metadata of the committed offsets that mirror a commit of the sink."""
     return msgspec.json.encode(_MirrorMetadata(table_id, txn_version)).decode()
 
 
 def commit_of_mirror(group: str, table_id: str, offsets: Sequence[MirroredOffset]) -> GroupCommit:
-    """The newest commit of the sink as the group's committed offsets tell it, for a sink whose log has it no longer.
+    """Return the newest commit of the sink from the group's committed offsets, if the sink's log no longer has it.
 
-    Delta knows the true transaction version also then, and lets no commit follow if there was a later one. Without a
-    mirrored offset of this sink there was no commit: the answer has transaction version 0, and Delta decides again.
+    Delta still knows the true transaction version then, and refuses a commit if there was a later one. If no committed
+    offset mirrors this sink, there was no commit: the result has transaction version 0, and Delta decides again. Raises
     SinkOffsetsUnknownError if only some offsets are those of one commit of the sink.
     """
     versions = {_mirrored_version(found, table_id) for found in offsets}

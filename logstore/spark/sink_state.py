@@ -1,5 +1,5 @@
-"""Where a group is by a Delta sink: the newest commit in the sink's log, or, where that has been cleaned, the mirror of
-it in the group's committed offsets.
+"""The position of a group in a Delta sink: the newest commit in the sink's log, or, if that has been cleaned, its
+mirror in the group's committed offsets.
 """
 
 import logging
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class SinkState(NamedTuple):
-    """A sink and the group's newest commit in it, which says where the group is; transaction version 0: none."""
+    """A sink and the group's newest commit in it, which has the group's position; transaction version 0 means none."""
 
     sink: DeltaSink
     table_id: str | None
@@ -23,13 +23,13 @@ class SinkState(NamedTuple):
 
     @classmethod
     def of(cls, sink: DeltaSink, group: str) -> Self:
-        """What the sink's log says. Raises as ``DeltaSink.table_id`` and ``commits``."""
+        """Return the state that the sink's log shows. Raises as ``DeltaSink.table_id`` and ``commits``."""
         table_id = sink.table_id()
         commits = sink.commits(GroupCommit, group) if table_id is not None else []
         return cls(sink, table_id, commits[0] if commits else GroupCommit(group))
 
     def by_mirror(self, store: Admin) -> Self:
-        """The state of a sink whose log says nothing, by what the group's committed offsets say of the sink."""
+        """Return the state that the group's committed offsets show, for a sink whose log has no commit."""
         group = self.last.group
         try:
             offsets = store.group_offsets(group)
@@ -41,7 +41,7 @@ class SinkState(NamedTuple):
 
 
 def commit_positions(store: Admin, group: str, topics: Sequence[TopicRanges], metadata: str) -> None:
-    """One request, so that the mirror is that of one commit. Topics that are no more have no offsets."""
+    """Commit in one request, so that the mirror is that of one commit. Topics that no longer exist are left out."""
 
     def commit(living: Iterable[TopicRanges]) -> None:
         ends = {(t.topic, p): end for t in living for p, (_, end) in t.ranges.items()}

@@ -1,7 +1,7 @@
 """Spark settings, and which source wins.
 
-From weak to strong: what Delta needs and this package prefers, the project's ``conf/spark-defaults.conf``, the user's
-own Spark (``$SPARK_CONF_DIR/spark-defaults.conf`` or ``$SPARK_HOME/conf``), ``PYSPARK_SUBMIT_ARGS``, and the
+From weak to strong: the needs of Delta and the preferences of this package, the project's ``conf/spark-defaults.conf``,
+the user's own Spark (``$SPARK_CONF_DIR/spark-defaults.conf`` or ``$SPARK_HOME/conf``), ``PYSPARK_SUBMIT_ARGS``, and the
 ``config`` argument. Extensions are the one key that is joined instead of replaced.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 EXTENSIONS_KEY = "spark.sql.extensions"
-#: The configuration with which a Spark that has Delta's jars knows Delta.
+#: The configuration that enables Delta in a Spark that has its jars.
 DELTA_SETTINGS: Mapping[str, str] = {
     EXTENSIONS_KEY: DELTA_EXTENSION,
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -36,7 +36,7 @@ _SUBMIT_OPTIONS = {
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """``spark-defaults.conf``: key, then white space, ``=`` or ``:``, then value; ``#`` and ``!`` start comments."""
+    """Parse ``spark-defaults.conf``: key, white space, ``=`` or ``:``, then value; ``#`` and ``!`` start comments."""
     settings = {}
     for line in re.sub(r"\\\r?\n[ \t]*", "", text).splitlines():
         stripped = line.strip()
@@ -47,7 +47,7 @@ def parse_properties(text: str) -> dict[str, str]:
 
 
 def parse_submit_arguments(arguments: str) -> dict[str, str]:
-    """The settings in ``PYSPARK_SUBMIT_ARGS``, under the keys that spark-submit gives its options."""
+    """Return the settings in ``PYSPARK_SUBMIT_ARGS``, under spark-submit's keys for its options."""
     settings = {}
     words = iter(shlex.split(arguments))
     for word in words:
@@ -61,13 +61,13 @@ def parse_submit_arguments(arguments: str) -> dict[str, str]:
 
 
 def project_conf_directory() -> Path | None:
-    """``conf`` of the working directory, else of the checkout, if it holds a ``spark-defaults.conf``."""
+    """Return ``conf`` of the working directory, else of the checkout, if it holds a ``spark-defaults.conf``."""
     candidates = (Path.cwd() / "conf", PACKAGE_ROOT / "conf")
     return next((directory for directory in candidates if (directory / "spark-defaults.conf").is_file()), None)
 
 
 def user_conf_directory() -> Path | None:
-    """The directory of the settings of the user's own Spark, by Spark's rule; None if none is set."""
+    """Return the settings directory of the user's own Spark, by Spark's rule; None if none is set."""
     if directory := os.environ.get("SPARK_CONF_DIR"):
         return Path(directory)
     if home := os.environ.get("SPARK_HOME"):
@@ -76,7 +76,7 @@ def user_conf_directory() -> Path | None:
 
 
 def user_settings() -> dict[str, str]:
-    """Everything that was set outside of Python, the stronger source over the weaker."""
+    """Return all settings from outside Python; the stronger source wins."""
     settings = {"spark.master": os.environ["MASTER"]} if os.environ.get("MASTER") else {}
     for directory in (project_conf_directory(), user_conf_directory()):
         file = directory / "spark-defaults.conf" if directory else None
@@ -86,7 +86,7 @@ def user_settings() -> dict[str, str]:
 
 
 def is_local(master: str) -> bool:
-    """Whether driver and executors are this machine: ``local``, ``local[4]``, ``local-cluster[...]``."""
+    """Return True if driver and executors are this machine: ``local``, ``local[4]``, ``local-cluster[...]``."""
     return re.match(r"local(\[|-cluster\[|$)", master) is not None
 
 
@@ -95,16 +95,16 @@ def is_connect(master: str) -> bool:
 
 
 def session_settings(master: str, given: Mapping[str, str], *, progress: bool) -> dict[str, str]:
-    """All settings of a session on ``master``; those in ``given`` win.
+    """Return all settings of a session on ``master``; those in ``given`` win.
 
-    Settings that change what a query answers are the same for every master; the rest suit one machine when the master
+    Settings that change the result of a query are the same for every master. The rest suit one machine when the master
     is local: Spark's defaults (200 shuffle partitions, 50 for a Delta snapshot) cost seconds per query there.
     """
     ours = {
         **DELTA_SETTINGS,
         "spark.sql.session.timeZone": "UTC",
         "spark.databricks.delta.vacuum.logging.enabled": "false",
-        # A flipped bit in a page is an error then, and not another record.
+        # This makes a flipped bit in a page an error instead of another record.
         "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": str(progress).lower(),
@@ -112,7 +112,7 @@ def session_settings(master: str, given: Mapping[str, str], *, progress: bool) -
     if is_local(master):
         cores = os.cpu_count() or 1
         if not os.access(Path.cwd(), os.W_OK):
-            # Spark makes ./spark-warehouse when it starts, and does not start without.
+            # Spark creates ./spark-warehouse when it starts, and does not start without it.
             ours["spark.sql.warehouse.dir"] = str(Path(tempfile.gettempdir()) / f"spark-warehouse-{os.getuid()}")
         ours |= {
             "spark.driver.host": "127.0.0.1",
@@ -131,6 +131,6 @@ def session_settings(master: str, given: Mapping[str, str], *, progress: bool) -
 
 
 def _python_path(given: str | None) -> str:
-    """The workers of a local master import what the driver does, from wherever it was started."""
+    """Return a path from which workers of a local master import the driver's package, wherever it was started."""
     paths = (given or os.environ.get("PYTHONPATH", "")).split(os.pathsep)
     return os.pathsep.join(dict.fromkeys([*filter(None, paths), str(PACKAGE_ROOT)]))

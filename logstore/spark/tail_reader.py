@@ -1,9 +1,9 @@
 """Fetches the tail of partitions from the store, in the tasks of a Spark query.
 
-This module is sent to the executors by value, with ``worker``, and is small. There it imports ``logstore.client``,
-which talks to the store. Invariants: each range comes whole and in order, from the topic that the query was made for
-(each request names its id), or the task fails with the reason. One answer is in memory at a time: ``FETCH_BYTES``, or
-one row group if a roll has overtaken the query. About 1 MiB of a row group is decoded at a time.
+This module is small, because it is sent to the executors by value, with ``worker``. There it imports
+``logstore.client``, which talks to the store. Invariants: each range comes whole and in order, from the topic that the
+query was made for (each request names its id), or the task fails with the reason. One response is in memory at a time:
+``FETCH_BYTES``, or one row group if a roll has overtaken the query. About 1 MiB of a row group is decoded at a time.
 """
 
 import time
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FETCH_BYTES = 8 * 1024 * 1024
 FETCH_WAIT_MS = 1_000
 REQUEST_SECONDS = 60
-#: How long a store that restarts, or is busy, is asked again.
+#: Seconds that a store that restarts, or is busy, is asked again.
 RETRY_SECONDS = 60.0
 
 #: The schema of a task's rows: the columns of a topic's table.
@@ -39,11 +39,11 @@ TAIL_COLUMNS = tuple(_SCHEMA.names)
 
 
 class TailReadError(Exception):
-    """The tail of a partition could not be read."""
+    """Raised if the tail of a partition could not be read."""
 
 
 class OvertakenError(TailReadError):
-    """Records of the range were removed; the log begins at ``log_start_offset`` now."""
+    """Raised if records of the range were removed; the log now begins at ``log_start_offset``."""
 
     def __init__(self, message: str, log_start_offset: int) -> None:
         super().__init__(message, log_start_offset)
@@ -54,13 +54,13 @@ class OvertakenError(TailReadError):
 
 
 class TopicGoneError(TailReadError):
-    """The topic was deleted, or made again."""
+    """Raised if the topic was deleted, or created again."""
 
 
 def tail_reader(
     urls: Sequence[str], topic: str, topic_id: str, ranges: Sequence[tuple[int, int, int]], client_id: str
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A function for ``mapInArrow`` over ids: each id stands for its ``ranges`` entry (partition, start, end)."""
+    """Return a function for ``mapInArrow`` over indexes of ``ranges`` entries (partition, start, end)."""
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with one_line_errors():
@@ -77,7 +77,7 @@ def tail_reader(
 
 
 class Leader:
-    """Fetches of the topic with ``topic_id``, each from the leader of its partition, which any of ``urls`` tells."""
+    """Fetches of the topic with ``topic_id``, each from the leader of its partition, which any of ``urls`` knows."""
 
     def __init__(
         self, urls: Sequence[str], topic: str, topic_id: str, client_id: str, retry_seconds: float | None = None
@@ -101,12 +101,12 @@ class Leader:
         self._transport.close()
 
     def records(self, partition: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """Records of ``[start, end)`` as batches of the tail's schema. The range is below the high watermark."""
+        """Yield records of ``[start, end)`` as batches of the tail's schema. The range is below the high watermark."""
         from logstore.backoff import backoffs
         from logstore.errors import LogStoreError
 
         offset = start
-        # An answer ends with the piece, as a row group, that brings so many bytes.
+        # A response ends with the piece, such as a row group, that reaches ``min_bytes``.
         min_bytes = 1
         give_up, waits = time.monotonic() + self._retry_seconds, backoffs()
         while offset < end:
@@ -130,10 +130,10 @@ class Leader:
                     num_bytes += batch.nbytes
                     yield from _rows(batch, partition, end)
                     if batch.column("offset")[-1].as_py() >= end - 1:
-                        break  # the rest of a row group, perhaps
+                        break  # the rest may be that of a row group
                 offset = response.next_offset
                 if rows:
-                    # Small pieces come together: all that are left, if their records are as large as these.
+                    # Ask for small pieces together: for all that are left, if their records have the same size.
                     min_bytes = max(1, min(FETCH_BYTES, (end - offset) * num_bytes // rows))
                 give_up, waits = time.monotonic() + self._retry_seconds, backoffs()
             elif time.monotonic() > give_up:
@@ -145,7 +145,7 @@ class Leader:
                 min_bytes = 1
 
     def _fetch(self, partition: int, offset: int, min_bytes: int) -> "PartitionData | None":
-        """One response, None without news. More than a byte is not waited for. Raises the partition's error, too."""
+        """Return one response, or None without news. Waits only for the first byte. Raises the partition's error."""
         from logstore.client.fetch import FetchPartition, FetchRequest, fetch
 
         asked = [FetchPartition(self._topic, partition, offset, self._topic_id)]
@@ -177,7 +177,7 @@ class Leader:
 
 
 def _rows(batch: pa.RecordBatch, partition: int, end: int) -> Iterator[pa.RecordBatch]:
-    """The rows below ``end``, as Spark wants them."""
+    """Yield the rows below ``end``, in Spark's schema."""
     offsets = batch.column("offset").to_numpy()
     batch = batch.slice(0, int(offsets.searchsorted(end)))
     if batch.num_rows:

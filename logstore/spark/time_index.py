@@ -1,4 +1,4 @@
-"""The offset of a time in sealed history, without a store: Delta's statistics name the file, the file the row."""
+"""Finds the offset for a time in sealed history, without a store. Delta's statistics give the file."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 def first_offset_at(
     files: "TableFiles", segments: Iterable["SegmentFile"], log_start: int, timestamp_ms: int
 ) -> int | None:
-    """The smallest offset from ``log_start`` on with a timestamp of at least ``timestamp_ms``; None without one.
+    """Return the smallest offset from ``log_start`` on with a timestamp of at least ``timestamp_ms``, or None.
 
-    Raises CorruptionError; FileNotFoundError where retention has just removed a file.
+    Raises CorruptionError; FileNotFoundError if retention has just removed a file.
     """
     from logstore.records.log_batches import int64_values
     from logstore.segments.reader import read_row_group, row_groups

@@ -16,18 +16,18 @@ from logstore.table_files import TableFiles
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: As many tasks fetch records of a topic at once, at most; each goes through its share of the partitions.
+#: At most this many tasks fetch records of a topic at once; each goes through its share of the partitions.
 TASKS_MAX = 200
 
 
 def topic_frame(spark: "SparkSession", view: TopicView, ranges: Sequence[OffsetRange]) -> "DataFrame":
-    """Records of ``ranges`` (one per partition, inside the view's bounds): ``topic`` and the columns of its table."""
+    """Return records of ``ranges`` (one per partition, inside the bounds): ``topic`` and the columns of its table."""
     plan = view.plan(ranges)
     parts = _history(spark, view, plan.history) if plan.history else []
     if plan.fetched:
         parts.append(_fetched(spark, view, plan.fetched))
     records = reduce(lambda a, b: a.union(b), parts) if parts else spark.createDataFrame([], struct_of(TAIL_COLUMNS))
-    # A column that is named costs some calls of the JVM each; parts have the columns in their order.
+    # Each column that is named costs some calls of the JVM; parts have the columns in their order.
     return records.selectExpr(f"'{view.topic}' AS topic", "*")
 
 
@@ -36,7 +36,7 @@ def read_table(spark: "SparkSession", files: TableFiles) -> "DataFrame":
 
 
 def client_id(spark: "SparkSession") -> str:
-    """The client id: the store's logs and metrics name this application by it."""
+    """Return the client id by which the store's logs and metrics name this application."""
     return f"spark {spark.conf.get('spark.app.name', '')}".strip()
 
 
@@ -46,13 +46,13 @@ def _history(spark: "SparkSession", view: TopicView, scans: Sequence[HistoryScan
         names = ", ".join(f"'{name}'" for name in view.refused_files)
         table = table.where(f"_metadata.file_name NOT IN ({names})")
     table = table.select(*TAIL_COLUMNS)
-    # The check first: a query for a few rows begins there. Delta has chosen the files before any task runs: if it is
-    # the same table then, it was the same when they were chosen.
+    # The check comes first, where a query for a few rows begins. Delta has chosen the files before any task runs: if it
+    # is the same table then, it was the same when they were chosen.
     return [_check(spark, view, scans), *(table.where(scan.condition()) for scan in scans)]
 
 
 def _check(spark: "SparkSession", view: TopicView, scans: Sequence[HistoryScan]) -> "DataFrame":
-    """No rows, or an error."""
+    """Return a DataFrame without rows, whose evaluation may fail."""
     from logstore.delta.actions import OWN_PREFIX
 
     _send_along(history_check, worker)
@@ -69,7 +69,7 @@ def _check(spark: "SparkSession", view: TopicView, scans: Sequence[HistoryScan])
 
 
 def _send_along(*modules: ModuleType) -> None:
-    """The modules travel with the query: executors need not have this package."""
+    """Send the modules with the query, because executors need not have this package."""
     from pyspark import cloudpickle
 
     for module in modules:
@@ -77,7 +77,7 @@ def _send_along(*modules: ModuleType) -> None:
 
 
 def _fetched(spark: "SparkSession", view: TopicView, ranges: Sequence[OffsetRange]) -> "DataFrame":
-    # An executor without ``logstore.client`` is told so by the task, in words.
+    # On an executor without ``logstore.client`` the task fails with a readable reason.
     _send_along(tail_reader, worker)
     wanted = [(r.partition, r.start, r.end) for r in ranges]
     reader = tail_reader.tail_reader(view.urls, view.topic, view.topic_id, wanted, client_id(spark))

@@ -1,7 +1,7 @@
 """The table function ``logstore_topic`` of Spark's SQL: a topic's records by offset range, in one task.
 
-An Arrow UDTF: it has one schema, and looks at its arguments in the task. So "latest" is decided whenever a query runs,
-and nothing is read past what a query takes, as with LIMIT. Headers have no place in it: they cost each query.
+It is an Arrow UDTF, which has one schema and evaluates its arguments in the task. So "latest" is decided whenever a
+query runs, and nothing is read past what a query takes, as with LIMIT. It has no headers, because they cost each query.
 """
 
 import json
@@ -25,14 +25,14 @@ _CLIENT_ID = "spark logstore_topic"
 
 
 def topic_function(default_bootstrap: str) -> "UserDefinedTableFunction":
-    """The function, to be registered; ``default_bootstrap`` is the store that is read when a query names none."""
+    """Return the function to register; ``default_bootstrap`` is the store that is read when a query names none."""
     from pyspark.sql.functions import arrow_udtf
 
     from logstore.spark.column_types import struct_of
     from logstore.spark.source.columns import COLUMNS
 
     class LogStoreTopic:
-        """Spark takes a class that was made in a function by value, with the address in it."""
+        """A class made in a function, so that Spark pickles it by value, with the address in it."""
 
         # Names of parameters are names of arguments in SQL; each is an array with one value.
         def eval(
@@ -66,11 +66,10 @@ def topic_records(
     default_bootstrap: str,
     unknown: tuple[str, ...] = (),
 ) -> Iterator["pa.RecordBatch"]:
-    """Records with ``starting <= offset < ending``, as ``columns.arrow_schema()``, partition by
-    partition.
+    """Yield records with ``starting <= offset < ending``, as ``columns.arrow_schema()``, partition by partition.
 
-    Arguments come as SQL gave them, ``unknown`` are the names of those that the function does not have. Raises
-    InvalidRequestError, and as ``read_offsets``, before the first batch.
+    Arguments are SQL's; ``unknown`` are the names of those that the function does not have. Raises InvalidRequestError,
+    and as ``read_offsets``, before the first batch.
     """
     with one_line_errors():
         require_packages()
@@ -115,7 +114,8 @@ def _view(topic: str, bootstrap: str, storage: str) -> "TopicView":
 
 
 def offset_spec(name: str, value: Any) -> "OffsetSpec":
-    """An argument of SQL as an ``OffsetSpec``: a word, a time, or JSON by partition: ``{"0": 100, "1": "latest"}``.
+    """Return an argument of SQL as an ``OffsetSpec``: a word, a time, or JSON by partition: ``{"0": 100, "1":
+    "latest"}``.
 
     Raises InvalidRequestError, also for a TIMESTAMP_NTZ: it means the session's zone, which a task does not know.
     """

@@ -1,11 +1,13 @@
-"""A view of one topic at one moment: its offsets, and where each is read. No Spark is needed here.
+"""A view of one topic at one moment: its offsets, and where each is read. It needs no Spark.
 
-Rule R8, in order: (1) the ends are asked over HTTP; (2) the store's leader serves any offset of the tail for as long as
-it is retained; (3) the sealed offsets and log starts come from one Delta snapshot, read after (1); (4) history is
-``start <= offset < min(sealed, end)`` of that or any later version, and the tail is the rest; if history is little, the
-leader serves that, too, and no version of the table is read. A roll at any moment,
-also between two evaluations of a DataFrame, is not noticed: the border between the parts was fixed when the view was
-made. Versions in which another writer changed records are no such versions (``history_check``).
+Rule R8, in order: (1) the ends are requested over HTTP; (2) the store's leader serves any offset of the tail for as
+long as it is retained; (3) the sealed offsets and log starts come from one Delta snapshot, read after (1); (4) history
+is ``start <= offset < min(sealed, end)`` of that or any later version, and the tail is the rest; if history is little,
+the leader serves it also, and no version of the table is read.
+
+A roll at any moment, even between two evaluations of a DataFrame, has no effect, because the border between the parts
+was fixed when the view was made. Versions in which another writer changed records do not count as such
+(``history_check``).
 """
 
 import os
@@ -30,11 +32,11 @@ if TYPE_CHECKING:
     from logstore.delta.topic_table import TopicTable
     from logstore.log.history import MissingRange
 
-#: How long a store that does not answer is asked again while a DataFrame is made.
+#: Seconds that a store that does not respond is asked again while a DataFrame is made.
 RETRY_SECONDS = 10.0
-#: Tables whose logs are kept in memory. Of a thousand segments each takes a few MB.
+#: The number of tables whose logs are kept in memory. With a thousand segments each takes a few MB.
 _TABLES_KEPT = 16
-#: For who reads records that another writer took out of the table.
+#: A hint for a reader of records that another writer removed from the table.
 MISSING_REMEDY = (
     "A store that runs commits the files again that are on disk, within seconds; otherwise restore the table to the "
     "version before, or give these records and all before them up with logstore topic delete-records"
@@ -43,7 +45,7 @@ MISSING_REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class TopicView:
-    """``bounds`` are the offsets of each partition; ``urls`` the brokers of the tail, none for sealed history alone.
+    """``bounds`` are the offsets of each partition; ``urls`` the brokers of the tail, empty for sealed history alone.
     ``log_mark`` is ``TopicTable.log_mark`` from before the snapshot was read.
     """
 
@@ -55,7 +57,7 @@ class TopicView:
     log_mark: int | None = None
 
     def is_newest(self) -> bool:
-        """Whether the table's log is certainly as it was when ``snapshot`` was read: one look at a directory."""
+        """Return True if the table's log has certainly not changed since ``snapshot``: one look at a directory."""
         return self.log_mark is not None and self.log_mark == _table(self.files.uri).log_mark()
 
     @property
@@ -63,7 +65,7 @@ class TopicView:
         return str(self.snapshot.topic_id)
 
     def plan(self, ranges: Sequence[OffsetRange]) -> ReadPlan:
-        """The plan to read ``ranges`` (one per partition, inside ``bounds``). Raises as ``require_whole``."""
+        """Return the plan to read ``ranges`` (one per partition, inside ``bounds``). Raises as ``require_whole``."""
         self.require_whole(ranges)
         sealed = {partition: state.sealed for partition, state in self.snapshot.partitions.items()}
         files = (
@@ -75,13 +77,13 @@ class TopicView:
         return plan_read(ranges, sealed, files, has_store=bool(self.urls))
 
     def missing(self, ranges: Iterable[OffsetRange]) -> "dict[int, list[MissingRange]]":
-        """Records of ``ranges`` (one per partition) that another writer took out of the history, by partition."""
+        """Return by partition the records of ``ranges`` (one each) that another writer removed from the history."""
         from logstore.log.history import missing_records
 
         return missing_records(self.files, self.snapshot, {r.partition: (r.start, r.end) for r in ranges})
 
     def require_whole(self, ranges: Iterable[OffsetRange]) -> None:
-        """MissingRecordsError, if ``ranges`` have ``missing`` records; CorruptionError, OSError."""
+        """Raise MissingRecordsError if ``ranges`` have ``missing`` records; also CorruptionError, OSError."""
         from logstore.log.history import require_whole
 
         wanted = {r.partition: (r.start, r.end) for r in ranges}
@@ -89,12 +91,12 @@ class TopicView:
 
     @property
     def refused_files(self) -> tuple[str, ...]:
-        """Names of files of other writers, without their directories, whose records are none of the log's."""
+        """Names, without directories, of foreign files whose records are not in the log."""
         refused = (file for p in self.snapshot.partitions for file in self.snapshot.refused(p))
         return tuple(sorted(file.path.rpartition("/")[2] for file in refused))
 
     def offsets_of_times(self, times_ms: Mapping[int, int]) -> dict[int, int | None]:
-        """By partition the first offset of a time (ms) or later, None without one."""
+        """Return by partition the first offset at or after a time (ms), None if there is none."""
         if self.urls:
             with Admin(",".join(self.urls)) as store:
                 found = store.offsets_for_times({(self.topic, p): at for p, at in times_ms.items()})
@@ -104,10 +106,10 @@ class TopicView:
 
 
 def view_through_store(store: Admin, topic: str) -> TopicView:
-    """Everything up to the high watermarks of this moment.
+    """Return a view up to the current high watermarks.
 
     Raises InvalidTopicError, UnknownTopicError, DataDirectoryError (the topic's data is not visible from here),
-    CorruptionError, and what ``Admin`` raises.
+    CorruptionError, and the errors of ``Admin``.
     """
     _check_topic_name(topic)
     described = store.describe_by_leaders(topic)
@@ -117,7 +119,7 @@ def view_through_store(store: Admin, topic: str) -> TopicView:
         "under the name that the store's setting data_location gives it"
     )
     if not files.exists():
-        # UnknownTopicError if the topic was deleted meanwhile.
+        # This raises UnknownTopicError if the topic was deleted meanwhile.
         store.describe_topic(topic)
         raise invisible
     mark, snapshot = _marked_snapshot(files)
@@ -135,7 +137,10 @@ def view_through_store(store: Admin, topic: str) -> TopicView:
 
 
 def view_of_storage(storage: str | os.PathLike[str], topic: str) -> TopicView:
-    """Sealed history of a data root. InvalidTopicError, UnknownTopicError, DataDirectoryError, CorruptionError."""
+    """Return a view of the sealed history in a data root.
+
+    Raises InvalidTopicError, UnknownTopicError, DataDirectoryError, CorruptionError.
+    """
     _check_topic_name(topic)
     root = storage_root(storage)
     files = root.open(topic)
@@ -148,7 +153,7 @@ def view_of_storage(storage: str | os.PathLike[str], topic: str) -> TopicView:
 
 
 def storage_root(storage: str | os.PathLike[str]) -> TableRoot:
-    """The tables of a data root. DataDirectoryError if it is not there: a mount that is away has lost no topic."""
+    """Return the tables of a data root. Raises DataDirectoryError if it is missing: unmounted, it has lost no topic."""
     root = open_root(storage)
     if not root.exists():
         raise DataDirectoryError(f"option storage: there is no data root of a store at {os.fspath(storage)}")
@@ -156,13 +161,13 @@ def storage_root(storage: str | os.PathLike[str]) -> TableRoot:
 
 
 def check_source(bootstrap: str | None, storage: str | os.PathLike[str] | None) -> None:
-    """Raises InvalidRequestError for both."""
+    """Raise InvalidRequestError if both are given."""
     if bootstrap is not None and storage is not None:
         raise InvalidRequestError("give bootstrap (a running store) or storage (its data root), not both")
 
 
 def connect(bootstrap: str | None, client_id: str) -> Admin:
-    """The store at ``bootstrap``, else the one that LOGSTORE_URL names. InvalidRequestError without either."""
+    """Connect to the store at ``bootstrap``, else at LOGSTORE_URL. Raises InvalidRequestError without either."""
     bootstrap = bootstrap or environment_url()
     if not bootstrap:
         raise InvalidRequestError(
@@ -184,8 +189,8 @@ def _marked_snapshot(files: TableFiles) -> tuple[int | None, "TopicSnapshot"]:
 
 @lru_cache(_TABLES_KEPT)
 def _table(uri: str) -> "TopicTable":
-    """A table that keeps what it has read of its log: the next snapshot reads only what is new in it."""
+    """Return a table that caches what it has read of its log, so that the next snapshot reads only new entries."""
     from logstore.delta.topic_table import TopicTable
 
-    # Not TopicTable.open, which makes durable what it sees: a reader may have the data mounted read-only.
+    # TopicTable.open would make durable what it sees, but a reader may have the data mounted read-only.
     return TopicTable(open_table(uri))

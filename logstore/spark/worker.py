@@ -11,14 +11,14 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
 
-#: Modules that every worker needs which reads or writes topics: executors, and the workers in which Spark plans.
+#: Modules needed by every worker that reads or writes topics: executors, and the workers in which Spark plans.
 NEEDED = ("numpy", "pyarrow", "msgspec", "cachetools", "google_crc32c")
 # A worker has few, and the connection to Spark is one of the first.
 _DESCRIPTORS = 64
 
 
 def require_packages() -> None:
-    """ImportError in one line if this Python lacks a package."""
+    """Raise ImportError in one line if this Python lacks a package."""
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         _hide_traceback()
         raise ImportError(
@@ -29,7 +29,7 @@ def require_packages() -> None:
 
 
 def begin_task() -> None:
-    """Prepare this worker for a task; to be called before the task reads its input. Elsewhere it does nothing."""
+    """Prepare this worker for a task; call it before the task reads its input. Outside a worker it does nothing."""
     if not _is_worker():
         return
     _spare_modules()
@@ -37,10 +37,10 @@ def begin_task() -> None:
 
 
 def _spare_modules() -> None:
-    """Keep the objects of imported modules from the garbage collector, once in the life of a worker.
+    """Exclude the objects of imported modules from garbage collection, once in the life of a worker.
 
-    A worker of Spark 4.2 collects garbage after each task: 80 ms of CPU, which the next steps of the query lack, if the
-    modules are looked through each time.
+    A worker of Spark 4.2 collects garbage after each task: that takes 80 ms of CPU, which the next steps of the query
+    lack, if the modules are scanned each time.
     """
     if gc.get_freeze_count():
         return
@@ -53,7 +53,7 @@ def _acknowledge_input() -> None:
     """Acknowledge at once what Spark has sent to this worker so far.
 
     Spark 4.2 sends a task over TCP in two small pieces, its command and its input. The second one waits until the first
-    is acknowledged (Nagle's algorithm), and Linux does that 40 ms later unless it is told.
+    is acknowledged (Nagle's algorithm), and by default Linux does that 40 ms later.
     """
     quick_ack = getattr(socket, "TCP_QUICKACK", None)  # Linux has it
     if quick_ack is None:
@@ -68,7 +68,7 @@ def _acknowledge_input() -> None:
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """An error of ours ends a worker with its message alone, and without Python's traceback."""
+    """End a worker on our own error with its message alone, without Python's traceback."""
     try:
         yield
     except Exception as error:
@@ -85,5 +85,5 @@ def _is_worker() -> bool:
 
 def _hide_traceback() -> None:
     if _is_worker():
-        # Spark looks at it when it tells the error, and this process ends with that.
+        # Spark reads this when it reports the error, after which this process ends.
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"

@@ -410,6 +410,7 @@ class Changes(BackgroundLoad):
             assert self.acknowledged[what] <= number <= self.sent[what], (what, self.acknowledged, found, self.sent)
 
 
+@pytest.mark.long
 def test_power_cuts_under_load_lose_nothing_that_was_acknowledged(store: FaultyServerProcess) -> None:
     seed = random.randrange(2**31)
     print(f"seed {seed}")

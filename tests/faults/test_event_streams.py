@@ -70,6 +70,7 @@ async def read_over_breaks(url: str, count: int) -> tuple[list[int], int]:
     return found, connections
 
 
+@pytest.mark.long
 def test_a_client_that_comes_back_has_every_record_once_over_kills_of_the_server(tmp_path: Path) -> None:
     async def schedule(server: ServerProcess) -> None:
         producer = Producer(server.url)

@@ -163,6 +163,7 @@ def test_killed_in_recovery_again_and_again(loop, rng, act):
     loop.kill_recovery(act, rng.choice(named_kills(loop.hits(act))), points)
 
 
+@pytest.mark.long
 def test_calls_that_fail_in_recovery(loop, rng):
     act = rng.choice(list(ACTS))
     fault = rng.choice(named_kills(loop.hits(act)))

@@ -211,6 +211,7 @@ def crowd(url: str, size: int) -> Iterator[None]:
 # ---- told to end ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_stop_under_load_ends_with_0_and_takes_back_no_answer(store: FaultyServerProcess) -> None:
     """The first while a roll is under way; the second is asked for twice."""
     with ProduceLoad(store.url, "t", producers=4, partitions=PARTITIONS, pause_s=0.02) as load:

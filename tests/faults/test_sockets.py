@@ -406,6 +406,7 @@ def test_mutated_requests_are_answered_and_stored_as_answered(server):
     server.check()
 
 
+@pytest.mark.long
 def test_idle_connections_do_not_hinder_producers(server):
     """Half of them have sent nothing, half had an answer before."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -54,7 +54,42 @@ def erase_neighbours() -> None:
     KnownErasure.mask = wider  # type: ignore[method-assign]
 
 
+def forget_erasures_at_a_kill() -> None:
+    """An erasure that was begun by a process that is gone is continued by nobody."""
+    from logstore.broker.erasing import Erasing
+
+    write, look = Erasing._write, Erasing._look
+    begun: set[tuple[int, str]] = set()
+
+    async def note(self: Erasing, record: Any, *args: Any) -> Any:
+        begun.add((id(self), record.id))
+        return await write(self, record, *args)
+
+    async def look_at_own(self: Erasing) -> None:
+        real = self._erasures.unfinished
+        self._erasures.unfinished = lambda: [one for one in real() if (id(self), one.record.id) in begun]  # type: ignore[method-assign]
+        try:
+            await look(self)
+        finally:
+            del self._erasures.unfinished
+
+    Erasing._write, Erasing._look = note, look_at_own  # type: ignore[method-assign]
+
+
 # ---- jobs -----------------------------------------------------------------------------------------------------------
+
+
+def move_no_log_start() -> None:
+    """Retention removes files, and the log start stays where it was."""
+    from compaction_jobs import retention
+
+    plan = retention.plan_retention
+
+    def without_start(partition: int, state: Any, *args: Any) -> Any:
+        made = plan(partition, state, *args)
+        return made and dataclasses.replace(made, log_start=state.log_start, boundary=None)
+
+    retention.plan_retention = without_start
 
 
 def compact_to_the_first() -> None:
@@ -78,6 +113,33 @@ def compact_to_the_first() -> None:
     latest_rows._LastRows.add, latest_rows._LastRows.folded = backwards, forwards  # type: ignore[method-assign]
 
 
+def compact_too_far() -> None:
+    """Compaction drops a record for another one of its key in the next source only."""
+    from compaction_jobs import local_compaction
+
+    find = local_compaction.find_kept
+
+    def fewer(*args: Any) -> Any:
+        found = find(*args)
+        found.of_source[-1] = found.of_source[-1][:-1]
+        return found
+
+    local_compaction.find_kept = fewer
+
+
+def merge_loses_a_row() -> None:
+    """A merge leaves out the last record of its last file."""
+    from logstore.segments import joining
+
+    records = joining._records
+
+    def shorter(files: Any, source: Any, kept: Any, pace: Any) -> Any:
+        for batch in records(files, source, kept, pace):
+            yield batch.slice(0, max(1, batch.num_rows - 1)) if kept is None else batch
+
+    joining._records = shorter
+
+
 # ---- rolls and reading ----------------------------------------------------------------------------------------------
 
 
@@ -91,6 +153,13 @@ def roll_loses_a_row() -> None:
         write(self, batch.slice(1) if batch.num_rows > 3 else batch)
 
     SegmentWriter.write = from_the_second  # type: ignore[method-assign]
+
+
+def read_segments_unchecked() -> None:
+    """The bytes of a segment are read whatever their checksum says."""
+    from logstore.segments.parquet_file import ParquetFile
+
+    ParquetFile._checked = ParquetFile._unchecked  # type: ignore[method-assign]
 
 
 def find_the_next_offset_by_time() -> None:
@@ -121,6 +190,13 @@ def skip_the_end_of_history() -> None:
     LogReader._history_slice = one_too_far  # type: ignore[method-assign]
 
 
+def read_deleted_records() -> None:
+    """Readers get records below the log start as long as their file is there."""
+    from logstore.log import log_reader
+
+    log_reader.require_in_range = lambda *_: None
+
+
 def delete_records_in_memory() -> None:
     """The log start moves in memory, and no commit says so."""
     from logstore.broker.topic_tables import TopicTables
@@ -136,6 +212,43 @@ def delete_records_in_memory() -> None:
 
 
 # ---- producers and groups -------------------------------------------------------------------------------------------
+
+
+def give_no_new_epoch() -> None:
+    """A producer that asks for the next epoch of its id gets the one that it has."""
+    from logstore.broker.producing import ProducerId, Producing
+
+    init = Producing.init_producer
+
+    async def same(self: Any, context: Any, producer_id: int | None = None, producer_epoch: int = -1) -> Any:
+        if producer_id is None:
+            return await init(self, context)
+        return ProducerId(producer_id, producer_epoch)
+
+    Producing.init_producer = same  # type: ignore[method-assign]
+
+
+def give_ids_twice() -> None:
+    """A start begins again with the first producer id."""
+    from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
+
+    async def from_one(self: Any) -> int:
+        self.given = getattr(self, "given", 0) + 1
+        self._next_producer_id = 1 << 40
+        return int(self.given)
+
+    EmbeddedCoordinator.new_producer_id = from_one  # type: ignore[method-assign]
+
+
+def commit_offsets_unsynced() -> None:
+    """A commit of offsets is answered when it is queued."""
+    from consumer_offsets.coordinator_shard import CoordinatorShard
+
+    CoordinatorShard._append = rewritten(  # type: ignore[method-assign]
+        CoordinatorShard._append,
+        ("partition=self._partition, timeout_ms=None", "partition=self._partition, acks=0, timeout_ms=None"),
+        ("produced.require_stored()", "pass"),
+    )
 
 
 def refuse_what_is_stored() -> None:

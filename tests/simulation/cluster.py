@@ -45,7 +45,8 @@ class Cluster:
                 random.Random(f"{seed} node {broker_id}"),
                 {**_SETTINGS, **(settings or {})},
                 note,
-                Membership(broker_id, self.zookeeper, self.network),
+                self.network,
+                Membership(broker_id, self.zookeeper),
             )
             for broker_id in range(brokers)
         }

@@ -132,6 +132,12 @@ class SimulatedLoop(asyncio.base_events.BaseEventLoop):
         where = "" if error is None else "".join(traceback.format_tb(error.__traceback__)[-3:])
         self.errors.append(f"{context['message']}: {error!r}\n{where}")
 
+    # ---- sockets ----------------------------------------------------------------------------------------------------
+
+    async def create_server(self, protocol_factory: Callable[[], asyncio.BaseProtocol], *, sock: Any, **_: Any) -> Any:  # type: ignore[override]
+        """Listen on a socket of the simulated world (``listeners.PlayedSocket``)."""
+        return await sock.listen(protocol_factory)
+
     # ---- threads ----------------------------------------------------------------------------------------------------
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]

@@ -93,6 +93,8 @@ class Nemesis:
         self.struck: list[int] = []
         #: Whether a fault of this strand lasts.
         self.is_striking = False
+        #: Whether the fault goes on as long as its own cuts of connections do.
+        self.needs_its_cuts = False
         #: Whether no node has run since the last one was told to start.
         self._is_out = False
         self._starting: dict[Node, asyncio.Task[None]] = {}
@@ -118,7 +120,7 @@ class Nemesis:
             (self.journal_bit_flip, 1),
         )
         if self._site.cluster is not None:
-            kinds += ((self.kill_all, 2), (self.cut_off_and_kill, 4))
+            kinds += ((self.kill_all, 2), (self.cut_off_and_kill, 10))
         return kinds
 
     def _of_machines(self) -> Kinds:
@@ -134,8 +136,9 @@ class Nemesis:
 
     def _of_connections(self) -> Kinds:
         if self._site.cluster is None:
-            return ()
+            return ((self.break_clients, 2),)
         return (
+            (self.break_clients, 3),
             (self.cut_off, 2),
             (self.cut_from_brokers, 3),
             (self.cut_from_zookeeper, 3),
@@ -166,6 +169,7 @@ class Nemesis:
             self._node = self._rng.choice(self._up)
             self.is_striking = True
             await strike()
+            await self._until_cuts_end()
             self._take_back()
             self.is_striking = False
         await self._all_started()
@@ -174,6 +178,12 @@ class Nemesis:
         """Wait for a node to strike; a process only if most of them are there, so that there is something to lose."""
         least = (len(self._site.nodes) + 1) // 2 if self._strand is Strand.PROCESSES else 1
         while not self.is_ending and len(self._up) < least:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(_LOOK_S)
+
+    async def _until_cuts_end(self) -> None:
+        """Before connections are healed, wait for another fault that needs its cuts: all are healed at once."""
+        others = [one for one in self._strands if one is not self]
+        while self._strand is Strand.CONNECTIONS and any(one.needs_its_cuts for one in others):  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_S)
 
     @property
@@ -405,6 +415,13 @@ class Nemesis:
         self._node.process.slowness = 30.0
         await self._last(2)
 
+    async def break_clients(self) -> None:
+        """Connections of clients end, in the middle of requests and answers."""
+        self._told("break_clients")
+        for _ in range(5):
+            self._site.network.break_clients(self._node.name)
+            await self._last(0.5)
+
     # ---- the network and ZooKeeper ----------------------------------------------------------------------------------
 
     @property
@@ -443,6 +460,7 @@ class Nemesis:
         logs = [(topic, partition) for topic, partition in self._logs if self._cluster.leader(topic, partition)]
         if logs and (leader := self._cluster.leader(*self._rng.choice(logs))):
             self._node = leader
+        self.needs_its_cuts = True
         if self._rng.random() < 0.5:
             self._cut_off()
         else:
@@ -454,6 +472,7 @@ class Nemesis:
         else:
             self._node.kill()
         self._cluster.heal()
+        self.needs_its_cuts = False
         await asyncio.sleep(self._rng.uniform(0, 4))
 
     def _cut_off(self) -> None:

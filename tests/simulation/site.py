@@ -9,6 +9,7 @@ from logstore.broker.context import INTERNAL
 from logstore.errors import LogStoreError
 from logstore.node import Store
 from tests.simulation.cluster import Cluster
+from tests.simulation.network import Network
 from tests.simulation.node import NoConnectionError, Node
 
 T = TypeVar("T")
@@ -38,10 +39,10 @@ Place = Log | GroupName | Controller | None
 
 
 class Site:
-    """``nodes`` in the order of their numbers; ``cluster`` if they are brokers of one."""
+    """``nodes`` by their numbers; ``cluster`` if they are brokers of one; their listeners are on ``network``."""
 
-    def __init__(self, nodes: list[Node], cluster: Cluster | None, rng: random.Random) -> None:
-        self.nodes, self.cluster = nodes, cluster
+    def __init__(self, nodes: list[Node], cluster: Cluster | None, network: Network, rng: random.Random) -> None:
+        self.nodes, self.cluster, self.network = nodes, cluster, network
         self._rng = rng
         #: Errors of requests that are no errors of the store.
         self.unforeseen: list[str] = []

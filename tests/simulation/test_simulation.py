@@ -37,12 +37,22 @@ def test_a_seed_is_a_history(brokers: int) -> None:
     assert one.digest != other.digest
 
 
+@pytest.mark.parametrize("brokers", [1, 3])
+def test_every_way_to_the_store_is_taken(brokers: int) -> None:
+    outcome = simulate("7.0", brokers=brokers, virtual_seconds=6)
+    done = {(event["process"].partition("-")[0], event["op"]) for event in outcome.history if event["phase"] == "ok"}
+    assert done >= {(name, "produce") for name in ("producer", "httpproducer", "kafkaproducer")}
+    assert done >= {("member", op) for op in ("assigned", "processed", "fetch", "commit")}
+    assert len(done & {(name, "commit") for name in ("reader", "httpreader", "kafkareader")}) == 2
+
+
 _KINDS = (
     *("kill", "kill_at_a_call", "power_cut", "stop", "journal_error", "table_error", "full_disk", "slow_disk"),
     *("journal_bit_flip", "segment_bit_flip", "clock_drift"),
     *("clock_step", "stall", "kill_all", "cut_off", "cut_off_and_kill", "cut_from_brokers", "cut_from_zookeeper"),
     *("break_connections", "zookeeper_down", "zookeeper_elects", "zookeeper_splits", "session_ends", "client_ends"),
     "answers_lost",
+    "break_clients",
 )
 _SHORTEST = ("kill_all", "cut_off_and_kill", "zookeeper_splits", "answers_lost")
 

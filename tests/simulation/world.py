@@ -26,9 +26,14 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.erasing import Eraser
 from tests.simulation.foreign import Stranger
 from tests.simulation.history import History
+from tests.simulation.http_clients import HttpProducer, HttpReader, HttpSite
 from tests.simulation.jobs import Jobs
+from tests.simulation.kafka_classic_members import ClassicMember
+from tests.simulation.kafka_clients import KafkaProducer, KafkaReader, KafkaSite
+from tests.simulation.kafka_members import GROUP_SETTINGS, PATIENCE_S, Group, KafkaMember
 from tests.simulation.loop import PlayedThreads, SimulatedLoop
 from tests.simulation.nemesis import Nemesis, Strand
+from tests.simulation.network import Network
 from tests.simulation.node import ConnectionLostError, NoConnectionError, Node
 from tests.simulation.site import CONTROLLER, Log, Site
 from tests.simulation.topics import Administrator
@@ -52,7 +57,10 @@ _TOPICS = (
     ),
     TopicSpec("users", 1, {"cleanup.policy": "compact", "segment.ms": "900", "min.cleanable.dirty.ratio": "0.1"}),
 )
-_SETTINGS: dict[str, object] = {"journal_max_bytes": 32 * 1024 * 1024}
+#: Read by the members of a group alone; nobody deletes of it.
+_SHARED = TopicSpec("orders", 2, {"segment.bytes": "20000", "segment.ms": "1500"})
+_ALL = (*_TOPICS, _SHARED)
+_SETTINGS: dict[str, object] = {"journal_max_bytes": 32 * 1024 * 1024, **GROUP_SETTINGS}
 #: Records a second of all producers.
 _RECORDS_S = 100
 #: Simulated seconds in which a healed store does all that it is asked for.
@@ -60,6 +68,7 @@ _PATIENCE_S = 60.0
 #: Simulated seconds in which what was begun under faults comes to its end.
 _FINISHED_S = 240.0
 _GROUPS = ("group-0", "group-1")
+_MEMBERS = "members"
 _SHM = Path("/dev/shm")
 
 
@@ -96,23 +105,26 @@ class World:
         self.administrator = Administrator(self.site, self.history, random.Random(f"{seed} administrator"))
         self.strands: list[Nemesis] = []
         for strand in Strand:
-            Nemesis(self.site, self.history, _TOPICS, f"{seed} nemesis", only, kind, strand, self.strands)
+            Nemesis(self.site, self.history, _ALL, f"{seed} nemesis", only, kind, strand, self.strands)
         self.nemesis = self.strands[Strand.PROCESSES]
 
     def _build(self, brokers: int, directory: Path) -> Site:
         rng, note = random.Random(f"{self._seed} site"), self.history.note
         if brokers > 1:
-            cluster = Cluster(self._loop, directory / "cluster", self._seed, note, brokers=brokers)
-            return Site(list(cluster.nodes.values()), cluster, rng)
-        node = Node(self._loop, directory / "0", random.Random(f"{self._seed} node"), _SETTINGS, note)
-        return Site([node], None, rng)
+            cluster = Cluster(
+                self._loop, directory / "cluster", self._seed, note, brokers=brokers, settings=GROUP_SETTINGS
+            )
+            return Site(list(cluster.nodes.values()), cluster, cluster.network, rng)
+        network = Network(self._loop, random.Random(f"{self._seed} network"))
+        node = Node(self._loop, directory / "0", random.Random(f"{self._seed} node"), _SETTINGS, note, network)
+        return Site([node], None, network, rng)
 
     def run(self, virtual_seconds: float, events: int | None) -> Outcome:
         outcome = self.outcome
         began = time.monotonic()
         try:
             self._loop.run_until_complete(self._run(virtual_seconds, events))
-        except (AssertionError, LogStoreError, OSError, TimeoutError) as error:
+        except Exception as error:  # noqa: BLE001 - an error of the store that nobody expects is what a run looks for
             outcome.anomalies.append(f"the run broke off: {error!r}")
         finally:
             self._loop.run_until_complete(self._end())
@@ -140,23 +152,25 @@ class World:
 
     async def _run(self, virtual_seconds: float, events: int | None) -> None:
         await self.nemesis.start()
-        for topic in _TOPICS:
+        for topic in _ALL:
             await self._create(topic)
         working = [asyncio.create_task(work) for work in self._clients()]
         ending = [asyncio.create_task(work) for work in self._finishing()]
         striking = [asyncio.create_task(one.run()) for one in self.strands]
+        group = Group(_MEMBERS, _SHARED, self.site, self.history)
+        members = [asyncio.create_task(member.run()) for member in self._members(group)]
         end = self._loop.time() + virtual_seconds
         while self._loop.time() < end and (events is None or self.history.count < events):
             await asyncio.sleep(0.5)
-            for task in (*striking, *working, *ending):
+            for task in (*striking, *working, *ending, *members):
                 if task.done():
                     task.result()
-        for one in (*self.strands, self.eraser, self.stranger, self.jobs, self.administrator):
+        for one in (*self.strands, self.eraser, self.stranger, self.jobs, self.administrator, group):
             one.is_ending = True
         await asyncio.gather(*striking)
         await self.nemesis.restart()
         await self.nemesis.heal()
-        await asyncio.sleep(3 if self.site.cluster is None else 12)  # what waits is taken, sent again and answered
+        await asyncio.sleep(5 if self.site.cluster is None else 12)  # what waits is taken, sent again and answered
         _, unfinished = await asyncio.wait(ending, timeout=_FINISHED_S)
         assert not unfinished, f"not finished {_FINISHED_S} s after all was healed: {unfinished}"
         for task in ending:
@@ -164,7 +178,8 @@ class World:
         for task in working:
             task.cancel()
         await asyncio.wait(working)
-        await self._read_all()
+        await asyncio.sleep(2)  # what they had sent is done
+        await self._read_all(group, members)
 
     async def _end(self) -> None:
         """End all that is left, also of processes that were killed."""
@@ -183,17 +198,37 @@ class World:
 
     def _finishing(self) -> list[Coroutine[Any, Any, None]]:
         """Those that are told to end, and finish what they have begun."""
-        work = [self.stranger.run_statements(_TOPICS), self.jobs.run(), self.administrator.run_changes(_TOPICS)]
-        if self.site.cluster is None:
-            work.append(self.eraser.run_erasures(_TOPICS))
-        return work
+        return [
+            self.eraser.run_erasures(_TOPICS),
+            self.stranger.run_statements(_TOPICS),
+            self.jobs.run(),
+            self.administrator.run_changes(_TOPICS),
+        ]
 
     def _clients(self) -> list[Coroutine[Any, Any, None]]:
-        """Those that work until they are cancelled."""
+        """Of each way to the store one producer, by the seed with sequence numbers or without, and two readers."""
+
+        def client(kind: type[Client], number: int) -> Any:
+            name = f"{kind.__name__.lower()}-{number}"
+            rng = random.Random(f"{self._seed} {name}")
+            site = ways[kind](self.site, name, rng) if kind in ways else self.site
+            return kind(site, self.history, name, rng, records_s=_RECORDS_S / 3)
+
+        ways = {HttpProducer: HttpSite, HttpReader: HttpSite, KafkaProducer: KafkaSite, KafkaReader: KafkaSite}
+        chance = random.Random(f"{self._seed} clients")
+        producers = chance.sample([Producer, HttpProducer, KafkaProducer], 3)
+        readers = chance.sample([Reader, HttpReader, KafkaReader], 2)
         return [
-            *(self._client(Producer, n).run(_TOPICS, sequenced=n > 0) for n in range(3)),
-            *(self._client(Reader, n).run(_TOPICS, _GROUPS[n]) for n in range(2)),
+            *(client(kind, n).run(_ALL, sequenced=n > 0) for n, kind in enumerate(producers)),
+            *(client(kind, n).run(_TOPICS, _GROUPS[n]) for n, kind in enumerate(readers)),
         ]
+
+    def _members(self, group: Group) -> list[KafkaMember]:
+        names = [f"member-{number}" for number in range(2)]
+        chance = {name: random.Random(f"{self._seed} {name}") for name in names}
+        sites = {name: KafkaSite(self.site, name, chance[name], patience_s=PATIENCE_S) for name in names}
+        kinds = {name: chance[name].choice([KafkaMember, ClassicMember]) for name in names}
+        return [kinds[name](sites[name], self.history, name, chance[name], group) for name in names]
 
     async def _create(self, topic: TopicSpec) -> None:
         configs = {**_CONFIGS, **topic.configs}
@@ -224,13 +259,13 @@ class World:
             await asyncio.sleep(0.2)
         raise AssertionError(f"{what} for {_PATIENCE_S} s after all was healed: {why}")
 
-    async def _read_all(self) -> None:
-        """The last word of the log: of readers over the store, and of those of the table."""
+    async def _read_all(self, shared: Group, members: list[asyncio.Task[None]]) -> None:
+        """The last word of the log: of readers over the store, of the group's members, and of readers of the table."""
         for node in self.site.nodes:
             node.lost_answers = 0.0
         await self._eventually(self._all_in_sync, "a replica is not in the ISR")
         client = Reader(self.site, self.history, "final", random.Random(f"{self._seed} final"))
-        for topic, partition in [(each, p) for each in _TOPICS for p in range(each.partitions)]:
+        for topic, partition in [(each, p) for each in _ALL for p in range(each.partitions)]:
 
             async def roll(name: str = topic.name, number: int = partition) -> bool:
                 async def work(store: Store) -> bool:
@@ -244,7 +279,12 @@ class World:
             await self._eventually(roll, f"{topic.name}-{partition} is not whole on its replicas")
             told = await self._read_log(client, topic, partition)
             self.history.tell("final", "final", topic=topic.name, partition=partition, **told)
-        for topic, group in itertools.product(_TOPICS, _GROUPS):
+        await self._eventually(shared.is_settled, f"the members of {shared.name} do not settle")
+        for task in members:
+            task.cancel()
+        await asyncio.wait(members)
+        commits = [*itertools.product(_TOPICS, _GROUPS), (_SHARED, _MEMBERS)]
+        for topic, group in commits:
 
             async def committed(name: str = topic.name, of: str = group) -> bool:
                 phase, told = await client.committed(of, name)
@@ -260,18 +300,18 @@ class World:
                 raise AssertionError(f"SIGTERM ended a healed node with {error!r}")
         self.administrator.look_at_tables(self.site.nodes[0].data)
         tables = self.site.nodes[0].data / "topics"
-        for topic, reader in itertools.product(_TOPICS, READERS):
+        for topic, reader in itertools.product(_ALL, READERS):
             told = read_version(tables / topic.name, None, reader=reader, partitions=topic.partitions)
             self.history.tell(f"final-{reader}", "final_delta", topic=topic.name, **told)
         in_table = committed_offsets(tables / OFFSETS_TOPIC)
-        for group, topic in itertools.product(_GROUPS, _TOPICS):
+        for topic, group in commits:
             offsets = in_table.get((group, topic.name), {})
             self.history.tell("final-delta-rs", "final_commits", group=group, topic=topic.name, offsets=offsets)
 
     async def _all_in_sync(self) -> bool:
         if (cluster := self.site.cluster) is None:
             return True
-        for topic, partition in [(each, p) for each in _TOPICS for p in range(each.partitions)]:
+        for topic, partition in [(each, p) for each in _ALL for p in range(each.partitions)]:
             leader = cluster.leader(topic.name, partition)
             state = None if leader is None else cluster.state(int(leader.name), topic.name, partition)
             if state is None or len(state.in_sync_replicas) < len(self.site.nodes):

@@ -235,7 +235,11 @@ WEIGHTS = {
 
 
 #: The seed to begin with, for a bug that one schedule in a thousand notices.
-FIRST_SEEDS = {"C12: records that a journal has lost count as sealed": 1_500}
+FIRST_SEEDS = {
+    "C3: only the former ISR counts": 48,
+    "C10: the last roll of the leader before is not adopted": 116,
+    "C12: records that a journal has lost count as sealed": 1_500,
+}
 
 
 def seed_that_notices(

@@ -636,8 +636,10 @@ class FaultyFileSystem(FileSystem):
             )
             content = bytes(inode.disk) if strict else _after_cut(seen, inode, rng)
         if content != seen or not path.exists():
-            path.unlink(missing_ok=True)
-            path.write_bytes(content)
+            # In one step: readers on other machines may have the file open, or open it now.
+            restored = self._attic / "restored"
+            restored.write_bytes(content)
+            restored.replace(path)
 
 
 def _after_cut(seen: bytes, inode: _Inode, rng: random.Random) -> bytes:

@@ -1,9 +1,9 @@
 """Reading records.
 
-A record's way in: ``fetcher`` (one thread, ahead of the program) → ``consumer``, which hands out ``records`` and keeps
-the position of each partition (``subscription_state``). ``offset_fetcher`` finds out where to begin,
-``offset_committer`` commits offsets. As a member of a group, its partitions come by ``group_member``, which carries out
-what ``membership`` (of a group that the members assign: ``classic_member``; the store: ``consumer_member``) says.
+A record's way in: ``fetcher`` (threads that read ahead of the program) → ``consumer``, which hands out ``records`` and
+keeps the position of each partition (``subscription_state``). ``offset_fetcher`` finds the offsets to begin at,
+``offset_committer`` commits offsets. A member of a group gets its partitions through ``group_member``, which carries
+out the steps of ``membership``: ``classic_member`` if the members assign, ``consumer_member`` if the store does.
 """
 
 from logstore.client.consumer.consumer import Consumer

@@ -1,11 +1,12 @@
 """The consumer's API: subscribe or assign, take records, commit.
 
-The parts behind it: ``subscription_state`` (partitions and positions), ``offset_fetcher`` (where to begin),
-``fetcher`` (one thread that fetches ahead), ``fetch_collector`` (records out of that) and ``offset_committer`` (one
-thread that commits), and ``group_member`` (one thread that speaks with the group). So ``poll`` keeps to its time also
-while the store is away.
+Its parts are ``subscription_state`` (partitions and positions), ``offset_fetcher`` (where to begin), ``fetcher``
+(threads that fetch ahead), ``fetch_collector`` (takes records out of the fetches), ``offset_committer`` (one thread
+that commits) and ``group_member`` (one thread that speaks with the group). So ``poll`` keeps to its timeout even while
+the store is away.
 
-A consumer is for one thread. ``commit`` without offsets commits the positions; auto commit those of earlier calls.
+A consumer is for one thread. ``commit`` without offsets commits the positions; auto commit commits those of earlier
+calls.
 """
 
 import contextlib
@@ -38,16 +39,16 @@ from logstore.client.option_checks import refuse_unknown
 from logstore.client.transport import Transport
 from logstore.errors import InvalidRequestError, LogStoreError
 
-# How long the commit of a consumer whose block failed may take.
+# Seconds that the commit may take after the block of a consumer failed.
 _LAST_COMMIT_SECONDS = 5.0
 
 
 class Consumer:
-    """Reads topics of one store. A context manager, which closes it; if its block fails, or is interrupted, auto commit
-    commits the records that the program came back from for more.
+    """Reads topics of one store. It is a context manager, which closes it. If its block fails or is interrupted, auto
+    commit commits only the records that the program has finished, by asking for more.
 
     ``bootstrap`` is ``http(s)://host:port`` or ``host:port``, several separated by commas. Options have the names and,
-    where none is said, the defaults of Kafka's consumer:
+    unless stated here, the defaults of Kafka's consumer:
 
     - ``group_id``: the group whose committed offsets the consumer begins at, and to which it commits. ``subscribe``
       makes it a member, and the members share the partitions.
@@ -56,29 +57,29 @@ class Consumer:
       list of these by preference; default ``["range", "cooperative-sticky"]``. ``group_remote_assignor`` (consumer):
       ``uniform`` or ``range``.
     - ``group_instance_id``: a name by which a member that comes back finds its partitions (static membership).
-    - ``session_timeout_ms`` (45000), ``heartbeat_interval_ms`` (3000), both classic: without a heartbeat for so long
-      the member is removed; how often it sends one. ``max_poll_interval_ms``: without a ``poll`` for so long the member
-      leaves the group.
+    - ``session_timeout_ms`` (45000), ``heartbeat_interval_ms`` (3000), both classic: the member is removed after this
+      time without a heartbeat; how often it sends one. ``max_poll_interval_ms``: the member leaves the group after this
+      time without a ``poll``.
     - ``auto_offset_reset``: where to begin without a committed offset, when a position is no longer in the log, or when
-      the topic was deleted and made again: ``latest``, ``earliest``, or ``none`` for NoOffsetForPartitionError and
+      the topic was deleted and created again: ``latest``, ``earliest``, or ``none`` for NoOffsetForPartitionError and
       OffsetOutOfRangeError.
-    - ``enable_auto_commit`` (with a group: on): commit positions every ``auto_commit_interval_ms``, and in ``close``.
-    - ``key_deserializer``, ``value_deserializer``: from bytes to anything; not called for null.
-    - ``fetch_min_bytes``, ``fetch_max_wait_ms``: how many bytes an answer waits for, and how long, at the
-      end of the log.
-    - ``fetch_max_bytes`` (16 MiB): of one answer; twice as much is held at most, beside a batch that is larger.
-      ``max_partition_fetch_bytes`` (4 MiB): of one partition in an answer.
+    - ``enable_auto_commit`` (on if there is a group): commit positions every ``auto_commit_interval_ms``, and in
+      ``close``.
+    - ``key_deserializer``, ``value_deserializer``: functions from bytes to any object; not called for null.
+    - ``fetch_min_bytes``, ``fetch_max_wait_ms``: how many bytes a response waits for at the end of the log, and for how
+      long.
+    - ``fetch_max_bytes`` (16 MiB): the size of one response; at most twice as much is held, plus a batch that is
+      larger. ``max_partition_fetch_bytes`` (4 MiB): one partition's share of a response.
     - ``max_poll_records``: the default of ``poll`` and the stride of iteration.
-    - ``consumer_timeout_ms``: iteration ends after so long without a record; None: never.
-    - ``request_timeout_ms``: how long one answer may take; ``default_api_timeout_ms``: how long a store that is away is
-      waited for before that is an error.
-    - ``metadata_max_age_ms``: how long new partitions of a topic that is subscribed to may go unnoticed, and how old
-      what is known of brokers and leaders may get.
+    - ``consumer_timeout_ms``: iteration ends after this time without a record; None: never.
+    - ``request_timeout_ms``: how long one response may take; ``default_api_timeout_ms``: how long the store may be away
+      before that is an error.
+    - ``metadata_max_age_ms``: how long new partitions of a subscribed topic may go unnoticed, and how old the known
+      brokers and leaders may get.
+    - ``where``: hand out only the records that this expression selects, such as ``'$.user == "ada"'``; the store
+      evaluates it. Positions, and with a group committed offsets, pass over all others.
 
-    - ``where``: hand out only the records that this expression selects, as ``'$.user == "ada"'``; the store evaluates
-      it. Positions, and with a group committed offsets, pass over all others.
-
-    Raises InvalidWhereError, InvalidConfigError naming an option that is wrong or that there is not, InvalidGroupError.
+    Raises InvalidWhereError, InvalidGroupError, and InvalidConfigError naming an option that is wrong or unknown.
     """
 
     def __init__(
@@ -171,8 +172,10 @@ class Consumer:
         self._close(failed=kind is not None)
 
     def close(self) -> None:
-        """With auto commit, commit the positions; then leave the group at once, and end. A static member stays in the
-        group until its session ends. Raises the error of that commit, and what the rebalance listener raises.
+        """Commit the positions if auto commit is on, leave the group at once, and end.
+
+        A static member stays in the group until its session ends. Raises the error of that commit, and what the
+        rebalance listener raises.
         """
         self._close(failed=False)
 
@@ -196,10 +199,10 @@ class Consumer:
             self._offset_fetcher.close()
 
     def _give_up(self, *, failed: bool) -> None:
-        """Commit the positions automatically, and tell the rebalance listener that all partitions go.
+        """Auto-commit the positions, and notify the rebalance listener that all partitions are given up.
 
-        If the block of a ``with`` failed, records that it had in hand may not be processed, and are not committed. Its
-        own error goes on, and waits no longer for a store that is away.
+        If the block of a ``with`` failed, records that it had in hand may not be processed, so they are not committed.
+        The block's error is raised on, and does not wait any longer for a store that is away.
         """
         try:
             if self._committer is None or not self._committer.automatic:
@@ -222,7 +225,7 @@ class Consumer:
                 self._member.leave()
 
     def wakeup(self) -> None:
-        """Have the ``poll`` that waits now, or else the next one, raise WakeupError. For any thread."""
+        """Make the ``poll`` that waits now, or else the next one, raise WakeupError. Any thread may call it."""
         self._wakeup.ask()
 
     # ---- the partitions to read -------------------------------------------------------------------------------------
@@ -230,13 +233,12 @@ class Consumer:
     def subscribe(
         self, topics: Iterable[str] | re.Pattern[str], listener: ConsumerRebalanceListener | None = None
     ) -> None:
-        """Read ``topics``, or those whose whole name matches a compiled pattern, and no others; also topics and
-        partitions that are added later, these from their first record.
+        """Read ``topics``, or those whose whole name matches a compiled pattern, and no others.
 
-        With a ``group_id`` the consumer becomes a member of the group, which gives it its part of the partitions in
-        ``poll``; ``listener`` is told. Without one it reads all partitions. A topic in the list that is not there is
-        made by the next ``poll``, if the store makes topics; else it is UnknownTopicError there. Raises
-        InvalidRequestError.
+        Topics and partitions that are added later are also read, such partitions from their first record. With a
+        ``group_id`` the consumer becomes a member of the group, which gives it its share of the partitions in ``poll``
+        and notifies ``listener``. Without one it reads all partitions. The next ``poll`` creates a listed topic that
+        does not exist, if the store creates topics; else it raises UnknownTopicError. Raises InvalidRequestError.
         """
         if isinstance(topics, str):
             raise InvalidRequestError(
@@ -264,7 +266,7 @@ class Consumer:
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these partitions, and no others. Partitions that are read already keep their positions.
 
-        Without membership: a member leaves its group, and commits are taken while the group has no members.
+        This needs no membership: a member leaves its group, and commits are accepted while the group has no members.
         """
         assigned = set(listed(partitions))
         self._leave_group()
@@ -276,11 +278,11 @@ class Consumer:
         self.assign(())
 
     def subscription(self) -> frozenset[str]:
-        """The topics that are subscribed to."""
+        """Return the topics that are subscribed to."""
         return self._state.topics or frozenset()
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """The partitions that are read; those of a subscription are known from a ``poll`` on."""
+        """Return the partitions that are read; those of a subscription are known after a ``poll``."""
         return frozenset(self._state.assignment)
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
@@ -288,7 +290,7 @@ class Consumer:
         self._state.pause(self._state.require_assigned(partitions))
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """Go on where these partitions were paused."""
+        """Continue where these partitions were paused."""
         self._state.resume(self._state.require_assigned(partitions))
 
     def paused(self) -> frozenset[TopicPartition]:
@@ -297,14 +299,15 @@ class Consumer:
     # ---- records ----------------------------------------------------------------------------------------------------
 
     def poll(self, max_records: int | None = None, timeout_s: float = 1.0) -> list[Record]:
-        """The next records, at most ``max_records`` (``max_poll_records``); those of one partition by rising offset.
+        """Return the next records, at most ``max_records`` (``max_poll_records``); those of one partition by rising
+        offset.
 
         Waits up to ``timeout_s`` seconds for the first; empty if none came. Raises, after the records before it:
         RecordDeserializationError (the position stays at that record), OffsetOutOfRangeError and
-        NoOffsetForPartitionError (``auto_offset_reset="none"``), UnknownTopicError and UnknownPartitionError (there is
-        none, or it was deleted), StoreUnreachableError, NetworkError and RequestTimedOutError (the store was away for
-        ``default_api_timeout_ms``), InvalidRequestError (nothing to read), and why positions could not be committed.
-        WakeupError after ``wakeup``. As a member, FencedInstanceIdError (another consumer has its
+        NoOffsetForPartitionError (``auto_offset_reset="none"``), UnknownTopicError and UnknownPartitionError (it does
+        not exist, or was deleted), StoreUnreachableError, NetworkError and RequestTimedOutError (the store was away for
+        ``default_api_timeout_ms``), InvalidRequestError (nothing to read), and the error of a failed auto commit.
+        WakeupError after ``wakeup``. For a member also FencedInstanceIdError (another consumer has its
         ``group_instance_id``), InconsistentGroupProtocolError, GroupMaxSizeReachedError, InvalidSessionTimeoutError,
         UnreleasedInstanceIdError, InvalidRegularExpressionError, and what the rebalance listener raises.
         """
@@ -314,32 +317,34 @@ class Consumer:
         )
 
     def poll_arrow(self, max_records: int | None = None, timeout_s: float = 1.0) -> FetchedBatch | None:
-        """The next records of one partition as columns: what there is in one piece, at most ``max_records``.
+        """Return the next records of one partition as columns: one contiguous batch, at most ``max_records``.
 
-        None if none came within ``timeout_s`` seconds. Raises as ``poll``; deserializers are not applied.
+        Returns None if none came within ``timeout_s`` seconds. Raises as ``poll``; deserializers are not applied.
         """
         _check_max_records(max_records)
         return self._collector.batch(max_records, timeout_s)
 
     def __iter__(self) -> Iterator[Record]:
-        """Record by record, for ever or until none came for ``consumer_timeout_ms``. Raises as ``poll``.
+        """Iterate over the records for ever, or until none came for ``consumer_timeout_ms``. Raises as ``poll``.
 
-        The position follows each record: ``commit`` in the loop counts those that were seen so far, this one too.
+        The position follows each record: ``commit`` in the loop covers the records seen so far, including the current
+        one.
         """
         return iter(self._collector)
 
     # ---- positions --------------------------------------------------------------------------------------------------
 
     def position(self, partition: TopicPartition) -> int:
-        """The offset of the next record to be handed out. Asks the store where to begin if that is not known yet."""
+        """Return the offset of the next record to hand out. Asks the store for the position if it is not known yet."""
         (assigned,) = self._state.require_assigned((partition,))
         if not self._state.begins_somewhere(assigned):
             self._offset_fetcher.place_unplaced()
         return self._state.position(assigned)
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Go on from ``offset`` in the topic that is read. An offset outside the log, or a topic that was made again,
-        is noticed when it is read: see ``auto_offset_reset``.
+        """Continue from ``offset`` in the topic that is read.
+
+        An offset outside the log, or a topic that was created again, is noticed on reading: see ``auto_offset_reset``.
         """
         if offset < 0:
             raise InvalidRequestError(f"Offset {offset} is negative: offsets begin at 0.")
@@ -347,25 +352,25 @@ class Consumer:
         self._state.seek(assigned, offset)
 
     def seek_to_beginning(self, partitions: Iterable[TopicPartition] | None = None) -> None:
-        """Go on from the first record of these partitions, or of all that are assigned."""
+        """Continue from the first record of these partitions, or of all that are assigned."""
         self._offset_fetcher.place(self._state.require_assigned(partitions), lambda at: at.log_start_offset)
 
     def seek_to_end(self, partitions: Iterable[TopicPartition] | None = None) -> None:
-        """Go on with records that come from now on in these partitions, or in all that are assigned."""
+        """Continue with records that come from now on in these partitions, or in all that are assigned."""
         self._offset_fetcher.place(self._state.require_assigned(partitions), lambda at: at.high_watermark)
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The offset of the first record of each; UnknownTopicError, UnknownPartitionError."""
+        """Return the offset of the first record of each. Raises UnknownTopicError, UnknownPartitionError."""
         return {p: found.log_start_offset for p, found in self._offset_fetcher.describe(partitions).items()}
 
     def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The offset after the last record of each (the high watermark); UnknownTopicError, UnknownPartitionError."""
+        """Return the offset after the last record (high watermark) of each. Raises as ``beginning_offsets``."""
         return {p: found.high_watermark for p, found in self._offset_fetcher.describe(partitions).items()}
 
     def offsets_for_times(
         self, timestamps_ms: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record of each partition at or after a time (ms since 1970 UTC); None where there is none.
+        """Return the first record of each partition at or after a time (ms since 1970 UTC), or None if there is none.
 
         Raises UnknownTopicError, UnknownPartitionError.
         """
@@ -377,23 +382,23 @@ class Consumer:
         return self._admin.offsets_for_times(timestamps_ms)
 
     def partitions_for(self, topic: str) -> list[TopicPartition]:
-        """All partitions of ``topic``, to be given to ``assign``; UnknownTopicError, unless the store makes topics."""
+        """Return all partitions of ``topic``. Raises UnknownTopicError, unless the store creates topics."""
         found = self._admin.find_partitions([topic], may_create=True)[topic]
         return [TopicPartition(topic, partition) for partition in range(found.count)]
 
     # ---- the group's offsets ----------------------------------------------------------------------------------------
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
-        """The group's committed offset of each partition: the next one to read; None without one."""
+        """Return the group's committed offset of each partition: the next one to read, or None if there is none."""
         asked = listed(partitions)
         committed = self._offset_fetcher.committed()
         return {partition: committed.get(partition) for partition in asked}
 
     def commit(self, offsets: Offsets | None = None, *, metadata: str = "") -> None:
-        """Commit ``offsets`` (the next ones to read), or the positions; returns when that is durable.
+        """Commit ``offsets`` (the next ones to read), or the positions, all or none; return when that is durable.
 
-        All or none. ``metadata`` is a text of the program's own. Raises UnknownTopicError, UnknownTopicIdError (a topic
-        that is read was made again: the next ``poll`` begins anew in it), UnknownPartitionError, OffsetOutOfRangeError
+        ``metadata`` is a text for the program's use. Raises UnknownTopicError, UnknownTopicIdError (a topic that is
+        read was created again: the next ``poll`` begins again in it), UnknownPartitionError, OffsetOutOfRangeError
         (beyond the end), CommitFailedError (the group has given some of the partitions to others),
         FencedInstanceIdError, InvalidRequestError (no group), and as ``poll`` when the store is away.
         """
@@ -402,7 +407,7 @@ class Consumer:
     def commit_async(
         self, offsets: Offsets | None = None, callback: CommitCallback | None = None, *, metadata: str = ""
     ) -> "Future[None]":
-        """As ``commit``, without waiting. ``callback(offsets, error or None)`` is called from another thread.
+        """Commit as ``commit`` does, without waiting. Another thread calls ``callback(offsets, error or None)``.
 
         Commits of a consumer are carried out in the order of the calls.
         """

@@ -1,12 +1,12 @@
-"""Takes records out of completed fetches, and moves the positions behind them.
+"""Takes records out of completed fetches, and advances the positions past them.
 
 Invariants:
 
-- Nothing is handed out of a topic that was found to have been made again.
-- What is committed automatically is the position of *earlier* calls: a record that was handed out counts as done when
-  the program comes back for more. So it is at the end of a ``with`` block that failed, or was interrupted.
-- No wait goes on beyond its time, whatever the store does.
-- Nothing is handed out while partitions are to be given up.
+- Nothing is handed out of a topic that is known to have been created again.
+- Auto commit commits the positions of *earlier* calls: a record that was handed out counts as done when the program
+  asks for more. This also holds at the end of a ``with`` block that failed or was interrupted.
+- No wait exceeds its timeout, whatever the store does.
+- Nothing is handed out while partitions have to be given up.
 """
 
 import time
@@ -47,10 +47,10 @@ class FetchCollector:
         self._member = member
         self._wakeup = wakeup
         self._options = options
-        # The commit of the positions of partitions about to be revoked.
+        # The commit of the positions of partitions that are about to be revoked.
         self._committing: tuple[frozenset[TopicPartition], Future[None]] | None = None
-        # Where records begin that the program has and has not come back from: after ``records`` and ``batch``. While it
-        # iterates they are the rows of ``_iterated`` from ``_done`` on.
+        # The offsets of the first records that the program holds and has not finished, set by ``records`` and
+        # ``batch``. During iteration these records are the rows of ``_iterated`` from ``_done`` on.
         self._in_hand: dict[TopicPartition, int] = {}
         self._iterated: CompletedFetch | None = None
         self._done = 0
@@ -59,7 +59,7 @@ class FetchCollector:
         self._wait_s = max(0.1, min(_WAIT_SECONDS_MAX, options.auto_commit_interval_ms / 1000))
 
     def records(self, max_records: int, timeout_s: float) -> list[Record]:
-        """As ``Consumer.poll``."""
+        """Return the records for ``Consumer.poll``."""
         records: list[Record] = []
         fetch = self._next(timeout_s)
         while fetch is not None and fetch.batch is not None and len(records) < max_records:
@@ -77,7 +77,7 @@ class FetchCollector:
         return records
 
     def batch(self, max_records: int | None, timeout_s: float) -> FetchedBatch | None:
-        """As ``Consumer.poll_arrow``."""
+        """Return the batch for ``Consumer.poll_arrow``."""
         fetch = self._next(timeout_s)
         if fetch is None or fetch.batch is None:
             return None
@@ -88,7 +88,7 @@ class FetchCollector:
         return batch
 
     def __iter__(self) -> Iterator[Record]:
-        """As ``Consumer.__iter__``."""
+        """Yield the records for ``Consumer.__iter__``."""
         while (fetch := self._next(self._options.consumer_timeout_s)) is not None:
             assert fetch.batch is not None
             rows = fetch.batch.slice(fetch.row, fetch.row + self._options.max_poll_records)
@@ -100,14 +100,14 @@ class FetchCollector:
                 yield record
                 self._done = fetch.row
                 if self._fetcher.begun() is not fetch:
-                    break  # the program has called ``seek`` or the like
+                    break  # the program has called ``seek`` or a similar method
             else:
                 self._state.advance(fetch, 0)
                 if error is not None:
                     raise error
 
     def done_positions(self) -> tuple[dict[TopicPartition, int], dict[str, str]]:
-        """As ``SubscriptionState.positions``, before the records that the program has and has not come back from."""
+        """Return ``SubscriptionState.positions``, moved back before the records that the program has not finished."""
         positions, topic_ids = self._state.positions()
         in_hand = dict(self._in_hand)
         fetch = self._iterated
@@ -118,17 +118,17 @@ class FetchCollector:
         return {at: max(offset, self._committed.get(at, offset)) for at, offset in done.items()}, topic_ids
 
     def committed(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """The program commits these itself: it is done with the records below."""
+        """Note the offsets that the program commits itself: it is done with the records below them."""
         self._committed.update(offsets)
 
     def _take_back(self) -> None:
-        """The program comes for more: it is done with all records that it has."""
+        """Count all records that the program holds as done, because it asks for more."""
         self._in_hand.clear()
         self._committed.clear()
         self._iterated = None
 
     def _next(self, timeout_s: float) -> CompletedFetch | None:
-        """The fetch of which rows are to be handed out; None when the time is up."""
+        """Return the fetch whose rows are to be handed out next, or None when the time is up."""
         deadline = time.monotonic() + timeout_s
         self._take_back()
         if self._fetcher.closed:
@@ -162,10 +162,10 @@ class FetchCollector:
             elif fetch.batch is not None and fetch.row < len(fetch.batch):
                 return fetch
             elif fetch.error is None:
-                # Also behind an iteration that was left at the last record of a batch.
+                # This also runs after an iteration was left at the last record of a batch.
                 self._state.advance(fetch, 0)
             elif isinstance(fetch.error, UnknownTopicError) and self._state.pattern is not None:
-                # A topic that is deleted matches no longer; one that is made again begins anew.
+                # A deleted topic no longer matches; one that was created again begins again.
                 self._fetcher.pop()
                 self._offset_fetcher.refresh()
             else:
@@ -174,8 +174,9 @@ class FetchCollector:
                 raise fetch.error
 
     def _committed_in_time(self, revoked: frozenset[TopicPartition], deadline: float) -> bool:
-        """With auto commit: whether the commit of the positions of ``revoked`` is done. If it failed, the next owner
-        begins at the commit before.
+        """Return True once the positions of ``revoked`` are committed, or if auto commit is off.
+
+        If the commit fails, the next owner begins at the commit before.
         """
         if self._committer is None or not self._committer.automatic:
             return True
@@ -191,5 +192,5 @@ class FetchCollector:
         if self._committer is not None:
             replaced |= self._committer.replaced()
         if replaced and self._state.begin_anew(replaced):
-            # A subscribed topic may have other partitions now.
+            # The partitions of a subscribed topic may have changed.
             self._offset_fetcher.refresh()

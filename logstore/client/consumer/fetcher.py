@@ -1,18 +1,20 @@
-"""Reads partitions ahead of the program that consumes them: one thread for each broker that leads some of them, over
-one connection; history of several partitions is decoded in a few more threads.
+"""Reads partitions ahead of the program that consumes them.
+
+One thread for each broker that leads some of them fetches over one connection; a few more threads decode the history of
+several partitions.
 
 Invariants:
 
-- One fetch is under way at a time at each broker, for all partitions that it leads: whichever has a record first ends
-  the wait, and a partition that was just served is asked for last.
-- A fetch begins only while less than ``fetch_max_bytes`` wait to be taken; all that are under way bring at most as much
-  together, and one batch each: about twice ``fetch_max_bytes`` are held.
-- Records of a partition come without gap or repetition from the offset given to ``read``; records that were fetched
+- Each broker has one fetch under way at a time, for all partitions that it leads. The first partition that has a record
+  ends the wait, and a partition that was just served goes to the end of the next request.
+- A fetch begins only while less than ``fetch_max_bytes`` wait to be taken. All fetches under way together bring at most
+  as much, and one batch each: about twice ``fetch_max_bytes`` are held.
+- Records of a partition come without gap or repetition from the offset given to ``read``. Records that were fetched
   before ``read`` or ``stop_reading``, or by two brokers from the same offset, are dropped.
-- A failure is raised in its turn, after the records before it. A partition that failed is not read on before ``read``.
-  What passes (another leader, a leader that has just begun, a store that is away) is no failure before
-  ``default_api_timeout_ms`` are over.
-- A topic that was made again is no failure in its turn: ``replaced`` names it at once, and the consumer drops the
+- A failure is raised in its turn, after the records before it. A partition that failed is not read until ``read`` is
+  called. A temporary condition (another leader, a leader that has just begun, a store that is away) counts as a failure
+  only after ``default_api_timeout_ms``.
+- A topic that was created again is not a failure in its turn: ``replaced`` names it at once, and the consumer drops the
   records fetched from the old one. Nothing of the new one is fetched before ``read`` with its id.
 """
 
@@ -43,7 +45,7 @@ from logstore.errors import (
 from logstore.protocol.fetch_response import PartitionData
 from logstore.records.log_batches import int64_values
 
-# A request for more would be larger than the store takes; with more partitions than that they are asked for in turns.
+# A larger request would exceed what the store accepts, so further partitions are fetched in turns.
 _PARTITIONS_PER_FETCH = 2_000
 _WAIT_MS_OF_TURNS = 50
 _DECODERS_MAX = 4
@@ -51,9 +53,8 @@ _DECODERS_MAX = 4
 
 @dataclass(slots=True, eq=False)
 class CompletedFetch:
-    """The rows of ``batch`` from ``row`` on are still to be handed out; then reading goes on at ``next_offset``.
-
-    No batch: a gap, a reset, or the ``error`` that was met at ``next_offset``.
+    """A result for a partition: the rows of ``batch`` from ``row`` on are to be handed out, then reading continues at
+    ``next_offset``. Without a batch it is a gap, a reset, or the ``error`` met at ``next_offset``.
     """
 
     partition: TopicPartition
@@ -66,14 +67,14 @@ class CompletedFetch:
 
 @dataclass(slots=True, eq=False)
 class _Backoff:
-    """How long something has been failing (monotonic), and when it is tried again."""
+    """The time since when something has been failing, and of its next retry (both monotonic)."""
 
     since: float = 0.0
     retry_at: float = 0.0
     waits: Iterator[float] = field(default_factory=backoffs)
 
     def failed(self, error: LogStoreError) -> float:
-        """Seconds that it has been failing."""
+        """Note a failure; return for how many seconds it has been failing."""
         now = time.monotonic()
         self.since = self.since or now
         wait_s = next(self.waits)
@@ -83,8 +84,8 @@ class _Backoff:
 
 @dataclass(slots=True, eq=False)
 class _Reading:
-    """The fetch position of a partition of the topic with ``topic_id``. A seek makes a new one. ``failing``: the
-    partition is refused for now.
+    """The fetch position of a partition of the topic with ``topic_id``. A seek creates a new one. ``failing`` is set
+    while the partition is refused.
     """
 
     next_offset: int
@@ -93,7 +94,7 @@ class _Reading:
 
 
 class _Asked(NamedTuple):
-    """A partition in a fetch, from ``offset`` on."""
+    """A partition in a fetch request, from ``offset`` on."""
 
     partition: TopicPartition
     reading: _Reading
@@ -102,7 +103,7 @@ class _Asked(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """The thread that fetches from ``broker``. ``is_outdated``: the fetch under way is no longer wanted."""
+    """The thread that fetches from ``broker``. ``is_outdated`` is set if the fetch under way is no longer wanted."""
 
     broker: int | None
     thread: threading.Thread | None = None
@@ -114,16 +115,16 @@ _Turn = list[_Asked]
 
 
 class Fetcher:
-    """The methods are for one thread, the consumer's. ``transport`` is the fetcher's own, and closed at its end."""
+    """The fetcher of one consumer, whose thread calls the methods. It owns ``transport`` and closes it at the end."""
 
     def __init__(self, transport: Transport, metadata: ClusterMetadata, options: ConsumerOptions) -> None:
         self._transport = transport
         self._metadata = metadata
         self._options = options
         self._decoders = ThreadPoolExecutor(min(_DECODERS_MAX, os.cpu_count() or 1), "logstore-consumer-decoder")
-        # Guards all attributes below.
+        # This lock guards all attributes below.
         self._changed = threading.Condition()
-        # By broker, as of ``ClusterMetadata.leader``; threads run from the first ``first`` on.
+        # Workers by broker id, as ``ClusterMetadata.leader`` gives it; threads run after the first call of ``first``.
         self._workers: dict[int | None, _Worker] = {}
         self._has_begun = False
         self._readings: dict[TopicPartition, _Reading] = {}
@@ -135,13 +136,13 @@ class Fetcher:
         self.closed = False
 
     def wake(self) -> None:
-        """End the wait in ``first``, the one under way or else the next. For any thread."""
+        """End the wait in ``first``, the current one or else the next. Any thread may call it."""
         with self._changed:
             self._woken = True
             self._changed.notify_all()
 
     def read(self, positions: Mapping[TopicPartition, int], topic_ids: Mapping[str, str]) -> None:
-        """Read these partitions from these offsets on, of the topics with these ids (by name)."""
+        """Read these partitions from these offsets on, in the topics with these ids (by name)."""
         if not positions:
             return
         with self._changed:
@@ -149,7 +150,7 @@ class Fetcher:
             self._readings.update(
                 (partition, _Reading(offset, topic_ids[partition.topic])) for partition, offset in positions.items()
             )
-            # The fetch under way does not ask for the new partitions, and may wait for long.
+            # The fetch under way does not include the new partitions, and may wait for long.
             for broker in {self._metadata.leader(*partition) for partition in positions}:
                 if broker in self._workers:
                     self._workers[broker].is_outdated = True
@@ -166,10 +167,10 @@ class Fetcher:
             self._changed.notify_all()
 
     def first(self, timeout_s: float) -> CompletedFetch | None:
-        """The next fetch to hand out; waits up to ``timeout_s`` for it. It stays until ``pop``.
+        """Return the next fetch to hand out, after at most ``timeout_s`` seconds. It stays until ``pop``.
 
-        Waits no longer once a topic is ``replaced``, or after ``wake``. Raises the error of the fetcher: the store is
-        away for long, or the answer is not a store's.
+        The wait also ends when a topic is ``replaced``, or after ``wake``. Raises the fetcher's error: the store has
+        been away for long, or the response does not come from a store.
         """
         with self._changed:
             if not self._has_begun:
@@ -188,7 +189,7 @@ class Fetcher:
         return None
 
     def replaced(self) -> set[TopicIdentity]:
-        """The topics that were found, since the last call, to have been deleted and made again."""
+        """Return the topics that were found, since the last call, to have been deleted and created again."""
         if not self._replaced:
             return set()
         with self._changed:
@@ -196,7 +197,7 @@ class Fetcher:
         return replaced
 
     def begun(self) -> CompletedFetch | None:
-        """The next fetch to hand out, as ``first``, without waiting."""
+        """Return the next fetch to hand out, as ``first`` does, without waiting."""
         return self._completed[0] if self._completed else None
 
     def pop(self) -> None:
@@ -226,7 +227,7 @@ class Fetcher:
             self._completed_bytes = sum(found.size for found in kept)
 
     def _employ(self) -> None:
-        """Under the lock: a thread for each broker that leads a partition that is read."""
+        """Start a thread for each broker that leads a partition that is read. The caller holds the lock."""
         if not self._has_begun or self.closed:
             return
         for broker in {self._metadata.leader(*partition) for partition in self._readings} - self._workers.keys():
@@ -242,7 +243,7 @@ class Fetcher:
             began = time.monotonic()
             try:
                 refusal = None
-                # With another view, others may be asked for these partitions.
+                # A new view may assign these partitions to other brokers.
                 if not self._metadata.keep_fresh(topics) or not self._metadata.is_cluster:
                     refusal = self._take(turn, self._fetch(worker, turn))
                     worker.failing = _Backoff()
@@ -261,7 +262,7 @@ class Fetcher:
                     self._employ()
 
     def _next_turn(self, worker: _Worker) -> _Turn | None:
-        """The partitions to ask for next. None, and the worker is none any more: there are no partitions for it."""
+        """Return the partitions to ask for next; None if there are none for this worker, which is then removed."""
         with self._changed:
             while True:
                 own = self._readings_at(worker.broker)
@@ -281,7 +282,7 @@ class Fetcher:
                 self._changed.wait(wait_s if wait_s > 0 else None)
 
     def _readings_at(self, broker: int | None) -> _Turn:
-        """Partitions that ``broker`` leads, in the order in which they are asked for."""
+        """Return the partitions that ``broker`` leads, in the order in which they are asked for."""
         if not self._metadata.is_cluster:
             found = self._readings.items() if broker is ANY_BROKER else ()
             return [_Asked(*one, one[1].next_offset) for one in islice(found, _PARTITIONS_PER_FETCH)]
@@ -289,7 +290,7 @@ class Fetcher:
         return [_Asked(*one, one[1].next_offset) for one in self._readings.items() if leader(*one[0]) == broker]
 
     def _fetch(self, worker: _Worker, turn: _Turn) -> list[tuple[int, list[CompletedFetch]]]:
-        """The results of each partition of the turn that has news."""
+        """Return the results of each partition of the turn that has any."""
         if worker.broker == NO_LEADER:
             names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(asked.partition for asked in turn))
             raise LeaderNotAvailableError(f"Without a leader at present: {names}.")
@@ -345,7 +346,7 @@ class Fetcher:
         return CompletedFetch(partition, None, offset, error=error)
 
     def _take(self, turn: _Turn, found: list[tuple[int, list[CompletedFetch]]]) -> LogStoreError | None:
-        """Take what was ``found``. A refusal that may pass: its partition is asked for again, a little later."""
+        """Take the results in ``found``; return a refusal that may pass. Its partition is asked for later."""
         refusal: LogStoreError | None = None
         with self._changed:
             for index, completed in found:
@@ -359,7 +360,7 @@ class Fetcher:
                     continue
                 if error is None or error.retriable:
                     reading.next_offset = completed[-1].next_offset
-                    # Put the partition at the end: the others come first next time.
+                    # Put the partition at the end, so that the others come first next time.
                     self._readings[partition] = reading
                 if error is not None and error.retriable:
                     refusal = error
@@ -377,7 +378,7 @@ class Fetcher:
         return refusal
 
     def _fail(self, error: LogStoreError, failing: _Backoff) -> None:
-        """A store or a leader that is away, or too busy, for a while is no failure yet."""
+        """Note an error: a store or leader that is away or too busy for a short while is not a failure yet."""
         seconds = failing.failed(error)
         with self._changed:
             if not error.retriable or seconds >= self._options.default_api_timeout_ms / 1000:

@@ -1,8 +1,8 @@
-"""The consumer as a member of its group: carries out what ``membership`` says, in two threads.
+"""The consumer as a member of its group: carries out the steps of ``membership`` in two threads.
 
-A thread of the member's own sends its requests, one at a time; joining may take as long as a rebalance. The consumer's
-thread, in ``rebalance``, lets partitions come and go, and calls the program's listener. Both go through one lock, which
-is never held during a request or a call of the listener.
+The member's own thread sends its requests, one at a time; joining may take as long as a rebalance. The consumer's
+thread, in ``rebalance``, adds and gives up partitions, and calls the program's listener. Both use one lock, which is
+never held during a request or a call of the listener.
 """
 
 import math
@@ -54,8 +54,9 @@ _LEAVE_SECONDS_MAX = 5.0
 
 
 class GroupMember:
-    """Methods are for the consumer's thread, unless they say otherwise. ``transport`` is the member's own, and closed
-    at its end. ``wake`` ends a wait of the consumer's thread for records.
+    """The member of one consumer. Methods are for the consumer's thread, unless they say otherwise.
+
+    It owns ``transport`` and closes it at the end. ``wake`` ends a wait of the consumer's thread for records.
     """
 
     def __init__(
@@ -76,20 +77,20 @@ class GroupMember:
         self._listener = ConsumerRebalanceListener()
         self._in_listener = False
         self._thread: threading.Thread | None = None
-        # Guards the membership.
+        # This lock guards the membership.
         self._changed = threading.Condition()
         self._membership: Membership | None = None
         self._stopping = False
 
     @property
     def is_member(self) -> bool:
-        """Whether the consumer has subscribed: its partitions come from the group."""
+        """True if the consumer has subscribed, so that its partitions come from the group."""
         return self._membership is not None
 
     def subscribe(
         self, topics: frozenset[str] | None, regex: str | None, listener: ConsumerRebalanceListener | None
     ) -> None:
-        """Be a member from the next ``rebalance`` on. ``topics`` None: those that match ``regex``."""
+        """Become a member at the next ``rebalance``. With ``topics`` None, subscribe to those that match ``regex``."""
         self._listener = listener or ConsumerRebalanceListener()
         if self._membership is None:
             self._membership = self._new_membership(topics, regex)
@@ -99,12 +100,12 @@ class GroupMember:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """After ``leave``."""
+        """Close the transport. Call ``leave`` first."""
         self._transport.close()
 
     @contextmanager
     def polling(self) -> Iterator[None]:
-        """While this lasts, ``max_poll_interval_ms`` does not pass."""
+        """Stop the clock of ``max_poll_interval_ms`` while the block runs."""
         membership = self._membership
         if membership is None:
             yield
@@ -123,10 +124,10 @@ class GroupMember:
     # ---- rebalances -------------------------------------------------------------------------------------------------
 
     def rebalance(self, commit: Callable[[frozenset[TopicPartition]], bool]) -> bool:
-        """Take the steps that are due. ``commit`` commits the positions of partitions about to be revoked; False if
-        that takes longer than the consumer can wait now, and this is to be called again.
+        """Take the steps that are due. Return False if it has to be called again.
 
-        Raises the error that ended the membership, and whatever the listener does.
+        ``commit`` commits the positions of partitions about to be revoked; it returns False if that takes longer than
+        the consumer can wait now. Raises the error that ended the membership, and whatever the listener raises.
         """
         membership = self._membership
         if membership is None:
@@ -143,7 +144,7 @@ class GroupMember:
             self._take(membership, step)
 
     def found_topics(self, subscribed: frozenset[str], partitions: Mapping[str, int]) -> None:
-        """The topics that the subscription means now; their numbers of partitions, and those of ``followed`` ones."""
+        """Set the topics that the subscription covers now, and the partition counts of these and of ``followed``."""
         if self._membership is not None:
             with self._changed:
                 self._membership.found_topics(subscribed, partitions)
@@ -151,14 +152,14 @@ class GroupMember:
 
     @property
     def followed(self) -> frozenset[str]:
-        """Topics of other members of which this one, as the leader, must notice new partitions."""
+        """The topics of other members whose new partitions this one, as the leader, must notice."""
         if self._membership is None:
             return frozenset()
         with self._changed:
             return self._membership.followed
 
     def give_up(self) -> None:
-        """Tell the listener that all partitions go. Raises what it raises."""
+        """Notify the listener that all partitions are given up. Raises what it raises."""
         if self._membership is None:
             return
         with self._changed:
@@ -168,7 +169,7 @@ class GroupMember:
             self._take(self._membership, step)
 
     def leave(self) -> None:
-        """Be no member any more; returns soon, also while the store is away: then the session ends by itself."""
+        """End the membership. Returns soon even while the store is away: then the session ends by itself."""
         membership = self._membership
         if membership is None:
             return
@@ -176,7 +177,7 @@ class GroupMember:
         self._membership = None
         self._state.give_up(membership.give_up())
         if (farewell := membership.farewell("The consumer was closed, or has unsubscribed.")) is not None:
-            # If it does not arrive, the session ends by itself.
+            # If it does not arrive, the session times out.
             with suppress(LogStoreError):
                 self._send(farewell, _LEAVE_SECONDS_MAX)
 
@@ -208,7 +209,7 @@ class GroupMember:
     # ---- commits ----------------------------------------------------------------------------------------------------
 
     def hold(self, partitions: Mapping[TopicPartition, int]) -> Hold | None:
-        """A proof that these are the consumer's now, for ``commit``; None of a consumer that is no member.
+        """Return a proof for ``commit`` that the consumer owns these now, or None if it is not a member.
 
         Raises CommitFailedError.
         """
@@ -218,10 +219,10 @@ class GroupMember:
             return self._membership.hold(partitions)
 
     def commit(self, hold: Hold | None, send: Callable[[MemberIdentity | None], None]) -> None:
-        """``send`` a commit as the member that the consumer is now. For any thread.
+        """Call ``send`` with the identity of the member that the consumer is now. Any thread may call it.
 
-        If the group is in another generation meanwhile, it is sent again in that one, as long as the partitions have
-        been the consumer's all the time. CommitFailedError otherwise.
+        If the group has meanwhile reached another generation, the commit is sent again in that one, as long as the
+        consumer has owned the partitions all the time; otherwise raises CommitFailedError.
         """
         membership = self._membership
         if hold is None or membership is None:
@@ -289,14 +290,14 @@ class GroupMember:
                     else:
                         membership.failed(todo, failure, time.monotonic())
                 except LogStoreError as error:
-                    # What other members or the leader have sent cannot be read.
+                    # The data that other members or the leader have sent cannot be read.
                     membership.broken(error)
                 wants_poll = membership.wants_poll
             if wants_poll:
                 self._wake()
 
     def _next(self, membership: Membership) -> Todo | None:
-        """What to do next; None when the member is to stop."""
+        """Return the next thing to do, or None when the member is to stop."""
         with self._changed:
             while not self._stopping:
                 todo = membership.next(time.monotonic())

@@ -1,8 +1,8 @@
 """Commits the offsets of one group.
 
-Invariants: commits reach the store one at a time in the order in which they were asked for, so that a slow earlier
-commit never overwrites a later one. Each names the ids of its topics: no offset is committed to a topic that took
-another's name. A member of the group commits what it has held from the call to the answer, and nothing else.
+Invariants: commits reach the store one at a time, in the order of the calls, so that a slow earlier commit never
+overwrites a later one. Each names the ids of its topics: no offset is committed to a topic that took over another's
+name. A member of the group commits only partitions that it has held from the call until the response.
 """
 
 import time
@@ -26,7 +26,7 @@ CommitCallback = Callable[[Offsets, LogStoreError | None], None]
 
 
 class OffsetCommitter:
-    """``interval_s``: how often ``commit_when_due`` commits; None for never."""
+    """The committer of one consumer. ``commit_when_due`` commits every ``interval_s`` seconds; None: never."""
 
     def __init__(self, admin: Admin, group_id: str, member: GroupMember, *, interval_s: float | None) -> None:
         self._admin = admin
@@ -34,7 +34,7 @@ class OffsetCommitter:
         self._group_id = group_id
         self._interval_s = interval_s
         self._due = time.monotonic() + (interval_s or 0)
-        # By partition: the offset that was committed last, its topic's id, and since when it is held.
+        # For each partition: the offset committed last, its topic's id, and the generation since which it is held.
         self._committed: dict[TopicPartition, tuple[int, str | None, int | None]] = {}
         self._automatic: Future[None] | None = None
         self._replaced: set[TopicIdentity] = set()
@@ -51,42 +51,41 @@ class OffsetCommitter:
         metadata: str = "",
         callback: CommitCallback | None = None,
     ) -> Future[None]:
-        """Begin to commit; the future has the outcome. ``callback`` gets it too, in another thread.
+        """Begin to commit; the future has the outcome. ``callback`` also receives it, in another thread.
 
-        ``topic_ids`` are by name; without an id the offset is for whichever topic has the name.
+        ``topic_ids`` are by name; an offset without an id is for any topic of that name.
         """
         return self._worker.submit(
             self._commit, dict(offsets), dict(topic_ids), metadata, callback, self._hold(offsets)
         )
 
     def commit_automatically(self, positions: Offsets, topic_ids: Mapping[str, str]) -> Future[None]:
-        """Begin to commit the positions that have changed since the last commit, without those in topics that were made
-        again.
-        """
+        """Begin to commit the positions that changed since the last commit, except in topics created again."""
         hold = self._hold(positions)
         if isinstance(hold, CommitFailedError):
-            positions, hold = {}, None  # the next poll tells that the partitions are lost
+            positions, hold = {}, None  # the next poll reports that the partitions are lost
         offsets = self._uncommitted(positions, topic_ids, hold)
         return self._worker.submit(self._commit_current, offsets, dict(topic_ids), hold)
 
     def commit_when_due(self, positions: Callable[[], tuple[Offsets, Mapping[str, str]]]) -> None:
-        """Begin to commit ``positions()``, with the topics' ids, if it is time. Raises the error of the commit before,
-        unless a later commit may succeed.
+        """Begin to commit ``positions()``, with the topics' ids, if it is time.
+
+        Raises the error of the commit before, unless a later commit may succeed.
         """
         now = time.monotonic()
         if self._interval_s is None or now < self._due or (self._automatic and not self._automatic.done()):
             return
         self._due = now + self._interval_s
         last, self._automatic = self._automatic, self.commit_automatically(*positions())
-        # A position beyond the end of its partition, or in a topic that was made again, is about to be reset.
-        # One that the group refuses is told to the rebalance listener.
+        # A position beyond the end of its partition, or in a topic that was created again, is about to be reset. The
+        # rebalance listener is notified of a commit that the group refuses.
         passing = (OffsetOutOfRangeError, UnknownTopicIdError, CommitFailedError)
         error = last.exception() if last else None
         if error and not isinstance(error, passing) and not getattr(error, "retriable", False):
             raise error
 
     def replaced(self) -> set[TopicIdentity]:
-        """The topics of commits that were found, since the last call, to have been deleted and made again."""
+        """Return the topics of commits that were found, since the last call, to have been deleted and created again."""
         found = set()
         while self._replaced:
             found.add(self._replaced.pop())
@@ -137,7 +136,7 @@ class OffsetCommitter:
         try:
             self._send(offsets, topic_ids, hold)
         except UnknownTopicIdError:
-            # A commit is all or nothing: send it again without the topics that were made again.
+            # A commit is all or nothing, so send it again without the topics that were created again.
             self._send(self._without_replaced(offsets, topic_ids), topic_ids, hold)
 
     def _send(self, offsets: Offsets, topic_ids: Mapping[str, str], hold: Hold | None, metadata: str = "") -> None:
@@ -151,7 +150,7 @@ class OffsetCommitter:
             self._committed.update({p: _commit_of(p, offset, topic_ids, hold) for p, offset in offsets.items()})
 
     def _without_replaced(self, offsets: Offsets, topic_ids: Mapping[str, str]) -> Offsets:
-        """The offsets without those of topics that were made again, which become ``replaced``."""
+        """Return the offsets without those of topics that were created again, and add these to ``replaced``."""
         names = {partition.topic for partition in offsets} & topic_ids.keys()
         replaced = {found for name in names if self._is_replaced(found := TopicIdentity(name, topic_ids[name]))}
         self._replaced |= replaced
@@ -162,7 +161,7 @@ class OffsetCommitter:
         try:
             return self._admin.describe_topic(topic.name).topic_id != topic.topic_id
         except UnknownTopicError:
-            return False  # no topic of the name; one may be made again
+            return False  # no topic has the name now; one may be created
 
 
 def _commit_of(

@@ -1,6 +1,6 @@
-"""Finds out what a consumer needs before it reads: the partitions of topics, and the offsets to begin at.
+"""Looks up what a consumer needs before it reads: the partitions of topics, and the offsets to begin at.
 
-Lookups run in a thread of their own, one at a time, so that ``poll`` keeps to its time also while the store is away.
+One separate thread runs the lookups, one at a time, so that ``poll`` keeps to its timeout even while the store is away.
 Their results are applied in the consumer's thread.
 """
 
@@ -26,7 +26,7 @@ from logstore.errors import (
 
 
 class OffsetFetcher:
-    """Looks up for the consumer with ``state``. Its methods are for the consumer's thread."""
+    """The lookups for the consumer with ``state``. Its methods are for the consumer's thread."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class OffsetFetcher:
         self._wakeup = wakeup
         self._state = state
         self._options = options
-        #: When the partitions of a subscription are asked for again (monotonic).
+        #: When to look up the partitions of a subscription again (monotonic).
         self.refresh_at = math.inf
-        # The lookup under way; its result is a function to be called in the consumer's thread.
+        # The lookup under way; its result is a function to call in the consumer's thread.
         self._lookup: Future[Callable[[], None]] | None = None
         self._lookups = ThreadPoolExecutor(1, thread_name_prefix="logstore-lookup")
 
@@ -51,19 +51,19 @@ class OffsetFetcher:
         self._lookups.shutdown(cancel_futures=True)
 
     def begin_anew(self) -> None:
-        """Other partitions are to be read: drop the lookup under way."""
+        """Drop the lookup under way, because other partitions are to be read."""
         self.refresh_at = math.inf if self._state.topics is None else 0.0
         self._lookup = None
 
     def refresh(self) -> None:
-        """A topic was made again: if it is subscribed to, ask for its partitions at once."""
+        """Look up the partitions of a subscription at once, because a topic was created again."""
         if self._state.topics is not None:
             self.refresh_at = 0.0
 
     def look_up(self, timeout_s: float) -> bool:
-        """Whether the partitions subscribed to, and the offsets to begin at, are known.
+        """Return True if the partitions subscribed to, and the offsets to begin at, are known.
 
-        Waits up to ``timeout_s`` for that, or until a wakeup; raises the error of the lookup.
+        Waits up to ``timeout_s`` for that, or until a wakeup. Raises the error of the lookup.
         """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() >= self.refresh_at or self._state.unplaced:
@@ -83,21 +83,21 @@ class OffsetFetcher:
         return True
 
     def place_unplaced(self) -> None:
-        """Look up the offsets to begin at, and wait."""
+        """Look up the offsets to begin at, and wait for them."""
         self._find_positions(dict(self._state.unplaced))()
 
     def place(self, partitions: Iterable[TopicPartition], offset_of: Callable[[PartitionDescription], int]) -> None:
-        """Go on at ``offset_of`` each of ``partitions``."""
+        """Continue at the offset that ``offset_of`` gives for each of ``partitions``."""
         described, found = self._describe_by_leaders(listed(partitions))
         self._place({partition: offset_of(at) for partition, at in found.items()}, described)
 
     def describe(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, PartitionDescription]:
-        """Descriptions of ``partitions``; UnknownTopicError, UnknownPartitionError, LeaderNotAvailableError."""
+        """Describe ``partitions``. Raises UnknownTopicError, UnknownPartitionError, LeaderNotAvailableError."""
         _, found = self._describe_by_leaders(listed(partitions))
         return found
 
     def committed(self) -> dict[TopicPartition, int]:
-        """The group's committed offsets; InvalidRequestError without a group."""
+        """Return the group's committed offsets. Raises InvalidRequestError if there is no group."""
         if self._options.group_id is None:
             raise InvalidRequestError("Committed offsets are a group's: give group_id.")
         try:
@@ -111,7 +111,7 @@ class OffsetFetcher:
     def _find_partitions(
         self, topics: frozenset[str], pattern: re.Pattern[str] | None, followed: frozenset[str]
     ) -> Callable[[], None]:
-        """Find the partitions of the topics subscribed to, and of ``followed`` ones, which need not exist."""
+        """Find the partitions of the topics subscribed to, and of the ``followed`` ones that exist."""
         others = followed - topics
         if pattern is None:
             found = self._admin.find_partitions(topics, may_create=True)
@@ -130,7 +130,7 @@ class OffsetFetcher:
                 for name, topic in found.items():
                     self._state.found_topic(name, topic)
             else:
-                # Partitions of topics that do not match any more go in a rebalance.
+                # Partitions of topics that no longer match are given up in a rebalance.
                 self._state.see(found)
                 self._member.found_topics(frozenset(found), counts)
             self.refresh_at = time.monotonic() + self._options.metadata_max_age_ms / 1000
@@ -138,9 +138,9 @@ class OffsetFetcher:
         return apply
 
     def _find_positions(self, unplaced: Mapping[TopicPartition, int | AutoOffsetReset]) -> Callable[[], None]:
-        """Find the offsets to begin at, and the topics' ids."""
-        # Topics first, then offsets: if a topic is made again between the two, offsets in the new one do not pass for
-        # offsets in the old one.
+        """Find the offsets to begin at and the topics' ids."""
+        # Topics come first, then offsets: if a topic is created again between the two, offsets in the new one must not
+        # be taken for offsets in the old one.
         described = {name: self._describe(name) for name in sorted(_by_topic(unplaced))}
         positions = {partition: at for partition, at in unplaced.items() if isinstance(at, int)}
         asks = self._options.group_id is not None and len(positions) < len(unplaced)
@@ -154,7 +154,7 @@ class OffsetFetcher:
                 "to begin."
             )
         found = _partitions_of(described, without)
-        if any(at.high_watermark < 0 for at in found.values()):  # their leaders did not tell in time
+        if any(at.high_watermark < 0 for at in found.values()):  # their leaders did not report in time
             again, found = self._describe_by_leaders(without)
             described |= again
         for partition, at in found.items():
@@ -171,7 +171,7 @@ class OffsetFetcher:
         return apply
 
     def _describe(self, topic: str) -> TopicDescription:
-        """A topic that is to be read: made, if it is not there and the store makes topics."""
+        """Describe a topic that is to be read. If it does not exist, it is created if the store creates topics."""
         try:
             return self._admin.describe_topic(topic)
         except UnknownTopicError:
@@ -179,14 +179,14 @@ class OffsetFetcher:
             return self._admin.describe_topic(topic)
 
     def _place(self, positions: Mapping[TopicPartition, int], described: Mapping[str, TopicDescription]) -> None:
-        # An earlier lookup may tell of topics that were deleted since.
+        # An earlier lookup may report topics that have been deleted since.
         self._lookup = None
         self._state.place(positions, described)
 
     def _describe_by_leaders(
         self, partitions: Collection[TopicPartition]
     ) -> tuple[dict[str, TopicDescription], dict[TopicPartition, PartitionDescription]]:
-        """The topics of ``partitions``, by name, and the partitions, with offsets that their leaders have told."""
+        """Return the topics of ``partitions`` by name, and the partitions with offsets that their leaders report."""
         described = {
             name: self._admin.describe_by_leaders(name, numbers)
             for name, numbers in sorted(_by_topic(partitions).items())
@@ -204,7 +204,7 @@ def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
 def _partitions_of(
     topics: Mapping[str, TopicDescription], partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, PartitionDescription]:
-    """The descriptions of ``partitions``; UnknownPartitionError."""
+    """Return the descriptions of ``partitions``. Raises UnknownPartitionError."""
     found = {TopicPartition(name, p.partition): p for name, topic in topics.items() for p in topic.partitions}
     for partition in (asked := list(partitions)):
         if partition not in found:

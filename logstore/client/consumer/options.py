@@ -1,4 +1,4 @@
-"""The options of a consumer, by Kafka's names: the values of each, and which do not go together."""
+"""The options of a consumer under Kafka's names: their values, and which exclude each other."""
 
 import math
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ AutoOffsetReset: TypeAlias = Literal["earliest", "latest", "none"]
 GroupProtocol: TypeAlias = Literal["classic", "consumer"]
 
 DEFAULT_FETCH_MAX_BYTES = 16 * MIB
-# A quarter of an answer: four busy partitions fill one, and a store that is asked rarely has less to do per record.
+# It is a quarter of a response, so four busy partitions fill one. Large responses cost the store less per record.
 DEFAULT_MAX_PARTITION_FETCH_BYTES = 4 * MIB
 _DEFAULT_SESSION_TIMEOUT_MS = 45_000
 _DEFAULT_HEARTBEAT_INTERVAL_MS = 3_000
 _DEFAULT_ASSIGNORS = ("range", "cooperative-sticky")
-# Who sets what in the consumer protocol (KIP-848).
+# Where an option is set instead, in the consumer protocol (KIP-848).
 _OF_STORE = {
     "session_timeout_ms": "the store's group_consumer_session_timeout_ms counts",
     "heartbeat_interval_ms": "the store's group_consumer_heartbeat_interval_ms counts",
@@ -37,9 +37,9 @@ _TAKEN_BY_A_STORE = (
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOptions:
-    """As given to ``Consumer``, checked, and no more than a store takes.
+    """The options given to ``Consumer``, checked and cut to the store's limits.
 
-    InvalidConfigError naming the option and what it takes, InvalidGroupError, InvalidWhereError.
+    Raises InvalidConfigError naming the option and its allowed values, InvalidGroupError, InvalidWhereError.
     """
 
     group_id: str | None
@@ -94,7 +94,7 @@ class ConsumerOptions:
         if self.enable_auto_commit and self.group_id is None:
             raise InvalidConfigError("enable_auto_commit needs a group: give group_id")
         if self.where is not None:
-            # Imported late: few consumers have one.
+            # It is imported late because few consumers use it.
             from logstore.records.where.parser import parse_where
 
             if not isinstance(self.where, str):
@@ -143,8 +143,8 @@ class ConsumerOptions:
 
     @property
     def assignors(self) -> tuple[str, ...]:
-        """Of the classic protocol those that this member can run, by preference; of the consumer protocol the one that
-        the store is asked for, if any.
+        """The assignors, by preference. Classic protocol: those that this member can run. Consumer protocol: the one
+        requested from the store, if any.
         """
         if self.group_protocol == "consumer":
             return () if self.group_remote_assignor is None else (self.group_remote_assignor,)
@@ -166,7 +166,7 @@ class ConsumerOptions:
 
     @property
     def auto_commit_interval_s(self) -> float | None:
-        """Seconds between automatic commits; None: only the program commits."""
+        """Seconds between automatic commits; None if only the program commits."""
         if self.group_id is None or self.enable_auto_commit is False:
             return None
         return self.auto_commit_interval_ms / 1000

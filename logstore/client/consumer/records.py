@@ -1,7 +1,7 @@
 """The records that a consumer hands out, as columns and as objects.
 
-Objects are made column by column, without a line of Python per record: about 0.1 µs each, most of it copying bytes.
-Functions that import pandas are avoided (``logstore.records.log_batches``).
+Objects are created column by column, without a line of Python per record: about 0.1 µs each, most of it for copying
+bytes. Functions that import pandas are avoided (``logstore.records.log_batches``).
 """
 
 from collections.abc import Callable
@@ -19,9 +19,9 @@ from logstore.records.log_batches import int64_values
 Deserializer = Callable[[bytes], Any]
 
 
-# Outside of garbage collection: a record is in no cycle, and millions of them would be looked at again and again.
+# Garbage collection is off: a record is in no cycle, and millions of them would be scanned again and again.
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """One record. ``timestamp_ms`` counts from 1970 UTC; ``value`` None is a tombstone.
+    """One record. ``timestamp_ms`` counts from 1970 UTC; a ``value`` of None is a tombstone.
 
     ``key`` and ``value`` are bytes, or the results of the consumer's deserializers.
     """
@@ -37,9 +37,10 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class FetchedBatch:
-    """Records of one partition by rising offset, as one pyarrow RecordBatch with the columns
-    ``offset, timestamp (ms, UTC), key, value, headers``. Reading goes on at ``next_offset``, which may lie beyond the
-    last record: compaction leaves gaps.
+    """Records of one partition by rising offset, as one pyarrow RecordBatch with the columns ``offset, timestamp (ms,
+    UTC), key, value, headers``.
+
+    Reading continues at ``next_offset``, which may lie further behind the last record because compaction leaves gaps.
     """
 
     topic: str
@@ -53,7 +54,7 @@ class FetchedBatch:
         return int(self.batch.num_rows)
 
     def slice(self, start: int, end: int) -> "FetchedBatch":
-        """Rows ``start`` to ``end``; a view, no copy."""
+        """Return rows ``start`` to ``end`` as a view, without a copy."""
         if start <= 0 and end >= len(self):
             return self
         end = min(end, len(self))
@@ -62,18 +63,18 @@ class FetchedBatch:
         return FetchedBatch(self.topic, self.partition, rows, next_offset, self.log_start_offset, self.high_watermark)
 
     def before(self, end_offset: int) -> "FetchedBatch":
-        """The records with offsets below ``end_offset``; a view, no copy."""
+        """Return the records with offsets below ``end_offset`` as a view, without a copy."""
         return self.slice(0, int(np.searchsorted(int64_values(self.batch.column("offset")), end_offset)))
 
     def records(self) -> list[Record]:
-        """The same records as objects."""
+        """Return the records as objects."""
         return self.deserialized(None, None)[0]
 
     def deserialized(
         self, key_deserializer: Deserializer | None, value_deserializer: Deserializer | None
     ) -> tuple[list[Record], LogStoreError | None]:
-        """Records with keys and values deserialized (None stays None), up to the first failure, and the
-        RecordDeserializationError of it.
+        """Return the records with keys and values deserialized (None stays None) up to the first failure, and its
+        RecordDeserializationError.
         """
         offsets, timestamps, keys, values, headers = self.batch.columns
         found_keys, key_failure = _deserialized(keys.to_pylist(), key_deserializer)
@@ -105,14 +106,14 @@ class FetchedBatch:
         return records, error
 
     def offset_at(self, row: int) -> int:
-        """The offset of one record."""
+        """Return the offset of the record in ``row``."""
         return int(int64_values(self.batch.column("offset"))[row])
 
 
 def _deserialized(
     contents: list[bytes | None], deserializer: Deserializer | None
 ) -> tuple[list[Any], Exception | None]:
-    """Deserialized values up to the first failure."""
+    """Return the deserialized values up to the first failure, and that failure."""
     if deserializer is None:
         return contents, None
     done: list[Any] = []

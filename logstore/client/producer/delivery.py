@@ -1,8 +1,7 @@
 """Deliveries of a producer's records: one outcome per batch, given record by record or as columns.
 
-An outcome is completed part by part, as the partitions of its batch are answered. A record is done with its part,
-whatever other partitions wait for; the batch is done when no record is left. No offset is worked out before somebody
-asks for it.
+An outcome is completed part by part, as the responses for the partitions of its batch arrive. A record is done with its
+part, even while other partitions wait; the batch is done when no record is left. Offsets are computed only on request.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ from logstore.errors import LogStoreError, RequestTimedOutError
 
 
 class RecordMetadata(NamedTuple):
-    """The place of a record. ``offset`` is -1 where the store does not tell it: with ``acks=0``, and for a repeated
+    """The place of a record. ``offset`` is -1 if the store does not report it: with ``acks=0``, and for a repeated
     record that was stored so long ago that the store does not remember its offset.
     """
 
@@ -31,7 +30,7 @@ class RecordMetadata(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchMetadata:
-    """The places of a batch's records, in the order sent: ``partitions`` int32, ``offsets`` int64 (-1: not known)."""
+    """The places of a batch's records, in the order sent: ``partitions`` int32, ``offsets`` int64 (-1: unknown)."""
 
     topic: str
     partitions: np.ndarray
@@ -42,16 +41,16 @@ class BatchMetadata:
 
 
 _NO_ROWS = np.empty(0, np.int32)
-# In the place of a row: the whole batch.
+# Used in place of a row: the whole batch.
 _ALL = -1
 
-#: Called with (error, None) or (None, where the record is), from a thread of the producer.
+#: Called with (error, None) or (None, the record's place) from a thread of the producer.
 OnDelivery: TypeAlias = Callable[[LogStoreError | None, RecordMetadata | None], object]
 
 
 class _Part(NamedTuple):
-    """``rows`` of an outcome in one partition: rising, and with consecutive offsets from ``base_offset`` (-1: unknown).
-    ``partition`` is -1 where none was chosen.
+    """Rows of an outcome in one partition: rising, and with consecutive offsets from ``base_offset`` (-1: unknown).
+    ``partition`` is -1 if none was chosen.
     """
 
     rows: np.ndarray
@@ -65,23 +64,23 @@ class Outcome:
 
     def __init__(self, topic: str, size: int = 0) -> None:
         self.topic = topic
-        #: Bytes of the buffer that the batch takes.
+        #: Bytes of the buffer that the batch occupies.
         self.size = size
         self.count = 0
-        #: The error for which the records are sent again; given as the reason if a wait ends first.
+        #: The error because of which the records are sent again. It is the reason given if a wait ends first.
         self.last_error: LogStoreError | None = None
         self._changed = threading.Condition(threading.Lock())
         self._left = 0
         self._done = False
         self._parts: list[_Part] = []
-        # The place in `_parts` of each row, -1 while it has none.
+        # The index in `_parts` for each row, -1 while it has none.
         self._part_of = _NO_ROWS
-        # By row.
+        # Callbacks by row.
         self._callbacks: dict[int, list[Callable[[], object]]] = {}
         self._calling = 0
 
     def close(self, count: int, callbacks: Iterable[tuple[int, OnDelivery]] = ()) -> None:
-        """No record joins any more; ``callbacks`` are those of rows."""
+        """Let no more records join. ``callbacks`` has (row, callback) pairs."""
         with self._changed:
             self.count = self._left = count
             self._part_of = np.full(count, -1, np.int32)
@@ -93,7 +92,7 @@ class Outcome:
     ) -> tuple[bool, Exception | None]:
         """Complete ``rows``, and call all their callbacks, even if one raises.
 
-        Returns whether nothing is left of the batch, neither a record nor a callback, and the first exception of a
+        Returns True if nothing is left of the batch, neither a record nor a callback, and the first exception of a
         callback.
         """
         due: list[Callable[[], object]] = []
@@ -119,7 +118,7 @@ class Outcome:
             return self._done and not self._calling, raised
 
     def add_callback(self, callback: Callable[[], object], row: int = _ALL) -> None:
-        """Called when ``row``, or all, is complete; at once if it is."""
+        """Call ``callback`` when ``row``, or the whole batch, is complete; at once if it is."""
         with self._changed:
             if not self.done(row):
                 self._callbacks.setdefault(row, []).append(callback)
@@ -127,11 +126,11 @@ class Outcome:
         callback()
 
     def done(self, row: int = _ALL) -> bool:
-        """Whether ``row``, or all, is complete."""
+        """Return True if ``row``, or the whole batch, is complete."""
         return self._done or (0 <= row < len(self._part_of) and bool(self._part_of[row] >= 0))
 
     def wait(self, timeout: float | None, row: int = _ALL) -> None:
-        """Until ``row``, or all, is complete; RequestTimedOutError after ``timeout`` seconds."""
+        """Wait until ``row``, or all rows, are complete. Raises RequestTimedOutError after ``timeout`` seconds."""
         if self.done(row):
             return
         with self._changed:
@@ -141,21 +140,21 @@ class Outcome:
                 )
 
     def error_at(self, row: int) -> LogStoreError | None:
-        """Of a row that is complete."""
+        """Return the error of a complete row, or None."""
         error: LogStoreError | None = self._parts[self._part_of[row]].error
         if error is not None:
             error.told = True
         return error
 
     def metadata_at(self, row: int) -> RecordMetadata:
-        """Of a row that is complete."""
+        """Return the place of a complete row."""
         if self._done:
             return RecordMetadata(self.topic, int(self.metadata.partitions[row]), int(self.metadata.offsets[row]))
         part = self._parts[self._part_of[row]]
         offset = -1 if part.base_offset < 0 else part.base_offset + int(np.searchsorted(part.rows, row))
         return RecordMetadata(self.topic, part.partition, offset)
 
-    # The following are for a complete outcome, and computed once, when they are asked for.
+    # The following need a complete outcome. They are computed once, on first use.
 
     @cached_property
     def failures(self) -> list[tuple[np.ndarray, LogStoreError]]:
@@ -181,16 +180,16 @@ class Outcome:
 
 
 def last_failure(outcomes: Iterable[Outcome]) -> str:
-    """The end of a message about ``outcomes`` that are not complete."""
+    """Return the end of a message about ``outcomes`` that are not complete."""
     error = next((outcome.last_error for outcome in outcomes if outcome.last_error), None)
     return f". The last try failed: {error.message}" if error else ""
 
 
-# A struct of msgspec costs a third of a Python object to make: ``send`` makes one per record.
+# Creating a msgspec struct costs a third of creating a Python object: ``send`` creates one per record.
 class Delivery(msgspec.Struct, eq=False, gc=False):
-    """The delivery of one record: a future. ``await delivery`` works in any event loop.
+    """The delivery of one record, as a future. ``await delivery`` works in any event loop.
 
-    It is done with all records that left together for the same partition.
+    It is done together with all records that left in the same request for the same partition.
     """
 
     outcome: Outcome
@@ -200,19 +199,20 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
         return self.outcome.done(self.row)
 
     def exception(self, timeout: float | None = None) -> LogStoreError | None:
-        """Why the record failed, None if it is stored; waits. RequestTimedOutError after ``timeout`` seconds."""
+        """Return why the record failed, None if it is stored. Waits; RequestTimedOutError after ``timeout`` seconds."""
         self.outcome.wait(timeout, self.row)
         return self.outcome.error_at(self.row)
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """The place of the record; waits. Raises the error that ``exception`` gives."""
+        """Return the place of the record. Waits; raises the error that ``exception`` returns."""
         if error := self.exception(timeout):
             raise error
         return self.outcome.metadata_at(self.row)
 
     def add_done_callback(self, callback: Callable[["Delivery"], object]) -> None:
-        """Call ``callback(self)`` from a thread of the producer when done; at once if it is. ``flush`` raises an
-        exception of the callback.
+        """Call ``callback(self)`` from a thread of the producer when done; at once if it is.
+
+        ``flush`` raises an exception of the callback.
         """
         self.outcome.add_callback(lambda: callback(self), self.row)
 
@@ -225,7 +225,7 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
 
 
 class BatchDelivery(msgspec.Struct, eq=False, gc=False):
-    """The delivery of a batch: a future, as ``Delivery``."""
+    """The delivery of a batch, as a future like ``Delivery``."""
 
     outcome: Outcome
 
@@ -233,30 +233,30 @@ class BatchDelivery(msgspec.Struct, eq=False, gc=False):
         return self.outcome.done()
 
     def failures(self, timeout: float | None = None) -> list[tuple[np.ndarray, LogStoreError]]:
-        """(rows, error) of the records that failed, rows rising; empty if all are stored. Waits."""
+        """Return (rows, error) of the records that failed, rows rising; empty if all are stored. Waits."""
         self.outcome.wait(timeout)
         for _, error in self.outcome.failures:
             error.told = True
         return list(self.outcome.failures)
 
     def places(self, timeout: float | None = None) -> BatchMetadata:
-        """The places of the records, also when some failed: their offsets are -1. Waits."""
+        """Return the places of the records even if some failed: the offsets of these are -1. Waits."""
         self.outcome.wait(timeout)
         return self.outcome.metadata
 
     def exception(self, timeout: float | None = None) -> LogStoreError | None:
-        """The first failure, by row; None if all is stored. Waits."""
+        """Return the first failure by row, None if all records are stored. Waits."""
         failures = self.failures(timeout)
         return failures[0][1] if failures else None
 
     def result(self, timeout: float | None = None) -> BatchMetadata:
-        """The places of the records; waits. Raises the error that ``exception`` gives."""
+        """Return the places of the records. Waits; raises the error that ``exception`` returns."""
         if error := self.exception(timeout):
             raise error
         return self.outcome.metadata
 
     def add_done_callback(self, callback: Callable[["BatchDelivery"], object]) -> None:
-        """As of ``Delivery``."""
+        """Call ``callback(self)`` as ``Delivery.add_done_callback`` does."""
         self.outcome.add_callback(lambda: callback(self))
 
     def __await__(self) -> Generator[None, None, BatchMetadata]:
@@ -276,7 +276,7 @@ def _until_done(outcome: Outcome, row: int = _ALL) -> Generator[None, None, None
             waiting.set_result(None)
 
     def wake() -> None:
-        # The loop may have ended: then nobody waits.
+        # The loop may have ended: then no coroutine waits.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(end)
 

@@ -1,6 +1,6 @@
 """Incomplete batches, in the order in which they were queued. A flush waits for them, and raises their first failure.
 
-Used under the lock of ``RecordAccumulator``.
+The lock of ``RecordAccumulator`` must be held.
 """
 
 import threading
@@ -8,16 +8,16 @@ import threading
 from logstore.client.producer.delivery import Outcome, last_failure
 from logstore.errors import LogStoreError, RequestTimedOutError
 
-# Bounds the memory of a program that never flushes.
+# It bounds the memory of a program that never flushes.
 _FAILURES_MAX = 1_000
 
 
 class IncompleteBatches:
-    """``changed``: the condition of that lock. ``last_number`` is the number of the batch that was added last."""
+    """The batches of one producer. ``changed`` is the condition of that lock, ``last_number`` the number added last."""
 
     def __init__(self, changed: threading.Condition) -> None:
         self._changed = changed
-        # With rising numbers; dicts keep the order of insertion.
+        # The numbers rise, because dicts keep the order of insertion.
         self._numbers: dict[Outcome, int] = {}
         self._failures: list[Exception] = []
         self.last_number = 0
@@ -37,9 +37,9 @@ class IncompleteBatches:
             self._failures.append(error)
 
     def wait(self, number: int, timeout: float | None) -> None:
-        """Wait until no batch up to ``number`` is left. Raises the first failure since the last call, preferably one
-        that the program has not had.
+        """Wait until no batch up to ``number`` is left.
 
+        Raises the first failure since the last call, preferably one that the program has not had. Raises
         RequestTimedOutError after ``timeout`` seconds.
         """
 
@@ -55,5 +55,5 @@ class IncompleteBatches:
 
 
 def is_told(error: Exception) -> bool:
-    """Whether the program has had the error already; False for an exception of a callback."""
+    """Return True if the program has had the error already; False for an exception of a callback."""
     return isinstance(error, LogStoreError) and error.told

@@ -1,4 +1,4 @@
-"""The options of a producer, by Kafka's names: the values of each, and which do not go together."""
+"""The options of a producer under Kafka's names: their values, and which exclude each other."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from logstore.limits import GIB, MIB
 #: -1 and the texts are other spellings of "all", 1 and 0.
 Acks: TypeAlias = Literal["all", 1, 0, -1, "-1", "1", "0"]
 Compression: TypeAlias = Literal["none", "lz4", "zstd"]
-#: Called with a key and the number of partitions; the partition.
+#: Called with a key and the number of partitions; returns the partition.
 PartitionerFunction: TypeAlias = Callable[[bytes | None, int], int]
 PartitionerOption: TypeAlias = Literal["murmur2", "sticky", "round_robin"] | PartitionerFunction
-#: Called with a key or value that is not None; bytes or text.
+#: Called with a key or value that is not None; returns bytes or text.
 Serializer: TypeAlias = Callable[[Any], bytes | str | None]
 
 RETRIES_MAX = 2**31 - 1
@@ -25,7 +25,7 @@ _PARTITIONERS = ("murmur2", "sticky", "round_robin")
 
 @dataclass(frozen=True, slots=True)
 class ProducerOptions:
-    """As given to ``Producer``, checked. InvalidConfigError naming the option and what it takes."""
+    """The options given to ``Producer``, checked. Raises InvalidConfigError naming the option and its values."""
 
     client_id: str | None
     acks: Acks
@@ -91,7 +91,7 @@ class ProducerOptions:
 
     @property
     def idempotent(self) -> bool:
-        """Whether the producer is idempotent. As in Kafka it is, unless other options allow that records are lost."""
+        """True if the producer is idempotent. As in Kafka it is, unless other options allow records to be lost."""
         if self.enable_idempotence is None:
             return self.acks == "all" and self.retries > 0
         return self.enable_idempotence

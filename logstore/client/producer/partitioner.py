@@ -1,9 +1,9 @@
-"""The producer's ``partitioner`` chooses a partition for each record of a batch; a partition that a record names wins.
+"""The producer's ``partitioner`` chooses a partition for each record of a batch, unless the record names one.
 
-- ``murmur2``: Kafka's default, its hash of the key bytes; records without a key stick together, a batch to a partition.
-- ``sticky``: all records stick together, whatever their keys (Kafka's ``partitioner.ignore.keys``).
+- ``murmur2``: Kafka's default, its hash of the key bytes; the records of a batch without a key share one partition.
+- ``sticky``: all records of a batch share one partition, whatever their keys (Kafka's ``partitioner.ignore.keys``).
 - ``round_robin``: record by record, whatever their keys (Kafka's RoundRobinPartitioner).
-- a function: called with each key (None without one) and the number of partitions.
+- a function: called with each key (None if there is none) and the number of partitions.
 """
 
 import random
@@ -20,17 +20,18 @@ from logstore.records.partitioner import choose_partitions
 
 
 class Partitioner:
-    """The partitioner of one producer. Safe from several threads, as far as evenness goes."""
+    """The partitioner of one producer. Safe from several threads, but then its spread may be a little uneven."""
 
     def __init__(self, option: PartitionerOption) -> None:
         self._option = option
-        # By topic. The first is random, so that many producers of few records do not all begin with one partition.
+        # The next partition by topic. It begins at random, so that many producers of few records do not all begin with
+        # the same.
         self._next: defaultdict[str, int] = defaultdict(lambda: random.randrange(2**31))  # noqa: S311 (not a secret)
 
     def partition(self, topic: str, batch: pa.RecordBatch, named: np.ndarray | None, count: int) -> np.ndarray:
-        """int32, one per row, each from 0 to ``count`` - 1. ``named`` (-1: none) is below ``count``.
+        """Return an int32 for each row, from 0 to ``count`` - 1. ``named`` (-1: none) is below ``count``.
 
-        InvalidRecordError when a custom partitioner fails.
+        Raises InvalidRecordError if a custom partitioner fails.
         """
         rows = batch.num_rows
         if self._option == "murmur2":

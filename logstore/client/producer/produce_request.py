@@ -1,9 +1,9 @@
-"""One produce request: batches for partitions of one topic, their sequence numbers, and smaller requests made of it.
+"""One produce request: batches for partitions of one topic, their sequence numbers, and smaller requests cut from it.
 
 Invariants:
 
-- A partition that is sent by itself keeps its sequence numbers: the store recognises a repetition.
-- A part of a partition gets new sequence numbers, so it is made only when nothing of the partition can be stored.
+- A partition that is sent separately keeps its sequence numbers, so that the store recognises a repetition.
+- A part of a partition gets new sequence numbers, so it is cut only if nothing of the partition can be stored.
 """
 
 from collections.abc import Collection, Iterable
@@ -31,10 +31,10 @@ _OF_A_PARTITION = (
 
 @dataclass(slots=True)
 class ProduceRequest:
-    """``batches``: those of one partition follow one another.
+    """A request. In ``batches`` those of one partition are adjacent.
 
-    ``in_doubt``: the partitions whose records may be stored. ``refusals``: the errors of single partitions in the last
-    try.
+    ``in_doubt`` has the partitions whose records may be stored, ``refusals`` the errors of single partitions in the
+    last try.
     """
 
     topic: TopicIdentity
@@ -46,13 +46,13 @@ class ProduceRequest:
 
     @classmethod
     def of(cls, topic: str, batches: Iterable[ProducerBatch]) -> "list[ProduceRequest]":
-        """Requests for ``batches``: one for each id that the topic had when their partitions were chosen."""
+        """Return requests for ``batches``: one for each id that the topic had when their partitions were chosen."""
         by_id = groupby(batches, lambda batch: batch.chosen_among.topic_id)
         return [cls(TopicIdentity(topic, topic_id), list(found)) for topic_id, found in by_id]
 
     @property
     def partitions(self) -> dict[int, int]:
-        """The records of each partition."""
+        """The number of records in each partition."""
         counts: dict[int, int] = {}
         for batch in self.batches:
             counts[batch.partition] = counts.get(batch.partition, 0) + len(batch.rows)
@@ -72,22 +72,22 @@ class ProduceRequest:
         return headers
 
     def part(self, partitions: Collection[int]) -> "ProduceRequest":
-        """Some of its partitions, with their sequence numbers in the whole."""
+        """Return a request for some of the partitions, which keep their sequence numbers."""
         batches = [batch for batch in self.batches if batch.partition in partitions]
         in_doubt = self.in_doubt.intersection(partitions)
         return ProduceRequest(self.topic, batches, self.identity, self.sequences, in_doubt)
 
     def by_error(self, error: LogStoreError) -> "list[tuple[ProduceRequest, LogStoreError]]":
-        """The request failed with ``error``: its partitions, each with its own refusal if it has one."""
+        """Return the parts of the request, which failed with ``error``: each refused partition with its own refusal."""
         refused = [(self.part({partition}), refusal) for partition, refusal in self.refusals.items()]
         others = self.part(self.partitions.keys() - self.refusals.keys())
         return [*refused, (others, error)] if others.batches else refused
 
     def halves(self, error: LogStoreError, codec: str | None) -> "list[ProduceRequest]":
-        """Smaller requests to send after a refusal that may be about few of the records, last first; none if the
-        refusal is about all of them.
+        """Return smaller requests, last first, to send after a refusal that may concern only few of the records; none
+        if it concerns all of them.
 
-        A request is cut between partitions first, then between batches; only one that is too large is cut between
+        A request is cut between partitions first, then between batches. Only one that is too large is cut between
         records.
         """
         if not isinstance(error, _OF_A_PARTITION):

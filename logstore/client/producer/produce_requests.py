@@ -1,16 +1,16 @@
-"""Produce requests from first try to last: sent until they are answered, then their records are completed.
+"""Produce requests from first try to last: sent until the store has responded, then their records are completed.
 
 Invariants:
 
-- The same request, with the same sequence numbers, is sent until the store has answered for good: the store does not
-  store it twice. Without idempotence a request whose answer was lost may be stored twice.
-- Each try goes to the leader of the partitions as it is known then. Where they have several leaders by now, the request
-  is divided, and each part, with its sequence numbers, is sent by itself.
-- A partition that refuses its records does not cost other partitions theirs. Records that are stored are completed, and
-  only partitions with a retriable error are sent again. The other partitions are released before that.
-- A refusal that may be about few of the records does not cost the others: the request is sent again in parts.
-- A request is for one topic id. If the topic was made again, records go to the new one if they cannot be stored in the
-  old one and if the new one has as many partitions; otherwise they fail.
+- The same request, with the same sequence numbers, is sent until the response is final: the store does not store it
+  twice. Without idempotence a request whose response was lost may be stored twice.
+- Each try goes to the currently known leader of the partitions. If they have several leaders by now, the request is
+  divided, and each part, with its sequence numbers, is sent separately.
+- A partition that refuses its records does not hold up others. Records that are stored are completed, and only
+  partitions with a retriable error are sent again. The other partitions are released before that.
+- A refusal that may concern only few of the records does not cost the others: the request is sent again in parts.
+- A request is for one topic id. If the topic was created again, records go to the new one if they cannot be stored in
+  the old one and the new one has the same number of partitions; otherwise they fail.
 - All records of a request are completed when ``send`` returns, whatever happened.
 """
 
@@ -34,7 +34,7 @@ from logstore.client.producer.retries import Retries, may_be_stored
 from logstore.client.transport import Transport, topic_path
 from logstore.errors import LogStoreError
 
-# The store's sequence numbers differ from ours: this identity can no longer be used.
+# The store's sequence numbers differ from ours, so this identity can no longer be used.
 _OUT_OF_STEP = (
     errors.OutOfOrderSequenceError,
     errors.DuplicateSequenceError,
@@ -43,7 +43,7 @@ _OUT_OF_STEP = (
 
 
 class _SeveralLeadersError(Exception):
-    """``partitions`` of a request, those of each leader."""
+    """Raised with the ``partitions`` of a request, grouped by leader."""
 
     def __init__(self, partitions: list[set[int]]) -> None:
         super().__init__(partitions)
@@ -51,9 +51,9 @@ class _SeveralLeadersError(Exception):
 
 
 class ProduceRequests:
-    """Safe from several threads, each with requests for partitions of its own.
+    """Sends requests. Safe from several threads, if no two send for the same partition.
 
-    ``complete``: called for each batch as ``Outcome.complete``; ``find_partitions``: as of ``Sender``.
+    ``complete`` is called for each batch as ``Outcome.complete``; ``find_partitions`` is that of ``Sender``.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class ProduceRequests:
     ) -> None:
         """Send ``requests`` for one topic, and complete them.
 
-        ``release`` is called with partitions whose records are all completed while other partitions still wait;
-        ``elsewhere`` with a part for another broker, whether another thread sends it.
+        ``release`` is called with partitions whose records are all completed while other partitions still wait.
+        ``elsewhere`` is called with a part for another broker; it returns True if another thread sends it.
         """
         waiting = list(reversed(requests))
         topic = requests[0].topic.name
@@ -98,7 +98,7 @@ class ProduceRequests:
 
         while waiting:
             request = waiting.pop()
-            # Some partitions may refuse their records while others take theirs.
+            # Some partitions may refuse their records while others accept theirs.
             refused: list[tuple[ProduceRequest, LogStoreError]] = []
 
             def release_stored(
@@ -122,8 +122,9 @@ class ProduceRequests:
     def send_first(
         self, outcome: Outcome, record: pa.RecordBatch, partition: int | None, give_up: float
     ) -> tuple[int, int]:
-        """Send one record to a topic that may not exist. The store may create the topic with its first record; only
-        then are there partitions to choose from. Returns the place of the record.
+        """Send one record to a topic that may not exist; return the place of the record.
+
+        The store may create the topic with its first record; only then are there partitions to choose from.
         """
         path = topic_path(outcome.topic, "" if partition is None else f"/partitions/{partition}")
         headers = {"Content-Type": ARROW_STREAM, "Idempotency-Key": uuid.uuid4().hex}
@@ -145,7 +146,7 @@ class ProduceRequests:
         refused: list[tuple[ProduceRequest, LogStoreError]],
         release_stored: Callable[[], None],
     ) -> None:
-        """Until the store has answered for all partitions; ``refused`` gets those that it refuses for good."""
+        """Send until the store has responded for all partitions; add those that it refuses for good to ``refused``."""
         request.batches = join_many(request.batches, self._options.codec)
         give_up = max(batch.deadline for batch in request.batches)
         outcomes = _outcomes(request)
@@ -163,7 +164,7 @@ class ProduceRequests:
                 self._metadata.after(failed, [request.topic.name], began)
             if self._metadata.is_cluster:
                 self._metadata.keep_fresh([request.topic.name])
-            if len(request.batches) < count:  # the other partitions have been answered
+            if len(request.batches) < count:  # the other partitions are done
                 content, count = body(request.batches), len(request.batches)
             began = time.monotonic()
             try:
@@ -195,7 +196,7 @@ class ProduceRequests:
         self._retries.ask(once, give_up, outcomes)
 
     def _leader(self, request: ProduceRequest) -> int | None:
-        """The broker that leads all partitions of ``request``. LeaderNotAvailableError; _SeveralLeadersError."""
+        """Return the leader of all partitions of ``request``. Raises LeaderNotAvailableError, _SeveralLeadersError."""
         name, _ = request.topic
         leaders = self._metadata.leaders(name)
         if leaders is None:
@@ -214,7 +215,7 @@ class ProduceRequests:
     def _unless_unheard_of(
         self, error: LogStoreError, request: ProduceRequest, partition: int, began: float
     ) -> LogStoreError:
-        """``error``, or one that passes, if only the leader has not heard of the partition yet."""
+        """Return ``error``, or a retriable one if the leader only does not know the partition yet."""
         if self._metadata.is_unheard_of(error, *request.topic, partition, began=began):
             return errors.NotLeaderOrFollowerError(f"The leader has not heard of it yet: {error.message}")
         return error
@@ -226,8 +227,9 @@ class ProduceRequests:
         refused: list[tuple[ProduceRequest, LogStoreError]],
         began: float,
     ) -> None:
-        """Complete the stored records, and add to ``refused`` those that will never be stored. ``request`` keeps the
-        partitions that another try may store, with their ``refusals``.
+        """Complete the stored records, and add to ``refused`` those that will never be stored.
+
+        ``request`` keeps the partitions that another try may store, with their ``refusals``.
         """
         request.refusals = {}
         if self._options.acks == 0:
@@ -246,20 +248,20 @@ class ProduceRequests:
         request.batches = [batch for batch in request.batches if batch.partition in request.refusals]
 
     def _replacements(self, request: ProduceRequest, error: LogStoreError) -> list[ProduceRequest]:
-        """Requests to send instead of one that was refused for good. Records in none of them are completed."""
+        """Return requests to send instead of one that was refused for good. Complete the records that none has."""
         if isinstance(error, errors.UnknownTopicIdError):
             return self._for_new_topic(request, error)
         if halves := request.halves(error, self._options.codec):
             return halves
         if isinstance(error, errors.DuplicateSequenceError) and request.in_doubt:
-            # An earlier try stored the records. Nobody remembers their offsets.
+            # An earlier try stored the records. Their offsets are no longer known.
             self._end(request, [(batch, -1) for batch in request.batches])
         else:
             self._give_up(request, error)
         return []
 
     def _for_new_topic(self, request: ProduceRequest, refusal: errors.UnknownTopicIdError) -> list[ProduceRequest]:
-        """Requests to send to the topic that has the name now. Records in none of them are completed."""
+        """Return requests to send to the topic that has the name now. Complete the records that none has."""
         name, topic_id = request.topic
         made_again = f"Topic {name!r} was deleted and made again"
         if request.in_doubt:
@@ -296,7 +298,7 @@ class ProduceRequests:
             self._complete(batch, -1, error)
 
     def _end(self, request: ProduceRequest, stored: list[tuple[ProducerBatch, int]]) -> None:
-        """These batches of ``request`` are stored, with all others of their partitions."""
+        """Complete these batches of ``request``, which are stored together with all others of their partitions."""
         if self._identities and request.identity:
             counts = request.part({batch.partition for batch, _ in stored}).partitions
             self._identities.advance(request.identity, request.topic, request.sequences, counts)

@@ -1,4 +1,4 @@
-"""The answer to a produce request: for each of its batches a base offset, or the error of its partition."""
+"""The response to a produce request: for each of its batches a base offset, or the error of its partition."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from logstore.protocol.error_codes import error_of
 
 @dataclass(frozen=True, slots=True)
 class ProducedRange:
-    """Consecutive records of a partition. If the partition has not taken them, ``error_code`` and ``error`` say why,
-    and ``base_offset`` is None.
+    """Consecutive records of a partition. If the partition has not accepted them, ``base_offset`` is None, and
+    ``error_code`` and ``error`` give the reason.
     """
 
     partition: int
@@ -33,8 +33,8 @@ class _Body:
 
 @dataclass(frozen=True, slots=True)
 class ProduceResponse:
-    """``stored``: batches with their base offsets (-1: the store does not remember). ``failed``: errors by partition;
-    nothing that was sent to such a partition is told of as stored.
+    """``stored`` has batches with their base offsets (-1: the store does not remember), ``failed`` the errors by
+    partition. Nothing that was sent to a failed partition counts as stored.
     """
 
     stored: list[tuple[ProducerBatch, int]]
@@ -42,12 +42,12 @@ class ProduceResponse:
 
 
 def read_ranges(content: bytes) -> tuple[ProducedRange, ...]:
-    """The ranges of an answer to records in columns."""
+    """Return the ranges in a response to records in columns."""
     return decode(content, _Body).ranges
 
 
 def read_response(content: bytes, topic: str, batches: Sequence[ProducerBatch]) -> ProduceResponse:
-    """LogStoreError when ``content`` is about other records than ``batches``."""
+    """Read a response. Raises LogStoreError if ``content`` is about other records than ``batches``."""
     ranges = read_ranges(content)
     if [(found.partition, found.count) for found in ranges] != [(b.partition, len(b.rows)) for b in batches]:
         raise LogStoreError(f"The store answered for other records than were sent to {topic!r}: {ranges}")
@@ -64,7 +64,7 @@ def read_response(content: bytes, topic: str, batches: Sequence[ProducerBatch]) 
 
 
 def read_place(content: bytes) -> tuple[int, int]:
-    """Partition and offset of the one record that was sent; -1 for what the store does not say."""
+    """Return partition and offset of the one record that was sent; -1 for what the store does not report."""
     ranges = read_ranges(content)
     if not ranges:
         return -1, -1

@@ -1,13 +1,13 @@
 """The producer's API: send records, and wait for them.
 
-``send`` and ``send_batch`` check records and put them into the ``RecordAccumulator``. The ``Sender`` takes them out, in
-threads of its own, and completes the futures that the program was given (``delivery``). There is no other state.
+``send`` and ``send_batch`` check records and put them into the ``RecordAccumulator``. The threads of the ``Sender``
+take them out and complete the futures that the program was given (``delivery``). There is no other state.
 
 Invariants:
 
 - Records of one topic and partition are stored in the order of ``send``.
 - No failure is silent: ``flush`` and ``close`` raise the first one since the last ``flush``; the end of a ``with``
-  block, the first that the program has not had.
+  block raises the first that the program has not had.
 """
 
 import os
@@ -44,13 +44,13 @@ _producers: "weakref.WeakSet[Producer]" = weakref.WeakSet()
 
 
 class Producer:
-    """Sends records to the store of ``bootstrap`` (``http(s)://host:port`` or ``host:port``, separated by
-    commas, or a list of them).
+    """Sends records to the store of ``bootstrap`` (``http(s)://host:port`` or ``host:port``, separated by commas, or a
+    list of them).
 
-    The options are those of Kafka's producer, by its names; ``docs/python-client.md`` has a table of them. May be used
-    by several threads, not across a fork. A context manager, which flushes; at its end it raises failures that the
-    program has not had yet from a delivery or in a callback. Raises InvalidConfigError naming an option that is wrong
-    or unknown, InvalidRequestError for ``bootstrap``.
+    The options are those of Kafka's producer, under its names; ``docs/python-client.md`` has a table of them. Several
+    threads may use it, but not across a fork. It is a context manager, which flushes; at its end it raises failures
+    that the program has not had yet from a delivery or in a callback. Raises InvalidConfigError naming an option that
+    is wrong or unknown, InvalidRequestError for ``bootstrap``.
     """
 
     def __init__(
@@ -123,12 +123,12 @@ class Producer:
         timestamp_ms: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> Delivery:
-        """Queue one record. Returns a future of its place.
+        """Queue one record; return a future of its place.
 
-        ``value`` and ``key`` go through their serializers, if there are any, then are bytes or text (stored as UTF-8);
-        ``value`` None is a tombstone. ``headers`` are pairs or a mapping of text to bytes. Without ``partition`` the
-        ``partitioner`` decides. ``timestamp_ms`` None is the time of the append. ``on_delivery(error, metadata)`` is
-        called from a thread of the producer, one of the two None.
+        ``value`` and ``key`` are passed to their serializers, if any; then they must be bytes or text (stored as
+        UTF-8). A ``value`` of None is a tombstone. ``headers`` are pairs or a mapping of text to bytes. Without
+        ``partition`` the ``partitioner`` decides. ``timestamp_ms`` None is the time of the append. ``on_delivery(error,
+        metadata)`` is called from a thread of the producer, with one of the two None.
 
         Raises SerializationError, InvalidRecordError, RecordTooLargeError (over ``max_request_size``), ThrottledError
         (no room within ``max_block_ms``), InvalidRequestError (closed); then nothing is queued.
@@ -156,7 +156,7 @@ class Producer:
         return delivery
 
     def send_batch(self, topic: str, columns: Columns) -> BatchDelivery:
-        """Queue many records at once, after those already queued for ``topic``; returns a future of their places.
+        """Queue many records at once, after those already queued for ``topic``; return a future of their places.
 
         ``columns`` is a pyarrow RecordBatch or Table, or a mapping of names to values: ``value`` and optionally
         ``key``, ``timestamp``, ``headers``, ``partition`` (null or -1: not named). No serializer is applied. Raises
@@ -174,16 +174,16 @@ class Producer:
         return BatchDelivery(closed[-1].outcome)
 
     def partitions_for(self, topic: str) -> set[int]:
-        """The partitions of ``topic``. Waits up to ``max_block_ms``; UnknownTopicError."""
+        """Return the partitions of ``topic``. Waits up to ``max_block_ms``. Raises UnknownTopicError."""
         self._accumulator.check_open()
         give_up = time.monotonic() + self._options.max_block_ms / 1000
         return set(range(self._sender.find_partitions(topic, give_up).count))
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything queued so far is stored, or has failed, and all callbacks are called. Raises the first
-        failure since the last flush, or the exception of a callback.
+        """Wait until everything queued so far is stored, or has failed, and all callbacks are called.
 
-        RequestTimedOutError when ``timeout`` seconds run out first.
+        Raises the first failure since the last flush, or the exception of a callback; RequestTimedOutError if
+        ``timeout`` seconds run out first.
         """
         self._refuse_callbacks()
         closed, number = self._accumulator.begin_flush()
@@ -192,8 +192,9 @@ class Producer:
         self._accumulator.await_flush(number, timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """Flush, then stop. Records that are not delivered within ``timeout`` seconds fail. Raises as ``flush``; a
-        second call does nothing.
+        """Flush, then stop. Records that are not delivered within ``timeout`` seconds fail.
+
+        Raises as ``flush``; a second call does nothing.
         """
         if self._accumulator.closed:
             return
@@ -210,7 +211,7 @@ class Producer:
         self, kind: type[BaseException] | None, own: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            # After an error of the program do not wait long for a store that does not answer.
+            # After an error of the program, do not wait long for a store that does not respond.
             self.close(None if kind is None else 1.0)
         except Exception as error:
             # The program's own error comes first, and an error that it has had is not raised again.
@@ -237,7 +238,7 @@ class Producer:
             raise InvalidRequestError("flush() and close() wait for callbacks, so that none of them may call it")
 
     def _forked(self) -> None:
-        """After a fork: the new process has none of the threads, and nobody releases a lock."""
+        """Begin again after a fork: the new process has none of the threads, and no thread releases the old locks."""
         made_before = "This producer was made before a fork: make one in each process"
         self._begin(closed=made_before if self._sender.threads else self._accumulator.closed)
 

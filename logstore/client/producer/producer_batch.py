@@ -1,8 +1,8 @@
-"""Producer batches: one Arrow record batch message for each partition, which the store keeps as it is sent.
+"""Producer batches: one Arrow record batch message for each partition, which the store keeps as it was sent.
 
-A request's body is the schema's message, messages of one batch or of several, and an end mark. Messages are written
-once: a request that is sent again, or that goes out with others than at first, sends the same bytes. Only where many
-small batches have piled up for one partition, they are written anew as one before they leave.
+A request's body is the schema's message, the messages of one or several batches, and an end mark. Messages are written
+once: a request that is sent again, or together with others, sends the same bytes. Only if many small batches have piled
+up for one partition are they rewritten as one before they leave.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,8 +18,8 @@ from logstore.limits import REQUEST_RECORDS_MAX
 from logstore.records.partition_split import split_by_partition
 from logstore.records.schema import WIRE_SCHEMA
 
-# The store remembers the last five batches of a producer in each partition (KIP-98): a request of more could not be
-# told from others when it is sent again.
+# The store remembers the last five batches of a producer in each partition (KIP-98). If a request with more were sent
+# again, it could not recognise them.
 BATCHES_PER_PARTITION_MAX = 5
 _SCHEMA_MESSAGE = WIRE_SCHEMA.serialize()
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -29,8 +29,8 @@ _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 class ProducerBatch:
     """Records of one partition: ``rows`` of ``outcome``, as one encapsulated message. ``deadline`` is monotonic.
 
-    The partition was chosen among ``chosen_among``. ``joined``: the batches that this one was made of, if it was; their
-    records are its records, one batch after the other, and then it has no outcome of its own.
+    The partition was chosen among ``chosen_among``. ``joined`` has the batches from which this one was joined, if it
+    was: its records are theirs, one batch after the other, and it has no outcome itself.
     """
 
     outcome: Outcome
@@ -43,7 +43,7 @@ class ProducerBatch:
 
     @property
     def batches(self) -> "tuple[ProducerBatch, ...]":
-        """The batches that this one was made of; itself if it was not."""
+        """The batches that this one was joined from; itself if it was not."""
         return self.joined or (self,)
 
     def halves(self, codec: str | None) -> "tuple[ProducerBatch, ProducerBatch]":
@@ -61,10 +61,9 @@ class ProducerBatch:
 
 
 def join_many(batches: list[ProducerBatch], codec: str | None) -> list[ProducerBatch]:
-    """The same records in no more batches of a partition than the store can tell from others when they are sent again.
+    """Join small batches, so that no partition has more than the store can recognise when they are sent again.
 
-    Batches of one partition stand next to each other and are chosen among the same partitions. Joining costs a copy, so
-    it is for small ones.
+    Batches of one partition are adjacent and chosen among the same partitions. Joining costs a copy.
     """
     if len(batches) <= BATCHES_PER_PARTITION_MAX:
         return batches
@@ -88,7 +87,7 @@ def _join(batches: tuple[ProducerBatch, ...], codec: str | None) -> ProducerBatc
 
 
 def body(batches: Iterable[ProducerBatch]) -> bytes:
-    """The Arrow stream of ``batches``."""
+    """Return the Arrow stream of ``batches``."""
     return b"".join([_SCHEMA_MESSAGE, *(batch.message for batch in batches), _END])
 
 
@@ -103,15 +102,15 @@ def split(
     codec: str | None,
     max_bytes: int,
 ) -> list[ProducerBatch]:
-    """A batch per partition, in order of partitions; several for one that has more than ``max_bytes``.
+    """Return a batch per partition, in order of partitions; several for one that has more than ``max_bytes``.
 
-    ``partitions`` and ``rows`` (places in the outcome, rising) are one per row of ``batch``. The partitions are
-    ``chosen_among`` these.
+    ``partitions`` and ``rows`` (indexes in the outcome, rising) have one item per row of ``batch``. The partitions were
+    chosen among ``chosen_among``.
     """
     by_partition = split_by_partition(batch, partitions)
     grouped, ranges = by_partition.batch, by_partition.ranges
     places = rows if by_partition.order is None else rows[by_partition.order]
-    # Look at the sizes of parts only if the whole is too large: each look costs.
+    # Compute the sizes of parts only if the whole is too large, because each computation costs.
     if grouped.nbytes > max_bytes or len(rows) > REQUEST_RECORDS_MAX:
         ranges = [(p, *part) for p, start, end in ranges for part in _within(grouped, start, end, max_bytes)]
     messages = write_messages(((partition, grouped.slice(a, b - a)) for partition, a, b in ranges), codec)
@@ -122,7 +121,7 @@ def split(
 
 
 def write_messages(parts: Iterable[tuple[int, pa.RecordBatch]], codec: str | None) -> list[pa.Buffer]:
-    """Each batch (WIRE_SCHEMA, may be a slice) as one message that names its partition."""
+    """Return each batch (WIRE_SCHEMA, may be a slice) as one message that names its partition."""
     sink = pa.BufferOutputStream()
     ends = [len(_SCHEMA_MESSAGE)]
     with pa.ipc.new_stream(sink, WIRE_SCHEMA, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
@@ -134,7 +133,7 @@ def write_messages(parts: Iterable[tuple[int, pa.RecordBatch]], codec: str | Non
 
 
 def _within(batch: pa.RecordBatch, start: int, stop: int, max_bytes: int) -> Iterator[tuple[int, int]]:
-    """Cut [start, stop) until no part has more than ``max_bytes``, or it is one record."""
+    """Cut [start, stop) until each part has at most ``max_bytes``, or is one record."""
     if stop - start > 1 and (batch.slice(start, stop - start).nbytes > max_bytes or stop - start > REQUEST_RECORDS_MAX):
         middle = (start + stop) // 2
         yield from _within(batch, start, middle, max_bytes)

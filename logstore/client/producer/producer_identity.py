@@ -3,9 +3,9 @@ KIP-360).
 
 Invariants:
 
-- Sequence numbers belong to a topic, not to its name: in a topic that was made again they begin at 0.
-- A partition's next sequence number rises by the records of a request that was answered, and by nothing else. It is
-  read and written by the one request of that partition that is on its way.
+- Sequence numbers belong to a topic, not to its name: in a topic that was created again they begin at 0.
+- A partition's next sequence number rises only by the records of a request that the store has acknowledged. Only the
+  partition's one request under way reads and writes it.
 - Once it cannot be known whether the store counted a request, its identity is retired: later requests have a higher
   epoch, with which every partition begins at 0 again, and requests of the old epoch that are still under way are
   fenced.
@@ -33,18 +33,18 @@ class Identity:
 
 
 class Identities:
-    """The identities of one producer, one after the other."""
+    """The successive identities of one producer."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._lock = threading.Lock()
         self._current: Identity | None = None
         self._retired: Identity | None = None
-        # By topic name and partition: the identity, the topic's id, and the next sequence number.
+        # For each topic name and partition: the identity, the topic's id, and the next sequence number.
         self._next: dict[tuple[str, int], tuple[Identity, str, int]] = {}
 
     def current(self, ask: Ask) -> Identity:
-        """The identity for new requests; from the store if there is none. Raises the errors of ``ask``."""
+        """Return the identity for new requests, requested from the store if there is none. Raises as ``ask``."""
         with self._lock:
             if self._current is None:
                 self._current = self._new(ask)
@@ -57,7 +57,7 @@ class Identities:
                 self._current, self._retired = None, identity
 
     def sequences(self, identity: Identity, topic: TopicIdentity, partitions: Mapping[int, int]) -> dict[int, int]:
-        """The base sequence in each of ``partitions``."""
+        """Return the base sequence in each of ``partitions``."""
         found = {}
         for partition in partitions:
             counted_by, topic_id, sequence = self._next.get((topic.name, partition), (identity, topic.topic_id, 0))
@@ -67,7 +67,7 @@ class Identities:
     def advance(
         self, identity: Identity, topic: TopicIdentity, sequences: Mapping[int, int], partitions: Mapping[int, int]
     ) -> None:
-        """A request with ``sequences`` was answered; ``partitions``: its records in each."""
+        """Advance after the response to a request with ``sequences``. ``partitions`` has its record count in each."""
         for partition, count in partitions.items():
             following = (sequences[partition] + count) % _SEQUENCES
             self._next[topic.name, partition] = (identity, topic.topic_id, following)
@@ -86,6 +86,6 @@ class Identities:
             try:
                 return request(b'{"producer_id":%d,"producer_epoch":%d}' % (old.producer_id, old.producer_epoch))
             except (InvalidRequestError, InvalidProducerEpochError):
-                # The store does not know the producer id any more, or another producer has it.
+                # The store no longer knows the producer id, or another producer has it.
                 self._retired = None
         return request(None)

@@ -4,9 +4,9 @@
 over (``wait_for_due``) or for a flush; the thread that closes it has the ``Sender`` split it by partition.
 ``add_parts`` takes the parts back, ``drain`` makes requests of them, ``answered`` and ``complete`` record the outcomes.
 
-The lock is this class's own. Every public method takes it for itself, methods with an underscore, ``TopicQueue`` and
-``IncompleteBatches`` are called under it. Nothing slow is done under it and no foreign code runs there; waits for
-memory, for a linger or for a flush are on its condition.
+This class owns its lock. Every public method takes it; methods with an underscore, ``TopicQueue`` and
+``IncompleteBatches`` are called under it. Nothing slow is done and no foreign code runs under it. Waits for memory, for
+a linger or for a flush are on its condition.
 
 Invariants:
 
@@ -31,16 +31,17 @@ from logstore.client.producer.record_columns import Extras
 from logstore.client.producer.topic_queue import ClosedBatch, ColumnsAndPartitions, OpenBatch, TopicQueue
 from logstore.errors import InvalidRequestError, LogStoreError, RequestTooLargeError, ThrottledError
 
-# A larger batch is closed by the thread that fills it, if that comes back within the time below. numpy releases the GIL
-# in operations on more than 500 numbers, and a thread that computes gives it back 5 ms later.
+# The thread that fills a larger batch closes it, if it comes back within the time below. numpy releases the GIL in
+# operations on more than 500 numbers, and a thread that computes gives it back 5 ms later.
 _SMALL_BATCH_RECORDS = 500
 _GRACE_SECONDS = 0.002
-# While parts wait behind a busy partition, a batch lingers so long at least: each adds a part to those that wait.
+# While parts wait behind a busy partition, a batch lingers at least this long, because each adds a part to those that
+# wait.
 _BEHIND_OTHERS_SECONDS = 0.005
 
 
 class RecordAccumulator:
-    """The records of one producer. ``closed`` says why nothing can be queued any more; empty while it can."""
+    """The records of one producer. ``closed`` says why nothing more can be queued; it is empty while it can."""
 
     def __init__(self, options: ProducerOptions, metadata: ClusterMetadata, *, closed: str = "") -> None:
         self._options = options
@@ -49,21 +50,21 @@ class RecordAccumulator:
         self._changed = threading.Condition(self._lock)
         self.closed = closed
         self._topics: dict[str, TopicQueue] = {}
-        # The open batches of the queues by topic, for a quick ``append``.
+        # The queues' open batches by topic, for a quick ``append``.
         self._open: dict[str, OpenBatch] = {}
         self._reserved_bytes = 0
-        #: By broker; requests for any broker have None.
+        #: Requests under way by broker; those for any broker are under None.
         self._in_flight: Counter[int | None] = Counter()
         self._incomplete = IncompleteBatches(self._changed)
         self._wake_at = 0.0
 
     @property
     def in_flight(self) -> int:
-        """Number of requests that are not answered."""
+        """The number of requests under way."""
         return self._in_flight.total()
 
     def check_open(self) -> None:
-        """InvalidRequestError when it is closed."""
+        """Raise InvalidRequestError if it is closed."""
         if self.closed:
             raise InvalidRequestError(self.closed)
 
@@ -72,7 +73,7 @@ class RecordAccumulator:
     def append(
         self, topic: str, value: bytes | None, key: bytes | None, extras: Extras | None, size: int
     ) -> Delivery | None:
-        """The ``Delivery`` of a record of ``size`` bytes that joins the open batch; None if there is no room in one."""
+        """Add a record of ``size`` bytes to the open batch; return its ``Delivery``, or None if it has no room."""
         with self._lock:
             try:
                 batch = self._open[topic]
@@ -96,7 +97,7 @@ class RecordAccumulator:
     def open(self, topic: str, size: int) -> None:
         """Open a batch with room for at least ``size`` bytes, unless there is one by now. Waits for memory.
 
-        ThrottledError after ``max_block_ms``, RequestTooLargeError, InvalidRequestError (closed).
+        Raises ThrottledError after ``max_block_ms``, RequestTooLargeError, InvalidRequestError (closed).
         """
         with self._lock:
             queue = self._topic(topic)
@@ -105,7 +106,7 @@ class RecordAccumulator:
             room = max(size, min(self._options.batch_size, self._options.buffer_memory))
             self._take_memory(room)
             if queue.open is not None:
-                # Another thread was faster while this one waited.
+                # Another thread opened one while this one waited.
                 self._free_memory(room)
                 return
             queue.open = self._open[topic] = OpenBatch(topic, room, time.monotonic())
@@ -115,8 +116,8 @@ class RecordAccumulator:
     def append_batch(
         self, topic: str, count: int, size: int, columns: Callable[[], ColumnsAndPartitions]
     ) -> list[ClosedBatch]:
-        """Queue ``count`` records of ``size`` bytes as a batch of their own: it is the last of those that are closed
-        here, after the open one. Waits, and raises, as ``open``.
+        """Queue ``count`` records of ``size`` bytes as a separate batch. Return the batches closed here: it is the
+        last, after the open one. Waits and raises as ``open``.
         """
         with self._lock:
             self._take_memory(size)
@@ -129,7 +130,7 @@ class RecordAccumulator:
         return [earlier, batch] if earlier else [batch]
 
     def wait_for_due(self) -> list[ClosedBatch] | None:
-        """Wait until batches have lingered for ``linger_ms``, and close them; None when there will be no more."""
+        """Wait until batches have lingered for ``linger_ms``, and close them; return None at the end."""
         with self._lock:
             while not self.closed:
                 now = time.monotonic()
@@ -141,21 +142,23 @@ class RecordAccumulator:
     # ---- batches to requests -----------------------------------------------------------------------------------------
 
     def add_parts(self, batch: ClosedBatch, parts: list[ProducerBatch]) -> bool:
-        """Take the parts of a split ``batch``. False if closed: nobody will send them."""
+        """Take the parts of a split ``batch``. Returns False if closed: they will not be sent."""
         with self._lock:
             if not self.closed:
                 self._topic(batch.outcome.topic).split(batch, parts)
             return not self.closed
 
     def put_back(self, batch: ClosedBatch) -> bool:
-        """Put back a ``batch`` that names partitions that were not known, until they are asked for. False if closed."""
+        """Put back a ``batch`` that names unknown partitions, until they are looked up. Returns False if closed."""
         with self._lock:
             batch.claimed = False
             return not self.closed
 
     def begin_asking(self, topic: str) -> bool:
-        """Whether the caller is to ask for the partitions of ``topic``: they are needed, and no other thread asks.
-        Asking counts as a request until ``next_unsplit`` gives None.
+        """Return True if the caller has to ask for the partitions of ``topic``: they are needed, and no other thread
+        asks.
+
+        Asking counts as a request until ``next_unsplit`` returns None.
         """
         with self._lock:
             queue = self._topic(topic)
@@ -166,12 +169,12 @@ class RecordAccumulator:
             return True
 
     def has_unsplit(self, topic: str) -> bool:
-        """Whether a batch waits for the partitions of ``topic``."""
+        """Return True if a batch waits for the partitions of ``topic``."""
         with self._lock:
             return self._topic(topic).unsplit is not None
 
     def next_unsplit(self, topic: str) -> ClosedBatch | None:
-        """A batch that waits for the partitions of ``topic``, for the caller to split; None ends the asking."""
+        """Return a batch that waits for the partitions of ``topic``, for the caller to split. None ends the asking."""
         with self._lock:
             queue = self._topic(topic)
             batch = queue.unsplit
@@ -183,14 +186,14 @@ class RecordAccumulator:
             return batch
 
     def set_partitions(self, topic: str, partitions: TopicPartitions | None) -> None:
-        """Set the partitions of ``topic``; None: they must be asked for again."""
+        """Set the partitions of ``topic``; None means that they must be looked up again."""
         with self._lock:
             queue = self._topic(topic)
             queue.partitions = partitions
             queue.ask_again = time.monotonic() + self._options.metadata_max_age_ms / 1000
 
     def drain(self) -> list[tuple[str, int | None, list[ProducerBatch]]]:
-        """Requests that may be sent now, as topic, broker and batches; each is given back by ``answered``."""
+        """Return requests that may be sent now, as topic, broker and batches. ``answered`` takes each of them back."""
         requests = []
         with self._lock:
             for queue in list(self._topics.values()):
@@ -201,24 +204,24 @@ class RecordAccumulator:
                         break
                     self._in_flight[broker] += 1
                     requests.append((queue.name, broker, batches))
-                    # Put it at the end: the others come first next time.
+                    # Put it at the end, so that the others come first next time.
                     self._topics[queue.name] = self._topics.pop(queue.name)
                 if queue.open is not None and not self._backed_up(queue):
                     self._wake_for(queue.open)
         return requests
 
     def release(self, topic: str, partitions: Iterable[int]) -> None:
-        """These partitions of a request are answered for good, others are not: more for them may leave."""
+        """Release partitions of a request that are done while others are not: more for them may leave."""
         with self._lock:
             self._topic(topic).release(partitions)
 
     def divided(self, broker: int | None) -> None:
-        """A request for ``broker`` became one more: its partitions have several leaders now."""
+        """Count one more request for ``broker``: one was divided because its partitions have several leaders now."""
         with self._lock:
             self._in_flight[broker] += 1
 
     def answered(self, topic: str, broker: int | None, partitions: Iterable[int]) -> None:
-        """A request is answered for good; ``partitions`` are those that were not released before."""
+        """Note that a request is done; ``partitions`` are those that were not released before."""
         with self._lock:
             self._in_flight[broker] -= 1
             self._topic(topic).release(partitions)
@@ -233,7 +236,7 @@ class RecordAccumulator:
         base_offset: int = -1,
         error: LogStoreError | None = None,
     ) -> None:
-        """As ``Outcome.complete``; with the last of its rows, and their callbacks, memory is free."""
+        """Complete rows as ``Outcome.complete`` does. After the last row and its callbacks the memory is freed."""
         if not len(rows):
             return
         if error is not None:
@@ -249,19 +252,21 @@ class RecordAccumulator:
                 self._free_memory(outcome.size)
 
     def begin_flush(self) -> tuple[list[ClosedBatch], int]:
-        """Close all open batches; with the number that ``await_flush`` takes."""
+        """Close all open batches; return them with the number for ``await_flush``."""
         with self._lock:
             closed = [batch for queue in self._topics.values() if (batch := self._close(queue))]
             return closed, self._incomplete.last_number
 
     def await_flush(self, number: int, timeout: float | None) -> None:
-        """As ``IncompleteBatches.wait``."""
+        """Wait as ``IncompleteBatches.wait`` does."""
         with self._lock:
             self._incomplete.wait(number, timeout)
 
     def close(self, why: str) -> tuple[list[ClosedBatch], list[ProducerBatch]]:
-        """Queue nothing any more and wake all who wait. The caller completes the batches that were not sent, but for
-        those that another thread is splitting.
+        """Queue nothing any more and wake all waiting threads.
+
+        The caller completes the returned batches, which were not sent; those that another thread is splitting are not
+        among them.
         """
         with self._lock:
             self.closed = why
@@ -285,7 +290,7 @@ class RecordAccumulator:
         return queue
 
     def _close(self, queue: TopicQueue) -> ClosedBatch | None:
-        """Close the open batch, if there is one. The caller has it split."""
+        """Close the open batch, if there is one; the caller has it split."""
         batch = queue.open
         if batch is None:
             return None
@@ -302,17 +307,17 @@ class RecordAccumulator:
         return queue.enqueue(batch.outcome, batch.columns, batch.since)
 
     def _close_due(self, now: float) -> list[ClosedBatch]:
-        """Close batches that have lingered; ``_wake_at`` is when to look again."""
+        """Close batches that have lingered; set ``_wake_at`` to the time of the next look."""
         due = []
         self._wake_at = now + 3600
         for name, batch in list(self._open.items()):
             queue = self._topics[name]
             end = batch.since + self._options.linger_ms / 1000
             if not batch.flat:
-                # Opened a moment ago: its first record is about to join.
+                # It was opened a moment ago, and its first record is about to join.
                 end = max(end, now + _GRACE_SECONDS)
             if self._backed_up(queue):
-                # It could not leave; `drain` wakes us when it can.
+                # It could not leave; `drain` wakes this thread when it can.
                 continue
             if queue.has_waiting:
                 end = max(end, batch.since + _BEHIND_OTHERS_SECONDS)
@@ -326,25 +331,25 @@ class RecordAccumulator:
         return due
 
     def _backed_up(self, queue: TopicQueue) -> bool:
-        """Whether a batch closed now would wait behind others, whichever partitions its records are for."""
+        """Return True if a batch closed now would wait behind others, whatever partitions its records are for."""
         return queue.is_unsplit or (queue.has_waiting and not (self._may_leave and queue.has_free_partition))
 
     def _has_room(self, broker: int | None) -> bool:
-        """Whether ``broker`` may get another request."""
+        """Return True if ``broker`` may get another request."""
         return self._in_flight[broker] < self._options.max_in_flight_requests_per_connection
 
     @property
     def _may_leave(self) -> bool:
-        """Whether there may be a broker that has room."""
+        """True if a broker may have room for a request."""
         return sum(not self._has_room(broker) for broker in self._in_flight) < self._metadata.destinations
 
     def _wake_for(self, batch: OpenBatch) -> None:
-        """Wake the thread that lingers in time to close ``batch``."""
+        """Wake the lingering thread in time to close ``batch``."""
         if batch.since + self._options.linger_ms / 1000 < self._wake_at:
             self._changed.notify_all()
 
     def _take_memory(self, size: int) -> None:
-        """Take ``size`` bytes of the buffer; wait for them."""
+        """Take ``size`` bytes of the buffer, after waiting for them."""
         limit = self._options.buffer_memory
         if size > limit:
             raise RequestTooLargeError(f"{size} bytes do not fit into buffer_memory = {limit}: raise it, or send less")

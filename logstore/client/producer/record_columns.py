@@ -1,4 +1,4 @@
-"""Records of a program, one by one or as columns, brought to the wire schema.
+"""A program's records, one by one or as columns, converted to the wire schema.
 
 Partition -1 in a partition column means "not named", as in the protocol.
 """
@@ -15,7 +15,7 @@ from logstore.errors import InvalidRecordError, InvalidRequestError, Serializati
 from logstore.limits import TIMESTAMP_MS_MAX
 from logstore.records.schema import HEADERS_TYPE, WIRE_SCHEMA, null_headers
 
-#: Columns of a batch, or a mapping of column names to values that pyarrow takes.
+#: Columns of a batch, or a mapping of column names to values that pyarrow accepts.
 Columns: TypeAlias = pa.RecordBatch | pa.Table | Mapping[str, Any]
 Pairs: TypeAlias = tuple[tuple[str, bytes | None], ...]
 Headers: TypeAlias = Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]]
@@ -26,7 +26,7 @@ _PARTITION_MAX = np.iinfo(np.int32).max
 
 
 class Extras(NamedTuple):
-    """The fields of a record beside key and value, checked."""
+    """The checked fields of a record other than key and value."""
 
     headers: Pairs | None
     header_bytes: int
@@ -38,7 +38,8 @@ class Extras(NamedTuple):
 class RecordList:
     """Records of one topic, as a producer collects them: value, key, extras (or None) of each, one after the other.
 
-    One flat list, so that a record joins in one step: an exception of a signal handler (Ctrl-C) comes before or after.
+    It is one flat list, so that a record joins in one step: an exception of a signal handler (Ctrl-C) comes before or
+    after.
     """
 
     __slots__ = ("flat",)
@@ -50,7 +51,7 @@ class RecordList:
         return len(self.flat) // 3
 
     def callbacks(self) -> Iterator[tuple[int, OnDelivery]]:
-        """The ``on_delivery`` of each row that has one."""
+        """Yield the row and the ``on_delivery`` of each record that has one."""
         extras: list[Extras | None] = self.flat[2::3]
         if any(extras):
             for row, extra in enumerate(extras):
@@ -58,7 +59,7 @@ class RecordList:
                     yield row, extra.on_delivery
 
     def columns(self) -> tuple[pa.RecordBatch, np.ndarray | None]:
-        """A WIRE_SCHEMA batch, and the partitions that records name (-1: none); None if none does."""
+        """Return a WIRE_SCHEMA batch, and the partitions that records name (-1: none); None if none does."""
         values, keys, extras = self.flat[0::3], self.flat[1::3], self.flat[2::3]
         rows = len(values)
         timestamps, headers, named = pa.nulls(rows, pa.int64()), null_headers(rows), None
@@ -86,7 +87,7 @@ def _pairs(headers: Pairs | None) -> list[dict[str, Any]] | None:
 
 
 def to_bytes(value: object, what: str) -> bytes | None:
-    """Text as UTF-8; SerializationError for a value that is neither bytes nor text nor None."""
+    """Return text as UTF-8. Raises SerializationError for a value that is neither bytes nor text nor None."""
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, str):
@@ -104,7 +105,7 @@ def to_bytes(value: object, what: str) -> bytes | None:
 def check_extras(
     headers: Headers | None, partition: int | None, timestamp_ms: int | None, on_delivery: OnDelivery | None
 ) -> Extras:
-    """Raise InvalidRecordError for fields that no store takes, so that ``send`` fails."""
+    """Check the optional fields, so that ``send`` raises InvalidRecordError for those that no store accepts."""
     pairs, header_bytes = (None, 0) if headers is None else _check_headers(headers)
     return Extras(
         pairs,
@@ -131,7 +132,7 @@ def _check_timestamp(timestamp_ms: object) -> int:
 
 
 def _check_headers(headers: Headers) -> tuple[Pairs, int]:
-    """The pairs of ``headers``, and their bytes."""
+    """Return the pairs of ``headers``, and their size in bytes."""
     pairs: tuple[Any, ...] = tuple(headers.items()) if isinstance(headers, Mapping) else tuple(headers)
     size = 0
     for pair in pairs:
@@ -148,10 +149,10 @@ def _check_headers(headers: Headers) -> tuple[Pairs, int]:
 
 
 def from_columns(columns: Columns) -> tuple[pa.RecordBatch, np.ndarray | None]:
-    """A WIRE_SCHEMA batch, and the partitions that records name. Only ``value`` must be there.
+    """Return a WIRE_SCHEMA batch, and the partitions that records name. Only ``value`` is required.
 
     ``key`` and ``value`` are binary or text, ``timestamp`` int64 (ms) or any timestamp, ``partition`` any integer.
-    InvalidRequestError naming the column that is missing, unknown or of another type.
+    Raises InvalidRequestError naming the column that is missing, unknown or of another type.
     """
     table = columns if isinstance(columns, pa.Table) else _table(columns)
     if unknown := [name for name in table.column_names if name not in _NAMES]:
@@ -177,7 +178,7 @@ def _table(columns: pa.RecordBatch | Mapping[str, Any]) -> pa.Table:
     if isinstance(columns, pa.RecordBatch):
         return pa.Table.from_batches([columns])
     try:
-        # A pandas frame has both; as a mapping it leaves its index out.
+        # A pandas frame has both; converted as a mapping it leaves its index out.
         if hasattr(columns, "__arrow_c_stream__") and not hasattr(columns, "keys"):
             return pa.table(columns)
         given = dict(columns)

@@ -1,4 +1,4 @@
-"""One request, tried until it is answered or refused for good: which errors are tried again, how often, and when.
+"""One request, retried until the response is final: which errors are retried, how often, and when.
 
 Invariant: a request ends within its time, and at once when the producer stops.
 """
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class RetryOptions(Protocol):
-    """The options of a producer, or of another writer, that say how often and how long."""
+    """The options of a producer, or of another writer, that limit retries."""
 
     @property
     def retries(self) -> int: ...
@@ -32,22 +32,22 @@ class RetryOptions(Protocol):
 
 
 class Retries:
-    """Safe from several threads."""
+    """The retries of one producer. Safe from several threads."""
 
     def __init__(self, options: RetryOptions) -> None:
         self._options = options
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """Nothing is sent any more."""
+        """Send nothing any more."""
         self._stopped.set()
 
     def ask(self, once: Callable[[float], T], give_up: float, outcomes: Iterable[Outcome] = ()) -> T:
-        """``once(timeout_s)`` until it is answered or refused for good, or time (``give_up``, monotonic) or the retries
-        are up.
+        """Call ``once(timeout_s)`` until it succeeds or is refused for good, or the time (``give_up``, monotonic) or
+        the retries are used up.
 
-        ``outcomes`` are those that wait for it, and get to know why it takes long. Raises what the last try raised;
-        RequestTimedOutError where there was none.
+        ``outcomes`` wait for it, and receive the error that delays it. Raises what the last try raised, or
+        RequestTimedOutError if there was none.
         """
         failed: LogStoreError | None = None
         for attempt, backoff in enumerate(self._backoffs()):
@@ -75,13 +75,13 @@ class Retries:
     def _backoffs(self) -> Iterator[float]:
         wait, longest = self._options.retry_backoff_ms / 1000, self._options.retry_backoff_max_ms / 1000
         while True:
-            # Jitter, so that many producers do not come back in one moment.
+            # Jitter keeps many producers from retrying in the same moment.
             yield min(wait, longest) * random.uniform(0.8, 1.2)  # noqa: S311 (not a secret)
             wait *= 2
 
 
 def may_be_stored(error: LogStoreError) -> bool:
-    """Whether a request that failed with ``error`` may have taken effect. A 4xx or 503 says that it has not."""
+    """Return True if a request that failed with ``error`` may have taken effect. After a 4xx or 503 it has not."""
     if isinstance(error, errors.StoreUnreachableError):
         return False
     unknown = (

@@ -1,13 +1,13 @@
-"""The threads of a producer: they split closed batches by partition, ask for partitions, send requests, and complete
+"""The threads of a producer: they split closed batches by partition, look up partitions, send requests, and complete
 outcomes.
 
-The thread that closes a batch also splits it, often the program's own: another would have to take the GIL from it for
-every step. The producer's threads close batches that have lingered (``logstore-producer``), send requests and wait for
-answers (``logstore-producer-1`` and on, as many as have something to do at once).
+The thread that closes a batch also splits it. That is often the program's own: another would have to take the GIL from
+it for every step. The producer's threads close batches that have lingered (``logstore-producer``), and send requests
+and wait for responses (``logstore-producer-1`` and on, as many as are busy at once).
 
 The queued records and their lock belong to the ``RecordAccumulator``; nothing here runs under that lock. The sender's
-own lock is taken before that one, and held from when work is taken out of the accumulator until a thread has it: a stop
-comes before or after.
+own lock is taken before that one, and held from when work is taken out of the accumulator until a thread has it, so
+that a stop comes before or after.
 
 Invariant: every record that is taken out of the accumulator is completed, whatever happens to it.
 """
@@ -42,12 +42,12 @@ from logstore.errors import (
     UnknownTopicError,
 )
 
-# How long the threads may take to see that they are to end.
+# Seconds that the threads may take to notice that they have to end.
 _END_SECONDS = 10.0
 
 
 class Sender:
-    """Sends the records in ``accumulator`` over ``transport``, to the brokers that ``metadata`` says."""
+    """Sends the records in ``accumulator`` over ``transport``, to the brokers that ``metadata`` names."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Sender:
         return self._request_threads + ([self._linger_thread] if self._linger_thread else [])
 
     def start(self) -> None:
-        """Begin to close batches that have lingered. May be called again; InvalidRequestError after ``stop``."""
+        """Begin to close batches that have lingered. May be called again. Raises InvalidRequestError after ``stop``."""
         self._accumulator.check_open()
         if self._linger_thread is None:
             with self._lock:
@@ -84,7 +84,7 @@ class Sender:
                     self._linger_thread = _start(self._close_in_time, "logstore-producer")
 
     def split(self, batch: ClosedBatch) -> None:
-        """Split ``batch`` by partition, and send the requests that may be sent; have unknown partitions asked for."""
+        """Split ``batch`` by partition, and send the requests that may be sent; look up unknown partitions."""
         if batch.partitions:
             parts = self._parts(batch, batch.partitions)
             if parts is not None:
@@ -98,9 +98,9 @@ class Sender:
     def find_partitions(
         self, topic: str, give_up: float, outcomes: Iterable[Outcome] = (), *, was_made: bool = False
     ) -> TopicPartitions:
-        """Ask for the partitions of ``topic``, until ``give_up`` (monotonic); ``outcomes`` as of ``Retries.ask``.
+        """Look up the partitions of ``topic`` until ``give_up`` (monotonic). ``outcomes`` are those of ``Retries.ask``.
 
-        ``was_made``: the topic is there, though other brokers may not have heard of it.
+        ``was_made`` is set if the topic exists, though other brokers may not know it yet.
         """
 
         def once(timeout_s: float) -> TopicPartitions:
@@ -137,8 +137,9 @@ class Sender:
     def _parts(
         self, batch: ClosedBatch, among: TopicPartitions, *, sent: int = 0, certain: bool = False
     ) -> list[ProducerBatch] | None:
-        """``batch`` by partition, without the first ``sent`` records; None if a record names a partition that is not
-        known, unless ``certain``.
+        """Return ``batch`` split by partition, without the first ``sent`` records.
+
+        Returns None if a record names a partition that is not known, unless ``certain``.
         """
         outcome, count = batch.outcome, among.count
         rows = np.arange(sent, outcome.count)
@@ -186,17 +187,17 @@ class Sender:
                 self.split(batch)
 
     def _send_requests(self) -> None:
-        """Send requests as long as there are some."""
+        """Send requests as long as there are any."""
         with self._lock:
             for topic, broker, batches in self._accumulator.drain():
                 self._run(partial(self._deliver, topic, broker, ProduceRequest.of(topic, batches)))
 
     def _deliver(self, topic: str, broker: int | None, requests: list[ProduceRequest]) -> None:
-        """``broker``: the one that is counted as having the requests."""
+        """Send ``requests`` and report their results. They are counted as requests for ``broker``."""
         unanswered = {partition for request in requests for partition in request.partitions}
 
         def release(partitions: set[int]) -> None:
-            """Some are answered, and others may take long."""
+            """Release partitions that are done, because others may take long."""
             if released := partitions & unanswered:
                 unanswered.difference_update(released)
                 self._accumulator.release(topic, released)
@@ -205,7 +206,7 @@ class Sender:
         def elsewhere(part: ProduceRequest) -> bool:
             with self._lock:
                 if self._accumulator.closed:
-                    return False  # the threads are ending: this one does it
+                    return False  # the threads are ending, so this one does it
                 unanswered.difference_update(part.partitions)
                 self._accumulator.divided(broker)
                 self._run(partial(self._deliver, topic, broker, [part]))
@@ -216,9 +217,9 @@ class Sender:
         self._send_requests()
 
     def _ask_for_partitions(self, topic: str) -> None:
-        """Ask, and split the batches that wait for the answer."""
+        """Look up the partitions, and split the batches that wait for them."""
         if not self._accumulator.has_unsplit(topic):
-            # Partitions that are known may still be right: requests will tell.
+            # The known partitions may still be right: requests will show it.
             with contextlib.suppress(LogStoreError):
                 self.find_partitions(topic, time.monotonic() + self._options.request_timeout_ms / 1000)
         while (batch := self._accumulator.next_unsplit(topic)) is not None:
@@ -237,7 +238,7 @@ class Sender:
                     # Without any known partitions the batches cannot be split.
                     raise
                 found = None
-            # Outside of the except clause: an error here is raised by itself.
+            # This is outside the except clause, so that an error here is raised by itself.
             if found is None:
                 columns, named = batch.columns()
                 partition = None if named is None or named[0] < 0 else int(named[0])
@@ -252,7 +253,7 @@ class Sender:
         return self._parts(batch, found, sent=sent, certain=True) or []
 
     def _run(self, job: Callable[[], None]) -> None:
-        """Run ``job`` in an idle thread, or in a new one. Under the lock."""
+        """Run ``job`` in an idle thread, or in a new one. The caller holds the lock."""
         started = len(self._request_threads)
         most = self._metadata.destinations * self._options.max_in_flight_requests_per_connection
         if started < min(self._accumulator.in_flight, most):
@@ -276,7 +277,7 @@ class Sender:
 
     def _fail(self, outcome: Outcome, rows: np.ndarray, error: LogStoreError, partition: int = -1) -> None:
         if isinstance(error, (UnknownPartitionError, UnknownTopicError)):
-            # The topic was deleted, or made again: the next batch asks for its partitions.
+            # The topic was deleted, or created again: the next batch looks its partitions up.
             self._accumulator.set_partitions(outcome.topic, None)
         self._accumulator.complete(outcome, rows, partition, error=error)
 

@@ -2,14 +2,14 @@
 
 Invariants:
 
-- A batch's parts line up after those of the batches before it, so that the parts of a partition are in the order of
+- A batch's parts are queued after those of the batches before it, so that the parts of a partition are in the order of
   ``send``.
-- A partition with a request on its way gives out nothing, so that its records reach the store in order even if the
+- A partition with a request under way gives out nothing, so that its records reach the store in order even if the
   request is sent again.
-- Such a partition holds up no other: each partition's parts wait in a line of their own.
-- A request is for one broker: the leader of all its partitions.
+- Such a partition holds up no other: the parts of each partition wait in a separate queue.
+- A request is for one broker, the leader of all its partitions.
 
-Used under the lock of ``RecordAccumulator``.
+The lock of ``RecordAccumulator`` must be held.
 """
 
 from collections import deque
@@ -26,9 +26,9 @@ from logstore.client.producer.producer_batch import BATCHES_PER_PARTITION_MAX, P
 from logstore.client.producer.record_columns import RecordList
 from logstore.limits import REQUEST_RECORDS_MAX
 
-# More batches of one partition than the store can tell from others are joined to one, so only small ones.
+# More batches of one partition than the store can recognise are joined into one, so only small ones.
 _JOINED_BYTES_MAX = 64 * 1024
-# The names of a request's partitions stand in a header.
+# The partitions of a request are listed in a header.
 _PARTITIONS_PER_REQUEST_MAX = 1_000
 # Batches of one request share its outcome, so their deadlines are close together.
 _DEADLINE_SPREAD_SECONDS = 1.0
@@ -49,7 +49,7 @@ class OpenBatch(RecordList):
         self.since = since
 
     def give_back_room(self) -> int:
-        """Give back the bytes that are left. The next record finds no room: its thread closes the batch."""
+        """Give back the bytes that are left. The next record finds no room, so its thread closes the batch."""
         room, self.room = self.room, 0
         self.reserved -= room
         return room
@@ -57,10 +57,12 @@ class OpenBatch(RecordList):
 
 @dataclass(slots=True, eq=False)
 class ClosedBatch:
-    """``columns`` gives a WIRE_SCHEMA batch and the partitions that records name; ``deadline`` is monotonic.
+    """A closed batch. ``columns`` returns a WIRE_SCHEMA batch and the partitions that records name; ``deadline`` is
+    monotonic.
 
-    ``partitions``: those known when it was closed. With them, the thread that closed the batch splits it; without, the
-    thread that asks for them. ``claimed``: a thread splits it. ``parts``: None until it is split.
+    ``partitions`` are those known when it was closed. If they are known, the thread that closed the batch splits it,
+    else the thread that looks them up. ``claimed`` is set while a thread splits it. ``parts`` is None until it is
+    split.
     """
 
     outcome: Outcome
@@ -75,8 +77,8 @@ class ClosedBatch:
 
 
 class TopicQueue:
-    """The queue of topic ``name``. ``partitions`` are None until they are known, and old from ``ask_again`` (monotonic)
-    on; ``asking``: a thread asks for them.
+    """The queue of topic ``name``. ``partitions`` is None until they are known, and old after ``ask_again``
+    (monotonic). ``asking`` is set while a thread looks them up.
     """
 
     def __init__(self, name: str, delivery_timeout_s: float) -> None:
@@ -92,17 +94,17 @@ class TopicQueue:
 
     @property
     def is_unsplit(self) -> bool:
-        """Whether batches are closed whose partitions are not known yet."""
+        """True if there are closed batches whose partitions are not known yet."""
         return bool(self.closed)
 
     @property
     def has_waiting(self) -> bool:
-        """Whether there are parts that have not left."""
+        """True if there are parts that have not left."""
         return bool(self._waiting)
 
     @property
     def has_free_partition(self) -> bool:
-        """Whether there is a partition without a request on its way."""
+        """True if there is a partition without a request under way."""
         return self.partitions is not None and len(self._on_their_way) < self.partitions.count
 
     @property
@@ -111,7 +113,7 @@ class TopicQueue:
         return next((batch for batch in self.closed if not batch.claimed), None)
 
     def enqueue(self, outcome: Outcome, columns: Callable[[], ColumnsAndPartitions], since: float) -> ClosedBatch:
-        """Add a closed batch, which was opened at ``since`` (monotonic)."""
+        """Add a closed batch that was opened at ``since`` (monotonic)."""
         batch = ClosedBatch(outcome, columns, since + self._delivery_timeout_s, self.partitions)
         self.closed.append(batch)
         return batch
@@ -126,8 +128,10 @@ class TopicQueue:
     def take_request(
         self, max_bytes: int, leaders: Sequence[int] | None, has_room: Callable[[int | None], bool]
     ) -> tuple[int | None, list[ProducerBatch]]:
-        """Parts for one request, of at most ``max_bytes`` (or one part), those of a partition next to each other; and
-        the broker that leads all their partitions, one that ``has_room``. ``leaders`` as of ``ClusterMetadata``.
+        """Return the leader of some partitions, one that ``has_room``, and parts for one request to it.
+
+        The parts have at most ``max_bytes`` (or are one part), and those of a partition are adjacent. ``leaders`` is
+        from ``ClusterMetadata``.
         """
         taken: list[ProducerBatch] = []
         to: int | None = None
@@ -162,18 +166,18 @@ class TopicQueue:
                 self._on_their_way.add(partition)
                 del self._waiting[partition]
                 if parts:
-                    # Put it at the end: the others come first next time.
+                    # Put it at the end, so that the others come first next time.
                     self._waiting[partition] = parts
             if size >= max_bytes or partitions >= _PARTITIONS_PER_REQUEST_MAX:
                 break
         return to, taken
 
     def release(self, partitions: Iterable[int]) -> None:
-        """The requests on their way to these partitions are answered for good."""
+        """Release these partitions, because the requests for them are done."""
         self._on_their_way.difference_update(partitions)
 
     def drop_all(self) -> tuple[list[ClosedBatch], list[ProducerBatch]]:
-        """Take out all batches that were not sent, but for those that a thread is splitting."""
+        """Take out all batches that were not sent, except those that a thread is splitting."""
         unsplit = [batch for batch in self.closed if not batch.claimed]
         parts = [part for waiting in self._waiting.values() for part in waiting]
         for batch in self.closed:

@@ -1,10 +1,10 @@
-"""The interface of all assignors, and what they have in common.
+"""The interface of all assignors, and their common parts.
 
 An assignor is a pure function of the numbers of partitions and of the subscriptions. Its result does not depend on the
 order of either mapping.
 
-Racks are not looked at: a consumer reads from the leader of a partition. Kafka's assignors look at them
-only where replicas are on some racks and not on others, and without that give the results that these give.
+Racks are ignored, because a consumer reads from the leader of a partition. Kafka's assignors use them only where
+replicas are on some racks and not on others, and otherwise give the results that these give.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -16,8 +16,8 @@ TopicPartition = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class MemberSubscription:
-    """``owned`` are the partitions that the member has from ``generation`` (-1: it tells none). For the sticky assignor
-    of Kafka's clients both come in the user data of the subscription.
+    """``owned`` are the partitions that the member has from ``generation`` (-1: it reports none). For the sticky
+    assignor of Kafka's clients both come in the user data of the subscription.
     """
 
     topics: tuple[str, ...]
@@ -33,7 +33,7 @@ class Assignor(Protocol):
     def assign(
         self, partitions: Mapping[str, int], members: Mapping[str, MemberSubscription]
     ) -> dict[str, list[TopicPartition]]:
-        """The partitions of every member, also of one that gets none.
+        """Return the partitions of every member, also of one that gets none.
 
         ``partitions`` has the number of partitions of each topic; a subscription to another topic gives nothing. Every
         partition of a topic that has a subscriber is given to one of them.
@@ -45,8 +45,8 @@ ServerAssignor = Assignor
 
 
 def by_instance(members: Mapping[str, MemberSubscription]) -> list[str]:
-    """The members in the order of range and roundrobin: static ones first, by instance id, then the others by id.
-    A static member that comes back with another id so has its place again (KIP-345).
+    """Return the members in the order of range and roundrobin: static ones first, by instance id, then the others by
+    id. So a static member that comes back with another id has its place again (KIP-345).
     """
 
     def key(member: str) -> tuple[bool, str, str]:
@@ -59,8 +59,8 @@ def by_instance(members: Mapping[str, MemberSubscription]) -> list[str]:
 def topic_subscribers(
     partitions: Mapping[str, int], members: Mapping[str, MemberSubscription], order: Iterable[str]
 ) -> dict[str, list[str]]:
-    """The subscribers of each topic, in ``order``. Topics are in the order of their names; those without a partition or
-    a subscriber are left out.
+    """Return the subscribers of each topic, in ``order``. Topics are in the order of their names; those without a
+    partition or a subscriber are left out.
     """
     subscribers: dict[str, list[str]] = {}
     for member in order:
@@ -71,5 +71,5 @@ def topic_subscribers(
 
 
 def subscriptions_equal(members: Collection[MemberSubscription]) -> bool:
-    """Whether all subscribe to the same topics, counting topics that do not exist, as Kafka does."""
+    """Return whether all subscribe to the same topics, counting topics that do not exist, as Kafka does."""
     return len({frozenset(member.topics) for member in members}) <= 1

@@ -1,4 +1,6 @@
-"""cooperative-sticky: as sticky, but a partition changes its owner in two rebalances; the others are read meanwhile."""
+"""cooperative-sticky: like sticky, but a partition changes its owner in two rebalances; the others are read
+meanwhile.
+"""
 
 from collections.abc import Mapping
 

@@ -1,14 +1,14 @@
-"""The order in which Java's HashMap goes through its keys.
+"""The order in which Java's HashMap iterates over its keys.
 
-Kafka's sticky assignor asks the members in this order which of them keep one partition more than others. A leader that
-is a Kafka client and one that is ours so come to the same assignment.
+Kafka's sticky assignor asks the members in this order which of them keep one partition more than others. So a leader
+that is a Kafka client and one of ours produce the same assignment.
 """
 
 from collections.abc import Collection
 
 
 def hash_order(names: Collection[str]) -> list[str]:
-    """``names`` as a HashMap of default capacity has them; names of one bucket are in the order of the names."""
+    """Return ``names`` in the order of a HashMap of default capacity; names in one bucket are sorted."""
     buckets = 16
     while len(names) > buckets * 3 // 4:
         buckets *= 2
@@ -16,7 +16,7 @@ def hash_order(names: Collection[str]) -> list[str]:
 
 
 def _hash(name: str) -> int:
-    """``String.hashCode`` of ``name``, with its upper half mixed in as HashMap does."""
+    """Return ``String.hashCode`` of ``name``, with its upper half mixed in as HashMap does."""
     code = 0
     units = name.encode("utf-16-le", "surrogatepass")
     for at in range(0, len(units), 2):

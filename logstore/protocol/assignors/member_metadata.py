@@ -1,8 +1,8 @@
 """A member's metadata of a JoinGroup request, for an assignor and by it: a Subscription of the consumer protocol.
 
-Where a member tells what it owns depends on the assignor. The sticky one is of the eager protocol, in which members
+The assignor determines where a member reports what it owns. The sticky one is of the eager protocol, in which members
 give up everything before they join, and so has it in its user data. cooperative-sticky has it in the subscription, and
-the generation in its user data too, for readers older than version 2.
+the generation also in its user data, for readers older than version 2.
 """
 
 import struct
@@ -24,7 +24,7 @@ _GENERATION: Final = struct.Struct(">i")
 
 
 def encode_metadata(assignor_name: str, member: MemberSubscription) -> bytes:
-    """The metadata with which a member offers the assignor of this name."""
+    """Return the metadata with which a member offers the assignor of this name."""
     owned, user_data = member.owned, None
     if assignor_name == StickyAssignor.name:
         owned = ()
@@ -36,8 +36,8 @@ def encode_metadata(assignor_name: str, member: MemberSubscription) -> bytes:
 
 
 def decode_metadata(assignor_name: str, metadata: bytes, instance_id: str | None = None) -> MemberSubscription:
-    """What the leader gives to the assignor of this name. InvalidRequestError if ``metadata`` is no subscription. As in
-    Kafka, user data that cannot be read tells nothing.
+    """Return the leader's input for the assignor of this name. Raises InvalidRequestError if ``metadata`` is not a
+    subscription. As in Kafka, user data that cannot be read is ignored.
     """
     subscription = decode_subscription(metadata)
     owned, generation = subscription.owned, subscription.generation

@@ -7,11 +7,11 @@ from logstore.protocol.assignors.assignor import MemberSubscription, TopicPartit
 
 
 class RangeAssignor:
-    """Kafka's RangeAssignor. For each topic its subscribers, in the order of ``by_instance``, get ranges of partitions
-    in turn; where these do not divide evenly, the first ones get one more.
+    """Kafka's RangeAssignor. The subscribers of each topic, in the order of ``by_instance``, get ranges of partitions
+    in turn. If the partitions do not divide evenly, the first subscribers get one more.
 
     Topics with the same number of partitions and the same subscribers are co-partitioned: partition i of each goes to
-    the same member. The client's assignor and that of KIP-848 give the same.
+    the same member. The client's assignor and that of KIP-848 give the same result.
     """
 
     name = "range"

@@ -16,9 +16,9 @@ def _by_name(*assignors: Assignor) -> Mapping[str, Assignor]:
     return MappingProxyType({assignor.name: assignor for assignor in assignors})
 
 
-#: Of classic groups, run by the member that leads: ``partition.assignment.strategy``.
+#: The assignors of classic groups (``partition.assignment.strategy``), which the leading member runs.
 CLIENT_ASSIGNORS: Final[Mapping[str, Assignor]] = _by_name(
     RangeAssignor(), RoundRobinAssignor(), StickyAssignor(), CooperativeStickyAssignor()
 )
-#: Of groups of KIP-848, run by the store: ``group.consumer.assignors``, of which the first is the default.
+#: The assignors of groups of KIP-848 (``group.consumer.assignors``), which the store runs. The first is the default.
 SERVER_ASSIGNORS: Final[Mapping[str, ServerAssignor]] = _by_name(UniformAssignor(), RangeAssignor())

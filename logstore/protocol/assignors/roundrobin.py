@@ -8,9 +8,9 @@ from logstore.protocol.assignors.assignor import MemberSubscription, TopicPartit
 
 class RoundRobinAssignor:
     """Kafka's RoundRobinAssignor. The partitions go round the members in the order of ``by_instance``, topic by topic;
-    a member that does not subscribe to the topic is passed over.
+    a member that does not subscribe to the topic is skipped.
 
-    With equal subscriptions the members' numbers of partitions differ by one at most. With others they can differ more.
+    With equal subscriptions the members' numbers of partitions differ by at most one. Otherwise they can differ more.
     """
 
     name = "roundrobin"

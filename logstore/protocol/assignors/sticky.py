@@ -15,10 +15,10 @@ from logstore.protocol.assignors.sticky_general import GeneralAssignment
 
 
 class StickyAssignor:
-    """Kafka's StickyAssignor (KIP-54, KIP-341). With equal subscriptions the numbers of partitions differ by one at
-    most. With others, no partition can move to a subscriber that has at least two fewer than its owner.
+    """Kafka's StickyAssignor (KIP-54, KIP-341). With equal subscriptions the numbers of partitions differ by at most
+    one. Otherwise, no partition can move to a subscriber that has at least two fewer than its owner.
 
-    Members of the eager protocol give up all partitions before they join, so what they had comes as user data.
+    Members of the eager protocol give up all partitions before they join, so their earlier ones come as user data.
     """
 
     name = "sticky"
@@ -31,14 +31,14 @@ class StickyAssignor:
 
 @dataclass(frozen=True, slots=True)
 class StickyAssignment:
-    """``transferring`` are partitions that go from an owner to another member, with that member."""
+    """``transferring`` has the partitions that move from an owner to another member, with that member."""
 
     assignment: dict[str, list[TopicPartition]]
     transferring: dict[TopicPartition, str]
 
 
 def assign_sticky(partitions: Mapping[str, int], members: Mapping[str, MemberSubscription]) -> StickyAssignment:
-    """The assignment of both sticky assignors, before any partition is held back."""
+    """Return the assignment of both sticky assignors, before any partition is held back."""
     if not members:
         return StickyAssignment({}, {})
     subscribed = topic_subscribers(partitions, members, sorted(members))
@@ -53,7 +53,7 @@ def assign_sticky(partitions: Mapping[str, int], members: Mapping[str, MemberSub
 def _owned(
     counts: Mapping[str, int], members: Mapping[str, MemberSubscription]
 ) -> tuple[dict[str, list[TopicPartition]], set[TopicPartition]]:
-    """What each member really owns, and the partitions that two claimed in one generation, which nobody owns.
+    """Return what each member really owns, and the partitions that two claimed in one generation, which nobody owns.
 
     Of two claims the higher generation counts. Partitions that do not exist are left out. The members are in Kafka's
     order.
@@ -83,7 +83,7 @@ def _owned(
 
 
 def _previous_owners(members: Mapping[str, MemberSubscription]) -> dict[TopicPartition, str]:
-    """Who says that it had a partition in a generation before the newest; the latest of them."""
+    """Return the latest member that reports to have had a partition in a generation before the newest."""
     newest = max(member.generation for member in members.values())
     previous: dict[TopicPartition, str] = {}
     for member in hash_order(members):
@@ -99,7 +99,7 @@ def _previous_owners(members: Mapping[str, MemberSubscription]) -> dict[TopicPar
 def _transferring(
     members: Mapping[str, MemberSubscription], assignment: Mapping[str, list[TopicPartition]]
 ) -> dict[TopicPartition, str]:
-    """Partitions that are new to their member while another one has to give them up."""
+    """Return the partitions that are new to their member while another one has to give them up."""
     claimed = {partition for member in members.values() for partition in member.owned}
     return {
         partition: member

@@ -14,11 +14,11 @@ def assign_equal(
     owned: Mapping[str, list[TopicPartition]],
     contested: set[TopicPartition],
 ) -> tuple[dict[str, list[TopicPartition]], dict[TopicPartition, str]]:
-    """The assignment, and the partitions that change owners, with their new ones.
+    """Return the assignment, and the partitions that change owners, with their new ones.
 
-    ``counts`` are the partitions of the subscribed topics. ``owned`` is in Kafka's order of members: the first of those
-    that own enough may keep one partition more. ``contested`` partitions were claimed by two members, and so count as
-    the property of another member for whoever gets them.
+    ``counts`` has the partitions of the subscribed topics. ``owned`` is in Kafka's order of members: the first of those
+    that own enough may keep one partition more. ``contested`` partitions were claimed by two members, so whoever gets
+    them takes them from another member.
     """
     quota, members_over_quota = divmod(sum(counts.values()), len(owned))
     assignment: dict[str, list[TopicPartition]] = {}
@@ -27,7 +27,7 @@ def assign_equal(
     at_quota: list[str] = []
     over = members_over_quota
     for member, partitions in owned.items():
-        # By number first: what a member keeps is then spread over the topics.
+        # The order is by number first, so that the partitions that a member keeps are spread over the topics.
         mine = sorted((p for p in partitions if p not in contested), key=_NUMBER_AND_TOPIC)
         keep = quota
         if len(mine) < quota:
@@ -42,7 +42,7 @@ def assign_equal(
 
     kept = {partition for partitions in assignment.values() for partition in partitions}
     free = [(topic, n) for topic in sorted(counts) for n in range(counts[topic]) if (topic, n) not in kept]
-    # Round the members that are below the quota, then one more for some.
+    # First the members below the quota get partitions in turn, then some members get one more.
     below_in_turn = deque(sorted(below))
     at_quota_in_turn = deque(sorted(at_quota) if over else ())
     transferring: dict[TopicPartition, str] = {}

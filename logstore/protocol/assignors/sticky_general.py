@@ -10,9 +10,9 @@ from logstore.protocol.assignors.assignor import TopicPartition
 
 
 class GeneralAssignment:
-    """Made for one assignment. ``counts`` and ``subscribers`` are of topics that exist and have a subscriber.
+    """The state of one assignment. ``counts`` and ``subscribers`` are of topics that exist and have a subscriber.
 
-    Invariant after the fill: every partition has one owner, who subscribes to its topic.
+    Invariant after the fill: every partition has one owner, which subscribes to its topic.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class GeneralAssignment:
         self._subscribers = subscribers
         self._subscribed = {topic: frozenset(names) for topic, names in subscribers.items()}
         self._previous = previous
-        # Dicts as sets that keep their order.
+        # The dicts are sets that keep their order.
         self._assigned: dict[str, dict[TopicPartition, None]] = {
             member: dict.fromkeys(p for p in partitions if member in self._subscribed[p[0]])
             for member, partitions in owned.items()
@@ -36,7 +36,7 @@ class GeneralAssignment:
         self._movements = _Movements()
 
     def build(self) -> dict[str, list[TopicPartition]]:
-        """The assignment of each member."""
+        """Return the assignment of each member."""
         topics = sorted(self._counts, key=lambda topic: (len(self._subscribers[topic]), topic))
         partitions = [(topic, number) for topic in topics for number in range(self._counts[topic])]
         free = [partition for partition in partitions if partition not in self._owner]
@@ -48,7 +48,7 @@ class GeneralAssignment:
         return {member: list(assigned) for member, assigned in self._assigned.items()}
 
     def _fill(self, free: Iterable[TopicPartition]) -> None:
-        """Each to the subscriber with the fewest; of equals to the first by name."""
+        """Give each partition to the subscriber with the fewest; among equals to the first by name."""
         for topic, partitions in groupby(free, key=itemgetter(0)):
             loads = [(len(self._assigned[member]), member) for member in self._subscribers[topic]]
             heapify(loads)
@@ -62,10 +62,10 @@ class GeneralAssignment:
         return len(self._subscribers[partition[0]]) > 1
 
     def _even_out(self, partitions: Sequence[TopicPartition]) -> None:
-        """Move partitions to subscribers that have at least two fewer, until none can.
+        """Move partitions to subscribers that have at least two fewer, until none can move.
 
-        Every move brings two members nearer to each other, so this ends, and the result needs no comparison with what
-        was before, as Kafka makes it.
+        Every move makes two members more equal, so this ends, and the result need not be compared with the state
+        before, as Kafka does.
         """
         moved = True
         while moved:
@@ -74,7 +74,7 @@ class GeneralAssignment:
             for partition in partitions:
                 topic, owner = partition[0], self._owner[partition]
                 target = self._previous.get(partition)
-                # Kafka takes an owner of before even if it no longer subscribes to the topic.
+                # Kafka takes a previous owner even if it no longer subscribes to the topic.
                 if target not in self._subscribed[topic] or not self._is_fuller(owner, target):
                     if topic not in fewest:
                         fewest[topic] = min(self._subscribers[topic], key=self._load_and_name)
@@ -86,14 +86,14 @@ class GeneralAssignment:
                 moved = True
 
     def _is_fuller(self, member: str, other: str) -> bool:
-        """Whether ``member`` has at least two partitions more than ``other``."""
+        """Return whether ``member`` has at least two partitions more than ``other``."""
         return len(self._assigned[member]) > len(self._assigned[other]) + 1
 
     def _load_and_name(self, member: str) -> tuple[int, str]:
         return len(self._assigned[member]), member
 
     def _move(self, partition: TopicPartition, target: str) -> None:
-        """Move ``partition`` to ``target``, or take a move of the same topic in the other direction back."""
+        """Move ``partition`` to ``target``, or undo a move of the same topic in the other direction."""
         back = self._movements.to_take_back(partition, self._owner[partition], target)
         moving = back if back is not None and self._is_fuller(self._owner[back], target) else partition
         owner = self._owner[moving]
@@ -104,15 +104,15 @@ class GeneralAssignment:
 
 
 class _Movements:
-    """Where moved partitions came from and where they are, so that two members do not swap partitions of a topic."""
+    """The origin and the present member of moved partitions, so that two members do not swap partitions of a topic."""
 
     def __init__(self) -> None:
         self._ends: dict[TopicPartition, tuple[str, str]] = {}
         self._partitions: defaultdict[tuple[str, str, str], set[TopicPartition]] = defaultdict(set)
 
     def to_take_back(self, partition: TopicPartition, owner: str, target: str) -> TopicPartition | None:
-        """A partition that came from ``target`` to where ``partition`` was first. Of several the lowest; Kafka takes
-        any.
+        """Return a partition that came from ``target`` to where ``partition`` was first. Of several it is the lowest;
+        Kafka takes any.
         """
         source = self._ends[partition][0] if partition in self._ends else owner
         return min(self._partitions.get((partition[0], target, source), ()), default=None)

@@ -13,10 +13,10 @@ from logstore.protocol.assignors.uniform_general import GeneralAssignment
 
 
 class UniformAssignor:
-    """Kafka's UniformAssignor (KIP-848). With equal subscriptions the numbers of partitions differ by one at most, and
-    no partition moves that need not. With others it evens out topic by topic, sixteen rounds at most.
+    """Kafka's UniformAssignor (KIP-848). With equal subscriptions the numbers of partitions differ by at most one, and
+    no partition moves unnecessarily. Otherwise it evens out topic by topic, in at most sixteen rounds.
 
-    Kafka orders topics by their ids, where this orders them by their names.
+    Kafka orders topics by their ids; this assignor orders them by their names.
     """
 
     name = "uniform"
@@ -37,8 +37,8 @@ class UniformAssignor:
 def _owned(
     counts: Mapping[str, int], members: Mapping[str, MemberSubscription]
 ) -> dict[str, dict[TopicPartition, None]]:
-    """What each member has of the topics to which it subscribes, as sets that keep their order. Of two members with one
-    partition the first by id has it.
+    """Return the partitions that each member has of its subscribed topics, as sets that keep their order. If two
+    members have a partition, it counts for the first one by id.
     """
     taken: set[TopicPartition] = set()
     owned: dict[str, dict[TopicPartition, None]] = {}

@@ -9,10 +9,11 @@ from logstore.protocol.assignors.assignor import TopicPartition
 def assign_equal(
     counts: Mapping[str, int], owned: Mapping[str, Mapping[TopicPartition, None]]
 ) -> dict[str, list[TopicPartition]]:
-    """Each member keeps up to its quota and is filled up to it. ``counts`` are the partitions of the subscribed topics.
+    """Let each member keep partitions up to its quota, and fill it up. ``counts`` has the partitions of the subscribed
+    topics.
 
-    Some quotas are higher by one where the partitions do not divide evenly. As in Kafka since 4.1, members that own so
-    many come first, then the last ones by id; so no partition moves that need not.
+    Some quotas are higher by one if the partitions do not divide evenly. As in Kafka since 4.1, they go first to
+    members that own that many, then to the last ones by id; so no partition moves unnecessarily.
     """
     quota, extra = divmod(sum(counts.values()), len(owned))
     quotas: dict[str, int] = {}
@@ -35,6 +36,6 @@ def assign_equal(
 
 
 def _by_topic(mine: Mapping[TopicPartition, None]) -> list[TopicPartition]:
-    """The partitions in the order in which their topics come first, and by number."""
+    """Return the partitions in the order in which their topics first occur, and by number."""
     topics = {topic: index for index, topic in enumerate(dict.fromkeys(topic for topic, _ in mine))}
     return sorted(mine, key=lambda partition: (topics[partition[0]], partition[1]))

@@ -1,5 +1,5 @@
-"""The uniform assignment of members whose subscriptions differ: topic by topic, from those with most to those with
-fewest.
+"""The uniform assignment of members whose subscriptions differ: topic by topic, from members with most partitions to
+members with fewest.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,13 +8,14 @@ from typing import Final
 
 from logstore.protocol.assignors.assignor import TopicPartition
 
-# Kafka's limit. Topics whose subscribers have no other topics are even after one round; overlapping ones take more.
+# This is Kafka's limit. Topics whose subscribers have no other topics are even after one round; overlapping ones take
+# more.
 _ROUNDS_MAX: Final = 16
 
 
 class GeneralAssignment:
-    """Made for one assignment. ``counts`` and ``subscribers`` are of topics that exist and have a subscriber; ``owned``
-    has every member, with partitions of topics to which it subscribes.
+    """The state of one assignment. ``counts`` and ``subscribers`` are of topics that exist and have a subscriber;
+    ``owned`` has every member, with partitions of topics to which it subscribes.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class GeneralAssignment:
                 self._give(topic, number, member)
 
     def build(self) -> dict[str, list[TopicPartition]]:
-        """The assignment of each member."""
+        """Return the assignment of each member."""
         topics = sorted(self._owners, key=self._topic_order)
         for topic in topics:
             fewest = _FewestPartitions(self._by_load(topic), self._loads)
@@ -47,7 +48,7 @@ class GeneralAssignment:
         return assignment
 
     def _topic_order(self, topic: str) -> tuple[float, int, str]:
-        """Topics with many partitions for each subscriber come first: the others can even out what these leave."""
+        """Sort topics with many partitions for each subscriber first: the others can even out what these leave."""
         subscribers = len(self._subscribers[topic])
         return -len(self._owners[topic]) / subscribers, subscribers, topic
 
@@ -62,7 +63,7 @@ class GeneralAssignment:
         self._loads[member] += 1
 
     def _even_out(self, topics: Sequence[str]) -> None:
-        """Until a whole round moves nothing."""
+        """Even out all topics, until a whole round moves nothing."""
         last_moved = None
         for _ in range(_ROUNDS_MAX):
             for topic in topics:
@@ -72,7 +73,9 @@ class GeneralAssignment:
                     last_moved = topic
 
     def _even_out_topic(self, topic: str) -> bool:
-        """Move partitions of ``topic`` from subscribers with most to those with fewest; whether any moved."""
+        """Move partitions of ``topic`` from subscribers with most to those with fewest, and return whether any
+        moved.
+        """
         members = self._by_load(topic)
         if self._loads[members[-1]] - self._loads[members[0]] <= 1:
             return False
@@ -95,24 +98,24 @@ class GeneralAssignment:
 
 
 class _FewestPartitions:
-    """Gives the member with the fewest partitions, which then has one more; of equals the first of ``members``."""
+    """Gives the member with the fewest partitions, which then has one more; among equals the first of ``members``."""
 
     def __init__(self, members: Iterable[str], loads: Mapping[str, int]) -> None:
         self._heap = [(loads[member], place, member) for place, member in enumerate(members)]
         heapify(self._heap)
 
     def take(self) -> tuple[int, str]:
-        """The member, with its number of partitions before."""
+        """Return the member, with its number of partitions before."""
         load, place, member = self._heap[0]
         heapreplace(self._heap, (load + 1, place, member))
         return load, member
 
 
 class _MostPartitions:
-    """Gives the member with most partitions, which then has one fewer; of equals the last.
+    """Gives the member with most partitions, which then has one fewer; among equals the last.
 
-    Members with most partitions take turns, from the last to the first. A turn of all lowers them to the next ones
-    below, which join them. ``members`` are sorted by ``loads``, which change with what is given.
+    Members with most partitions take turns, from the last to the first. After a full turn they have as many as the next
+    ones below, which join them. ``members`` are sorted by ``loads``, which change with what is given.
     """
 
     def __init__(self, members: Iterable[str], loads: Mapping[str, int]) -> None:
@@ -123,7 +126,7 @@ class _MostPartitions:
         self._turn = -1
 
     def take(self) -> str | None:
-        """The member, or None if all were excluded."""
+        """Return the member, or None if all were excluded."""
         if self._turn < 0:
             if self._joined:
                 self._load -= 1

@@ -1,4 +1,4 @@
-"""A member of a group, whoever it is: a consumer of ours, or an instance that the store holds for a client of HTTP.
+"""A member of a group: a consumer of ours, or an instance that the store holds for an HTTP client.
 
-Pure machines without clock, socket or thread: they say which request is next, and what is to be given up or taken.
+Pure machines without clock, socket or thread: they return the next request, and the partitions to give up or take.
 """

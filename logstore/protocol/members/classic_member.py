@@ -1,8 +1,8 @@
 """A member of a classic group (Kafka's JoinGroup, SyncGroup, Heartbeat; KIP-429 for the cooperative protocol).
 
 A rebalance goes PREPARING → JOINING → (ASSIGNING, the leader) → SYNCING → COMPLETING → STABLE. With an eager assignor
-everything is revoked in PREPARING; with cooperative-sticky alone only what moves is, in COMPLETING, and the member
-joins once more.
+everything is revoked in PREPARING. With cooperative-sticky alone only partitions that move are revoked, in COMPLETING,
+and the member joins once more.
 """
 
 import contextlib
@@ -52,22 +52,22 @@ from logstore.protocol.members.membership import (
 
 _COOPERATIVE: Final = "cooperative-sticky"
 _NO_GENERATION: Final = -1
-#: In these the member has a generation, and nothing else tells the group that it lives.
+#: In these states the member has a generation, and only heartbeats show the group that it is alive.
 _SENDS_HEARTBEATS: Final = (State.PREPARING, State.COMPLETING, State.STABLE)
 
 
 class ClassicMember(Membership):
     def __init__(self, options: MemberOptions) -> None:
         super().__init__(options)
-        # As in Kafka, one assignor that is eager makes the member eager.
+        # As in Kafka, one eager assignor makes the member eager.
         self._eager = any(name != _COOPERATIVE for name in options.assignors)
         self._generation = _NO_GENERATION
         self._joined: JoinedGroup | None = None
         self._assignments_of_all: tuple[MemberAssignment, ...] = ()
-        # Of the leader: the numbers of partitions by which it has assigned. None: another member leads.
+        # The leader keeps the numbers of partitions with which it has assigned. None means that another member leads.
         self._assigned_by: Mapping[str, int] | None = None
         self._assigned_for: frozenset[str] = frozenset()
-        # What was assigned last, and in which generation: the sticky assignor is told.
+        # The last assignment and its generation, for the sticky assignor.
         self._before: tuple[tuple[TopicPartition, ...], int] = ((), _NO_GENERATION)
         # Join again when this rebalance is complete.
         self._again = False
@@ -120,8 +120,10 @@ class ClassicMember(Membership):
         return LeaveGroup(members=(LeavingMember(self.options.member_id, None, reason),))
 
     def resume(self, generation: int, owned: Iterable[TopicPartition], partitions: Mapping[str, int]) -> None:
-        """Go on as the member that the group knows: it is stable in ``generation``, and has assigned ``owned`` to this
-        one. ``partitions`` are the numbers of those of the topics subscribed to: if this one leads, it follows them.
+        """Continue as the member that the group knows: stable in ``generation``, with the assigned partitions
+        ``owned``.
+
+        ``partitions`` has the numbers of partitions of the subscribed topics, which a leader follows.
         """
         self._resume(MemberIdentity(self.options.member_id, generation), dict.fromkeys(owned, ""))
         self._generation = generation
@@ -150,7 +152,7 @@ class ClassicMember(Membership):
 
     def _take_generation(self, joined: JoinedGroup) -> None:
         if self.owned and joined.generation != self._generation + 1:
-            # A generation has passed without this member: what it owned may have been another's in it.
+            # A generation has passed without this member: another one may have had its partitions in it.
             self._lost = True
             self._since.clear()
         self._joined = joined
@@ -183,12 +185,12 @@ class ClassicMember(Membership):
         self.state = State.SYNCING
 
     def _take_up_leading(self, assignment: Assignment) -> None:
-        """A static leader that comes back (KIP-814) learns the numbers of partitions by which the group was assigned:
-        they may have changed while it was away, and no other member looks.
+        """Take the numbers of partitions of the group's assignment over when a static leader comes back (KIP-814). They
+        may have changed while it was away, and no other member checks them.
         """
         assert self._joined is not None
         if self._joined.skip_assignment and assignment.user_data is not None:
-            with contextlib.suppress(InvalidRequestError):  # the leader before was another client
+            with contextlib.suppress(InvalidRequestError):  # The previous leader was another client.
                 self._assigned_by = decode_partition_counts(assignment.user_data)
 
     @staticmethod
@@ -200,7 +202,7 @@ class ClassicMember(Membership):
 
     def _is_refusal(self, todo: Todo, error: LogStoreError, now: float) -> bool:
         if isinstance(todo, LeaveGroup):
-            return True  # its session ends by itself
+            return True  # The session ends by itself.
         if isinstance(error, RebalanceInProgressError):
             self._heartbeat_at = now + self.options.heartbeat_interval_s
             if isinstance(todo, Heartbeat):
@@ -241,7 +243,7 @@ class ClassicMember(Membership):
             if isinstance(step, Assigned):
                 self._told = True
             elif isinstance(step, Revoked):
-                # Only now may they be given to others.
+                # The partitions may only now be given to others.
                 self._again = True
 
     # ---- topics -----------------------------------------------------------------------------------------------------

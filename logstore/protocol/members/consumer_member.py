@@ -1,7 +1,7 @@
 """A member of a group of the consumer protocol (KIP-848): the store assigns, the member reconciles.
 
-Every answer may bring what the member may hold. Whatever else it owns it revokes first, and says so in the next
-heartbeat, at once. Then it takes what is new.
+Every response may bring the partitions that the member may hold. It first revokes all others, and reports that at once
+in the next heartbeat. Then it takes the new ones.
 """
 
 from collections.abc import Mapping
@@ -46,9 +46,10 @@ class ConsumerMember(Membership):
     def _request(self) -> Todo:
         options, joins = self.options, self.state is State.JOINING
         owned = frozenset((topic_id, number) for (_, number), topic_id in self.owned.items())
-        # After a failure nobody knows what has arrived: everything is told again.
+        # After a failure it is unknown what has arrived, so everything is reported again.
         in_full = joins or self._told_owned is None
-        # What was told while a revoked partition was being assigned may be the same as now: it told of no revocation.
+        # A report made while a revoked partition was being assigned may equal the present one: it reported no
+        # revocation.
         tells = in_full or self._acknowledges or owned != self._told_owned
         self._told_owned, self._acknowledges = owned, False
         return ConsumerHeartbeat(
@@ -57,7 +58,7 @@ class ConsumerMember(Membership):
             group_instance_id=options.group_instance_id,
             rebalance_timeout_ms=round(options.max_poll_interval_s * 1000) if in_full else -1,
             subscribed_topics=tuple(sorted(self.topics or ())) if in_full else None,
-            # An empty one ends the subscription by the one before.
+            # An empty regex ends the previous subscription by regex.
             subscribed_regex=self.regex or "" if in_full else None,
             server_assignor=options.assignors[0] if in_full and options.assignors else None,
             owned=tuple(OwnedPartition(*each) for each in sorted(owned)) if tells else None,
@@ -75,7 +76,7 @@ class ConsumerMember(Membership):
         )
 
     def resume(self, epoch: int, owned: Mapping[TopicPartition, str]) -> None:
-        """Go on as the member that the group knows: in ``epoch``, with ``owned`` (by topic id)."""
+        """Continue as the member that the group knows: in ``epoch``, with ``owned`` (by topic id)."""
         self._resume(MemberIdentity(self.options.member_id, epoch), owned)
         self._epoch = epoch
 
@@ -97,7 +98,7 @@ class ConsumerMember(Membership):
     def _is_refusal(self, todo: Todo, error: LogStoreError, now: float) -> bool:  # noqa: ARG002
         assert isinstance(todo, ConsumerHeartbeat)
         if todo.member_epoch < 0:
-            return True  # its session ends by itself
+            return True  # The session ends by itself.
         if isinstance(error, (UnknownMemberIdError, FencedMemberEpochError)):
             self._lose()
             return True
@@ -121,7 +122,7 @@ class ConsumerMember(Membership):
 
     def _done(self, step: Step) -> None:
         if isinstance(step, Assigned):
-            # Meanwhile there may be another target.
+            # The target may have changed meanwhile.
             self._told_assigned = self._assigning is self._target
         elif isinstance(step, Revoked):
             self._acknowledges = True

@@ -1,4 +1,4 @@
-"""The requests of a group's members and their answers, as they go over HTTP; bytes are base64 there."""
+"""The requests of a group's members and their responses in their HTTP form; bytes are base64 there."""
 
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ class JoinedMember(msgspec.Struct, frozen=True):
 
 
 class JoinedGroup(msgspec.Struct, frozen=True):
-    """``members`` are for the leader alone."""
+    """Only the leader gets ``members``."""
 
     generation: int
     member_id: str
@@ -33,7 +33,7 @@ class AssignedPartition(msgspec.Struct, frozen=True):
 
 
 class ConsumerHeartbeatAnswer(msgspec.Struct, frozen=True):
-    """``assignment`` None: as before."""
+    """An ``assignment`` of None means "as before"."""
 
     member_epoch: int
     heartbeat_interval_ms: int
@@ -41,8 +41,8 @@ class ConsumerHeartbeatAnswer(msgspec.Struct, frozen=True):
 
 
 class GroupRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``path`` comes after the group's own; ``answer`` is the type of the answer's body, None if there is nothing in it
-    to read. The answer of one that ``waits`` comes when others have done their part, at most a rebalance later.
+    """``path`` comes after the group's own; ``answer`` is the type of the response's body, None if nothing in it is
+    read. The response to a request that ``waits`` comes when others have done their part, at most a rebalance later.
     """
 
     path: ClassVar[str]
@@ -56,7 +56,7 @@ class JoinProtocol(msgspec.Struct, frozen=True):
 
 
 class JoinGroup(GroupRequest, frozen=True, kw_only=True):
-    """Answered when all members have joined."""
+    """The response comes when all members have joined."""
 
     path = "/join"
     answer = JoinedGroup
@@ -76,7 +76,7 @@ class MemberAssignment(msgspec.Struct, frozen=True):
 
 
 class SyncGroup(GroupRequest, frozen=True, kw_only=True):
-    """Answered when the leader has sent the assignments."""
+    """The response comes when the leader has sent the assignments."""
 
     path = "/sync"
     answer = SyncedGroup
@@ -116,7 +116,7 @@ class OwnedPartition(msgspec.Struct, frozen=True):
 
 
 class ConsumerHeartbeat(GroupRequest, frozen=True, kw_only=True):
-    """KIP-848: what is None, or -1, is as in the heartbeat before."""
+    """A heartbeat of KIP-848: a field that is None, or -1, is as in the previous heartbeat."""
 
     path = "/consumer-heartbeat"
     answer = ConsumerHeartbeatAnswer

@@ -1,4 +1,4 @@
-"""Names of what members hold, and of the members themselves."""
+"""Names of the partitions that members hold, and of the members themselves."""
 
 from typing import NamedTuple
 

@@ -1,8 +1,8 @@
 """The membership of one consumer in its group, without clock, socket or thread: the parts that both protocols share.
 
 Two threads meet here, under one lock that their owner holds (``group_member``). The member's own thread asks for the
-``next`` request and tells its outcome. The consumer's thread, inside ``poll``, asks for the next ``step`` of a
-rebalance and tells when that is ``done``.
+``next`` request and reports its outcome. The consumer's thread, inside ``poll``, asks for the next ``step`` of a
+rebalance and reports when that is ``done``.
 
 Invariants:
 
@@ -34,9 +34,9 @@ _NAMED_MAX: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class MemberOptions:
-    """``topics`` None: they are not known yet, because a regular expression says which (classic), or never are, because
-    the store finds them by ``regex`` (consumer protocol). ``assignors`` are the client's, by preference, or the one
-    that the store is asked for. Times are in seconds.
+    """``topics`` is None in the classic protocol until a regular expression was matched, and in the consumer protocol
+    if the store matches ``regex``. ``assignors`` are the client's, by preference, or the one that the store is asked
+    for. Times are in seconds.
     """
 
     member_id: str
@@ -51,9 +51,9 @@ class MemberOptions:
 
 
 class State(StrEnum):
-    """REBALANCING is each of PREPARING (something is to be given up before joining), JOINING, ASSIGNING (the leader
-    needs the numbers of partitions), SYNCING and COMPLETING (the assignment is to be taken over). The consumer protocol
-    has JOINING and STABLE only, and reconciles in STABLE.
+    """A rebalance consists of PREPARING (partitions have to be given up before joining), JOINING, ASSIGNING (the leader
+    needs the numbers of partitions), SYNCING and COMPLETING (the assignment has to be taken over). The consumer
+    protocol has JOINING and STABLE only, and reconciles in STABLE.
     """
 
     UNJOINED = "unjoined"
@@ -87,13 +87,13 @@ Step: TypeAlias = Assigned | Revoked | Lost
 
 @dataclass(frozen=True, slots=True)
 class PartitionCounts:
-    """Not a request to the group: the numbers of partitions of these topics are wanted."""
+    """Asks for the numbers of partitions of these topics, which is not a request to the group."""
 
     topics: frozenset[str]
 
 
 Todo: TypeAlias = GroupRequest | PartitionCounts
-#: Of partitions, since when they are held: it ends when one is given up, even if it comes back.
+#: For each partition, the assignment since which it is held. It ends when one is given up, even if that comes back.
 Hold: TypeAlias = Mapping[TopicPartition, int]
 
 
@@ -105,9 +105,9 @@ class Membership(ABC):
         self.topics = options.topics
         self.regex = options.regex
         self.state = State.UNJOINED
-        #: Under which the member commits; None while it is not in the group.
+        #: The identity for commits; None while the member is not in the group.
         self.identity: MemberIdentity | None = None
-        # By partition: the id of its topic, where the protocol tells it.
+        # The topic id of each partition, if the protocol has it.
         self.owned: dict[TopicPartition, str] = {}
         self._target: dict[TopicPartition, str] = {}
         # The target of the step Assigned that is being carried out.
@@ -118,9 +118,9 @@ class Membership(ABC):
         self._assignments = 0
         self._awaited: Todo | None = None
         self._heartbeat_at = 0.0
-        # Infinite inside ``poll``, and before the first one.
+        # The time is infinite inside ``poll``, and before the first one.
         self._polled_at = math.inf
-        # As the next heartbeat tells it.
+        # The value for the next heartbeat.
         self._since_poll_ms = 0
         self._backoffs = backoffs()
         self._retry_at = 0.0
@@ -129,7 +129,7 @@ class Membership(ABC):
     # ---- the member's own thread ------------------------------------------------------------------------------------
 
     def next(self, now: float) -> Todo | float:
-        """What to do now, or how many seconds to wait (infinite: until something changes)."""
+        """Return the next thing to do, or the number of seconds to wait (infinite: until something changes)."""
         overdue_at = self._polled_at + self.options.max_poll_interval_s
         if self.state in (State.UNJOINED, State.FENCED):
             return math.inf
@@ -146,7 +146,7 @@ class Membership(ABC):
         return self._awaited
 
     def answered(self, todo: Todo, answer: object, now: float) -> None:
-        """The answer, of the type that ``todo`` names; for PartitionCounts a dict."""
+        """Take the response, of the type that ``todo`` names; for PartitionCounts a dict."""
         if todo is not self._awaited:
             return
         self._awaited, self._failing_since, self._backoffs = None, None, backoffs()
@@ -164,7 +164,7 @@ class Membership(ABC):
 
     @property
     def wants_poll(self) -> bool:
-        """Whether the consumer's thread has something to do."""
+        """True if the consumer's thread has something to do."""
         return self._lost or self._error is not None or self._has_step()
 
     # ---- the consumer's thread --------------------------------------------------------------------------------------
@@ -176,8 +176,10 @@ class Membership(ABC):
         self._polled_at = now
 
     def step(self) -> Step | None:
-        """What the consumer's thread is to do next; None: nothing for now. Raises the error that ended the membership,
-        or because of which it has made no progress for long. The next call tries again, unless the member is fenced.
+        """Return the next step of the consumer's thread; None: nothing for now.
+
+        Raises the error that ended the membership, or because of which it has made no progress for long. The next call
+        tries again, unless the member is fenced.
         """
         if self._lost:
             if self.owned:
@@ -195,11 +197,11 @@ class Membership(ABC):
 
     @property
     def assigned(self) -> frozenset[TopicPartition]:
-        """What the group has given to this member last."""
+        """The partitions that the group has given to this member last."""
         return frozenset(self._target)
 
     def done(self, step: Step) -> None:
-        """The step was carried out."""
+        """Take over that the step was carried out."""
         if isinstance(step, Assigned):
             self._assignments += 1
             for partition in step.partitions:
@@ -211,68 +213,72 @@ class Membership(ABC):
         self._done(step)
 
     def give_up(self) -> frozenset[TopicPartition]:
-        """Own nothing from now on: the membership ends. Gives what was owned."""
+        """Own nothing from now on, because the membership ends. Return what was owned."""
         owned = frozenset(self.owned)
         self._forget(owned)
         return owned
 
     def _resume(self, identity: MemberIdentity, owned: Mapping[TopicPartition, str]) -> None:
-        """Be the member that the group knows already, with what it may hold."""
+        """Become the member that the group knows already, with the partitions that it may hold."""
         self.identity, self.state = identity, State.STABLE
         self.owned, self._target = dict(owned), dict(owned)
         self._assignments += 1
         self._since = dict.fromkeys(owned, self._assignments)
 
     def broken(self, error: LogStoreError) -> None:
-        """An answer has a content that cannot be read."""
+        """Handle a response whose content cannot be read."""
         self._lose(error)
 
     @property
     def is_lost(self) -> bool:
-        """Whether what is owned may be another's."""
+        """True if another member may have what is owned."""
         return self._lost
 
     @abstractmethod
     def farewell(self, reason: str) -> GroupRequest | None:
-        """The request by which the member leaves; None: it is not in the group, or stays in it, being static."""
+        """Return the request by which the member leaves; None if it is not in the group, or is static and stays in
+        it.
+        """
 
     @abstractmethod
     def resubscribe(self, topics: frozenset[str] | None, regex: str | None) -> None:
-        """Subscribe to others, as of ``MemberOptions``."""
+        """Subscribe to other topics or another regex, as in ``MemberOptions``."""
 
     @abstractmethod
     def found_topics(self, subscribed: frozenset[str], partitions: Mapping[str, int]) -> None:
-        """``subscribed`` exist and are what the subscription means; of these and ``followed`` ones the numbers of
-        ``partitions``.
+        """Take over that ``subscribed`` are the topics of the subscription that exist, and the numbers of
+        ``partitions`` of these and of ``followed`` topics.
         """
 
     @property
     @abstractmethod
     def followed(self) -> frozenset[str]:
-        """Topics of other members of which this one must notice new partitions."""
+        """The topics of other members in which this one must notice new partitions."""
 
     # ---- commits ----------------------------------------------------------------------------------------------------
 
     def hold(self, partitions: Iterable[TopicPartition]) -> Hold:
-        """A proof of owning these now; CommitFailedError."""
+        """Return a proof of owning these partitions now. Raises CommitFailedError."""
         asked = set(partitions)
         self._require(asked - self._since.keys())
         return {partition: self._since[partition] for partition in asked}
 
     def identity_of(self, hold: Hold) -> MemberIdentity:
-        """Under which the holder commits now; CommitFailedError if any of it was given up since."""
+        """Return the identity with which the holder commits now. Raises CommitFailedError if a partition was given up
+        since.
+        """
         self._require({partition for partition, since in hold.items() if self._since.get(partition) != since})
         if self.identity is None:
             raise _commit_failed("The consumer is not in its group now.")
         return self.identity
 
     def refused(self, identity: MemberIdentity, error: LogStoreError) -> None:
-        """A commit under ``identity`` was answered that there is no such member."""
+        """Handle a refused commit: the group has no member with ``identity``."""
         if identity == self.identity:
             self._lose(error if isinstance(error, FencedInstanceIdError) else None)
 
     def is_settled(self, identity: MemberIdentity) -> bool:
-        """Whether no answer is awaited that could bring a newer identity."""
+        """Return whether no response is awaited that could bring a newer identity."""
         return identity == self.identity and self.state in (State.PREPARING, State.STABLE)
 
     def _require(self, missing: set[TopicPartition]) -> None:
@@ -284,7 +290,7 @@ class Membership(ABC):
     # ---- inside -----------------------------------------------------------------------------------------------------
 
     def _lose(self, error: LogStoreError | None = None) -> None:
-        """The member is not in the group any more; ``error`` is for the program."""
+        """Leave the state of a member, because the group no longer has it; ``error`` is for the program."""
         self.identity = None
         self.state = State.FENCED if isinstance(error, FencedInstanceIdError) else State.UNJOINED
         self._error = error
@@ -295,7 +301,7 @@ class Membership(ABC):
         self._failing_since, self._backoffs = None, backoffs()
 
     def _retry(self, error: LogStoreError, now: float) -> None:
-        """Send again after a while; an error for the program if nothing has come of it for long."""
+        """Send again after a while. The program gets an error if there was no progress for long."""
         wait = next(self._backoffs)
         self._retry_at = now + (max(wait, error.retry_after_s) if isinstance(error, ThrottledError) else wait)
         if self._failing_since is None:
@@ -310,7 +316,9 @@ class Membership(ABC):
 
     @abstractmethod
     def _due(self) -> float:
-        """When the next request is to be sent, in a state other than UNJOINED and FENCED; infinite: not by itself."""
+        """Return the time of the next request, in a state other than UNJOINED and FENCED; infinite: none is due by
+        itself.
+        """
 
     @abstractmethod
     def _request(self) -> Todo: ...
@@ -320,7 +328,7 @@ class Membership(ABC):
 
     @abstractmethod
     def _is_refusal(self, todo: Todo, error: LogStoreError, now: float) -> bool:
-        """Whether ``error`` is part of the protocol; it has been acted on then."""
+        """Return whether ``error`` is part of the protocol, in which case it has been handled."""
 
     @abstractmethod
     def _has_step(self) -> bool: ...

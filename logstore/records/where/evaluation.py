@@ -50,10 +50,10 @@ _ORDER: Final[Mapping[Operator, Callable[[Any, Any], bool]]] = {
     Operator.greater: operator.gt,
     Operator.greater_equal: operator.ge,
 }
-#: Stands for keys that are not a string, number or boolean in JSON.
+#: The value for keys that are not a string, number or boolean in JSON.
 _NO_SCALAR: Final = object()
 _QUOTE, _BACKSLASH = b'"', ord("\\")
-#: Values that are parsed at a time.
+#: The number of values that are parsed at a time.
 _ROWS: Final = 1024
 
 _Columns = Mapping[Path, Sequence[Any]]

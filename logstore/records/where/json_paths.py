@@ -20,17 +20,19 @@ from logstore.records.where.expression import Path
 _SMALL_INTEGER = re.compile(r"-?[0-9]{1,18}")
 #: Names that msgspec accepts for a field of a structure.
 _FIELD_NAME = re.compile(r"[^\x00-\x1f\"\\\ud800-\udfff]*")
-#: Structures that are nested in each other; deeper fields are found in the objects of Python.
+#: The depth to which structures are nested; deeper fields are found in the objects of Python.
 _STRUCTURES_MAX: Final = 32
 _Steps = tuple[str | int, ...]
 
 
 class FieldReader:
-    """``read`` returns the fields at ``paths`` of a value, in their order. Of repeated fields the last one counts."""
+    """Reads fields of JSON values. ``read`` returns the fields at ``paths``, in their order. The last of repeated
+    fields counts.
+    """
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = [path.steps for path in paths]
-        #: For each path, the way to an attribute of the structure, and the steps from there on.
+        #: The way to an attribute of the structure, and the steps from there on, for each path.
         self._ways: list[tuple[Any, _Steps]] = []
         kind = self._structure(dict(enumerate(self._paths)), ())
         self._decode = msgspec.json.Decoder(kind, float_hook=_number).decode
@@ -92,7 +94,7 @@ def _field(document: Any, steps: _Steps) -> Any:
 def _read_in_full(text: bytes) -> Any:
     """Return the document in ``text``; None if it is not JSON."""
     try:
-        # Of bytes, the parser would also accept UTF-16 and UTF-32.
+        # Given bytes, the parser would also accept UTF-16 and UTF-32.
         return json.loads(text.decode("utf-8-sig"), parse_float=_number, parse_int=_number, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return None

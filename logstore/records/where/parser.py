@@ -26,7 +26,7 @@ from logstore.records.where.expression import And, Comparison, Key, Literal, Nod
 #: The longest expression, in characters, and the largest depth of its parentheses and ``not``.
 LENGTH_MAX: Final = 65_536
 DEPTH_MAX: Final = 50
-#: The largest number of comparisons. One answer searches a bounded number of bytes, and each comparison adds to the
+#: The largest number of comparisons. One response searches a bounded number of bytes, and each comparison adds to the
 #: work for each byte.
 COMPARISONS_MAX: Final = 100
 
@@ -53,7 +53,7 @@ _INDEX_DIGITS_MAX: Final = 9
 
 
 class _Token(NamedTuple):
-    """``at`` counts characters from 0; the end has no text."""
+    """A token of an expression. ``at`` counts characters from 0; the end has no text."""
 
     kind: str
     text: str

@@ -14,7 +14,10 @@ from logstore.spark.sink.write import SinkWrite
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """InvalidRequestError naming the option, column or mode that is wrong; StoreUnreachableError."""
+    """The writer of a batch.
+
+    Raises InvalidRequestError naming the wrong option, column or mode, and StoreUnreachableError.
+    """
 
     def __init__(self, schema: StructType, options: Mapping[str, str], *, overwrite: bool) -> None:
         if overwrite:

@@ -1,7 +1,8 @@
-"""Columns of the sink: those of Spark's Kafka sink, checked when a write is planned, and as records of the store.
+"""Columns of the sink: those of Spark's Kafka sink, checked when a write is planned, and converted to records of the
+store.
 
 ``key`` and ``value`` are string or binary, ``topic`` is a string, ``partition`` an int, ``timestamp`` a timestamp
-(SPARK-50160) and ``headers`` ``array<struct<key: string, value: binary>>``. Only ``value`` must be there, and ``topic``
+(SPARK-50160) and ``headers`` ``array<struct<key: string, value: binary>>``. Only ``value`` is required, and ``topic``
 without the option. Other columns are left out, so that a frame that was read from a topic can be written as it is.
 """
 
@@ -39,13 +40,13 @@ _TYPES: dict[str, tuple[tuple[type[DataType], ...], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class SinkColumns:
-    """The place of each known column in a batch of Spark's, by name; no ``topic`` where the option names it."""
+    """The index of each known column in a batch of Spark's, by name; without ``topic`` if the option gives it."""
 
     places: dict[str, int]
 
     @classmethod
     def of(cls, schema: StructType, topic: str) -> "SinkColumns":
-        """InvalidRequestError that names the column, and the types that it may have."""
+        """Find the known columns. Raises InvalidRequestError naming the column and its allowed types."""
         places: dict[str, int] = {}
         for place, field in enumerate(schema.fields):
             name = field.name.lower()
@@ -67,7 +68,7 @@ class SinkColumns:
         return cls(places)
 
     def topics(self, batch: pa.RecordBatch) -> pa.Array:
-        """The column of topics. InvalidRecordError where one is null."""
+        """Return the column of topics. Raises InvalidRecordError if one is null."""
         topics = batch.column(self.places["topic"])
         if topics.null_count:
             raise InvalidRecordError(
@@ -76,9 +77,9 @@ class SinkColumns:
         return topics
 
     def records(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The known columns except ``topic``, in the types of the store, in one order.
+        """Return the known columns except ``topic``, in the types of the store, in one order.
 
-        InvalidRecordError for a header that is null, or has no key.
+        Raises InvalidRecordError for a header that is null, or has no key.
         """
         fields = [field for field in _FIELDS if field.name in self.places]
         arrays = [_cast(batch.column(self.places[field.name]), field) for field in fields]
@@ -89,7 +90,7 @@ _FIELDS = (*WIRE_SCHEMA, pa.field("partition", pa.int32()))
 
 
 def record_bytes(records: pa.RecordBatch) -> np.ndarray:
-    """The bytes that each record counts, int64: key, value and headers, and a fixed number for the rest."""
+    """Return the counted size of each record, int64: key, value and headers, and a fixed number for the rest."""
     sizes = np.full(records.num_rows, RECORD_OVERHEAD_BYTES, np.int64)
     for name in ("key", "value"):
         if name in records.schema.names:

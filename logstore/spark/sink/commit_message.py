@@ -1,4 +1,4 @@
-"""What a task tells the driver of its records: where they are."""
+"""The message of a task to the driver: the places of its records."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 @dataclass(frozen=True, slots=True)
 class WrittenRange:
-    """``records`` in a partition, from ``first_offset`` to ``last_offset``; those of others may lie between them."""
+    """``records`` in a partition, from ``first_offset`` to ``last_offset``; other writers' may lie between them."""
 
     topic: str
     partition: int
@@ -19,7 +19,7 @@ class WrittenRange:
 
 @dataclass(frozen=True)
 class RecordsWritten(WriterCommitMessage):
-    """All records of one task. ``replayed`` of its ``requests`` were stored before, by an earlier try of the task."""
+    """All records of one task. An earlier try of the task had stored ``replayed`` of its ``requests``."""
 
     ranges: tuple[WrittenRange, ...] = ()
     requests: int = 0
@@ -35,7 +35,7 @@ class RecordsWritten(WriterCommitMessage):
 
 
 def joined(messages: Iterable[RecordsWritten | None]) -> RecordsWritten:
-    """The messages of several tasks, or requests, as one; None is that of a task that failed."""
+    """Join the messages of several tasks, or requests; None is that of a failed task."""
     given = [message for message in messages if message is not None]
     ranges: dict[tuple[str, int], WrittenRange] = {}
     for written in (each for message in given for each in message.ranges):

@@ -1,12 +1,12 @@
-"""Batches of Spark's to produce requests: the records of a topic in Arrow streams of about ``max_bytes``.
+"""Turns batches of Spark's into produce requests: the records of a topic in Arrow streams of about ``max_bytes``.
 
 Invariants:
 
-- The requests of a topic depend on its records and their order alone, not on the batches in which they came: a task
-  that is tried again with the same rows makes the same requests, byte for byte, and numbers them alike. A task that
-  writes to very many topics at once is the exception: see ``_OPEN_BYTES_MAX``.
+- The requests of a topic depend only on its records and their order, not on the batches in which they came: a task that
+  is tried again with the same rows makes the same requests, byte for byte, with the same numbers. A task that writes to
+  very many topics at once is the exception: see ``_OPEN_BYTES_MAX``.
 - The records of a topic stay in their order.
-- Memory holds the open request of each topic, at most ``_OPEN_BYTES_MAX`` and a batch together.
+- Memory holds the open request of each topic, together at most ``_OPEN_BYTES_MAX`` and a batch.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ from logstore.limits import MIB, REQUEST_RECORDS_MAX
 from logstore.records.schema import WIRE_SCHEMA, null_headers
 from logstore.spark.sink.columns import SinkColumns, record_bytes
 
-#: All requests are closed when they have more than this together: with requests of 4 MiB it takes 16 topics.
+#: All requests are closed when they have more than this together: with requests of 4 MiB that takes 16 topics.
 _OPEN_BYTES_MAX = 64 * MIB
 
 
@@ -44,7 +44,9 @@ class _Open:
 
 
 class Requests:
-    """``topic`` "" is the column's; ``codec`` compresses the buffers of a stream, ``max_bytes`` counts them plain."""
+    """The requests of a task. ``topic`` "" means the column's; ``codec`` compresses the buffers of a stream,
+    ``max_bytes`` counts them uncompressed.
+    """
 
     def __init__(self, columns: SinkColumns, topic: str, *, max_bytes: int, codec: str | None) -> None:
         self._columns = columns
@@ -54,7 +56,7 @@ class Requests:
         self._open: dict[str, _Open] = {}
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Request]:
-        """The requests for ``batches``, each as soon as it is full. InvalidRecordError for a row that is no record."""
+        """Yield the requests for ``batches``, each once it is full. Raises InvalidRecordError for an invalid row."""
         for batch in batches:
             for topic, records in self._by_topic(batch):
                 yield from self._add(topic, records)
@@ -79,7 +81,7 @@ class Requests:
         ends = np.cumsum(record_bytes(records))
         first, before = 0, 0
         while first < len(ends):
-            # Those that still fit; one that never fits goes alone.
+            # Take the records that still fit; one that never fits goes alone.
             last = int(np.searchsorted(ends, before + self._max_bytes - request.size, side="right"))
             last = min(last, first + REQUEST_RECORDS_MAX - request.records)
             if last == first and not request.records:
@@ -103,7 +105,7 @@ class Requests:
         return closed
 
     def _body(self, parts: list[pa.RecordBatch]) -> memoryview:
-        # A copy also where there is one part: a slice may share a byte of its bitmaps with rows that are not in it.
+        # Even a single part is copied: a slice may share a byte of its bitmaps with rows that are not in it.
         whole = pa.RecordBatch.from_arrays(
             [pa.concat_arrays([part.column(place) for part in parts]) for place in range(parts[0].num_columns)],
             schema=parts[0].schema,

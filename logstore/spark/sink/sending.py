@@ -1,11 +1,11 @@
-"""Sends the requests of one task to the store, one after the other, and gathers where their records are.
+"""Sends the requests of one task to the store, one after the other, and gathers the places of the records.
 
 Invariants:
 
-- The records of a topic are stored in the order of the requests: the next one leaves when the last one is answered.
-- A request is sent until it is answered for good or its time is up. With an ``Idempotency-Key`` it is stored once,
-  however often it is sent; without one it may be stored again when an answer is lost.
-- At most two requests are in memory: one is on its way while the caller makes the next one.
+- The records of a topic are stored in the order of the requests: each leaves after the response to the one before.
+- A request is sent until its response is final or its time is up. With an ``Idempotency-Key`` it is stored once,
+  however often it is sent; without one it may be stored again when a response is lost.
+- At most two requests are in memory: one is under way while the caller makes the next one.
 """
 
 import time
@@ -25,14 +25,14 @@ from logstore.spark.sink.sink_options import SinkOptions
 
 
 class KeyUsedForOtherRowsError(LogStoreError):
-    """An earlier try of the same task stored other rows, or in another order. Nothing of this request was stored."""
+    """Raised if an earlier try of the task stored other rows, or in another order. This request stored nothing."""
 
 
 def send_all(requests: Iterable[Request], options: SinkOptions, key_prefix: str) -> RecordsWritten:
-    """The places of all records, when they are stored.
+    """Return the places of all records, when they are stored.
 
-    ``key_prefix``: names this task of this write, or "" where a request may be stored twice. Raises the store's
-    refusal of a request, KeyUsedForOtherRowsError, and the last failure when ``delivery_timeout_ms`` is over.
+    ``key_prefix`` names this task of this write, or is "" if a request may be stored twice. Raises the store's refusal
+    of a request, KeyUsedForOtherRowsError, and the last failure when ``delivery_timeout_ms`` is over.
     """
     timeout_s = options.request_timeout_ms / 1000
     with (
@@ -48,7 +48,7 @@ def send_all(requests: Iterable[Request], options: SinkOptions, key_prefix: str)
                     done = joined((done, last.result()))
                 last = thread.submit(sender.send, request)
         except BaseException:
-            # The task has failed: what is on its way is not tried again.
+            # The task has failed, so the request under way is not tried again.
             sender.stop()
             raise
         return done if last is None else joined((done, last.result()))
@@ -82,7 +82,7 @@ class _Sender:
             ranges = read_ranges(answer.content)
             for failure in (found.failure for found in ranges):
                 if failure is not None:
-                    # With a key, the partitions that took their records answer as they did.
+                    # With a key, partitions that accepted their records respond as before.
                     raise failure
             return RecordsWritten(
                 tuple(
@@ -111,5 +111,5 @@ _OTHER_ROWS = (
 
 
 def not_reached(error: errors.NetworkError) -> errors.NetworkError:
-    """The error, with a hint for an address that is not the store's."""
+    """Return the error with a hint for an address that is not the store's."""
     return type(error)(f"{error.message}. {HTTP_PORT}")

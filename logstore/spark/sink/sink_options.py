@@ -1,8 +1,8 @@
 """Options of the sink, by the names of Spark's Kafka sink; names are case-insensitive.
 
-Producer configurations are ``kafka.`` and Kafka's name. Those that have a meaning here are fields of ``SinkOptions``.
-Those that would make the job another one are refused with the reason. The others are about Kafka's own client or its
-brokers: they have no effect, and the log says so.
+Producer configurations are Kafka's names with the prefix ``kafka.``. Those that have a meaning here are fields of
+``SinkOptions``. Those that would change the job are refused with the reason. The others are about Kafka's own client or
+its brokers: they have no effect, and the log lists them.
 """
 
 import logging
@@ -39,13 +39,13 @@ _OPTIONS = (
     "kafka.retry.backoff.max.ms",
     "kafka.retry.backoff.ms",
 )
-#: Spark's own options, which it also gives to the sink. Under ``spark.databricks.delta.schema.autoMerge.enabled`` Spark
-#: 4.2 fails by an assertion of its own, unless a write has ``mergeSchema``; a topic has one schema either way.
+#: Spark's own options, which it also passes to the sink. Under ``spark.databricks.delta.schema.autoMerge.enabled``
+#: Spark 4.2 fails in an assertion, unless a write has ``mergeSchema``; a topic has one schema either way.
 _SPARKS = ("path", "checkpointLocation", "queryName", "mergeSchema")
 
 _KEY_AND_VALUE = "keys and values are columns, cast them to string or binary"
 _PARTITIONER = "keys are hashed as by Kafka's default; column 'partition' names another partition"
-#: Refused configurations, and why.
+#: Refused configurations with the reasons.
 _REFUSED = {
     "kafka.key.serializer": _KEY_AND_VALUE,
     "kafka.value.serializer": _KEY_AND_VALUE,
@@ -58,7 +58,7 @@ _REFUSED = {
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """Checked options of a write. ``topic`` "" is the column's. Times are in milliseconds, sizes in bytes.
+    """Checked options of a write. ``topic`` "" means the column's. Times are in milliseconds, sizes in bytes.
 
     The retry fields have the names that ``client.producer.retries`` reads.
     """
@@ -68,22 +68,23 @@ class SinkOptions:
     acks: Literal["all", "1"] = "all"
     client_id: str = "spark"
     codec: str | None = None
-    #: Whether a request that comes again is stored once.
+    #: If set, a repeated request is stored once.
     idempotent: bool = True
     max_request_size: int = DEFAULT_MAX_REQUEST_SIZE
     request_timeout_ms: int = 30_000
-    #: How long a request is tried in all.
+    #: The total time for all tries of a request.
     delivery_timeout_ms: int = 120_000
     retries: int = RETRIES_MAX
     retry_backoff_ms: int = 100
     retry_backoff_max_ms: int = 1_000
-    #: A name and a number that a program gives to a batch write, as Delta's options of these names; "" and 0 without.
+    #: A name and a number that a program gives to a batch write, like Delta's options of these names; "" and 0 if not
+    #: given.
     txn_app_id: str = ""
     txn_version: int = 0
 
 
 def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
-    """InvalidRequestError that names the option and the values that it may have."""
+    """Parse the options. Raises InvalidRequestError naming the option and its allowed values."""
     values = OptionValues(options, (*_OPTIONS, *_SPARKS))
     # Kafka's producer options have no effect, or are refused; every other option is known, or refused.
     if ignored := check_names(values, "sink", _OPTIONS, _REFUSED):

@@ -1,5 +1,5 @@
-"""``df.writeStream.format("logstore")``, as Spark calls it: a writer for every micro-batch, and another one for its
-commit. ``overwrite`` is the output mode ``complete``, whose batches are appended whole, as by Spark's Kafka sink.
+"""``df.writeStream.format("logstore")``, as Spark calls it: one writer for every micro-batch, and another for its
+commit. ``overwrite`` is the output mode ``complete``, whose batches are appended whole, as in Spark's Kafka sink.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from logstore.spark.sink.write import SinkWrite
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """InvalidRequestError naming the option or column that is wrong."""
+    """The writer of a micro-batch. Raises InvalidRequestError naming the wrong option or column."""
 
     def __init__(self, schema: StructType, options: Mapping[str, str], *, overwrite: bool) -> None:  # noqa: ARG002
         self._write = SinkWrite.begin_stream(schema, options)

@@ -2,14 +2,14 @@
 
 Invariants:
 
-- A record is stored, and seen by readers, when its task has it acknowledged. There is no transaction yet: ``commit``
-  and ``abort`` change nothing in the store, and records of a write that failed stay.
-- ``Idempotency-Key`` of a request: write, epoch, Spark partition and number of the request. A task that is tried again
-  with the same rows in the same order stores none of them twice, as long as the store remembers the keys
+- A record is stored, and visible to readers, once its task has its acknowledgement. There is no transaction yet:
+  ``commit`` and ``abort`` change nothing in the store, and records of a write that failed stay.
+- The ``Idempotency-Key`` of a request consists of write, epoch, Spark partition and number of the request. A task that
+  is tried again with the same rows in the same order stores none of them twice, as long as the store remembers the keys
   (``idempotency.window.ms``); other rows under a used key fail the task.
-- A batch write has an id of its own, made when it is planned, or the program's (``txnAppId`` and ``txnVersion``). A
-  streaming write is planned anew for every micro-batch, and when a query is started again: its write is the id of the
-  query, which its checkpoint keeps, and its epoch the id of the micro-batch.
+- A batch write has its own id, made when it is planned, or the program's (``txnAppId`` and ``txnVersion``). A streaming
+  write is planned again for every micro-batch, and when a query is restarted: its write is the id of the query, which
+  its checkpoint keeps, and its epoch the id of the micro-batch.
 """
 
 import logging
@@ -35,7 +35,7 @@ from logstore.spark.worker import one_line_errors
 
 logger = logging.getLogger(__name__)
 
-#: How long the driver asks for a sign of life: a store that is being started again is there by then.
+#: Seconds that the driver tries to reach the store: a restarting store is back by then.
 _REACH_SECONDS = 10.0
 #: Local properties of the tasks of a micro-batch.
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
@@ -43,7 +43,7 @@ _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 
 @dataclass(frozen=True, slots=True)
 class SinkWrite:
-    """A planned write, which every task gets. ``write`` "" is that of a stream: tasks know it."""
+    """A planned write, which every task gets. ``write`` is "" for a stream, whose tasks know it."""
 
     options: SinkOptions
     columns: SinkColumns
@@ -52,7 +52,7 @@ class SinkWrite:
 
     @classmethod
     def begin_batch(cls, schema: StructType, given: Mapping[str, str]) -> "SinkWrite":
-        """InvalidRequestError naming the option or the column; StoreUnreachableError."""
+        """Plan a batch write. Raises InvalidRequestError naming the option or the column; StoreUnreachableError."""
         options = parse_sink_options(given)
         columns = SinkColumns.of(schema, options.topic)
         _reach(options)
@@ -60,7 +60,7 @@ class SinkWrite:
 
     @classmethod
     def begin_stream(cls, schema: StructType, given: Mapping[str, str]) -> "SinkWrite":
-        """InvalidRequestError naming the option or the column. A store that is away now is waited for by the tasks."""
+        """Plan a streaming write, whose tasks wait for a store that is down. Raises InvalidRequestError."""
         options = parse_sink_options(given)
         if options.txn_app_id:
             raise InvalidRequestError(
@@ -70,7 +70,7 @@ class SinkWrite:
 
     @one_line_errors()
     def records(self, batches: Iterable[pa.RecordBatch]) -> RecordsWritten:
-        """Store ``batches``, of one task."""
+        """Store ``batches``, the rows of one task."""
         requests = Requests(
             self.columns, self.options.topic, max_bytes=self.options.max_request_size, codec=self.options.codec
         )
@@ -101,7 +101,7 @@ class SinkWrite:
 
 
 def _reach(options: SinkOptions) -> None:
-    """Ask for a sign of life once before many tasks do: a wrong address is told at once, on the driver."""
+    """Reach the store once before many tasks do, so that a wrong address fails at once, on the driver."""
     retry_s = min(_REACH_SECONDS, options.delivery_timeout_ms / 1000)
     try:
         with Transport(options.bootstrap, client_id=options.client_id, retry_timeout_s=retry_s) as transport:

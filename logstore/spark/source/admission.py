@@ -1,6 +1,7 @@
-"""How much of what is there a batch takes: ``maxOffsetsPerTrigger``, ``minOffsetsPerTrigger``, ``maxTriggerDelay``.
+"""The share of the unread offsets that a batch takes: ``maxOffsetsPerTrigger``, ``minOffsetsPerTrigger``,
+``maxTriggerDelay``.
 
-No Spark, no store. Both bounds count offsets, as in Spark's Kafka source: gaps count, too.
+No Spark, no store. Both bounds count offsets, so gaps count also, as in Spark's Kafka source.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from logstore.spark.source.unread import Unread
 
 
 def admitted(unread: Mapping[TopicPartition, Unread], offsets_max: int | None) -> dict[TopicPartition, int]:
-    """The end of a batch in each partition: all, or about ``offsets_max``, divided in proportion to what there is."""
+    """Return the end of a batch in each partition: of all offsets, or of about ``offsets_max`` in proportion."""
     if offsets_max is None:
         return {place: part.end for place, part in unread.items()}
     sizes = limited([part.count for part in unread.values()], offsets_max)
@@ -32,7 +33,7 @@ class TriggerDelay:
         self._last: float | None = None
 
     def holds(self, unread: Mapping[TopicPartition, Unread]) -> bool:
-        """Whether this trigger has to wait. One that need not is the last batch from now on."""
+        """Return True if this trigger has to wait. If not, it becomes the last batch."""
         count = sum(part.count for part in unread.values())
         now = self._clock.monotonic()
         is_early = self._last is not None and now < self._last + self._delay_s

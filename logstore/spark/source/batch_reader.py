@@ -1,7 +1,8 @@
 """A batch read of the source: offsets are fixed when Spark plans the query, and tasks read their slices.
 
-Spark plans once for a DataFrame, however often it is evaluated, and slices name files. So each task looks first whether
-another writer has changed records of the table since: then the DataFrame is refused, as those of ``read_offsets`` are.
+Spark plans once for a DataFrame, however often it is evaluated, and slices name files. So each task first checks
+whether another writer has changed records of the table since: then the DataFrame is refused, as those of
+``read_offsets`` are.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +22,7 @@ from logstore.spark.worker import one_line_errors
 
 
 class BatchReader(DataSourceReader):
-    """Reads what ``options`` say. InvalidRequestError for what a batch does not take."""
+    """A reader for ``options``. Raises InvalidRequestError for those that a batch does not accept."""
 
     def __init__(self, options: ReadOptions) -> None:
         check_batch(options)
@@ -30,12 +31,12 @@ class BatchReader(DataSourceReader):
 
     @one_line_errors()
     def partitions(self) -> Sequence[InputPartition]:
-        """Raises what ``SourceTopics``, ``batch_ranges`` and ``Planner.slices`` raise."""
+        """Return the slices. Raises as ``SourceTopics``, ``batch_ranges`` and ``Planner.slices``."""
         return Planner(self._options).slices(self._ranges(), self._filters.times)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """As ``read_slice``. HistoryReadError if another writer has changed the table since the plan."""
-        # Spark makes a partition of its own where there is none to read.
+        """Read a slice with ``read_slice``. Raises HistoryReadError if another writer has changed the table since."""
+        # Spark creates its own partition if there is none to read.
         if not isinstance(partition, Slice):
             return
         if partition.files:
@@ -69,7 +70,7 @@ class FilteredBatchReader(BatchReader):
     """A batch reader that Spark's filters narrow, with the option ``pushFilters``.
 
     Spark 4.2 keeps the narrowed read for every later query of the same ``load()``: ``df.where(...).count()`` and then
-    ``df.count()`` give the same number. So this is for a DataFrame with one query.
+    ``df.count()`` return the same number. So this is for a DataFrame with one query.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name

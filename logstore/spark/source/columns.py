@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 HEADERS = "headers"
-#: Without headers, as in Spark's Kafka source.
+#: The columns without headers, as in Spark's Kafka source.
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 ALL_COLUMNS = (*COLUMNS, HEADERS)
 _ARROW = {name: TABLE_SCHEMA.field(name) for name in ALL_COLUMNS if name in TABLE_SCHEMA.names} | {
@@ -23,17 +23,17 @@ _ARROW = {name: TABLE_SCHEMA.field(name) for name in ALL_COLUMNS if name in TABL
 
 
 def is_schema(given: "StructType", columns: Sequence[str]) -> bool:
-    """Whether ``given`` is the schema of ``columns``, in names and types."""
+    """Return True if ``given`` is the schema of ``columns``, in names and types."""
     return given.simpleString() == struct_of(columns).simpleString()
 
 
 def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
-    """The schema of the batches of a task: exactly the one that Spark makes of ``struct_of``."""
+    """Return the schema of the batches of a task: exactly the one that Spark derives from ``struct_of``."""
     return pa.schema([_ARROW[name] for name in columns])
 
 
 def read_columns(text: str) -> tuple[str, ...]:
-    """The option ``columns``: names in whatever case, separated by commas, each once. InvalidRequestError."""
+    """Parse the option ``columns``: case-insensitive names between commas, each once. Raises InvalidRequestError."""
     known = {name.lower(): name for name in ALL_COLUMNS}
     names = [name.strip() for name in text.split(",")]
     found = [known.get(name.lower(), "") for name in names]

@@ -1,4 +1,4 @@
-"""Data loss, in the sense of Spark's Kafka source: records that were asked for are gone, or their topic is."""
+"""Data loss, in the sense of Spark's Kafka source: requested records are gone, or their topic is."""
 
 import logging
 
@@ -8,13 +8,13 @@ log = logging.getLogger(__name__)
 
 
 class DataLossError(LogStoreError):
-    """Records of a range are gone, and the option ``failOnDataLoss`` is true."""
+    """Raised if records of a range are gone, and the option ``failOnDataLoss`` is true."""
 
     kafka_name, kafka_code = "OFFSET_OUT_OF_RANGE", 1
 
 
 def report_data_loss(reason: str, *, fail: bool) -> None:
-    """DataLossError where ``fail``; else a warning in the log, and the caller goes on with what is left."""
+    """Raise DataLossError if ``fail``; else log a warning, and the caller continues with what is left."""
     lost = f"Some data may have been lost, because they are not available any more: {reason}"
     if fail:
         raise DataLossError(
@@ -24,7 +24,7 @@ def report_data_loss(reason: str, *, fail: bool) -> None:
 
 
 def beyond_history(topic: str, partition: int, start: int, end: int, sealed: int) -> str:
-    """The loss of offsets ``start <= offset < end`` that were in the table, which ends at ``sealed`` now."""
+    """Return the text for the loss of offsets ``start <= offset < end`` from the table, which ends at ``sealed``."""
     return (
         f"topic {topic}, partition {partition}: offsets {max(start, sealed)} to {end - 1} are no longer in the table, "
         f"which ends at {sealed}: another writer overwrote a commit; a store commits it again"

@@ -19,7 +19,7 @@ class LogStoreSource(DataSource):
     """Reads and writes topics: ``spark.read.format("logstore").option("subscribe", "flights")``."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Each worker of a query gets the source first: a task's input is still to come.
+        # Each worker of a query first receives the source, before the input of its task.
         self.__dict__.update(state)
         begin_task()
 
@@ -46,7 +46,7 @@ class LogStoreSource(DataSource):
         return StreamReader(self._read_options(schema))
 
     def _read_options(self, schema: "StructType") -> ReadOptions:
-        """InvalidRequestError for a schema of the user's own, which Spark passes on here unseen."""
+        """Return the options. Raises InvalidRequestError for a user's own schema, which Spark passes on unchecked."""
         options = parse_read_options(self.options)
         if not columns.is_schema(schema, options.columns):
             raise InvalidRequestError(

@@ -1,9 +1,9 @@
-"""Commits the positions of a streaming query to a consumer group, so that the query's lag is seen as any consumer's.
+"""Commits the positions of a streaming query to a consumer group, so that its lag is visible like any consumer's.
 
-The query has its position in its checkpoint, and never reads it from the group. So commits are best effort: they are
-made in a thread, the newest position wins, and an error is a warning, after which the next trigger tries again.
+The query has its position in its checkpoint, and never reads it from the group. So commits are best effort: a thread
+makes them, the newest position wins, and an error is a warning, after which the next trigger tries again.
 
-Invariant: only positions that the query gave are committed: ends of completed batches, in the order of the batches.
+Invariant: only positions from the query are committed: ends of completed batches, in the order of the batches.
 """
 
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class GroupCommitter:
-    """``connect`` opens a connection of its own to the store; it may fail."""
+    """The committer of one query. ``connect`` opens a separate connection to the store; it may fail."""
 
     def __init__(self, group: str, connect: Callable[[], Admin]) -> None:
         self._group = group
@@ -29,13 +29,13 @@ class GroupCommitter:
         self._offered: StreamOffset | None = None
         self._is_busy = False
         self._thread: threading.Thread | None = None
-        # Of the thread: what the group has, by partition with the topic's id.
+        # Used only by the thread: the group's committed offset and the topic's id, by partition.
         self._committed: dict[TopicPartition, tuple[int, str]] = {}
-        # The kinds of errors that were told since the last commit: a fault of this program or not.
+        # The kinds of errors logged since the last commit: True for a fault of this program.
         self._told: set[bool] = set()
 
     def offer(self, position: StreamOffset) -> None:
-        """Commit ``position`` soon, in the place of one that has not been committed yet."""
+        """Commit ``position`` soon, in place of one that has not been committed yet."""
         with self._changed:
             self._offered = position
             self._changed.notify_all()
@@ -71,7 +71,7 @@ class GroupCommitter:
             self._admin = self._connect()
         is_deleted = bool(self._committed) and not self._exists(self._admin)
         if is_deleted:
-            # A commit makes the group again. Without the other partitions it would seem to have read nothing of them.
+            # A commit creates the group again. Without the other partitions it would seem to have read nothing of them.
             new = set(wanted)
         offsets = {place: wanted[place][0] for place in sorted(new)}
         self._admin.commit_offsets(self._group, offsets, topic_ids=position.topic_ids)
@@ -87,8 +87,10 @@ class GroupCommitter:
         return True
 
     def _warn(self, error: Exception) -> None:
-        """Once until a commit succeeds; and once for an error that neither the store nor the system made: a fault of
-        this program, so its traceback is shown.
+        """Log a warning once until a commit succeeds.
+
+        An error that comes neither from the store nor from the system is also logged once: it is a fault of this
+        program, so its traceback is shown.
         """
         is_fault = not isinstance(error, (LogStoreError, OSError))
         if is_fault in self._told:

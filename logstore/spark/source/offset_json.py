@@ -1,8 +1,8 @@
 """Topic-partitions, offsets and times as JSON, in the forms of Spark's Kafka source.
 
-Partitions are ``{"flights":[0,1]}``; offsets and times ``{"flights":{"0":23,"1":45}}``. Beside its topics an offset
-may have ``"topic_ids":{"flights":"6c39d26b-..."}``, which says which topics of these names are meant. An offset of a
-streaming query's progress can be read as it is. Text that is anything else raises ValueError with an example.
+Partitions are ``{"flights":[0,1]}``; offsets and times ``{"flights":{"0":23,"1":45}}``. Beside its topics an offset may
+have ``"topic_ids":{"flights":"6c39d26b-..."}``, which identifies the topics of these names. An offset in a streaming
+query's progress can be read as it is. Any other text raises ValueError with an example.
 """
 
 import json
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 TopicPartition = tuple[str, int]
-#: The key of the topics' ids. A topic of this name is told from it by its values, which are numbers.
+#: The key of the topics' ids. A topic of this name differs from it in its values, which are numbers.
 TOPIC_IDS = "topic_ids"
 #: A key of a streaming query's first offset; no topic can have this name.
 INITIAL = "initial offset"
@@ -21,7 +21,7 @@ _PARTITION_MAX, _LONG_MAX = 2**31 - 1, 2**63 - 1
 
 
 def read_partitions(text: str) -> dict[str, tuple[int, ...]]:
-    """Rising partitions by topic."""
+    """Parse partitions by topic, in rising order."""
     wrong = ValueError(f'Expected e.g. {{"topicA":[0,1],"topicB":[0,1]}}, got {text}')
     found = _object(text, wrong)
     for partitions in found.values():
@@ -31,13 +31,13 @@ def read_partitions(text: str) -> dict[str, tuple[int, ...]]:
 
 
 def read_offsets(text: str, least: int = -2) -> tuple[dict[TopicPartition, int], dict[str, str]]:
-    """Offsets from ``least`` on by topic-partition, and ids by topic, where there are any."""
+    """Parse offsets from ``least`` on by topic-partition, and ids by topic, if there are any."""
     wrong = ValueError(f'Expected e.g. {{"topicA":{{"0":23,"1":-1}},"topicB":{{"0":-2}}}}, got {text}')
     return _by_partition(text, least, wrong)
 
 
 def read_times(text: str) -> dict[TopicPartition, int]:
-    """Times, in ms since 1970, by topic-partition."""
+    """Parse times, in ms since 1970, by topic-partition."""
     wrong = ValueError(
         'Expected e.g. {"topicA": {"0": 123456789, "1": 123456789}, "topicB": {"0": 123456789, "1": 123456789}}, '
         f"got {text}"
@@ -46,7 +46,7 @@ def read_times(text: str) -> dict[TopicPartition, int]:
 
 
 def write_offsets(offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, str] | None = None) -> str:
-    """The text of offsets, in the order of topics and partitions."""
+    """Return the text of offsets, in the order of topics and partitions."""
     by_topic: dict[str, Any] = {}
     for (topic, partition), offset in sorted(offsets.items()):
         by_topic.setdefault(topic, {})[str(partition)] = offset

@@ -1,4 +1,4 @@
-"""The options that say where a read starts and ends: offsets or times, for all partitions or by partition."""
+"""The options for the start and the end of a read: offsets or times, for all partitions or by partition."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -8,15 +8,15 @@ from logstore.errors import InvalidRequestError
 from logstore.spark.option_values import OptionValues
 from logstore.spark.source.offset_json import TopicPartition, read_offsets, read_times
 
-#: As in Spark's Kafka source, in the place of offsets.
+#: As in Spark's Kafka source, in place of offsets.
 EARLIEST, LATEST = -2, -1
 
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """EARLIEST or LATEST of ``every`` partition, or an offset (or one of these) by partition.
+    """EARLIEST or LATEST for ``every`` partition, or an offset (or one of these) by partition.
 
-    ``topic_ids``, by name, are of the topics that the offsets were taken from, where that is known.
+    ``topic_ids`` has by name the ids of the topics from which the offsets were taken, if known.
     """
 
     every: int | None = None
@@ -33,7 +33,7 @@ class Timestamps:
 
 
 def read_position(values: OptionValues, end: Literal["starting", "ending"]) -> Offsets | Timestamps | None:
-    """As in Spark's Kafka source, a time for all comes before times by partition, and these before offsets."""
+    """Parse a position. As in Spark's source for Kafka, a time for all wins over times by partition, then offsets."""
     name = f"{end}Offsets"
     offsets = None
     if name in values:
@@ -52,7 +52,7 @@ def read_position(values: OptionValues, end: Literal["starting", "ending"]) -> O
 
 
 def check_ends(starting: Offsets | Timestamps | None, ending: Offsets | Timestamps | None) -> None:
-    """No streaming query has an end: an end that no batch has either is wrong in any case."""
+    """Raise InvalidRequestError for ends that no batch can have; a streaming query has no end at all."""
     if isinstance(ending, Offsets):
         if ending.every == EARLIEST:
             raise InvalidRequestError("endingOffsets: ending offset can't be earliest for batch queries")
@@ -79,6 +79,6 @@ def check_ends(starting: Offsets | Timestamps | None, ending: Offsets | Timestam
 
 
 def listed(partitions: Iterable[TopicPartition]) -> str:
-    """Topic-partitions for a message, at most ten of them."""
+    """Return topic-partitions for a message, at most ten of them."""
     names = [f"{topic}-{partition}" for topic, partition in sorted(partitions)]
     return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "") or "none"

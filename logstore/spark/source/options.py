@@ -1,8 +1,8 @@
 """Options of the source, by the names of Spark's Kafka source; names are case-insensitive.
 
-``parse_read_options`` refuses what is wrong in a batch as well as in a stream: Spark asks for the schema without saying
-which it will be, and errors of the schema are seen at analysis. What only one of them takes is refused later, when it
-makes its reader: ``check_batch`` belongs to ``BatchReader``, ``check_stream`` to ``StreamReader``.
+``parse_read_options`` refuses what is wrong both in a batch and in a stream: Spark requests the schema before it is
+known which it will be, and errors of the schema appear at analysis. Options that only one of them accepts are refused
+later, when it makes its reader: ``check_batch`` belongs to ``BatchReader``, ``check_stream`` to ``StreamReader``.
 """
 
 import logging
@@ -44,12 +44,12 @@ log = logging.getLogger(__name__)
 Isolation = Literal["read_uncommitted", "read_committed"]
 Strategy = Literal["error", "latest"]
 
-#: Defaults, in ms.
+#: Defaults in ms.
 MAX_TRIGGER_DELAY_MS, POLL_TIMEOUT_MS, RETRY_MS = 900_000, 120_000, 10_000
 
 _ISOLATION = ("isolation", "kafka.isolation.level")
 _RETRIES = ("fetchOffset.numRetries", "fetchOffset.retryIntervalMs")
-#: The first that is given names this reader in the store's logs and metrics.
+#: The first one given names this reader in the store's logs and metrics.
 _CLIENT_IDS = ("kafka.client.id", "kafka.group.id", "groupIdPrefix")
 _ISOLATIONS: tuple[Isolation, ...] = ("read_uncommitted", "read_committed")
 _STRATEGIES: tuple[Strategy, ...] = ("error", "latest")
@@ -106,27 +106,27 @@ class ReadOptions:
     fail_on_data_loss: bool = True
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
-    #: Of the source, in the order of the rows.
+    #: Columns of the source, in the order of the rows.
     columns: tuple[str, ...] = COLUMNS
-    #: Filters of a batch narrow what is read; for a DataFrame that is used in one query only.
+    #: Filters of a batch narrow the read; this is for a DataFrame that is used in one query only.
     push_filters: bool = False
     isolation: Isolation = "read_committed"
-    #: The consumer group whose offsets a stream commits; "" for none.
+    #: The consumer group to which a stream commits its offsets; "" for none.
     group: str = ""
     client_id: str = "spark"
     max_offsets_per_trigger: int | None = None
     min_offsets_per_trigger: int | None = None
     max_trigger_delay_ms: int = MAX_TRIGGER_DELAY_MS
-    #: How long a store that gives no answer is asked again.
+    #: Seconds that a store that does not respond is asked again.
     retry_seconds: float = RETRY_MS / 1000
-    #: How long a task asks a leader again that gives no records.
+    #: How long a task keeps asking a leader that returns no records.
     poll_timeout_ms: int = POLL_TIMEOUT_MS
-    #: Lines for the log, about options that are taken and do less than somebody may think.
+    #: Lines for the log, about accepted options that do less than a user may expect.
     remarks: tuple[str, ...] = ()
 
 
 def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
-    """Checked options. InvalidRequestError or InvalidTopicError that names the option and what it may be."""
+    """Parse and check options. Raises InvalidRequestError or InvalidTopicError naming the option and its values."""
     values = OptionValues(options, _OPTIONS)
     remarks = _remarks(values)
     subscription = read_subscription(values)
@@ -165,7 +165,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
 
 
 def check_batch(options: ReadOptions) -> None:
-    """What only a stream takes is refused, or said to have no effect. InvalidRequestError."""
+    """Refuse stream options with InvalidRequestError, or log that they have no effect."""
     if isinstance(options.starting, Offsets):
         if options.starting.every == LATEST:
             raise InvalidRequestError("startingOffsets: starting offset can't be latest for batch queries")
@@ -188,7 +188,7 @@ def check_batch(options: ReadOptions) -> None:
 
 
 def check_stream(options: ReadOptions) -> None:
-    """What only a batch takes is refused. InvalidRequestError."""
+    """Raise InvalidRequestError for options that only a batch accepts."""
     if options.ending is not None:
         kind = "offset" if isinstance(options.ending, Offsets) else "timestamp"
         raise InvalidRequestError(f"ending {kind} not valid in streaming queries")
@@ -204,7 +204,7 @@ def _log_remarks(options: ReadOptions) -> None:
 
 
 def _remarks(values: OptionValues) -> tuple[str, ...]:
-    """Kafka's consumer options have no effect; every other option is known, or refused."""
+    """Return remarks for the log. Kafka's consumer options have no effect; every other option is known, or refused."""
     ignored, remarks = check_names(values, "source", _OPTIONS, _REFUSED), []
     if ignored:
         remarks.append(f"options of Kafka's consumer that have no effect here: {', '.join(ignored)}")
@@ -219,7 +219,7 @@ def _remarks(values: OptionValues) -> tuple[str, ...]:
 
 
 def _where(values: OptionValues) -> tuple[str, str]:
-    """Addresses of a store, and a data root: one of them is empty."""
+    """Return the addresses of a store, and a data root: one of them is empty."""
     bootstrap, storage = values.text(values.given(BOOTSTRAP)), values.text("storage")
     if not bootstrap and not storage:
         raise InvalidRequestError(
@@ -259,7 +259,7 @@ def _group(values: OptionValues, storage: str) -> str:
 
 
 def _retry_seconds(values: OptionValues) -> float:
-    """How long in all, of how often and how long each time."""
+    """Return the total time, from the number of retries and their interval."""
     if not any(name in values for name in _RETRIES):
         return RETRY_MS / 1000
     retries, interval_ms = (values.number(name, 0) for name in _RETRIES)

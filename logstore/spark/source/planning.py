@@ -1,13 +1,13 @@
 """Divides offset ranges into slices, one for each task of Spark.
 
 History is cut by bytes, so that no task is much longer than the others, and both history and tail by the options
-``minPartitions`` and ``maxRecordsPerPartition``. As in Spark's Kafka source a partition without more to say is one
-slice, here one for its history and one for its tail.
+``minPartitions`` and ``maxRecordsPerPartition``. As in Spark's Kafka source, a partition is otherwise one slice; here
+it is one for its history and one for its tail.
 
-Invariants: slices cover each offset of the ranges once; history is below the sealed offset of one snapshot of the table
-(rule R8), and everything else is read from the leader, which serves sealed records, too. A plan names no file of a
-version that is older than the plan: another writer may have deleted or updated records since. Where a plan names no
-file, an older snapshot does; a newer one only saves the leader work.
+Invariants: slices cover each offset of the ranges once. History is below the sealed offset of one snapshot of the table
+(rule R8), and the leader serves everything else, including sealed records. A plan names no file of a version that is
+older than the plan: another writer may have deleted or updated records since. A plan that names no file may use an
+older snapshot; a newer one only saves the leader work.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 #: Stored bytes of history that one task reads, about.
 SLICE_BYTES = 64 * MIB
-#: So many offsets past a snapshot are fetched from the leader without a look at the table.
+#: Up to this many offsets past a snapshot are fetched from the leader without reading the table's log again.
 _BEYOND_SNAPSHOT_MAX = 50_000
 
 
@@ -44,10 +44,10 @@ class Planner:
         self._views: dict[str, TopicView] = {}
 
     def slices(self, ranges: Sequence[TopicRange], times: TimeRange | None = None) -> list[Slice]:
-        """Input partitions for Spark that cover ``ranges``, each offset once; none for empty ranges.
+        """Return input partitions for Spark that cover ``ranges``, each offset once; none for empty ranges.
 
         Files of the history without a record of ``times`` are left out; Spark has to filter the rest. Raises
-        UnknownTopicError or UnknownTopicIdError for a topic that was deleted or made again (a warning without
+        UnknownTopicError or UnknownTopicIdError for a topic that was deleted or created again (a warning without
         failOnDataLoss), DataLossError, DataDirectoryError, and as ``view_through_store``.
         """
         ranges = [r for r in ranges if r.start < r.end]
@@ -57,7 +57,7 @@ class Planner:
             try:
                 views[topic] = self._view(topic, [r for r in ranges if r.topic == topic])
             except UnknownTopicError as error:
-                # It was there when the ranges were chosen.
+                # It existed when the ranges were chosen.
                 if self._options.fail_on_data_loss:
                     raise
                 report_data_loss(error.message, fail=False)
@@ -81,7 +81,7 @@ class Planner:
 
 
 def _serves(view: TopicView, ranges: Sequence[TopicRange]) -> bool:
-    """Whether an earlier view still serves for ``ranges``. A query that is not behind costs no look at the table."""
+    """Return True if an earlier view serves for ``ranges``. A query that is not behind needs no look at the log."""
     if any(_is_far_beyond(view, r) for r in ranges):
         return False
     return all(r.start >= view.snapshot.partitions[r.partition].sealed for r in ranges) or view.is_newest()
@@ -98,7 +98,7 @@ def _is_far_beyond(view: TopicView, wanted: TopicRange) -> bool:
 def plan_slices(
     views: Mapping[str, TopicView], ranges: Sequence[TopicRange], options: ReadOptions, times: TimeRange | None = None
 ) -> list[Slice]:
-    """As ``Planner.slices``, with the views of the topics by name. DataLossError."""
+    """Return slices as ``Planner.slices`` does, with the views of the topics by name. Raises DataLossError."""
     ranges = [r for r in ranges if r.start < r.end]
     for topic, view in views.items():
         of_topic = [r for r in ranges if r.topic == topic]
@@ -111,7 +111,7 @@ def plan_slices(
 
 
 def _report_removed(view: TopicView, wanted: TopicRange, *, fail: bool) -> None:
-    """Retention commits to the table: the store may not know yet that the log starts later."""
+    """Report offsets that retention removed by a commit to the table, of which the store may not know yet."""
     state = view.snapshot.partitions[wanted.partition]
     if state.log_start <= wanted.start:
         return
@@ -126,14 +126,14 @@ def _report_removed(view: TopicView, wanted: TopicRange, *, fail: bool) -> None:
 
 
 def _report_beyond(view: TopicView, wanted: TopicRange, *, fail: bool) -> None:
-    """Without a store there is nothing above the sealed offset, which another writer's commit may have taken back."""
+    """Report a sealed offset that another writer's commit has taken back: without a store nothing is above it."""
     sealed = view.snapshot.partitions[wanted.partition].sealed
     if not view.urls and sealed < wanted.end:
         report_data_loss(beyond_history(wanted.topic, wanted.partition, wanted.start, wanted.end, sealed), fail=fail)
 
 
 def _report_missing(view: TopicView, wanted: Sequence[TopicRange], *, fail: bool) -> None:
-    """Another writer took records out of the table: the store refuses to serve these offsets, and files are silent."""
+    """Report records that another writer removed: the store refuses these offsets, and the files just lack them."""
     ranges = [OffsetRange(r.partition, r.start, r.end) for r in wanted]
     for partition, missing in view.missing(ranges).items():
         for part in missing:
@@ -142,7 +142,7 @@ def _report_missing(view: TopicView, wanted: Sequence[TopicRange], *, fail: bool
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A slice before it is divided. ``files`` are those of its history; none is the tail."""
+    """A slice before it is divided. ``files`` are those of its history, empty for the tail."""
 
     slice: Slice
     files: tuple["SegmentFile", ...] = ()
@@ -161,7 +161,7 @@ def _share(file: "SegmentFile", start: int, end: int) -> int:
 
 
 def _parts(view: TopicView, wanted: TopicRange, times: TimeRange | None) -> Iterator[Part]:
-    """History, in runs of files that are wanted, then the tail."""
+    """Yield the history, in runs of relevant files, then the tail."""
     partition, snapshot = wanted.partition, view.snapshot
     timestamp_type = int(snapshot.config_overrides.get("message.timestamp.type") == "LogAppendTime")
 
@@ -187,9 +187,7 @@ def _parts(view: TopicView, wanted: TopicRange, times: TimeRange | None) -> Iter
 
 
 def divide(parts: Sequence[Part], slices_min: int | None, records_max: int | None) -> list[Slice]:
-    """Slices of at most about ``SLICE_BYTES`` of history and ``records_max`` offsets; about ``slices_min`` of them, if
-    there are fewer otherwise.
-    """
+    """Return slices of about ``SLICE_BYTES`` and ``records_max`` offsets at most, and about ``slices_min`` at least."""
     counts = [
         max(1, -(-part.stored_bytes // SLICE_BYTES), -(-part.offsets // records_max) if records_max else 1)
         for part in parts
@@ -214,8 +212,10 @@ def _cut(part: Part, count: int, records_max: int | None) -> Iterator[Slice]:
 
 
 def _bounds(part: Part, count: int, records_max: int | None) -> list[int]:
-    """Rising offsets that cut a part into about ``count`` pieces of about as many stored bytes, as its files have them,
-    or offsets; into more where a piece had more than ``records_max`` offsets.
+    """Return rising offsets that cut a part into about ``count`` pieces of about the same size.
+
+    The size is in stored bytes of its files, or in offsets. A piece with more than ``records_max`` offsets is cut
+    further.
     """
     start, end = part.slice.start, part.slice.end
     offsets, reach = [start], [0]

@@ -1,10 +1,11 @@
-"""Where a read starts and ends in the topics that there are now: options become offsets. Pure functions.
+"""Converts the options for the start and the end of a read to offsets in the current topics. Pure functions.
 
-As in Spark's Kafka source: a time is the first offset of that time or later; offsets or times by partition name each
-partition that is read, and no other. A stream that begins takes partitions that were added since its options were
-written: they are read from earliest, as by a query that runs. Invariant: every offset given is inside the bounds of its
-partition, except a start above the end of the log in a batch, which ``batch_ranges`` refuses. What is outside is data
-loss.
+As in Spark's Kafka source, a time means the first offset at or after it; offsets or times by partition name exactly the
+partitions that are read. A stream that begins accepts partitions that were added since its options were written: they
+are read from earliest, as by a running query.
+
+Invariant: every returned offset is inside the bounds of its partition, except a start above the end of the log in a
+batch, which ``batch_ranges`` refuses. Anything outside is data loss.
 """
 
 import logging
@@ -22,16 +23,16 @@ from logstore.spark.source.topics import SourceTopic
 
 log = logging.getLogger(__name__)
 
-#: Partition to time (ms): partition to the first offset of that time or later, None without one.
+#: Maps each partition's time (ms) to its first offset at or after that time, None if there is none.
 OffsetsOfTimes = Callable[[Mapping[TopicPartition, int]], Mapping[TopicPartition, int | None]]
 
 
 def starting_offsets(
     options: ReadOptions, topics: Sequence[SourceTopic], offsets_of_times: OffsetsOfTimes, *, streaming: bool
 ) -> dict[TopicPartition, int]:
-    """The first offset to read of every partition; without an option the latest in a stream, else the earliest.
+    """Return the first offset to read of every partition; without an option the latest in a stream, else the earliest.
 
-    Raises InvalidRequestError (partitions left out, or not read; no record of a time or later), DataLossError.
+    Raises InvalidRequestError (partitions left out, or not read; no record at or after a time), DataLossError.
     """
     bounds = bounds_of(topics)
     starting = options.starting or Offsets(every=LATEST if streaming else EARLIEST)
@@ -62,7 +63,7 @@ def starting_offsets(
 def ending_offsets(
     options: ReadOptions, topics: Sequence[SourceTopic], offsets_of_times: OffsetsOfTimes
 ) -> dict[TopicPartition, int]:
-    """The end, exclusive, of every partition; without an option, or without a record of a time or later, the latest.
+    """Return the exclusive end of every partition: the latest without an option, or with no record at or after a time.
 
     Raises InvalidRequestError (partitions left out, or not read), DataLossError.
     """
@@ -82,7 +83,7 @@ def ending_offsets(
 def batch_ranges(
     options: ReadOptions, topics: Sequence[SourceTopic], offsets_of_times: OffsetsOfTimes
 ) -> list[TopicRange]:
-    """The ranges of a batch, by topic and partition.
+    """Return the ranges of a batch, by topic and partition.
 
     Raises as ``starting_offsets`` and ``ending_offsets``, and InvalidRequestError for a start above its end.
     """
@@ -114,7 +115,7 @@ def _resolved(
     *,
     made_again: int,
 ) -> dict[TopicPartition, int]:
-    """EARLIEST and LATEST become offsets, other numbers stay; offsets of a topic that was made again mean nothing."""
+    """Resolve EARLIEST and LATEST, and keep other numbers; offsets of a topic that was created again mean nothing."""
     given = _every(name, offsets, bounds)
     for topic in topics:
         if offsets.topic_ids.get(topic.topic, topic.topic_id) != topic.topic_id:
@@ -131,10 +132,10 @@ def _resolved(
 def _added(
     options: ReadOptions, starting: Offsets | Timestamps, bounds: Mapping[TopicPartition, LogBounds]
 ) -> dict[TopicPartition, int]:
-    """The log starts of partitions that were added after ``starting`` named each partition: those above the highest one
-    that is named, and new topics of a pattern.
+    """Return the log start offsets of partitions that were added after ``starting`` named each partition.
 
-    A query that fails before its first batch is written down begins anew, with the same options and other partitions.
+    These are the ones above the highest that is named, and new topics of a pattern. A query that fails before its first
+    batch is recorded begins again, with the same options and other partitions.
     """
     if starting.by_partition is None or options.subscription.assigned is not None:
         return {}
@@ -151,7 +152,7 @@ def _added(
 def _every(
     name: str, given: Offsets | Timestamps, bounds: Mapping[TopicPartition, LogBounds]
 ) -> dict[TopicPartition, int]:
-    """The number of every partition. InvalidRequestError where numbers by partition name others."""
+    """Return the number for every partition. Raises InvalidRequestError if numbers by partition name others."""
     if given.by_partition is None:
         assert given.every is not None
         return dict.fromkeys(bounds, given.every)
@@ -168,7 +169,7 @@ def _every(
 def _within_log(
     found: Mapping[TopicPartition, int | None], bounds: Mapping[TopicPartition, LogBounds]
 ) -> dict[TopicPartition, int]:
-    """Offsets of times; the end without one. The log may have moved since its bounds were taken."""
+    """Return the offsets of times; the end if there is none. The log may have moved since its bounds were read."""
     offsets = {}
     for key, has in bounds.items():
         offset = found[key]

@@ -1,5 +1,6 @@
-"""Filters of a query that narrow a batch: on topic, partition and offset exactly, on timestamp as files and offsets
-allow.
+"""Filters of a query that narrow a batch.
+
+Those on topic, partition and offset narrow it exactly, those on timestamp as far as files and offsets allow.
 """
 
 from collections.abc import Iterable, Mapping
@@ -44,7 +45,7 @@ _LONG_MAX = 2**63 - 1
 
 
 class PushedFilters:
-    """Filters of one query, all of which must hold. It can be pickled."""
+    """The filters of one query, all of which must hold. It can be pickled."""
 
     def __init__(self) -> None:
         self._of_partitions: list[tuple[str, Filter]] = []
@@ -53,18 +54,18 @@ class PushedFilters:
         self._last_ms: int | None = None
 
     def push(self, filters: Iterable[Filter]) -> list[Filter]:
-        """The filters that Spark has to apply to the rows that remain."""
+        """Take filters, and return those that Spark still has to apply to the rows."""
         return [one for one in filters if not self._takes(one)]
 
     @property
     def times(self) -> TimeRange | None:
-        """The times that rows may have; None is any."""
+        """The times that rows may have; None means any."""
         if self._first_ms is None and self._last_ms is None:
             return None
         return TimeRange(self._first_ms, self._last_ms)
 
     def narrow(self, ranges: Iterable[TopicRange]) -> list[TopicRange]:
-        """What the filters on topic, partition and offset leave of ``ranges``."""
+        """Narrow ``ranges`` by the filters on topic, partition and offset."""
         narrowed = (
             replace(r, start=max(r.start, self._first_offset), end=min(r.end, self._end_offset))
             for r in ranges
@@ -73,7 +74,7 @@ class PushedFilters:
         return [r for r in narrowed if r.start < r.end]
 
     def _takes(self, one: Filter) -> bool:
-        """Whether ranges and partitions say all that the filter says."""
+        """Return True if ranges and partitions express the whole filter."""
         asked = one.child if isinstance(one, Not) else one
         column = ".".join(getattr(asked, "attribute", ()))
         if isinstance(one, IsNotNull):
@@ -124,7 +125,7 @@ class PushedFilters:
                 self._bound_times(None, value)
 
     def _bound_times(self, first: datetime | None, last: datetime | None) -> None:
-        """Rounded down to ms, as the times of records are compared with them."""
+        """Bound the times, rounded down to ms like the times of records that they are compared with."""
         if first is not None:
             self._first_ms = max(_ms(first), _ms(first) if self._first_ms is None else self._first_ms)
         if last is not None:
@@ -132,9 +133,7 @@ class PushedFilters:
 
 
 def from_times(ranges: Iterable[TopicRange], first: Mapping[TopicPartition, int | None]) -> list[TopicRange]:
-    """``ranges`` from the ``first`` offset of a time or later on: none before it is of such a time, and none at all
-    where there is no first one.
-    """
+    """Return ``ranges`` from the ``first`` offset at or after a time on, without those that have none."""
     offsets = ((r, first[r.topic, r.partition]) for r in ranges)
     return [replace(r, start=max(r.start, at)) for r, at in offsets if at is not None and at < r.end]
 

@@ -1,10 +1,10 @@
-"""Reads a slice of a partition, in a task of Spark: history from the table's files, everything else from the leader.
+"""Reads a slice of a partition in a task of Spark: history from the table's files, everything else from the leader.
 
-Invariant: records of ``[start, end)`` come each once, by rising offset, whatever is committed to the table meanwhile. A
+Invariant: each record of ``[start, end)`` comes once, by rising offset, whatever is committed to the table meanwhile. A
 file that is gone (a merge or a compaction replaced it, and vacuum deleted it) is no loss: the rest of the slice comes
-from the leader, or without a store from the table as it is now. Records that retention removed, or that another writer
-took out, are a loss: it is an error, or with ``failOnDataLoss`` false a warning. Memory: the compressed bytes of a row
-group, or an answer of the leader, and a few MiB.
+from the leader, or without a store from the current table. Records that retention or another writer removed are a loss:
+an error, or with ``failOnDataLoss`` false a warning. Memory: the compressed bytes of a row group, or a response of the
+leader, and a few MiB.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def read_slice(part: Slice, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """The records of a slice, by rising offset, as ``columns.arrow_schema`` of the options.
+    """Yield the records of a slice, by rising offset, in the ``columns.arrow_schema`` of the options.
 
     Raises DataLossError, TailReadError, CorruptionError, OSError.
     """
@@ -61,12 +61,12 @@ def _history(part: Slice, options: ReadOptions) -> Iterator[pa.RecordBatch]:
                 if file.num_records and file.max_offset >= offset and file.min_offset < part.end
             ]
             if missing in names:
-                # The table names a file that is not there.
+                # The table names a file that does not exist.
                 raise
 
 
 def _file(part: Slice, name: str, offset: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """The records of a file from ``offset`` to the end of the slice, about 1 MiB at a time."""
+    """Yield the records of a file from ``offset`` to the end of the slice, about 1 MiB at a time."""
     from logstore.segments.reader import row_group_batches, row_groups
     from logstore.table_files import open_table
 
@@ -104,7 +104,7 @@ def _tail(part: Slice, offset: int, options: ReadOptions) -> Iterator[pa.RecordB
 
 
 def _after_loss(part: Slice, offset: int, log_start: int, options: ReadOptions) -> int:
-    """The offset to go on at. DataLossError."""
+    """Report the loss, and return the offset at which to continue. Raises DataLossError."""
     lost = (
         f"topic {part.topic}, partition {part.partition}: offsets {offset} to {min(log_start, part.end) - 1} were "
         f"removed, by retention or delete-records, before they were read (the log starts at {log_start})"
@@ -135,7 +135,10 @@ def _report_gone(part: Slice, why: str, options: ReadOptions) -> None:
 
 
 def _snapshot(part: Slice, options: ReadOptions) -> "TopicSnapshot | None":
-    """The table as it is now, without a store; None if the topic is gone. DataLossError, DataDirectoryError."""
+    """Return the current table, without a store; None if its topic is gone.
+
+    Raises DataLossError, DataDirectoryError.
+    """
     from logstore.delta.topic_table import TopicTable
     from logstore.spark.topic_view import storage_root
     from logstore.table_files import open_table
@@ -150,7 +153,7 @@ def _snapshot(part: Slice, options: ReadOptions) -> "TopicSnapshot | None":
 
 
 class _Rows:
-    """Makes rows of the source out of records. Columns with one value are made once, and cut to length."""
+    """Turns records into rows of the source. Columns with one value are built once, and cut to length."""
 
     def __init__(self, part: Slice, columns: Sequence[str]) -> None:
         self._part = part
@@ -159,7 +162,7 @@ class _Rows:
         self._length = 0
 
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows of ``batch``, which has the log's columns."""
+        """Return the rows of ``batch``, which has the log's columns."""
         rows = batch.num_rows
         if rows > self._length:
             self._length = rows

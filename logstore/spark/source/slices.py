@@ -1,4 +1,4 @@
-"""The ranges that are asked for, and the slices of them that tasks of Spark read."""
+"""The requested ranges, and the slices of them that tasks of Spark read."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ class TopicRange:
 
 @dataclass(frozen=True, slots=True)
 class TimeRange:
-    """Records of these times are wanted: ``first_ms <= timestamp <= last_ms``; None is no bound."""
+    """The times of the requested records: ``first_ms <= timestamp <= last_ms``; None is no bound."""
 
     first_ms: int | None = None
     last_ms: int | None = None
@@ -36,7 +36,7 @@ class TimeRange:
 @dataclass(frozen=True)
 class Slice(InputPartition):
     """Offsets ``start <= offset < end`` of a partition that one task reads: from ``files`` of the ``table`` (a
-    ``TableFiles.uri``) in its ``version``, or without any from the leader at one of ``urls``.
+    ``TableFiles.uri``) in its ``version``, or if there are none from the leader at one of ``urls``.
     """
 
     topic: str

@@ -1,12 +1,12 @@
-"""The streaming side of the source: what a query reads next, and where it stands.
+"""The streaming side of the source: the next batch of a query, and its position.
 
-One reader lives for a query, in a Python process beside the driver; tasks get a copy that only reads slices. A query is
-at the offset that Spark's checkpoint has, so that a restart goes on there and each offset is in one batch; the reader
-itself keeps nothing that a restart needs.
+One reader exists for each query, in a Python process beside the driver; tasks get a copy that only reads slices. The
+position of a query is in Spark's checkpoint, so that a restart continues there and each offset is in one batch; the
+reader keeps nothing that a restart needs.
 
-Spark (4.2) calls ``latestOffset(start)`` when all batches up to ``start`` are complete, and at the end of a run with
-``Trigger.AvailableNow`` once more; ``commit(end)`` comes later, after the next batch was made, and ``stop()`` not at
-all when a query ends. So ``start`` is what is committed to the group.
+Spark (4.2) calls ``latestOffset(start)`` when all batches up to ``start`` are complete, and once more at the end of a
+run with ``Trigger.AvailableNow``; ``commit(end)`` comes later, after the next batch was made, and ``stop()`` does not
+come when a query ends. So ``start`` is what is committed to the group.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _CLOCK = SystemClock()
-#: How long the end of a run with Trigger.AvailableNow waits for the commit to the group.
+#: Seconds that the end of a run with Trigger.AvailableNow waits for the commit to the group.
 _LAST_COMMIT_SECONDS = 5.0
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Raises InvalidRequestError for options that only a batch takes."""
+    """The reader of a query. Raises InvalidRequestError for options that only a batch accepts."""
 
     def __init__(self, options: ReadOptions, clock: Clock = _CLOCK) -> None:
         check_stream(options)
@@ -58,22 +58,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._no_initial: LogStoreError | None = None
         self._target: list[SourceTopic] | None = None
         self._seen: list[SourceTopic] = []
-        # Losses of the last batch.
+        # The losses reported for the last batch.
         self._told: set[str] = set()
-        # The batch that was made of what was seen last.
+        # The batch made from the latest look at the topics.
         self._made: dict[str, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a task needs: it only reads slices."""
+        """Return what a task needs: it only reads slices."""
         return {"_options": self._options}
 
     # ---- where the query begins, and how far it may go ------------------------------------------------------------
 
     @one_line_errors()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Asked for twice before the first batch, and again when that batch is repeated.
+        """Return the start of the first batch.
 
-        That batch has its start with it. So an error waits, behind an empty offset, for the first who needs the answer.
+        Spark asks twice before that batch, and again when it repeats it. The batch contains its start. So an error
+        waits, behind an empty offset, for the first call that needs the position.
         """
         if self._initial is None and self._no_initial is None:
             try:
@@ -86,7 +87,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {} if self._initial is None else self._initial.json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Only one can be given; ``latestOffset`` knows the other."""
+        """Return a read limit. Spark takes only one; ``latestOffset`` knows the other."""
         if self._options.max_offsets_per_trigger is not None:
             return ReadMaxRows(self._options.max_offsets_per_trigger)
         if self._options.min_offsets_per_trigger is not None:
@@ -99,9 +100,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @one_line_errors()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """The end of the next batch; ``start`` itself if there is none.
+        """Return the end of the next batch, or ``start`` itself if there is none.
 
-        Raises DataLossError with failOnDataLoss. Without it, ``partitions`` warns: each batch passes there once.
+        Raises DataLossError with failOnDataLoss. Without it, ``partitions`` warns, which is called once for each batch.
         """
         position = self._position(start)
         if self._committer:
@@ -113,10 +114,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 report_data_loss(loss, fail=True)
         is_first = self._initial is not None and start == self._initial.json()
         if not is_first:
-            # A repeated first batch is over; what is there now has nothing to do with where it began.
+            # The repeated first batch is over, and its start has nothing to do with the current records.
             self._initial = None
         is_limited = not isinstance(limit, ReadAllAvailable)
-        # What is there now is all that a run with Trigger.AvailableNow will read.
+        # A run with Trigger.AvailableNow reads only the current records, so it waits for no more.
         if is_limited and self._target is None and self._delay.holds(found.unread):
             return start
         ends = admitted(found.unread, limit.max_rows if isinstance(limit, ReadMaxRows) else None) | found.absent
@@ -129,7 +130,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._made
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """The ends of the logs when the last batch was made, for ``lastProgress``."""
+        """Return the ends of the logs when the last batch was made, for ``lastProgress``."""
         if not self._seen:
             return None
         return StreamOffset(latest(self._seen), {topic.topic: topic.topic_id for topic in self._seen}).json()
@@ -143,14 +144,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @one_line_errors()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Slice]:
-        """Slices of a batch. Raises DataLossError with failOnDataLoss, and as ``Planner.slices``."""
+        """Return the slices of a batch. Raises DataLossError with failOnDataLoss, and as ``Planner.slices``."""
         until = StreamOffset.of(end)
         if end != self._made:
-            # A batch that was made before a restart.
+            # The batch was made before a restart.
             self._seen = self._topics.look(missing_ok=True)
         ranges, losses = planned(until.initial or self._position(start), until, self._seen)
         for loss in losses:
-            # What is gone is gone in each batch.
+            # A loss shows again in each batch.
             if loss not in self._told:
                 report_data_loss(loss, fail=self._options.fail_on_data_loss)
         self._told = set(losses)

@@ -1,4 +1,4 @@
-"""The options ``subscribe``, ``subscribePattern`` and ``assign``: which topics and partitions are read."""
+"""The options ``subscribe``, ``subscribePattern`` and ``assign``, which select topics and partitions."""
 
 import re
 import warnings
@@ -16,7 +16,7 @@ SUBSCRIPTIONS = ("subscribe", "subscribePattern", "assign")
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Exactly one is given: names, a regular expression for whole names, or partitions by topic."""
+    """The topics of a read. Exactly one is set: names, a regular expression for whole names, or partitions by topic."""
 
     topics: tuple[str, ...] = ()
     pattern: str = ""
@@ -64,7 +64,7 @@ def _pattern(text: str) -> str:
         )
     try:
         with warnings.catch_warnings():
-            # Python takes [a-z&&[^b]] with a warning, and for something else than Java does.
+            # Python accepts [a-z&&[^b]] with a warning, but with another meaning than Java.
             warnings.simplefilter("error")
             re.compile(text)
     except (re.error, Warning, OverflowError, RecursionError) as error:

@@ -1,6 +1,6 @@
-"""What there is now of the topics that a read subscribes to: their ids, and the offsets of their partitions.
+"""The current state of the topics that a read subscribes to: their ids, and the offsets of their partitions.
 
-A running store is asked over HTTP; with the option ``storage`` the tables are looked at, and give sealed records only.
+It comes from a running store over HTTP; with the option ``storage`` from the tables, which have sealed records only.
 """
 
 import contextlib
@@ -23,13 +23,13 @@ from logstore.spark.option_checks import HTTP_PORT
 from logstore.spark.source.options import ReadOptions, TopicPartition
 from logstore.spark.topic_view import storage_root, view_of_storage
 
-#: A store that works answers in less, however impatient the options are.
+#: A working store responds in less, so short timeouts in the options do not matter.
 _REQUEST_MS_MIN = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTopic:
-    """A topic with those of its partitions that are read. Their ends are as ``isolation`` sees them."""
+    """A topic with the partitions that are read. Their ends depend on ``isolation``."""
 
     topic: str
     topic_id: str
@@ -37,18 +37,18 @@ class SourceTopic:
 
 
 class SourceTopics:
-    """Looks at the topics of ``options.subscription``. Not safe from several threads."""
+    """Looks up the topics of ``options.subscription``. Not safe from several threads."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._admin: Admin | None = None
 
     def look(self, *, missing_ok: bool = False) -> list[SourceTopic]:
-        """The topics that there are now, by name; with ``missing_ok`` those that are missing are left out.
+        """Return the current topics, by name; with ``missing_ok`` without those that are missing.
 
-        Raises UnknownTopicError for a topic that is named and missing, UnknownPartitionError for a partition that is
-        assigned and missing, DataDirectoryError for a data root that is; none needs to match a pattern. A store that
-        gives no answer is asked again for ``retry_seconds``, then StoreUnreachableError, NetworkError or
+        Raises UnknownTopicError for a named topic that is missing, UnknownPartitionError for an assigned partition that
+        is missing, DataDirectoryError for a missing data root; a pattern may match nothing. A store that does not
+        respond is asked again for ``retry_seconds``, then raises StoreUnreachableError, NetworkError or
         RequestTimedOutError.
         """
         wanted = self._options.subscription
@@ -57,13 +57,13 @@ class SourceTopics:
             try:
                 found.append(self._topic(topic))
             except UnknownTopicError:
-                # A topic that matched a pattern can be deleted before it is looked at.
+                # A topic that matched a pattern can be deleted before it is looked up.
                 if not wanted.pattern and not missing_ok:
                     raise
         return found
 
     def offsets_of_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """By partition the first offset of a time (ms) or later, None without one. Raises as ``look``."""
+        """Return by partition the first offset at or after a time (ms), None if there is none. Raises as ``look``."""
         if self._options.storage:
             return self._offsets_in_storage(times_ms)
         with _told_of_the_port():
@@ -85,7 +85,7 @@ class SourceTopics:
         return [name for name in self._all_names() if matches(name)]
 
     def _all_names(self) -> list[str]:
-        """Without the store's own topics, as Kafka's ``exclude.internal.topics`` has it."""
+        """Return all names but those of internal topics, like Kafka's ``exclude.internal.topics``."""
         if self._options.storage:
             tables = storage_root(self._options.storage).tables()
             return [name for name in tables if not is_internal(name)]
@@ -137,7 +137,7 @@ class SourceTopics:
 
 
 def connect_store(options: ReadOptions) -> Admin:
-    """The store of ``options.bootstrap``; one that gives no answer is asked again for ``options.retry_seconds``."""
+    """Connect to the store of ``options.bootstrap``; retries last for ``options.retry_seconds``."""
     wait_ms = round(1000 * options.retry_seconds)
     return Admin(
         options.bootstrap,
@@ -149,11 +149,11 @@ def connect_store(options: ReadOptions) -> Admin:
 
 @contextlib.contextmanager
 def _told_of_the_port() -> Iterator[None]:
-    """Who gives the port of a Kafka broker, out of habit, is told."""
+    """Add a hint to errors for users who give the port of a Kafka broker out of habit."""
     try:
         yield
     except LogStoreError as error:
-        # What is no answer of a store is a LogStoreError, and none of the kinds.
+        # A response that is not a store's raises LogStoreError itself, and none of its subclasses.
         if isinstance(error, (NetworkError, RequestTimedOutError)) or type(error) is LogStoreError:
             raise type(error)(f"{error.message}. {HTTP_PORT}") from None
         raise

@@ -1,12 +1,12 @@
-"""What a streaming query has still to read, and what it has lost. Pure functions; no Spark, no store.
+"""The unread records of a streaming query, and those that it has lost. Pure functions; no Spark, no store.
 
-As in Spark's Kafka source: a partition that is new to the query is read from its log start, which is 0 unless records
-were lost. A topic that was deleted and made again is another topic: it is new, and its records before are lost. Gaps
-above the log start are no loss: compaction and aborted transactions make them. A topic or partition that is not there
-keeps its position: it may only be out of sight, and goes on there if it comes back with the same id.
+As in Spark's Kafka source, a partition that is new to the query is read from its log start offset, which is 0 unless
+records were lost. A topic that was deleted and created again is another topic: it is new, and its earlier records are
+lost. Gaps above the log start offset are no loss: compaction and aborted transactions make them. A missing topic or
+partition keeps its position: it may only be out of sight, and continues there if it comes back with the same id.
 
 Invariant: a position never goes back. A store that shows less than before (it was restarted, or another broker leads)
-will have these offsets again, as they were acknowledged.
+will have these offsets again, because they were acknowledged.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,17 +33,17 @@ class Unread:
 
 @dataclass(slots=True)
 class Look:
-    """What a query has to read of the topics that there are now; a sentence for each loss."""
+    """A query's unread offsets in the current topics, with a sentence for each loss."""
 
     unread: dict[TopicPartition, Unread] = field(default_factory=dict)
     topic_ids: dict[str, str] = field(default_factory=dict)
-    #: Positions of what is not there.
+    #: Positions in missing partitions.
     absent: dict[TopicPartition, int] = field(default_factory=dict)
     losses: list[str] = field(default_factory=list)
 
 
 def look(position: StreamOffset, topics: Sequence[SourceTopic]) -> Look:
-    """What is there to read for a query at ``position``."""
+    """Return the unread offsets for a query at ``position``."""
     found = Look(topic_ids={topic.topic: topic.topic_id for topic in topics})
     found.losses += _gone(position, topics)
     for topic in topics:
@@ -72,7 +72,7 @@ def look(position: StreamOffset, topics: Sequence[SourceTopic]) -> Look:
 
 
 def _gone(position: StreamOffset, topics: Sequence[SourceTopic]) -> Iterable[str]:
-    """A sentence for each topic, or partition, that was read and is no longer there."""
+    """Yield a sentence for each topic, or partition, that was read and is missing now."""
     there = {topic.topic: topic for topic in topics}
     for name in sorted({topic for topic, _ in position.offsets}):
         topic = there.get(name)
@@ -99,9 +99,9 @@ def _overtaken(place: TopicPartition, start: int, log_start: int) -> str:
 def planned(
     start: StreamOffset, end: StreamOffset, topics: Sequence[SourceTopic]
 ) -> tuple[list[TopicRange], Sequence[str]]:
-    """The ranges of a batch, without empty ones, and a sentence for each loss.
+    """Return the ranges of a batch, without empty ones, and a sentence for each loss.
 
-    A batch that Spark repeats may meet other topics, or other log starts, than when it was made.
+    A batch that Spark repeats may meet other topics, or other log start offsets, than when it was made.
     """
     found = look(start, topics)
     ranges, losses = [], found.losses
@@ -117,7 +117,7 @@ def planned(
 
 
 def capped(topics: Sequence[SourceTopic], target: Sequence[SourceTopic]) -> list[SourceTopic]:
-    """``topics`` without the records that came after ``target`` was taken."""
+    """Return ``topics`` without the records that came after ``target`` was taken."""
     ends = {(t.topic, t.topic_id, b.partition): b.end_offset for t in target for b in t.bounds}
 
     def cap(topic: SourceTopic, bounds: LogBounds) -> LogBounds:

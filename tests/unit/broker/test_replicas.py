@@ -10,6 +10,7 @@ import pytest
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.broker.partition_offsets import known_end
+from logstore.broker.purgatory import WantedPartition
 from logstore.cluster.coordinator import PartitionState
 from logstore.errors import (
     ClusterStateError,
@@ -212,6 +213,8 @@ def test_a_new_leader_tells_no_end_before_its_followers_have_what_it_began_with(
                 with pytest.raises(OffsetNotAvailableError):
                     leadership.require_settled()
                 assert not log_of(second).has_unsealed
+                # A fetch that has enough of other partitions does not count this one, and must not return its end.
+                assert WantedPartition(topic, log_of(second), log_of(second).high_watermark).has_news
             await cluster.start(1)
             cluster.cut.clear()
             await all_have(cluster, 1)

@@ -16,6 +16,7 @@ from logstore.delta.topic_table import TopicTable
 from logstore.errors import StorageError
 from logstore.log.history import history_gaps
 from logstore.log.log_reader import FetchResult
+from logstore.log.roller import Roller
 from logstore.log.slice_reader import SliceReader
 from logstore.log.topic import Topic
 from logstore.protocol.record_batch import RecordBatch, encode_batches, read_records
@@ -362,6 +363,24 @@ def test_a_merge_that_was_committed_keeps_its_file_whatever_fails_after_it(
             assert len(topic.table.snapshot().paths) < 10
             await broker.refresh(INTERNAL, topic)
             assert await read_all(broker, topic) == before
+
+    run(scenario())
+
+
+def test_a_merge_does_not_rest_while_an_erasure_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "_ROLL_WAIT_S", 3600)
+    monkeypatch.setattr(Roller, "is_busy", True)
+    filesystem = HookedFileSystem()
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path, filesystem=filesystem) as broker:
+            topic, loop = await topic_of_many(broker), asyncio.get_running_loop()
+            begun = asyncio.Event()
+            filesystem.at("segment.opened", lambda: loop.call_soon_threadsafe(begun.set))
+            merging = asyncio.create_task(broker._upkeep.merge(topic))
+            await begun.wait()
+            await broker._upkeep.settled()
+            assert await merging
 
     run(scenario())
 

@@ -398,6 +398,25 @@ def test_a_shard_that_is_closed_finishes_what_is_under_way(tmp_path: Path) -> No
     run(scenario())
 
 
+def test_a_timer_that_is_due_while_a_shard_is_closed_does_nothing(tmp_path: Path) -> None:
+    """A session of a member may end while the shard waits for its last append."""
+
+    async def scenario() -> None:
+        clock = ManualClock()
+        async with running(tmp_path, clock=clock) as (_, shard):
+            shard.apply(Remind("a", shard.now_ms() + 10))
+            under_way = add(shard, "a")
+            closing = asyncio.create_task(shard.close())
+            await asyncio.sleep(0)
+            assert not under_way.done()
+            clock.advance(30)
+            shard.run_due()
+            await closing
+            assert shard.machine.fired == []
+
+    run(scenario())
+
+
 def test_timers_fire_in_the_order_of_their_times(tmp_path: Path) -> None:
     async def scenario() -> None:
         clock = ManualClock()
