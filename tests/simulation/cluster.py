@@ -18,7 +18,7 @@ _SETTINGS: dict[str, object] = {
     "zookeeper_session_timeout_ms": 4_000,
     "default_replication_factor": 3,
     "offsets_topic_num_partitions": 2,
-    "journal_max_bytes": 64 * 1024 * 1024,
+    "journal_max_bytes": 32 * 1024 * 1024,
 }
 _LOOK_S = 0.05
 

@@ -30,6 +30,8 @@ _WAY_S = 0.0003
 #: A start that takes longer will not end.
 START_S = 120.0
 _BEGIN_MS = 1_700_000_000_000
+#: How much faster or slower the clocks of a node run than time passes.
+_RATE = 0.0005
 
 
 class NoConnectionError(Exception):
@@ -41,22 +43,27 @@ class ConnectionLostError(Exception):
 
 
 class PlayedClock:
-    """A node's clocks: the simulated time, from which its wall clock is ``offset_ms`` away."""
+    """A node's clocks: they run at a rate of their own, and its wall clock is ``offset_ms`` away from the true time."""
 
-    def __init__(self, loop: SimulatedLoop) -> None:
+    def __init__(self, loop: SimulatedLoop, rate: float = 1.0) -> None:
         self._loop = loop
         self.offset_ms = 0
-        self._slept_s = 0.0
+        #: What the monotonic clock showed when its rate changed last, and when that was.
+        self._shown_s, self._since, self._rate = loop.time(), loop.time(), rate
 
     def now_ms(self) -> int:
         return _BEGIN_MS + self.offset_ms + int(self.monotonic() * 1000)
 
     def monotonic(self) -> float:
-        return self._loop.time() + self._slept_s
+        return self._shown_s + (self._loop.time() - self._since) * self._rate
+
+    def drift(self, rate: float) -> None:
+        """Run at ``rate`` from now on."""
+        self._shown_s, self._since, self._rate = self.monotonic(), self._loop.time(), rate
 
     def sleep(self, seconds: float) -> None:
         """The loop cannot go on while a thread sleeps: the node's clocks alone do."""
-        self._slept_s += seconds
+        self._shown_s += seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +90,11 @@ class Node:
         """
         directory.mkdir(parents=True, exist_ok=member is not None)
         self.data = directory / "data"
-        self.clock = PlayedClock(loop)
+        self.clock = PlayedClock(loop, rng.uniform(1 - _RATE, 1 + _RATE))
         self.name = directory.name if member is None else str(member.broker_id)
         self.disk = FaultyFileSystem(directory, "" if member is None else self.name)
+        #: The name of its directory among those of brokers.
+        self.broker = "0" if member is None else self.name
         if member is not None:
             own = self.data / "brokers" / self.name
             self.disk.of_others = lambda path: path.parent == own.parent and path != own

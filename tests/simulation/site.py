@@ -1,6 +1,7 @@
 """The store of a simulated world as clients see it: a node, or a cluster in which they find the right broker."""
 
 import contextlib
+import enum
 import random
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeVar
@@ -28,7 +29,14 @@ class GroupName(NamedTuple):
     name: str
 
 
-Place = Log | GroupName | None
+class Controller(enum.Enum):
+    """The broker that makes and changes topics."""
+
+    CONTROLLER = enum.auto()
+
+
+CONTROLLER = Controller.CONTROLLER
+Place = Log | GroupName | Controller | None
 
 
 class Site:
@@ -73,6 +81,8 @@ class Site:
         if not running:
             return None
         match place:
+            case Controller.CONTROLLER:
+                return self.cluster.controller()
             case Log(topic, partition):
                 return self.cluster.leader(topic, partition)
             case GroupName(name):

@@ -48,6 +48,7 @@ def test_every_way_to_the_store_is_taken(brokers: int) -> None:
 
 _KINDS = (
     *("kill", "kill_at_a_call", "power_cut", "stop", "journal_error", "table_error", "full_disk", "slow_disk"),
+    *("journal_bit_flip", "segment_bit_flip", "clock_drift"),
     *("clock_step", "stall", "kill_all", "cut_off", "cut_off_and_kill", "cut_from_brokers", "cut_from_zookeeper"),
     *("break_connections", "zookeeper_down", "zookeeper_elects", "zookeeper_splits", "session_ends", "client_ends"),
     "answers_lost",
@@ -64,6 +65,15 @@ def test_a_cluster_is_well_after_faults_of_each_kind(kind: str) -> None:
     assert outcome.anomalies == []
     assert outcome.faults.total() > outcome.faults["terminate"] == 3 or kind == "stop"
     assert outcome.acknowledged > 50
+
+
+def test_others_write_erase_and_administer_meanwhile() -> None:
+    outcome = simulate("7.0", virtual_seconds=12)
+    assert outcome.anomalies == []
+    told = {(event["op"], event.get("how") or event.get("kind")) for event in outcome.history if event["phase"] == "ok"}
+    assert ("statement", "erase") in told
+    assert ("fault", "create") in told
+    assert any(op == "job" for op, _ in told)
 
 
 def test_faults_are_left_out_and_the_others_stay() -> None:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from logstore import entropy
 from logstore.broker.context import INTERNAL
@@ -23,33 +23,50 @@ from tests.faults.bench.checker import check
 from tests.faults.bench.delta_observer import READERS, committed_offsets, read_version
 from tests.simulation.clients import Client, Producer, Reader, TopicSpec
 from tests.simulation.cluster import Cluster
+from tests.simulation.erasing import Eraser
+from tests.simulation.foreign import Stranger
 from tests.simulation.history import History
 from tests.simulation.http_clients import HttpProducer, HttpReader, HttpSite
+from tests.simulation.jobs import Jobs
 from tests.simulation.kafka_classic_members import ClassicMember
 from tests.simulation.kafka_clients import KafkaProducer, KafkaReader, KafkaSite
 from tests.simulation.kafka_members import GROUP_SETTINGS, PATIENCE_S, Group, KafkaMember
 from tests.simulation.loop import PlayedThreads, SimulatedLoop
-from tests.simulation.nemesis import Nemesis
+from tests.simulation.nemesis import Nemesis, Strand
 from tests.simulation.network import Network
 from tests.simulation.node import ConnectionLostError, NoConnectionError, Node
-from tests.simulation.site import Log, Site
+from tests.simulation.site import CONTROLLER, Log, Site
+from tests.simulation.topics import Administrator
+from tests.support.faulty_filesystem import FaultyFileSystem
+
+C = TypeVar("C", bound=Client)
 
 #: Idempotent producers send again for so long.
 _CONFIGS = {"idempotency.window.ms": str(24 * 3_600_000)}
 _TOPICS = (
     TopicSpec("events", 2, {"segment.bytes": "20000", "segment.ms": "700"}),
     TopicSpec(
-        "clicks", 1, {"message.timestamp.type": "LogAppendTime", "segment.ms": "1500", "merge.target.bytes": "40000"}
+        "clicks",
+        1,
+        {
+            "message.timestamp.type": "LogAppendTime",
+            "segment.ms": "1500",
+            "merge.target.bytes": "40000",
+            "retention.bytes": "60000",
+        },
     ),
+    TopicSpec("users", 1, {"cleanup.policy": "compact", "segment.ms": "900", "min.cleanable.dirty.ratio": "0.1"}),
 )
 #: Read by the members of a group alone; nobody deletes of it.
 _SHARED = TopicSpec("orders", 2, {"segment.bytes": "20000", "segment.ms": "1500"})
 _ALL = (*_TOPICS, _SHARED)
-_SETTINGS: dict[str, object] = {"journal_max_bytes": 64 * 1024 * 1024, **GROUP_SETTINGS}
+_SETTINGS: dict[str, object] = {"journal_max_bytes": 32 * 1024 * 1024, **GROUP_SETTINGS}
 #: Records a second of all producers.
 _RECORDS_S = 100
 #: Simulated seconds in which a healed store does all that it is asked for.
 _PATIENCE_S = 60.0
+#: Simulated seconds in which what was begun under faults comes to its end.
+_FINISHED_S = 240.0
 _GROUPS = ("group-0", "group-1")
 _MEMBERS = "members"
 _SHM = Path("/dev/shm")
@@ -79,7 +96,17 @@ class World:
         self._loop = SimulatedLoop(random.Random(f"{seed} loop"))
         self.history = History(self._loop)
         self.site = self._build(brokers, directory)
-        self.nemesis = Nemesis(self.site, self.history, _ALL, f"{seed} nemesis", only, kind)
+        root = self.site.nodes[0].data.parent
+        beside = FaultyFileSystem(root, "beside")
+        self.eraser = self._client(Eraser, 0)
+        self.stranger = self._client(Stranger, 0, data=root / "data", disk=beside)
+        jobs_rng = random.Random(f"{seed} jobs")
+        self.jobs = Jobs(self.history, beside, root / "data", self.site.nodes[0].clock, self.history.note, jobs_rng)
+        self.administrator = Administrator(self.site, self.history, random.Random(f"{seed} administrator"))
+        self.strands: list[Nemesis] = []
+        for strand in Strand:
+            Nemesis(self.site, self.history, _ALL, f"{seed} nemesis", only, kind, strand, self.strands)
+        self.nemesis = self.strands[Strand.PROCESSES]
 
     def _build(self, brokers: int, directory: Path) -> Site:
         rng, note = random.Random(f"{self._seed} site"), self.history.note
@@ -105,11 +132,17 @@ class World:
             for node in self.site.nodes:
                 outcome.injected += Counter(" ".join(one.split(" ")[:2]) for one in node.disk.injected)
                 node.remove()
-        outcome.anomalies += [*self.nemesis.broken, *dict.fromkeys(self.site.unforeseen), *self._loop.errors]
+        outcome.anomalies += [
+            *(broken for strand in self.strands for broken in strand.broken),
+            *self.eraser.broken,
+            *self.administrator.broken,
+            *dict.fromkeys(self.site.unforeseen),
+            *self._loop.errors,
+        ]
         outcome.anomalies += [str(anomaly) for anomaly in check(self.history.events)]
-        outcome.faults = self.nemesis.faults
+        outcome.faults = sum((strand.faults for strand in self.strands), Counter())
         outcome.digest, outcome.events = self.history.digest, self.history.count
-        outcome.history, outcome.struck = self.history.events, self.nemesis.struck
+        outcome.history, outcome.struck = self.history.events, [n for one in self.strands for n in one.struck]
         outcome.acknowledged = sum(
             sum(place is not None for place in event.get("places", ()))
             for event in self.history.events
@@ -124,19 +157,26 @@ class World:
         for topic in _ALL:
             await self._create(topic)
         working = [asyncio.create_task(work) for work in self._clients()]
+        ending = [asyncio.create_task(work) for work in self._finishing()]
+        striking = [asyncio.create_task(one.run()) for one in self.strands]
         group = Group(_MEMBERS, _SHARED, self.site, self.history)
         members = [asyncio.create_task(member.run()) for member in self._members(group)]
-        striking = asyncio.create_task(self.nemesis.run())
         end = self._loop.time() + virtual_seconds
         while self._loop.time() < end and (events is None or self.history.count < events):
             await asyncio.sleep(0.5)
-            if ended := [task for task in (striking, *working, *members) if task.done()]:
-                ended[0].result()
-        self.nemesis.is_ending = group.is_ending = True
-        await striking
+            for task in (*striking, *working, *ending, *members):
+                if task.done():
+                    task.result()
+        for one in (*self.strands, self.eraser, self.stranger, self.jobs, self.administrator, group):
+            one.is_ending = True
+        await asyncio.gather(*striking)
         await self.nemesis.restart()
         await self.nemesis.heal()
         await asyncio.sleep(5 if self.site.cluster is None else 12)  # what waits is taken, sent again and answered
+        _, unfinished = await asyncio.wait(ending, timeout=_FINISHED_S)
+        assert not unfinished, f"not finished {_FINISHED_S} s after all was healed: {unfinished}"
+        for task in ending:
+            task.result()
         for task in working:
             task.cancel()
         await asyncio.wait(working)
@@ -152,6 +192,20 @@ class World:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+
+    def _client(self, kind: type[C], number: int, **options: Any) -> C:
+        name = f"{kind.__name__.lower()}-{number}"
+        rng = random.Random(f"{self._seed} {name}")
+        return kind(self.site, self.history, name, rng, records_s=_RECORDS_S / 3, **options)
+
+    def _finishing(self) -> list[Coroutine[Any, Any, None]]:
+        """Those that are told to end, and finish what they have begun."""
+        return [
+            self.eraser.run_erasures(_TOPICS),
+            self.stranger.run_statements(_TOPICS),
+            self.jobs.run(),
+            self.administrator.run_changes(_TOPICS),
+        ]
 
     def _clients(self) -> list[Coroutine[Any, Any, None]]:
         """Of each way to the store one producer, by the seed with sequence numbers or without, and two readers."""
@@ -187,12 +241,8 @@ class World:
             await store.broker.create_topic(INTERNAL, topic.name, partitions=topic.partitions, configs=configs)
 
         async def try_to() -> bool:
-            cluster = self.site.cluster
-            node = self.site.nodes[0] if cluster is None else cluster.controller()
-            if node is None:
-                return False
             with contextlib.suppress(TopicExistsError):  # the answer to the try before was lost
-                await node.call(create)
+                await self.site.call(create, CONTROLLER)
             return True
 
         await self._eventually(try_to, f"topic {topic.name} is not made")
@@ -245,9 +295,12 @@ class World:
                 return phase == "ok"
 
             await self._eventually(committed, f"offsets of {group} are not told")
+        await self.administrator.finish()
+        self.eraser.look_at_disks(self.site.nodes[0].data)
         for node in self.site.nodes:
             if error := await node.stop():
                 raise AssertionError(f"SIGTERM ended a healed node with {error!r}")
+        self.administrator.look_at_tables(self.site.nodes[0].data)
         tables = self.site.nodes[0].data / "topics"
         for topic, reader in itertools.product(_ALL, READERS):
             told = read_version(tables / topic.name, None, reader=reader, partitions=topic.partitions)

@@ -23,7 +23,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -96,6 +96,7 @@ class FaultyFileSystem(FileSystem):
     def __init__(self, root: Path | None = None, machine: str = "") -> None:
         """``machine``: the name of one of several that share the tree in one process."""
         self.root = root
+        self._below = f"{root}/"
         # Links to all files ever seen: their bytes stay, and their inode numbers are not given to others.
         self._attic = root.with_name(f"{root.name}.attic-{machine}-{os.getpid()}") if root else None
         # Inode numbers of files that another process with such a disk has synced.
@@ -104,12 +105,16 @@ class FaultyFileSystem(FileSystem):
         self._forced: dict[tuple[_Directory, str], int | _Directory | None] = {}
         self._inodes: dict[int, _Inode] = {}
         self._original: set[int] = set()
+        #: Inode numbers of the files in the attic.
+        self._kept: set[int] = set()
         self._directories: dict[Path, _Directory] = {}
         self._renames: list[_Rename] = []
         self._paths: dict[int, Path] = {}
         self._rules: list[_Rule] = []
         self._points: list[tuple[str, list[int], Callable[[str], None]]] = []
         self._slow: dict[str, float] = {}
+        #: By path, the position of a byte that reads find changed, and how.
+        self._flips: dict[Path, tuple[int, int]] = {}
         self._quota: int | None = None
         self._readonly = False
         self._ordered = False
@@ -163,6 +168,11 @@ class FaultyFileSystem(FileSystem):
         self._ordered = True
         self._slow[call] = seconds
 
+    def flip(self, path: Path, position: int, bits: int) -> None:
+        """Let reads of a file find other ``bits`` in the byte at ``position``."""
+        self._ordered = True
+        self._flips[path] = (position, bits)
+
     def readonly(self) -> None:
         """Let every change of the disk be EROFS."""
         self._ordered = self._readonly = True
@@ -177,12 +187,14 @@ class FaultyFileSystem(FileSystem):
         """Whether a fault was ordered since the start or ``heal``."""
         return self._ordered
 
-    def heal(self) -> None:
-        """Forget all orders; the disk has space."""
+    def heal(self, *, points: bool = True) -> None:
+        """Forget all orders, but those ``at`` points unless ``points``; the disk has space."""
         with self._lock:
             self._rules.clear()
-            self._points.clear()
+            if points:
+                self._points.clear()
             self._slow.clear()
+            self._flips.clear()
             self._quota = None
             self._ordered = self._readonly = False
 
@@ -210,9 +222,11 @@ class FaultyFileSystem(FileSystem):
         """The fault of this call, if it has one that the caller has to carry out."""
         if self.crashed:
             raise CrashedError(errno.EIO, "the process is dead")
-        names = {call, f"{kind_of(path)}.{call}"} if path else {call}
-        self.hits.update(names)
-        self._strike(names)
+        names = _names(call, f"{path}") if path else (call,)
+        for name in names:
+            self.hits[name] += 1
+        if self._points:
+            self._strike(names)
         if self._readonly and call in _CHANGES:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         for rule in self._rules:
@@ -227,11 +241,13 @@ class FaultyFileSystem(FileSystem):
         return None
 
     def _delay(self, call: str, path: Path | None) -> None:
+        if not self._slow:
+            return
         for name in (call, f"{kind_of(path)}.{call}" if path else ""):
             if name in self._slow:
                 time.sleep(self._slow[name])
 
-    def _strike(self, names: set[str]) -> None:
+    def _strike(self, names: Collection[str]) -> None:
         for order in list(self._points):
             point, countdown, action = order
             if point in names:
@@ -251,7 +267,7 @@ class FaultyFileSystem(FileSystem):
     def reached(self, point: str) -> None:
         with self._lock:
             self.hits[point] += 1
-            self._strike({point})
+            self._strike((point,))
             if self.crashed:
                 raise CrashedError(errno.EIO, f"the process died at {point}")
 
@@ -324,7 +340,12 @@ class FaultyFileSystem(FileSystem):
     def read_at(self, fd: int, length: int, position: int) -> bytes:
         with self._lock:
             self._raise(self._called("read_at", self._paths.get(fd)))
-        return super().read_at(fd, length, position)
+        found = super().read_at(fd, length, position)
+        if self._flips:
+            changed = bytearray(found)
+            self._damage(fd, memoryview(changed), position)
+            return bytes(changed)
+        return found
 
     def read_into(self, fd: int, buffer: memoryview, position: int) -> int:
         self._delay("read_into", self._paths.get(fd))
@@ -333,7 +354,18 @@ class FaultyFileSystem(FileSystem):
         if rule and rule.error == SHORT:
             return super().read_into(fd, buffer[: (len(buffer) + 1) // 2], position)
         self._raise(rule)
-        return super().read_into(fd, buffer, position)
+        count = super().read_into(fd, buffer, position)
+        if self._flips:
+            self._damage(fd, buffer[:count], position)
+        return count
+
+    def _damage(self, fd: int, buffer: memoryview, position: int) -> None:
+        path = self._paths.get(fd)
+        if path is not None and path in self._flips:
+            at, bits = self._flips[path]
+            if position <= at < position + len(buffer):
+                buffer[at - position] ^= bits
+                self.injected.append(f"flip {path}")
 
     def stat(self, path: Path | str) -> os.stat_result:
         with self._lock:
@@ -386,9 +418,9 @@ class FaultyFileSystem(FileSystem):
         size = status.st_size
         del inode.disk[size:]
         inode.disk.extend(bytes(size - len(inode.disk)))
-        for page in inode.dirty:
-            data = os.pread(fd, PAGE, page * PAGE)
-            inode.disk[page * PAGE : page * PAGE + len(data)] = data
+        for first, end in _runs(inode.dirty):
+            data = os.pread(fd, (end - first) * PAGE, first * PAGE)
+            inode.disk[first * PAGE : first * PAGE + len(data)] = data
         inode.resized = False
         os.write(self._ledger_fd, b"%d\n" % status.st_ino)
 
@@ -469,7 +501,7 @@ class FaultyFileSystem(FileSystem):
                 self._take_over(directory / name)
 
     def _covers(self, path: Path) -> bool:
-        return self.root is not None and (path == self.root or self.root in path.parents)
+        return self.root is not None and f"{path}/".startswith(self._below)
 
     def _directory(self, path: Path) -> _Directory:
         inode = path.stat().st_ino
@@ -478,35 +510,45 @@ class FaultyFileSystem(FileSystem):
             known = self._directories[path] = _Directory(inode)
         return known
 
-    def _entries(self, directory: Path) -> list[Path]:
+    def _entries(self, directory: Path) -> list[os.DirEntry[str]]:
         spare, self.spare_fd = self.spare_fd, None
         if spare is None:
-            return list(directory.iterdir())
+            with os.scandir(directory) as entries:
+                return list(entries)
         os.close(spare)
         try:
-            return list(directory.iterdir())
+            with os.scandir(directory) as entries:
+                return list(entries)
         finally:
             with contextlib.suppress(OSError):
                 self.spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _listing(self, directory: Path) -> "dict[str, int | _Directory]":
         names: dict[str, int | _Directory] = {}
-        for path in self._entries(directory):
-            if path.is_symlink():
+        for entry in self._entries(directory):
+            if entry.is_symlink():
                 continue  # the store makes none
             try:
-                names[path.name] = self._directory(path) if path.is_dir() else self._seen(path)
+                if entry.is_dir():
+                    names[entry.name] = self._directory(directory / entry.name)
+                else:
+                    names[entry.name] = self._keep(entry.path, entry.inode())
             except FileNotFoundError:
                 continue  # another library's temporary file
         return names
 
     def _seen(self, path: Path) -> int:
-        number = path.stat().st_ino
-        if self._attic:
+        return self._keep(path, path.stat().st_ino)
+
+    def _keep(self, path: Path | str, number: int) -> int:
+        if self._attic and number not in self._kept:
             kept = self._attic / str(number)
-            if not kept.exists():
-                with contextlib.suppress(FileExistsError):
-                    os.link(path, kept)
+            with contextlib.suppress(FileExistsError):
+                os.link(path, kept)
+            if kept.stat().st_ino != number:  # another file has got this name meanwhile
+                kept.unlink()
+                return self._seen(path)
+            self._kept.add(number)
         return number
 
     def _inode(self, fd: int) -> _Inode:
@@ -614,6 +656,20 @@ def _after_cut(seen: bytes, inode: _Inode, rng: random.Random) -> bytes:
     return bytes(content)
 
 
+def _runs(pages: Collection[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first page and the end of each run of neighbours."""
+    first = end = -1
+    for page in sorted(pages):
+        if page == end:
+            end += 1
+            continue
+        if first >= 0:
+            yield first, end
+        first, end = page, page + 1
+    if first >= 0:
+        yield first, end
+
+
 def _remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path)
@@ -638,6 +694,12 @@ def raising(error: int) -> Callable[[str], None]:
         raise OSError(error, os.strerror(error), point)
 
     return action
+
+
+@functools.lru_cache(8192)
+def _names(call: str, path: str) -> tuple[str, str]:
+    """The names under which faults of a call are ordered."""
+    return call, f"{kind_of(Path(path))}.{call}"
 
 
 @functools.lru_cache(1024)

@@ -46,7 +46,6 @@ DOORS: dict[str, dict[str, str]] = {
         "logstore/disk_thread.py": "made by logstore.threads",
         "logstore/background_jobs.py": "jobs are a process",
         "logstore/cluster/zookeeper_server.py": "a ZooKeeper process for trying a cluster",
-        "logstore/broker/erasing.py": "a worker waits for the event loop, which commits for it",
     },
     "sockets": {
         "logstore/listening_sockets.py": "the door: makes the sockets that listeners are given",

@@ -1,6 +1,7 @@
 """Records that are erased leave the table, its old files and the journal, and do not come back."""
 
 import asyncio
+import random
 import shutil
 import threading
 from pathlib import Path
@@ -207,6 +208,25 @@ def test_a_kill_at_each_step_is_gone_on_from(tmp_path: Path, point: str) -> None
             assert (report.records, report.rewritten_count, len(report.versions)) == (2, 2, 1)
             assert files_with(killed, SECRET) == []
             assert await values_of(broker, topic) == [b"key-of-bob: plain words of bob"] * 2
+
+    run(scenario())
+
+
+def test_a_deletion_is_durable_before_it_is_reported(tmp_path: Path) -> None:
+    """An attempt has deleted a file and not made that durable. The next one does not find the file any more."""
+    data = tmp_path / "data"
+
+    async def scenario() -> None:
+        filesystem = FaultyFileSystem(data)
+        async with running_broker(data, filesystem=filesystem) as broker:
+            topic = await broker.create_topic(INTERNAL, "t")
+            await put(broker, topic, ADA, BOB)
+            await broker.roll(INTERNAL, topic)
+            filesystem.at("erase.deleted", lambda _: filesystem.fail("segment.sync_directory"))
+            await erase(broker, topic, ADA)
+            assert any("sync_directory" in fault for fault in filesystem.injected)
+        filesystem.power_cut(random.Random(1), strict=True)
+        assert files_with(data, SECRET) == []
 
     run(scenario())
 
