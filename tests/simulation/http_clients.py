@@ -56,17 +56,17 @@ class HttpSite(Site):
     ) -> Answer:
         """A good answer. NoConnectionError: the request was not sent; ConnectionLostError; the error of the answer."""
         port = HTTP_PORT + self._rng.randrange(len(self.nodes))
-        reader, writer = await self._ways.to(port)
+        reader, transport = await self._ways.to(port)
         lines = [f"{method} {path}{'?' if query else ''}{urlencode(query)} HTTP/1.1", "Host: localhost"]
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
         if content is not None:
             lines.append(f"Content-Length: {len(content)}")
         request = "\r\n".join([*lines, "", ""]).encode() + (content or b"")
         if self._rng.random() < _CUT_SHORT:
-            writer.write(request[: self._rng.randrange(1, len(request))])
-            writer.close()
+            transport.write(request[: self._rng.randrange(1, len(request))])
+            transport.close()
             raise NoConnectionError  # half a request is none
-        writer.write(request)
+        transport.write(request)
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 answer = await _read_answer(reader)

@@ -108,15 +108,15 @@ class KafkaSite(Site):
 
     async def ask(self, port: int, api_key: int, message: Any, *, is_answered: bool = True) -> Any:
         """The answer to a request. NoConnectionError: it was not sent; ConnectionLostError."""
-        reader, writer = await self._ways.to(port)
+        reader, transport = await self._ways.to(port)
         number, version = next(self._numbers), self.versions[api_key]
         frame = b"".join(map(bytes, write_request(api_key, version, number, self.name, message)))
         if self._rng.random() < _CUT_SHORT:
             at_most = self._rng.choice([4, len(frame)])
-            writer.write(frame[: -self._rng.randrange(1, at_most)])
-            writer.close()
+            transport.write(frame[: -self._rng.randrange(1, at_most)])
+            transport.close()
             raise NoConnectionError  # half a request is none
-        writer.write(frame)
+        transport.write(frame)
         if not is_answered:
             return None
         try:

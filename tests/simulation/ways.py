@@ -7,7 +7,8 @@ from tests.simulation.listeners import HOST
 from tests.simulation.network import Network
 from tests.simulation.node import NoConnectionError
 
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+#: What arrives, and where requests are written. A StreamWriter would warn of each client that is cancelled.
+Streams = tuple[asyncio.StreamReader, asyncio.Transport]
 
 #: Seconds until a client gives up a connection that is not accepted.
 _CONNECT_S = 10.0
@@ -24,8 +25,8 @@ class Ways:
     async def to(self, port: int) -> Streams:
         """The connection there, or a new one. NoConnectionError."""
         if (found := self._open.get(port)) is not None:
-            reader, writer = found
-            if not (reader.at_eof() or reader.exception() or writer.is_closing()):
+            reader, transport = found
+            if not (reader.at_eof() or reader.exception() or transport.is_closing()):
                 return found
             self.close(port)
         protocol = _Protocol(asyncio.get_running_loop())
@@ -40,18 +41,17 @@ class Ways:
     def close(self, port: int) -> None:
         """End the connection, whatever is on its way."""
         if found := self._open.pop(port, None):
-            found[1].transport.abort()
+            found[1].abort()
 
 
 class _Protocol(asyncio.StreamReaderProtocol):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._reader = asyncio.StreamReader(_READ_BYTES, loop)
         super().__init__(self._reader, loop=loop)
-        self._made_for = loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._made = transport
 
     def streams(self) -> Streams:
-        return self._reader, asyncio.StreamWriter(self._made, self, self._reader, self._made_for)  # type: ignore[arg-type]
+        return self._reader, self._made  # type: ignore[return-value]

@@ -12,10 +12,12 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest import mock
 
 from logstore import entropy
 from logstore.broker.context import INTERNAL
 from logstore.errors import LogStoreError, TopicExistsError
+from logstore.journal.journal import AppendFuture
 from logstore.node import Store
 from logstore.records.offset_record import OFFSETS_TOPIC
 from logstore.threads import replaced
@@ -67,6 +69,8 @@ _RECORDS_S = 100
 _PATIENCE_S = 60.0
 #: Simulated seconds in which what was begun under faults comes to its end.
 _FINISHED_S = 240.0
+#: Times that a task is cancelled at the end of a world.
+_ENDS_MAX = 20
 _GROUPS = ("group-0", "group-1")
 _MEMBERS = "members"
 _SHM = Path("/dev/shm")
@@ -187,11 +191,16 @@ class World:
         """End all that is left, also of processes that were killed."""
         for node in self.site.nodes:
             node.kill()
-        (_, *tasks) = sorted(asyncio.all_tasks(), key=lambda task: task is not asyncio.current_task())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        # The appends of a process that is dead never end, so here they can be cancelled.
+        with mock.patch.object(AppendFuture, "cancel", asyncio.Future.cancel):
+            for _ in range(_ENDS_MAX):  # uvicorn answers a request that is cancelled, and may wait for its client
+                (_, *tasks) = sorted(asyncio.all_tasks(), key=lambda task: task is not asyncio.current_task())
+                for task in tasks:
+                    task.cancel()
+                if not tasks:
+                    return
+                await asyncio.wait(tasks, timeout=1)
+        raise AssertionError(f"tasks do not end: {tasks}")
 
     def _client(self, kind: type[C], number: int, **options: Any) -> C:
         name = f"{kind.__name__.lower()}-{number}"

@@ -99,8 +99,11 @@ class ClusterStores:
         return active()[0]
 
     async def making(self) -> Broker:
-        """The broker of the controller."""
-        return self.stores[await self.controller()].broker
+        """Return the broker of the controller, once it knows of all brokers that run."""
+        controller = await self.controller()
+        seen = self.coordinator(controller)
+        await eventually_async(lambda: len(seen.brokers) == len(self.stores), "the controller does not see all brokers")
+        return self.stores[controller].broker
 
     def topic(self, broker_id: int, name: str) -> Topic | None:
         try:
