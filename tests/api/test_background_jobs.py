@@ -91,6 +91,7 @@ def test_jobs_run_beside_the_store_and_end_with_it(tmp_path: Path):
         assert "jobs.process_ended" not in server.log
 
 
+@pytest.mark.long
 def test_a_killed_store_leaves_no_jobs_behind(tmp_path: Path):
     server = ServerProcess(tmp_path / "data", environment=QUICK)
     jobs = process_of_jobs(server)

@@ -144,6 +144,7 @@ async def test_any_broker_answers_for_a_group_of_any_name(tmp_path: Path):
                     assert (await running.http.get(url)).json()["group"] == name
 
 
+@pytest.mark.long
 @pytest.mark.system
 def test_the_python_client_takes_any_name(tmp_path: Path):
     with RealServer(tmp_path / "data") as server, Admin(server.url) as admin:

@@ -92,7 +92,13 @@ def test_more_than_one_socket_is_refused():
 
 @pytest.mark.system
 @pytest.mark.system
-@pytest.mark.parametrize("kind", [socket.SOCK_DGRAM, socket.SOCK_STREAM], ids=["datagrams", "does not listen"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(socket.SOCK_DGRAM, id="datagrams", marks=pytest.mark.long),
+        pytest.param(socket.SOCK_STREAM, id="does not listen"),
+    ],
+)
 def test_a_socket_that_listens_to_no_tcp_port_is_refused_in_one_line(tmp_path, kind):
     with socket.socket(type=kind) as wrong:
         process = serve_on(wrong, tmp_path / "data")

@@ -107,6 +107,7 @@ async def test_a_store_that_starts_says_that_it_lives_and_is_not_ready(starting,
     assert capfd.readouterr().out == f"listening on {str(http.base_url).rstrip('/')}\n"
 
 
+@pytest.mark.long
 @pytest.mark.anyio
 async def test_a_stop_while_the_store_starts_is_a_clean_one(starting, capfd):
     assert (await starting.http.get("/health/live")).status_code == 200

@@ -84,6 +84,7 @@ async def lag_is_in_records_and_time(http: httpx.AsyncClient) -> None:
     assert all(each["lag_ms"] is not None for each in lag["partitions"])
 
 
+@pytest.mark.long
 async def test_three_brokers_answer_as_one(brokers: Brokers, tmp_path: Path):
     settings = {"offsets.topic.num.partitions": "3", "num.partitions": "3", "auto.create.topics.enable": "true"}
     servers = [await started(tmp_path / "data", environment(brokers, number, **settings)) for number in (1, 2, 3)]

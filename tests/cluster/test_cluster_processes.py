@@ -348,6 +348,7 @@ def test_a_broker_that_starts_again_gives_way_at_its_port_for_kafkas_clients(
     assert record.kafka_ports == {1: int(now.rpartition(":")[2])}
 
 
+@pytest.mark.long
 def test_zookeeper_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LOGSTORE_ZOOKEEPER_SESSION_TIMEOUT_MS", "2000")
     message = refused(tmp_path, zookeeper="127.0.0.1:1")

@@ -75,6 +75,7 @@ async def create_topic(server: ServerProcess, name: str, **options: object) -> N
     assert answer.is_success, answer.text
 
 
+@pytest.mark.long
 async def test_bad_starts_beside_a_broker_and_after_it(brokers: Brokers, tmp_path: Path):
     data = str(tmp_path / "data")
     one = await started(tmp_path / "data", environment(brokers, 1))

@@ -123,6 +123,7 @@ def test_services_policies_and_sets_select_the_same_pods_and_ports(file: Path):
     assert {service["metadata"]["name"] for service in services} & set(hosts), "clients call it by the service's name"
 
 
+@pytest.mark.long
 @pytest.mark.system
 def test_the_command_of_the_one_node_starts_a_store_whose_probes_hold(tmp_path: Path):
     file = ROOT / "conf/kubernetes/store.yaml"

@@ -17,9 +17,10 @@ from tests.support.kafka_client import kafka_server
 from tests.support.kafka_clients.confluent_client import consumer_config
 from tests.support.running_broker import produce
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.long]
 
-SESSION_MS = 1_000
+#: Long enough that a busy machine does not end the session before the commit.
+SESSION_MS = 3_000
 
 
 def member_that_commits(port: int, commits: threading.Event) -> list[str]:

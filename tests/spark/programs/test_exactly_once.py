@@ -420,6 +420,7 @@ def offsets(spark, sink: Path) -> list[int]:
     return sorted(row.offset for row in table(spark, sink).select("offset").collect())
 
 
+@pytest.mark.long
 def test_a_streaming_query_writes_a_batch_once(spark, store, tmp_path, stop_at, stream):
     (topic, _, run), sink = stream, tmp_path / "sink"
     store.produce(topic, 0, 0, 10)
