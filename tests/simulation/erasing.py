@@ -110,8 +110,9 @@ class Eraser(Producer):
             if erasure not in reports:
                 return None  # the broker that searched the records has ended
             is_over = reports[erasure].state == "erased"
-            # One that was begun before, and not answered, may have done it.
-            return max((v for one in reports.values() for v in one.versions), default=0) if is_over else -1
+            # One that was begun before, and not answered, may have done it, or a commit of another kind.
+            made = [version for one in reports.values() for version in one.versions]
+            return max(made, default=found.table.snapshot().version) if is_over else -1
 
         phase, version = await self._send(Log(topic, 0), look)
         return version if phase == "ok" else -1
