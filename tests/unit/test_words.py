@@ -26,6 +26,7 @@ PLAIN = (
     "ingest_api",
     "logstore",
     "tests/cluster",
+    "tests/concurrency",
     "tests/unit/test_words.py",
 )
 
