@@ -27,6 +27,7 @@ PLAIN = (
     "logstore",
     "tests/cluster",
     "tests/concurrency",
+    "tests/install",
     "tests/unit/test_words.py",
 )
 
