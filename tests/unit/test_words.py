@@ -28,6 +28,7 @@ PLAIN = (
     "tests/cluster",
     "tests/concurrency",
     "tests/install",
+    "tests/kafka_clients",
     "tests/unit/test_words.py",
 )
 
