@@ -29,6 +29,7 @@ PLAIN = (
     "tests/concurrency",
     "tests/install",
     "tests/kafka_clients",
+    "tests/spark",
     "tests/unit/test_words.py",
 )
 
