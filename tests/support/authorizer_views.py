@@ -35,7 +35,7 @@ class DeniedOperations:
 
 @dataclass(frozen=True)
 class Nothing:
-    """Nobody may do anything."""
+    """Allows nobody to do anything."""
 
     version: int = 1
 

@@ -30,6 +30,7 @@ PLAIN = (
     "tests/install",
     "tests/kafka_clients",
     "tests/spark",
+    "tests/support",
     "tests/unit/test_words.py",
 )
 
