@@ -175,7 +175,7 @@ def test_a_store_of_one_node_becomes_a_cluster(tmp_path: Path):
 
 @pytest.mark.long
 def test_a_cluster_that_is_ready_has_leaders_in_all_views(tmp_path: Path):
-    """Starting brokers give up leadership, and this test slows the controller down while both run."""
+    """Slow the controller down while both brokers start: starting brokers give up leadership."""
     data = tmp_path / "data"
     small_store(data)
     start = ("cluster", "start", "--brokers", 2, "--data", data, "--json")
@@ -212,7 +212,7 @@ def test_a_service_starts_its_zookeeper_again(tmp_path: Path, monkeypatch: pytes
 def test_a_service_ends_with_a_zookeeper_that_cannot_be_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """Ending works without any broker."""
+    """End the service without any broker."""
     monkeypatch.setattr(zookeeper_process, "_PAUSES_S", (0.0, 0.01))
 
     def end_zookeeper(*_: object) -> None:

@@ -34,7 +34,7 @@ async def started(data: Path, environment: dict[str, str]) -> ServerProcess:
     return await asyncio.to_thread(ServerProcess, data, environment=environment)
 
 
-#: Calls what ``logstore serve`` calls, for one start after another.
+#: A program that calls what ``logstore serve`` calls, for one start after another.
 _STARTS = """
 import json, sys
 from logstore.node import serve

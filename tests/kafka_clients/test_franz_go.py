@@ -1,10 +1,10 @@
 """franz-go's own tests of its client (package kgo), compiled unchanged and pointed to the listener.
 
 Tests that need no broker run as well. These are left out:
-- TestTxnEtl: transactions, which the store has not yet.
-- TestShareGroup*: share groups (KIP-932), which the store has not.
-- TestSCRAMAuth*: SASL, which the listener has not yet.
-- Test848RegexBrokerResolves: a subscription by a pattern that the broker resolves takes no internal topic here.
+- TestTxnEtl: transactions, which the store does not have yet.
+- TestShareGroup*: share groups (KIP-932), which the store does not have.
+- TestSCRAMAuth*: SASL, which the listener does not have yet.
+- Test848RegexBrokerResolves: a subscription by a pattern that the broker resolves matches no internal topic here.
 """
 
 import os

@@ -39,7 +39,7 @@ LEFT_OUT: Final[Mapping[str, Sequence[str]]] = {
 }
 #: More tests than this start; a smaller number means that the suite's own list has shrunk.
 RUN_MIN: Final = 70
-#: For the whole suite, beside other tests on two cores; alone it takes a third of it.
+#: Seconds for the whole suite beside other tests on two cores; alone it takes a third of that.
 SUITE_S: Final = 1200
 
 

@@ -85,8 +85,8 @@ def test_offsets_and_times_choose_the_records(store, filled):
     assert chosen(startingOffsets=by_partition(filled, 50, -2, 0), endingOffsets=by_partition(filled, 70, 3, -1)) == (
         rows_of(filled, p0=(50, 70), p1=(0, 3))
     )
-    # Offset n has the time EPOCH_MS + n. A time behind the last record means latest as an end, and as a start only if
-    # asked.
+    # Offset n has the time EPOCH_MS + n. An ending time after the last record means the end of the log, a starting time
+    # only with the strategy "latest".
     times = {"startingTimestamp": str(EPOCH_MS + 15), "startingOffsetsByTimestampStrategy": "latest"}
     assert chosen(**times, startingOffsets="earliest") == rows_of(filled, p0=(15, 100), p1=(15, 30))
     assert chosen(**times, endingTimestamp=str(EPOCH_MS + 65)) == rows_of(filled, p0=(15, 65), p1=(15, 30))

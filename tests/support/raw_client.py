@@ -1,4 +1,4 @@
-"""Bytes to a server and responses from it, over many sockets at once: for clients that no HTTP library can be."""
+"""Bytes to a server and responses from it, over many sockets at once, for requests that no HTTP library sends."""
 
 import asyncio
 import contextlib

@@ -136,7 +136,7 @@ class FaultyServerProcess(ServerProcess):
         super().start(*options)
 
     def beside(self) -> "FaultyServerProcess":
-        """Return a second server on the same directory, at other addresses. Raises NotStartedError when it starts."""
+        """Start a second server on the same directory, at other addresses. Raises NotStartedError."""
         return FaultyServerProcess(self.data, environment={**self._own, "LOGSTORE_KAFKA_LISTENERS": "127.0.0.1:0"})
 
     def __exit__(self, *_: object) -> None:

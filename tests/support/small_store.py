@@ -13,9 +13,7 @@ Records = dict[int, list[tuple[int, bytes | None]]]
 
 
 def small_store(data: Path, *, rolls: int = 3, tail: bool = True, **configs: str) -> Records:
-    """Write two partitions of ``events``: a segment of each for each roll, then with ``tail`` records only in the
-    journal.
-    """
+    """Write two partitions of ``events``: a segment of each per roll, and with ``tail`` records in the journal only."""
 
     async def fill() -> Records:
         async with running_broker(data.with_name(f"{data.name}.live")) as broker:

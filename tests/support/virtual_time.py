@@ -112,7 +112,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._threads_at_work += 1
 
     def thread_ends(self) -> None:
-        """Note that a thread has ended. It calls this once the loop has the result of its work."""
+        """Note that a thread has ended. The thread calls this once the loop has the result of its work."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self.call_soon_threadsafe(self._thread_ended)
 

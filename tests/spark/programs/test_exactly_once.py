@@ -341,7 +341,7 @@ def test_an_empty_batch_mirrors_the_sink(spark, store, admin, tmp_path, stop_at)
         with contextlib.suppress(Stopped), read(topic) as batch:
             batch.write_delta()
     assert mirrored() == {(topic, 0): (10, 1), (topic, 1): (0, 1)}
-    # If the sink's log was cleaned, the group's offsets replace it, so all of them are of one commit.
+    # If the sink's log was cleaned, the group's offsets replace it, so all of them must be of one commit.
     with read(topic, later) as batch:
         assert batch.is_empty
     assert mirrored() == {(topic, 0): (20, 2), (topic, 1): (0, 2), (later, 0): (7, 2)}
