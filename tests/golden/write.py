@@ -9,7 +9,7 @@ ranges of append times, ``cluster-2 cluster`` for version 2 of ``cluster.json``.
 journal: the code of d66ab5f wrote it in the same way, with a producer of seven batches more.
 
 - ``data.tar.gz``: a data directory, sealed and un-sealed records; ``data.json``: the responses of a store on it. The
-jobs need a Spark
+  jobs need a Spark
 - ``journal`` and ``journal.json``, its frames; ``segments`` and ``segments.json``, their footers and rows
 - ``record_batches``: a journal with record batches of Kafka's clients; ``record_batches.json``: its frames and records
 - ``refused``: journals, each named after its content that this release refuses; ``refused.json``: their frames
