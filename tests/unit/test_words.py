@@ -29,6 +29,7 @@ PLAIN = (
     "consumer_offsets",
     "docs/*.md",
     "docs/demo",
+    "findings/README.md",
     "ingest_api",
     "logstore",
     "tests/airflow",
