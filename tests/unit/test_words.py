@@ -287,6 +287,8 @@ def test_texts_of_a_page_are_found_with_their_lines() -> None:
 
 if __name__ == "__main__":  # python -m tests.unit.test_words FOLDER ...: what has to change there
     for name in sys.argv[1:]:
-        for path in sorted(Path(name).rglob("*.py")) if Path(name).is_dir() else [Path(name)]:
+        for path in sorted(Path(name).rglob("*.*")) if Path(name).is_dir() else [Path(name)]:
+            if path.suffix not in {".py", ".md"}:
+                continue
             for one in faults_of_file(path):
                 print(f"{path}:{one}")
