@@ -1,12 +1,12 @@
 """A disk that fails on command, and a power cut.
 
-``FaultyFileSystem`` works on real files: they are the page cache, what a restarted process sees. Given a root it keeps
-beside them what a disk would hold of that tree: of a file the bytes and the length of its last successful sync, of a
-directory the names of its last sync. What is there when it is made is durable. Files that others write into the tree
-(delta-rs, shutil) are durable once they are synced through here. ``power_cut`` makes the tree what a machine could find
-after losing power.
+``FaultyFileSystem`` works on real files, which are the page cache: what a restarted process sees. Given a root, it also
+keeps what a disk would hold of that tree: the bytes and the length of a file at its last successful sync, and the names
+of a directory at its last sync. Everything that exists when it is made is durable. Files that others write into the
+tree (delta-rs, shutil) are durable once they are synced through here. ``power_cut`` makes the tree one that a machine
+could find after losing power.
 
-Faults are ordered by call (``write_at``, or of one kind of file: ``journal.write_at``, ``segment.fdatasync``,
+Faults are ordered by call (``write_at``, or for one kind of file: ``journal.write_at``, ``segment.fdatasync``,
 ``delta.sync_file``, ``segment.read_into`` ...) or by named point (``journal.written``); ``hits`` counts both, under all
 of these names.
 """
@@ -47,13 +47,13 @@ class _Inode:
 
     disk: bytearray = field(default_factory=bytearray)
     dirty: set[int] = field(default_factory=set)
-    # Set when a length was changed since the last sync.
+    # True if the length was changed since the last sync.
     resized: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class _Directory:
-    """The names that the disk holds of a directory: of files (inode numbers) and of directories."""
+    """The names that a directory has on the disk: of files (inode numbers) and of directories."""
 
     inode: int
     names: "dict[str, int | _Directory]" = field(default_factory=dict)
@@ -61,7 +61,7 @@ class _Directory:
 
 @dataclass(slots=True)
 class _Rename:
-    """From one directory to another: both names change on the disk, or neither."""
+    """A rename from one directory to another: both names change on the disk, or neither."""
 
     source: _Directory
     old: str
@@ -94,12 +94,12 @@ class FaultyFileSystem(FileSystem):
     """A FileSystem with faults to order, and with a disk to lose power if it is given the ``root`` of a tree."""
 
     def __init__(self, root: Path | None = None, machine: str = "") -> None:
-        """``machine``: the name of one of several that share the tree in one process."""
+        """Begin without faults; ``machine`` names one of several that share the tree in one process."""
         self.root = root
         self._below = f"{root}/"
-        # Links to all files ever seen: their bytes stay, and their inode numbers are not given to others.
+        # It has links to all files ever seen, so that their bytes stay and their inode numbers are not reused.
         self._attic = root.with_name(f"{root.name}.attic-{machine}-{os.getpid()}") if root else None
-        # Inode numbers of files that another process with such a disk has synced.
+        # It has the inode numbers of files that another process with such a disk has synced.
         self._ledger = root.with_name(f"{root.name}.synced") if root else None
         self._lock = threading.RLock()
         self._forced: dict[tuple[_Directory, str], int | _Directory | None] = {}
@@ -118,15 +118,16 @@ class FaultyFileSystem(FileSystem):
         self._quota: int | None = None
         self._readonly = False
         self._ordered = False
-        #: A descriptor to do without, for what only this disk needs one for: a process out of them must not notice.
+        #: A spare descriptor for work that only this disk does, so that a process without descriptors does not notice
+        #: it.
         self.spare_fd: int | None = None
-        #: Directories below the root that are on the disks of other machines, if the rest of it is shared with them.
+        #: Directories below the root that are on the disks of other machines, if they share the rest of it.
         self.of_others: Callable[[Path], bool] | None = None
         #: Inode numbers of directories that this process has made, and of files that it has unlinked.
         self._touched: set[int] = set()
         self.crashed = False
         self.hits: Counter[str] = Counter()
-        #: Every fault that happened: what was asked for, and where it struck.
+        #: Every fault that happened: the order, and the call that it hit.
         self.injected: list[str] = []
         if root:
             self._begin(root)
@@ -148,23 +149,23 @@ class FaultyFileSystem(FileSystem):
 
         ``dies``: instead of raising, the real process is killed.
 
-        ``call`` may be of one kind of file (``journal.write_at``); ``path`` has to be in the file's path.
+        ``call`` may be restricted to one kind of file (``journal.write_at``); ``path`` has to occur in the file's path.
         """
         with self._lock:
             self._ordered = True
             self._rules.append(_Rule(call, path, nth, error, written, times, dies))
 
     def at(self, point: str, action: Callable[[str], None], *, nth: int = 1) -> None:
-        """Do something when ``point`` is reached, or ``call`` called, for the ``nth`` next time."""
+        """Run an action when ``point`` is reached, or that call is made, for the ``nth`` next time."""
         with self._lock:
             self._points.append((point, [nth], action))
 
     def crash_at(self, point: str, count: int = 1) -> None:
-        """kill -9, for this object only, when the ``count``-th next call reaches ``point``."""
+        """Crash this object, as kill -9 does, when the ``count``-th next call reaches ``point``."""
         self.at(point, lambda _: self.crash(), nth=count)
 
     def slow(self, call: str, seconds: float) -> None:
-        """Let each ``call`` take so much longer."""
+        """Let each ``call`` take this much longer."""
         self._ordered = True
         self._slow[call] = seconds
 
@@ -174,21 +175,21 @@ class FaultyFileSystem(FileSystem):
         self._flips[path] = (position, bits)
 
     def readonly(self) -> None:
-        """Let every change of the disk be EROFS."""
+        """Let every change of the disk fail with EROFS."""
         self._ordered = self._readonly = True
 
     def fill(self, free_bytes: int = 0) -> None:
-        """Let the disk have this many bytes left: more is ENOSPC, and a write is cut short there."""
+        """Let the disk have this many free bytes: more is ENOSPC, and a write is cut short there."""
         self._ordered = True
         self._quota = free_bytes
 
     @property
     def faulty(self) -> bool:
-        """Whether a fault was ordered since the start or ``heal``."""
+        """True if a fault was ordered since the start or ``heal``."""
         return self._ordered
 
     def heal(self, *, points: bool = True) -> None:
-        """Forget all orders, but those ``at`` points unless ``points``; the disk has space."""
+        """Forget all orders, but keep those ``at`` points unless ``points``; the disk has space again."""
         with self._lock:
             self._rules.clear()
             if points:
@@ -199,27 +200,27 @@ class FaultyFileSystem(FileSystem):
             self._ordered = self._readonly = False
 
     def crash(self) -> None:
-        """kill -9: from now on no call has an effect."""
+        """Let no call have an effect from now on, as after kill -9."""
         self.crashed = True
 
     def restart(self) -> None:
-        """A new process on the same machine: the page cache is still there."""
+        """Begin a new process on the same machine, which still has the page cache."""
         self.heal()
         self.crashed = False
 
     def holding(self) -> contextlib.AbstractContextManager[object]:
-        """Nobody else's call begins in this block."""
+        """Let no call of another thread begin in this block."""
         return self._lock
 
     def close_all(self) -> None:
-        """Close all descriptors, as the kernel does for a process that ended."""
+        """Close all descriptors, as the kernel does for an ended process."""
         for fd in list(self._paths):
             self.close(fd)
 
     # ---- faults ------------------------------------------------------------------------------------------------
 
     def _called(self, call: str, path: Path | None) -> _Rule | None:
-        """The fault of this call, if it has one that the caller has to carry out."""
+        """Return the fault of this call, if there is one that the caller has to carry out."""
         if self.crashed:
             raise CrashedError(errno.EIO, "the process is dead")
         names = _names(call, f"{path}") if path else (call,)
@@ -312,7 +313,7 @@ class FaultyFileSystem(FileSystem):
                     self._quota -= grown
             self._raise(rule)
             self._changed(fd, position, 0)
-            # A sparse length reads the same, and does not take space from the machine that tests.
+            # A sparse length reads the same, and needs no space on the machine that tests.
             os.ftruncate(fd, max(os.fstat(fd).st_size, position + length))
 
     def write_at(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
@@ -409,7 +410,7 @@ class FaultyFileSystem(FileSystem):
             inode = self._inode(fd)
             if rule is None and self.root:
                 self._make_durable(fd, inode)
-            # As Linux does: after a failed sync the pages count as clean, and no later sync writes them.
+            # This is what Linux does: after a failed sync the pages count as clean, and no later sync writes them.
             inode.dirty.clear()
             self._raise(rule)
 
@@ -485,7 +486,7 @@ class FaultyFileSystem(FileSystem):
             if not Path(f"/proc/{attic.name.rpartition('-')[2]}").exists() or attic == self._attic:
                 shutil.rmtree(attic, ignore_errors=True)
         self._attic.mkdir(parents=True)
-        # Opened once: a sync needs no descriptor when there is none left.
+        # It is opened once, so that a sync needs no descriptor when none is left.
         self._ledger_fd = os.open(self._ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         weakref.finalize(self, os.close, self._ledger_fd)
         self._seen_synced = self._ledger.stat().st_size
@@ -569,9 +570,9 @@ class FaultyFileSystem(FileSystem):
         inode.resized = True
 
     def power_cut(self, rng: random.Random, *, strict: bool = False) -> None:
-        """Make the tree one that a start after a loss of power may find. This object is then a dead process's.
+        """Make the tree one that a start after a loss of power may find. This object then belongs to a dead process.
 
-        Every name and every page that was changed since its last sync is, each on its own, the old or the new one;
+        Each name and each page that was changed since its last sync has, independently, the old or the new value;
         ``strict``: always the old one.
         """
         assert self.root
@@ -600,7 +601,7 @@ class FaultyFileSystem(FileSystem):
             old, new = directory.names.get(name), now.get(name)
             is_gone = new is None and (directory, name) not in self._forced
             if is_gone and isinstance(old, _Directory) and not self._is_own(old):
-                continue  # somebody else has taken it away
+                continue  # another process has taken it away
             if self.of_others is not None and self.of_others(path / name):
                 continue
             if old != new and isinstance(new, int) and self._is_durable_elsewhere(path / name, new):
@@ -617,13 +618,13 @@ class FaultyFileSystem(FileSystem):
                 self._restore(path / name, chosen, rng, strict=strict)
 
     def _is_own(self, entry: "int | _Directory | None") -> bool:
-        """Whether this process has made, renamed or removed the directory, or changed or unlinked the file."""
+        """Return whether this process has made, renamed or removed the directory, or changed or unlinked the file."""
         if isinstance(entry, _Directory):
             return entry.inode in self._touched
         return entry in self._inodes or entry in self._touched
 
     def _is_durable_elsewhere(self, path: Path, number: int) -> bool:
-        """Written and synced by another process: seen in the ledger, or a Spark task's segment."""
+        """Return whether another process wrote and synced the file: it is in the ledger, or a Spark task's segment."""
         return number in self._original or (number not in self._inodes and path.suffix == ".parquet")
 
     def _restore(self, path: Path, number: int, rng: random.Random, *, strict: bool) -> None:
@@ -636,7 +637,7 @@ class FaultyFileSystem(FileSystem):
             )
             content = bytes(inode.disk) if strict else _after_cut(seen, inode, rng)
         if content != seen or not path.exists():
-            # In one step: readers on other machines may have the file open, or open it now.
+            # The file is replaced in one step, because readers on other machines may have it open, or open it now.
             restored = self._attic / "restored"
             restored.write_bytes(content)
             restored.replace(path)
@@ -646,7 +647,7 @@ def _after_cut(seen: bytes, inode: _Inode, rng: random.Random) -> bytes:
     size = rng.choice([len(inode.disk), len(seen)]) if inode.resized else len(inode.disk)
     content = bytearray(size)
     content[: len(inode.disk)] = inode.disk[:size]
-    # Mostly pages go one by one; sometimes all or none of them, which is what quick disks do.
+    # Mostly each page is decided alone; sometimes all or none are kept, as on quick disks.
     odds = rng.choice([0.0, 0.5, 0.5, 0.9, 1.0])
     for page in inode.dirty:
         if rng.random() < odds:
@@ -678,17 +679,17 @@ def _remove(path: Path) -> None:
 
 
 def kill(_: str) -> None:
-    """An action for ``FaultyFileSystem.at``: the real process dies."""
+    """Kill the real process; an action for ``FaultyFileSystem.at``."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def stop(_: str) -> None:
-    """An action for ``FaultyFileSystem.at``: the real process stands still until SIGCONT."""
+    """Stop the real process until SIGCONT; an action for ``FaultyFileSystem.at``."""
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def raising(error: int) -> Callable[[str], None]:
-    """An action for ``FaultyFileSystem.at``: the point fails, as a call would."""
+    """Return an action for ``FaultyFileSystem.at`` that lets the point fail as a call would."""
 
     def action(point: str) -> None:
         raise OSError(error, os.strerror(error), point)
@@ -698,13 +699,13 @@ def raising(error: int) -> Callable[[str], None]:
 
 @functools.lru_cache(8192)
 def _names(call: str, path: str) -> tuple[str, str]:
-    """The names under which faults of a call are ordered."""
+    """Return the names under which faults of a call are ordered."""
     return call, f"{kind_of(Path(path))}.{call}"
 
 
 @functools.lru_cache(1024)
 def kind_of(path: Path) -> str:
-    """The kind of a file of a data directory: lock, delta, segment, journal, broker or catalog."""
+    """Return the kind of a file of a data directory: lock, delta, segment, journal, broker or catalog."""
     parts = path.parts
     if path.name == lock_file.NAME:
         return "lock"

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def rewritten(function: Any, *changes: tuple[str, str]) -> Any:
-    """The function with other text in it."""
+    """Return the function with other text in it."""
     function = inspect.unwrap(function)
     source = textwrap.dedent(inspect.getsource(function))
     for before, after in changes:
