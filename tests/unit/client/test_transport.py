@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from logstore import errors
+from logstore.client import transport as transport_module
 from logstore.client.admin import Admin
 from logstore.client.connections import Connections
 from logstore.client.transport import Transport
@@ -94,6 +95,18 @@ def test_names_all_addresses_when_none_answers(closed_port):
         pytest.raises(errors.StoreUnreachableError, match=re.escape(f"http://{closed_port}, http://{closed_port}/b")),
     ):
         transport.request("GET", "/")
+
+
+def test_one_warning_says_that_no_store_can_be_reached(closed_port, monkeypatch, caplog):
+    monkeypatch.setattr(transport_module, "_WARN_S", 0.0)
+    with (
+        Transport(f"http://{closed_port}", retry_timeout_s=0.5) as transport,
+        pytest.raises(errors.StoreUnreachableError),
+    ):
+        transport.request("GET", "/topics")
+    (warning,) = caplog.messages
+    assert f"No store answers at http://{closed_port}" in warning
+    assert "trying for another" in warning
 
 
 def test_sends_again_after_a_throttled_answer_whatever_the_method():
