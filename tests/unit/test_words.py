@@ -25,6 +25,7 @@ PLAIN = (
     "consumer_offsets",
     "ingest_api",
     "logstore",
+    "tests/api",
     "tests/unit/test_words.py",
 )
 
