@@ -26,6 +26,7 @@ PLAIN = (
     "ingest_api",
     "logstore",
     "tests/api",
+    "tests/unit/broker",
     "tests/unit/test_words.py",
 )
 
