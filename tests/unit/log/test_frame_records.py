@@ -1,4 +1,4 @@
-"""Frames of Arrow's and of Kafka's batches as records of the log."""
+"""Frames of Arrow's and of Kafka's batches become records of the log."""
 
 import pyarrow as pa
 import pytest
@@ -44,7 +44,7 @@ def frame_of(kind, records, base_offset, *, log_append_time=False) -> Frame:
 
 @given(frames)
 def test_frames_of_all_kinds_are_the_records_that_were_put_into_them(given_frames):
-    """Also over gaps: a frame of another partition, or a marker, was between them."""
+    """Leave gaps as well: a frame of another partition, or a marker, was between the frames."""
     found, expected, offset = [], [], 0
     for kind, records, log_append_time, gap in given_frames:
         offset += 5 * gap
