@@ -27,6 +27,7 @@ PLAIN = (
     "logstore",
     "tests/api",
     "tests/unit/broker",
+    "tests/unit/client",
     "tests/unit/kafka_listener",
     "tests/unit/log",
     "tests/unit/test_words.py",

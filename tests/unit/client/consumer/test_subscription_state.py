@@ -1,4 +1,4 @@
-"""Positions of a consumer, against a fetcher that only remembers what it was told."""
+"""Positions of a consumer, with a fetcher that only remembers its orders."""
 
 from collections.abc import Iterable, Mapping
 
@@ -22,7 +22,7 @@ ZERO, ONE = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
 
 class ToldFetcher:
-    """``reading``: the partitions that it was told to read, with offset and topic id."""
+    """A fetcher whose ``reading`` has the partitions that it has to read, with offset and topic id."""
 
     def __init__(self) -> None:
         self.reading: dict[TopicPartition, tuple[int, str]] = {}

@@ -1,4 +1,4 @@
-"""The parts of a produce request, and the doubt about each."""
+"""The parts of a produce request, and whether the outcome of each is in doubt."""
 
 import numpy as np
 import pyarrow as pa
