@@ -30,6 +30,7 @@ PLAIN = (
     "tests/unit/client",
     "tests/unit/kafka_listener",
     "tests/unit/log",
+    "tests/unit/spark",
     "tests/unit/test_words.py",
 )
 
