@@ -28,6 +28,7 @@ PLAIN = (
     "tests/api",
     "tests/unit/broker",
     "tests/unit/client",
+    "tests/unit/compaction_jobs",
     "tests/unit/kafka_listener",
     "tests/unit/log",
     "tests/unit/spark",
