@@ -32,7 +32,7 @@ def test_a_store_that_runs_is_no_failure(server):
     port = server.url.rpartition(":")[2]
     found = checks("--data", server.data, "--port", port)
     assert found[f"port {port}"]["found"] == f"in use by this store, at {server.url}"
-    count = found["topics"]["found"].partition(",")[0]  # without the store's own, in both
+    count = found["topics"]["found"].partition(",")[0]  # without the store's internal topics, in both
     assert f": {count}, a store runs on it at {server.url}" in found["data directory"]["found"]
     assert found["store"]["found"].startswith(f"{server.url} is ready, version ")
 

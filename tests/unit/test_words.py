@@ -26,6 +26,7 @@ PLAIN = (
     "ingest_api",
     "logstore",
     "tests/api",
+    "tests/cli",
     "tests/unit/broker",
     "tests/unit/client",
     "tests/unit/compaction_jobs",

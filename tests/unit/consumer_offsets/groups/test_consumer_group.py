@@ -1,4 +1,4 @@
-"""Groups of the consumer protocol (KIP-848): epochs, the target assignment, and how members get there."""
+"""Groups of the consumer protocol (KIP-848): epochs, the target assignment, and how members reach it."""
 
 import pytest
 
@@ -165,7 +165,7 @@ def test_a_member_that_brings_no_more_than_before_is_not_refused(monkeypatch):
     group = GroupDriver(t=1)
     assert group.beat("a", 0, instance_id="i").error is None
     assert group.beat("b", 0).error is None
-    # As the record of an earlier release, which had no bound.
+    # This is the record of an earlier release, which had no limit.
     monkeypatch.setattr(classic_joins, "GROUP_BYTES_MAX", KIB)
     assert is_error(group.beat("c", 0).error, errors.GroupMaxSizeReachedError)
     assert is_error(group.beat("b", 0, subscribed_topics={"t", "u"}).error, errors.GroupMaxSizeReachedError)
