@@ -30,6 +30,7 @@ PLAIN = (
     "tests/unit/broker",
     "tests/unit/client",
     "tests/unit/compaction_jobs",
+    "tests/unit/delta",
     "tests/unit/kafka_listener",
     "tests/unit/log",
     "tests/unit/spark",
