@@ -33,6 +33,7 @@ PLAIN = (
     "tests/unit/delta",
     "tests/unit/kafka_listener",
     "tests/unit/log",
+    "tests/unit/protocol",
     "tests/unit/replication",
     "tests/unit/spark",
     "tests/unit/test_words.py",
