@@ -32,7 +32,7 @@ def _no_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(server: ServerProcess) -> Run:
-    """Return ``run("topic", "list")``, which runs a command here; it must exit with ``code`` (None: any)."""
+    """Return ``run("topic", "list")``, which runs a command in this process and expects ``code`` (None: any)."""
 
     def run(*arguments: object, input: str | bytes | None = None, code: int | None = 0) -> Result:
         runner = CliRunner(env={"LOGSTORE_URL": server.url})

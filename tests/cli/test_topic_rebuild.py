@@ -1,4 +1,4 @@
-"""``topic rebuild`` repairs data directories whose Delta log is damaged or lost; and a store serves it again."""
+"""``topic rebuild`` repairs data directories whose Delta log is damaged or lost, so that a store serves them again."""
 
 import json
 import shlex

@@ -92,7 +92,7 @@ class GroupModel(RuleBasedStateMachine):
 
     @rule(requests=st.lists(st.tuples(groups, commits), min_size=2, max_size=4), deleted=st.none() | groups)
     def commit_at_once(self, requests: list[tuple[str, Wanted]], deleted: str | None) -> None:
-        """Commit at once: appends follow the order of the calls, and the deletion removes commits that are under way."""
+        """Commit at once: appends follow the order of the calls, and the deletion removes commits under way."""
 
         async def at_once() -> None:
             work = [self.coordinator.commit(INTERNAL, group, offsets) for group, offsets in asked]
@@ -186,7 +186,7 @@ class GroupModel(RuleBasedStateMachine):
         shutil.rmtree(self.root)
 
     def check_table(self) -> None:
-        """Read the table after a clean stop, like readers of storage: the latest row of each key, without tombstones."""
+        """Read the table after a clean stop, as readers of storage do: the latest row of each key, no tombstones."""
         path = self.data / "topics" / OFFSETS_TOPIC
         found: dict[str, Committed] = {}
         if path.exists():
