@@ -29,6 +29,7 @@ PLAIN = (
     "tests/unit/benchmarks",
     "tests/unit/broker",
     "tests/unit/client",
+    "tests/unit/cluster",
     "tests/unit/compaction_jobs",
     "tests/unit/consumer_offsets",
     "tests/unit/delta",
