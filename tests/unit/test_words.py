@@ -30,6 +30,7 @@ PLAIN = (
     "tests/unit/broker",
     "tests/unit/client",
     "tests/unit/cluster",
+    "tests/unit/cluster_processes",
     "tests/unit/compaction_jobs",
     "tests/unit/consumer_offsets",
     "tests/unit/delta",
