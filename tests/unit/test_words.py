@@ -34,6 +34,7 @@ PLAIN = (
     "tests/unit/compaction_jobs",
     "tests/unit/consumer_offsets",
     "tests/unit/delta",
+    "tests/unit/demo",
     "tests/unit/kafka_listener",
     "tests/unit/log",
     "tests/unit/protocol",
