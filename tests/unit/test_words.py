@@ -35,6 +35,7 @@ PLAIN = (
     "tests/unit/consumer_offsets",
     "tests/unit/delta",
     "tests/unit/demo",
+    "tests/unit/docs",
     "tests/unit/kafka_listener",
     "tests/unit/log",
     "tests/unit/protocol",
