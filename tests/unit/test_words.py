@@ -36,6 +36,7 @@ PLAIN = (
     "tests/unit/delta",
     "tests/unit/demo",
     "tests/unit/docs",
+    "tests/unit/journal",
     "tests/unit/kafka_listener",
     "tests/unit/log",
     "tests/unit/protocol",
