@@ -37,6 +37,7 @@ PLAIN = (
     "tests/unit/demo",
     "tests/unit/docs",
     "tests/unit/journal",
+    "tests/unit/kafka_batches",
     "tests/unit/kafka_listener",
     "tests/unit/log",
     "tests/unit/protocol",
