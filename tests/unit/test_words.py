@@ -39,6 +39,7 @@ PLAIN = (
     "tests/unit/journal",
     "tests/unit/kafka_batches",
     "tests/unit/kafka_listener",
+    "tests/unit/kafka_protocol",
     "tests/unit/log",
     "tests/unit/protocol",
     "tests/unit/replication",
