@@ -42,6 +42,7 @@ PLAIN = (
     "tests/unit/kafka_protocol",
     "tests/unit/log",
     "tests/unit/protocol",
+    "tests/unit/records",
     "tests/unit/replication",
     "tests/unit/spark",
     "tests/unit/test_words.py",
