@@ -44,6 +44,7 @@ PLAIN = (
     "tests/unit/protocol",
     "tests/unit/records",
     "tests/unit/replication",
+    "tests/unit/segments",
     "tests/unit/spark",
     "tests/unit/test_words.py",
 )
