@@ -1,4 +1,4 @@
-"""What is handed to the thread is done in order, and told; a thread that could not be started is started later."""
+"""The thread does its work in order and reports each outcome; one that could not be started is started later."""
 
 import asyncio
 import threading
