@@ -691,7 +691,7 @@ def test_a_flood_of_members_is_refused_at_group_max_size(server, path):
 
 
 def test_a_pattern_without_end_costs_no_time(server):
-    """RE2 does not backtrack, so (a+)+$ is a pattern like any other; it matches nothing here."""
+    """Subscribe to (a+)+$, a pattern like any other for RE2, which does not backtrack. Nothing matches it here."""
     body = {**_BEATING, "subscribed_topics": None, "subscribed_regex": "(a+)+$"}
     with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as http:
         assert http.post("/groups/pattern/consumer-heartbeat", json=body).status_code == 200

@@ -309,7 +309,7 @@ def test_other_forms_of_request_targets_are_answered(server, method):
 
 
 def test_an_upgrade_is_declined_and_the_request_answered(server):
-    """Java's HttpClient asks for h2c with every first request."""
+    """Ask for h2c, as Java's HttpClient does with every first request."""
     upgrade = (b"Connection: Upgrade, HTTP2-Settings\r\n", b"Upgrade: h2c\r\n", b"HTTP2-Settings: AAEAAEAA\r\n")
     with server.connection() as connection:
         connection.send(b"GET /topics HTTP/1.1\r\nHost: localhost\r\n" + b"".join(upgrade) + b"\r\n")

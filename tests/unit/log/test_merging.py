@@ -79,7 +79,7 @@ class History:
         )
 
     def most_small(self) -> int:
-        """Return the number of files that are not full which the second invariant allows."""
+        """Return the number of non-full files that the second invariant allows."""
         widths = [f.end_offset - f.base_offset for f in self.files if f.size < TARGET]
         if not widths:
             return 0

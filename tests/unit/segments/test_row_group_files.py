@@ -1,4 +1,4 @@
-"""Files of one row group read like it, with any reader; tests/faults/test_segment_damage.py tests damage."""
+"""Any reader reads a file of one row group like the row group; tests/faults/test_segment_damage.py tests damage."""
 
 from pathlib import Path
 
