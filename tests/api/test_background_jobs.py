@@ -75,7 +75,7 @@ def test_jobs_run_beside_the_store_and_end_with_it(tmp_path: Path):
     with ServerProcess(tmp_path / "data", environment=QUICK) as server:
         jobs = process_of_jobs(server)
         load(server, "events")
-        # The store's default selects the records, and the job notifies the store at once.
+        # The store's default configuration applies, and the job notifies the store at once.
         eventually(lambda: log_start(server, "events") == 10)
         load(server, "users", **{"cleanup.policy": "compact"})
         eventually(lambda: count(server, "users") == 1)

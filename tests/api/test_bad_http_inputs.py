@@ -540,8 +540,8 @@ def test_of_many_who_create_a_topic_at_once_one_does(server):
 
 
 def test_names_that_some_disk_or_metric_takes_for_one(server):
-    """Create many topics at once whose names differ by case, or by ``.`` and ``_``, which are one in metrics; one is
-    made.
+    """Create topics at once whose names differ only by case, or by ``.`` and ``_``, which metrics do not tell apart:
+    one is made.
     """
     names = [f"{a}{x}one{y}b{z}c" for a, x, y, z in itertools.product("aA", "._", "._", "._")]
 

@@ -1,4 +1,4 @@
-"""Requests over a real socket, well framed or not, get a right answer or a closed connection. The server runs on."""
+"""Requests over a real socket, well framed or not, get a right answer or a closed connection; the server survives."""
 
 import contextlib
 import gzip

@@ -240,7 +240,7 @@ async def test_nothing_gets_past_a_guard_that_refuses(store, monkeypatch, way):
 
 
 async def test_the_same_requests_do_their_work_when_the_guard_lets_them(store):
-    """Check that the refusals above prove something."""
+    """Send the same requests with permission; otherwise the refusals above would prove nothing."""
     before = all_that_could_change(store)
     existing = {(method, route.path) for router in ROUTERS for route in router.routes for method in route.methods}
     paths = dict(routes(store.broker.cluster_id))

@@ -37,7 +37,7 @@ async def test_an_instance_goes_on_where_it_began_or_behind_its_last_commit(tmp_
     async with running_api(tmp_path, **SETTINGS) as api:
         instance = again(api, instance)
         assert await instance.assigned() == [("t", 0), ("t", 1), ("t", 2)]
-        # It reads where it began, behind its commit, and where a seek sent it last.
+        # It continues where it began, after its commit, and where a seek sent it last.
         assert sorted(await instance.values(4)) == ["0 a", "0 b", "1 b", "2 b"]
         assert (await api.post("/consumers/g", json={"name": "c"})).status_code == 409
         assert (await api.delete(instance.path)).status_code == 204

@@ -386,7 +386,7 @@ async def test_a_commit_beyond_the_end_is_taken_as_by_kafka(api):
     assert await other.values(2) == [0, 1]
 
 
-async def test_a_seek_outside_the_log_is_taken_and_the_next_poll_begins_anew(api):
+async def test_a_seek_outside_the_log_is_taken_and_the_next_poll_begins_again(api):
     await api.produce("t", [0, 1, 2])
     await api.post("/topics/t/partitions/0/delete-records", json={"before_offset": 1})
     instance = await create(api)
@@ -620,7 +620,7 @@ async def test_a_question_for_the_head_reads_nothing(api):
     assert await instance.values(1) == [0]
 
 
-async def test_retention_that_overtakes_an_instance_begins_anew(api):
+async def test_retention_that_overtakes_an_instance_begins_again(api):
     await api.produce("t", [0, 1, 2])
     instance = await create(api)
     await instance.assign(0)
@@ -753,7 +753,7 @@ async def test_what_the_next_owner_reads_begins_where_the_first_began(api):
 
 
 async def test_a_topic_that_is_deleted_keeps_no_other_from_its_commit(api):
-    """Revoke all partitions in the rebalance after the deletion: their beginnings must be committed.
+    """Delete a topic, so that a rebalance revokes all partitions: their start positions must be committed.
 
     Without that commit an owner with latest, or this one after a restart, would begin at their ends.
     """

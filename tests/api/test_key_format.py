@@ -55,7 +55,7 @@ async def test_the_request_says_it_else_the_topic_else_it_is_json(api, path, con
 
 
 async def test_short_requests_that_come_together_keep_their_own_key_formats(api):
-    """Send requests over a socket, which bypass the application, also after the topic's default has changed."""
+    """Send requests over a socket, so that they bypass the application, also after a change of the topic's default."""
     await api.create_topic("t")
     async with listening(api.app) as (port, _), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
 

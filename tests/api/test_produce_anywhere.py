@@ -1,4 +1,4 @@
-"""Produce requests at brokers that do not lead keep the leader's identities, acks, formats and refusals."""
+"""A produce request to a broker that does not lead is handled as at the leader: identities, acks, formats, refusals."""
 
 import asyncio
 import dataclasses
@@ -118,7 +118,7 @@ async def test_arrow_batches_go_as_they_were_sent(tmp_path: Path, codec: str | N
             )
             assert found.records["value"].to_pylist() == [b"1" * 100, b"2", None]
             assert found.records["timestamp"].cast(pa.int64()).to_pylist()[1:] == at[1:]
-            # The newest timestamp is the append time, which is that of the record without a timestamp.
+            # The newest timestamp is the append time, which the record without a timestamp got.
             assert log.newest_timestamp_ms == found.records["timestamp"].cast(pa.int64()).to_pylist()[0]
 
 

@@ -62,7 +62,7 @@ async def test_a_body_that_is_slow_but_goes_on_is_read(tmp_path):
         async with listening(api.app) as (port, _), connected(port) as (reader, writer):
             writer.write(POST % len(body))
             for start in range(0, len(body), 1_000):
-                # All pieces take 3.5 s, longer than one interval; no pause is an eighth of one.
+                # Sending all pieces takes 3.5 s, longer than one interval; no pause is an eighth of one.
                 await asyncio.sleep(0.35)
                 writer.write(body[start : start + 1_000])
             assert (await asyncio.wait_for(reader.readline(), 30)).startswith(b"HTTP/1.1 200")

@@ -234,7 +234,7 @@ async def test_offsets_of_times_in_many_partitions(api):
     assert_error(await asked((0, 0), (1, 0)), 503, 50303)
 
 
-async def test_the_ends_of_a_partition_in_quarantine_are_not_told(api):
+async def test_the_ends_of_a_partition_in_quarantine_are_not_reported(api):
     """Refuse to report ends that may not be known: ``logstore group reset --to-latest`` would commit them."""
     await api.create_topic("t")
     await api.produce("t", [0, 1, 2])

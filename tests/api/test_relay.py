@@ -143,7 +143,7 @@ async def test_a_fetch_of_several_leaders_waits_for_as_many_bytes_as_it_asks_for
         found = {one.index: one for one in read_fetch_response(pa.py_buffer((await waiting).content))}
         assert sorted(found) == [0, 1, 2], "all that there is"
         assert all(one.error is None for one in found.values())
-        # At the end of the wait the answer has what exists.
+        # When the wait ends, the answer has the records that exist.
         body |= {"min_bytes": 500_000, "max_wait_ms": 50}
         assert len(list(read_fetch_response(pa.py_buffer((await http.post("/fetch", json=body)).content)))) == 3
 

@@ -267,7 +267,7 @@ async def test_an_append_is_bounded_in_bytes(api, appends):
     assert [answer.status_code for answer in answers] == [200] * 100
     assert sum(appends) == 100
     assert 10 < max(appends) <= 32
-    # One more byte than may join sends the request alone.
+    # A request one byte over the limit for joining is appended alone.
     assert (await post(api, body((None, "x" * 32_768)))).status_code == 200
     assert sum(appends) == 100
 

@@ -84,7 +84,7 @@ async def test_lag_of_every_group_and_partition(api):
     assert "logstore_group_lag" not in await scrape(api)
 
 
-async def test_problems_are_told(api, monkeypatch):
+async def test_problems_are_reported(api, monkeypatch):
     problems = [
         TopicProblem("t", 3, ProblemState.RECORDS_MISSING, "why", "what to do"),
         TopicProblem('sp"oilt\\', None, ProblemState.QUARANTINED, "why", "what to do"),

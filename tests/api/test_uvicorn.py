@@ -135,8 +135,8 @@ async def test_uvicorns_connection_has_the_attributes_that_ours_uses():
 
 
 async def test_uvicorns_cycle_is_begun_and_queued_as_ours_expects():
-    """Check what our protocol does with cycles: it takes them out of the pipeline, marks them, and writes for their
-    transport.
+    """Check what our protocol does with cycles: it takes them out of the pipeline, marks them, and writes in place of
+    their transport.
     """
     transport = Transport()
     found = connection(transport)

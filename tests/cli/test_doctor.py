@@ -52,7 +52,7 @@ def test_the_store_that_is_named_is_asked(server, run_json, topic, monkeypatch):
     assert url in unreachable["found"]
 
 
-def test_problems_of_a_store_are_told():
+def test_problems_of_a_store_are_reported():
     problem = TopicProblem("orders", 1, "quarantined", "two files overlap", "logstore topic delete orders")
     store = StoreStatus(
         "0.0",

@@ -155,7 +155,7 @@ def test_dumps_give_records_by_topic_partition_and_offset(run, server, topic):
         (["segment", "dump", "x.parquet", "--partition", 0], "go with --topic"),
     ],
 )
-def test_bad_arguments_are_told(run, server, monkeypatch, arguments, reason):
+def test_bad_arguments_are_reported(run, server, monkeypatch, arguments, reason):
     monkeypatch.setenv("LOGSTORE_DATA", str(server.data))
     assert reason in " ".join(run(*arguments, code=2).stderr.replace("│", "").split())
 

@@ -344,7 +344,7 @@ def test_produce_follows_a_pipe_and_ctrl_c_tells_what_is_stored(run, start, topi
     producing.stdin.flush()
     eventually(lambda: run("consume", topic).stdout)
     producing.send_signal(signal.SIGINT)
-    assert producing.wait(60) == 130  # before communicate() ends the input, which might end it first
+    assert producing.wait(60) == 130  # wait before communicate() ends the input, which could end it first
     output, errors = producing.communicate()
     assert b"Produced 1 record " in output
     assert errors == b""

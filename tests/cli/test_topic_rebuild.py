@@ -178,7 +178,7 @@ def test_the_journal_must_be_whole(data):
         (["--partitions", 0], "--partitions"),
     ],
 )
-def test_bad_arguments_are_told(data, arguments, reason):
+def test_bad_arguments_are_reported(data, arguments, reason):
     assert reason in rebuild(data, *arguments, code=2).stderr
 
 

@@ -9,7 +9,7 @@ from logstore.disk_thread import DiskThread
 from tests.support.virtual_time import run
 
 
-def test_work_is_done_in_order_and_its_errors_are_told() -> None:
+def test_work_is_done_in_order_and_its_errors_are_reported() -> None:
     async def scenario() -> None:
         thread = DiskThread("test")
         done: list[int] = []

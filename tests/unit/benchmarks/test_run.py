@@ -109,7 +109,7 @@ def test_a_turn_without_a_record_names_the_side_and_the_answers_and_the_run_goes
     assert printed.endswith("failed full: b, warm-up: no record got through in 2.0 s, 37 answers were 429\n")
 
 
-def test_an_unknown_case_is_told(capsys: pytest.CaptureFixture[str]):
+def test_an_unknown_case_is_reported(capsys: pytest.CaptureFixture[str]):
     assert main(["--cases", "produce-jason"]) == 2
     assert "no case is called 'produce-jason'" in capsys.readouterr().out
 

@@ -413,7 +413,7 @@ def test_a_reader_waits_for_min_bytes_and_takes_fewer_when_its_time_is_up(tmp_pa
     run(scenario())
 
 
-def test_waiting_readers_of_a_deleted_topic_are_told(tmp_path: Path) -> None:
+def test_waiting_readers_of_a_deleted_topic_are_notified(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)
@@ -516,7 +516,7 @@ def test_deleting_records_beyond_the_sealed_offset_rolls_first(tmp_path: Path) -
 # ---- topics ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_deleted_topic_of_the_same_name_begins_anew(tmp_path: Path) -> None:
+def test_a_deleted_topic_of_the_same_name_begins_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             await produce(broker, await new_topic(broker), [b"old"])
@@ -958,7 +958,9 @@ def test_a_deleted_topic_is_not_missed(tmp_path: Path) -> None:
 def test_a_delete_that_could_not_be_synced_is_finished_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: str, by: str
 ) -> None:
-    """Finish it: otherwise its records stay in the journal, and the store throttles all clients until a restart."""
+    """Finish a deletion: otherwise its records stay in the journal, and the store throttles all clients until a
+    restart.
+    """
     monkeypatch.setattr("logstore.broker.removals.RETRY_S", 0.2 if by == "itself" else 1000.0)
     filesystem = FaultyFileSystem()
 

@@ -147,9 +147,7 @@ def test_a_deleted_topic_is_not_due(tmp_path: Path) -> None:
 
 
 def test_a_topic_is_due_once_all_its_records_have_expired(tmp_path: Path) -> None:
-    """Roll expired records: Kafka rolls an active segment with expired records and deletes it, and here the store
-    rolls.
-    """
+    """Roll expired records. Kafka rolls an active segment of expired records and deletes it; the store rolls it."""
 
     async def scenario() -> None:
         clock = ManualClock()

@@ -440,8 +440,8 @@ def test_a_file_that_is_not_served_holds_up_an_erasure_and_no_roll(tmp_path: Pat
 
 
 def test_a_backup_of_the_whole_store_is_erased_again(tmp_path: Path) -> None:
-    """Restore a backup that is older than the erasure: the table, and a journal with unsealed records, but
-    ``__erasures``.
+    """Restore a backup older than the erasure, with a table and a journal of unsealed records; only ``__erasures`` is
+    newer.
     """
     data, backup = tmp_path / "data", tmp_path / "backup"
 

@@ -554,7 +554,7 @@ def test_a_restore_as_the_page_on_tables_has_it(tmp_path: Path, back: int, value
 
 
 def test_a_restore_to_before_a_merge_whose_first_records_were_deleted(tmp_path: Path) -> None:
-    """Restore a segment below the log start, to where the merged segment reaches."""
+    """Restore a segment that is below the log start, as is the beginning of the merged one."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:

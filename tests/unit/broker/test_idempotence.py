@@ -55,7 +55,7 @@ def key(text: str, values: list[bytes | None] | None = None, secret: bytes = b"s
 
 
 async def put(broker: Broker, name: str, values: list[bytes | None], **options: object) -> list[tuple[int, int, int]]:
-    """Produce with an idempotency key, to the partitions of the keys and the name. Raises the first error."""
+    """Produce with an idempotency key, to the partitions that the keys or its name choose. Raises the first error."""
     keys = [value[:1] if value and value[:1] != b"-" else None for value in values]
     identity = key(name, values, broker.idempotency_secret)
     result = await broker.produce(

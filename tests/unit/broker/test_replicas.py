@@ -378,9 +378,7 @@ def test_an_unclean_leader_drops_a_tail_that_was_written_over_another_history(tm
 
 
 def test_a_follower_that_may_join_counts_for_the_high_watermark_at_once(tmp_path: Path) -> None:
-    """Commit at once what the follower has: a task writes the ISR later, and records acknowledged meanwhile must be on
-    it.
-    """
+    """Count the follower before a task writes the ISR: records acknowledged meanwhile must be on it."""
 
     async def scenario() -> None:
         async with running_cluster(tmp_path, 1, 2) as cluster:

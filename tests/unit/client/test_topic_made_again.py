@@ -71,7 +71,7 @@ def committed(admin: Admin, group: str) -> dict[tuple[str, int], int]:
 
 @pytest.mark.parametrize("paused", [False, True])
 @pytest.mark.parametrize("columns", [False, True])
-def test_a_consumer_begins_anew_and_commits_no_old_position(
+def test_a_consumer_begins_again_and_commits_no_old_position(
     store: str, admin: Admin, old: TopicPartition, group: str, paused: bool, columns: bool
 ) -> None:
     with Consumer(store, group_id=group, auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
@@ -94,7 +94,7 @@ def test_a_consumer_begins_anew_and_commits_no_old_position(
         assert committed(admin, group) == {old: len(NEW)}
 
 
-def test_without_a_look_in_between_a_resumed_partition_begins_anew(
+def test_without_a_look_in_between_a_resumed_partition_begins_again(
     store: str, admin: Admin, old: TopicPartition
 ) -> None:
     with Consumer(store, auto_offset_reset="earliest") as consumer:
@@ -316,7 +316,7 @@ def stored(store: str, topic: str) -> dict[int, list[bytes | None]]:
 
 
 @pytest.mark.parametrize("idempotent", [True, False])
-def test_a_producer_counts_anew_in_the_new_topic(store: str, admin: Admin, topic: str, idempotent: bool) -> None:
+def test_a_producer_counts_from_zero_in_the_new_topic(store: str, admin: Admin, topic: str, idempotent: bool) -> None:
     with FaultyProxy(store) as proxy, Producer(proxy.url, enable_idempotence=idempotent) as producer:
         # The new topic gets as many records, and there they repeat nothing.
         for value in (b"0", b"1"):

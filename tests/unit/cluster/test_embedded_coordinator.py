@@ -239,7 +239,7 @@ async def test_the_epoch_is_above_that_of_the_start_that_began_the_journal(tmp_p
 
 
 async def test_a_directory_of_an_earlier_release_is_taken_with_any_journal(tmp_path: Path) -> None:
-    """Take such a directory, which does not record how far its journal was durable."""
+    """Take a directory that does not record how far its journal was durable."""
     home = tmp_path / "brokers" / "0"
     home.mkdir(parents=True)
     (home / "broker.json").write_bytes(checked_file.encode({"leader_epoch": 7}))

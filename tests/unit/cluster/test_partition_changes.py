@@ -71,7 +71,7 @@ def test_a_change_that_was_done_and_not_read_is_read_before_it_is_tried_again() 
 
 
 def test_a_change_behind_one_that_waits_is_refused_when_that_is_written() -> None:
-    """Refuse it late: a leader that retries at once would keep a broker busy, in a simulation for ever (seed 77.1)."""
+    """Refuse the change late: a leader that retries at once keeps a broker busy, a simulation for ever (seed 77.1)."""
 
     async def scenario() -> None:
         zookeeper: Any = ZooKeeper()

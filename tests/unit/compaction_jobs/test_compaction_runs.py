@@ -293,7 +293,7 @@ def test_no_deleted_key_comes_back_after_a_restore(tmp_path):
 def test_no_deleted_key_comes_back_after_a_restore_and_a_merge(tmp_path):
     """Merge compacted records with restored ones.
 
-    No compaction has met the restored tombstone, though the file has others that one has met.
+    No compaction has seen the restored tombstone, although one has seen other tombstones of the file.
     """
     topic = KeyedTopic.create(
         tmp_path, "users", cleanup_policy="compact", min_cleanable_dirty_ratio=0, delete_retention_ms=100

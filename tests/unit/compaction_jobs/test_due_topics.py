@@ -91,7 +91,7 @@ def test_the_dirtiest_topics_are_compacted_first(tmp_path):
     assert [topic.name for topic, _ in clean] == ["clean", "not-compacted"]
 
 
-def test_a_topic_that_was_made_anew_under_its_name_is_another_one(tmp_path):
+def test_a_topic_that_was_made_again_under_its_name_is_another_one(tmp_path):
     job = Retention(tmp_path)
     first = KeyedTopic.create(tmp_path, "events", retention_ms=HOUR_MS)
     first.roll({0: [record()]})

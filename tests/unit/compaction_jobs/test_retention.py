@@ -93,7 +93,7 @@ def test_old_segments_go_with_the_log_start_in_one_commit(tmp_path):
 
 
 def test_the_last_segment_stays_without_its_records(tmp_path):
-    """Keep its footer, which has the state at the end of history that a lost journal must not take away."""
+    """Keep the footer, which has the state at the end of history: the loss of a journal must not take that away."""
     topic = KeyedTopic.create(tmp_path, "events", 2, retention_ms=2 * HOUR_MS)
     topic.roll({0: aged(5)})
     topic.roll({0: aged(5), 1: aged(3)})

@@ -82,7 +82,7 @@ def test_key_compaction_takes_a_deleted_record_for_none(tmp_path: Path) -> None:
     assert served(topic) == {**expected, 20: b"20"}
 
 
-def test_merge_writes_files_with_vectors_anew(tmp_path: Path) -> None:
+def test_merge_writes_files_with_vectors_again(tmp_path: Path) -> None:
     topic = KeyedTopic.create(tmp_path, "users")
     for start in range(40):
         topic.roll({0: [Record(b"k", b"%d" % start, start)]})

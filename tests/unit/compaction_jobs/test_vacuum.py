@@ -165,7 +165,7 @@ def test_files_of_the_change_data_feed_go_by_their_age(tmp_path):
 
 
 def test_the_file_of_a_lost_commit_stays_for_the_store_to_commit_it_again(tmp_path):
-    """Remove the commit without a trace, as another writer can; later commits raise ``sealed``."""
+    """Remove a commit without a trace, as another writer can; ``sealed`` is beyond it because of later commits."""
     topic = KeyedTopic.create(tmp_path, "events", file_delete_delay_ms=0)
     for _ in range(2):
         topic.roll({0: [Record(b"k", b"v", 0)] * 3})

@@ -1,4 +1,4 @@
-"""Committed offsets agree with the log: each key has its counting record with the highest offset."""
+"""Committed offsets agree with the log: each key has the record with the highest offset that counts."""
 
 from dataclasses import dataclass
 from uuid import UUID

@@ -359,7 +359,7 @@ def test_a_machine_that_raises_is_loaded_again(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_log_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as (broker, shard):
             await produce(broker, broker.topic(INTERNAL, TOPIC), [b"1"])
@@ -371,7 +371,7 @@ def test_a_log_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_load_that_fails_for_no_known_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_that_fails_for_no_known_reason_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as (_, shard):
             monkeypatch.setattr(Counters, "on_loaded", lambda *_: 1 / 0)
@@ -478,7 +478,7 @@ def test_timers_fire_by_themselves(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_the_end_of_a_transaction_is_told(tmp_path: Path) -> None:
+def test_the_end_of_a_transaction_is_reported(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as (_, shard):
             shard.replay_marker(7, 1, committed=True)

@@ -156,7 +156,7 @@ def test_an_exception_after_the_commit_is_a_commit(tmp_path: Path, monkeypatch: 
 
 
 def test_a_checkpoint_that_cannot_be_written_touches_no_commit(tmp_path: Path) -> None:
-    """Turn delta-rs' hooks on: a commit whose checkpoint fails would raise although it is done."""
+    """Block the checkpoint: with delta-rs' own hooks the commit would raise an error although it is done."""
     table = create_topic(tmp_path)
     DeltaTable(str(path_of(table))).alter.set_table_properties({"delta.checkpointInterval": "1"})
     blocker = path_of(table) / "_delta_log" / f"{2:020d}.checkpoint.parquet"
@@ -399,7 +399,7 @@ def test_a_roll_on_top_of_an_overwritten_one_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_lost_below_later_rolls_is_committed_again(tmp_path: Path) -> None:
-    """Rename the foreign file after the next roll, so that ``sealed`` does not show the loss."""
+    """Let a foreign commit replace the entry after the next roll, so that ``sealed`` does not show the loss."""
     table = create_topic(tmp_path)
     parts = [roll(table, 0, base, base + 10) for base in (0, 10, 20)]
     before = table.snapshot()

@@ -98,7 +98,7 @@ def test_the_end_of_a_group_is_told_when_all_of_it_was(tmp_path):
     asyncio.run(scenario())
 
 
-def test_the_end_of_a_group_that_failed_is_told(tmp_path):
+def test_the_end_of_a_group_that_failed_is_reported(tmp_path):
     class Broken(FileSystem):
         def fdatasync(self, fd):
             raise OSError(errno.EIO, "broken")
@@ -436,7 +436,7 @@ def test_payloads_of_snapshots_and_controls_are_recovered_with_them(tmp_path):
     ids=str,
 )
 def test_a_marker_that_no_snapshot_could_hold_is_refused_before_one_is_written(tmp_path, change):
-    """Refuse it: a start that took it would begin a file that no later start can read."""
+    """Refuse the marker: a start that took it would begin a file that no later start can read."""
     control = control_frame(1)
     control = control._replace(header=control.header._replace(**change))
 

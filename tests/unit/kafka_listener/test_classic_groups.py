@@ -214,7 +214,7 @@ def test_what_a_member_may_not_say(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_group_of_any_name_has_members_and_their_clients_are_told(tmp_path: Path) -> None:
+def test_a_group_of_any_name_has_members_and_their_clients_are_reported(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with kafka_handlers(tmp_path, **OPTIONS) as handlers:
             name = "my group/ä 🙂" + "x" * 300

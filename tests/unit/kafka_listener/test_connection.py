@@ -55,7 +55,7 @@ def test_every_api_that_is_told_of_has_a_handler():
     assert HANDLERS.keys() == APIS.keys()
 
 
-def test_the_versions_of_all_apis_are_told(tmp_path: Path):
+def test_the_versions_of_all_apis_are_reported(tmp_path: Path):
     async def ask() -> None:
         async with kafka_server(tmp_path) as server:
             client = await server.connect()

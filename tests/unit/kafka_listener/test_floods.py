@@ -36,7 +36,7 @@ async def flood(server: KafkaServer, api_key: int, version: int, messages: Itera
 
 
 async def producing(server: KafkaServer) -> "asyncio.Task[int]":
-    """Produce records as another client, until it is cancelled; return their number. Returns after the first record."""
+    """Produce as another client; return, after the first record, a task that returns their number when cancelled."""
     client = await server.connect()
     begun = asyncio.Event()
 

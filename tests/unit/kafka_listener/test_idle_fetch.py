@@ -379,8 +379,8 @@ def test_a_session_without_partitions_has_nothing_to_wait_for(tmp_path: Path) ->
     run(ask())
 
 
-def test_a_topic_that_is_made_anew_is_waited_for(tmp_path: Path) -> None:
-    """Use a session of names, where the name now is another topic's."""
+def test_a_topic_that_is_made_again_is_waited_for(tmp_path: Path) -> None:
+    """Use a session of topic names: the name now belongs to another topic."""
 
     async def ask() -> None:
         async with kafka_server(tmp_path) as server:

@@ -245,7 +245,7 @@ def test_a_transactional_id_is_refused(tmp_path: Path, version: int):
     run(ask())
 
 
-def test_append_times_are_told(tmp_path: Path):
+def test_append_times_are_reported(tmp_path: Path):
     async def ask() -> None:
         async with kafka_server(tmp_path) as server:
             topic = await server.topic(message_timestamp_type="LogAppendTime")

@@ -186,7 +186,7 @@ def test_a_default_of_a_column_of_the_owner_keeps_commits_back(table: TopicTable
     roll(table, 0, 60, 80)
 
 
-def test_rows_that_others_delete_while_files_are_written_anew(
+def test_rows_that_others_delete_while_files_are_written_again(
     table: TopicTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Change vectors after the first plan: its files are written again, because their vectors differ at the commit."""

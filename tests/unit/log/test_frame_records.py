@@ -97,7 +97,7 @@ def test_a_roll_has_batches_of_kafka_joined_up_to_its_bound_and_those_of_arrow_a
     assert [batch.column("offset").to_pylist() for batch in joined] == [[0, 1], [2], [3], [4]]
 
 
-def test_a_payload_that_is_no_record_batch_any_more_is_told():
+def test_a_payload_that_is_no_record_batch_any_more_is_reported():
     with pytest.raises(CorruptionError, match="not the record batch that was stored"):
         list(frame_records([kafka_frame(0, b"a record batch")]))
     two = frame_of(Compression.NONE, [Row(1, None, b"v", None)] * 2, 7)

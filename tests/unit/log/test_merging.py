@@ -64,7 +64,7 @@ class History:
             pass
 
     def rewrites_beyond_tiers(self) -> int:
-        """Return the most rewrites of a record beyond one for each tier from its first file to its last.
+        """Return the most rewrites of a record, not counting one for each tier between its first file and its last.
 
         A full file is one tier more.
         """
@@ -141,7 +141,7 @@ def test_no_file_outgrows_its_window_and_old_windows_have_one_small_file(rolls):
 
 
 def test_a_file_far_ahead_of_its_time_does_not_split_those_behind_it():
-    """Roll a file that retention waits for, and with it for all later files."""
+    """Roll a file for which retention waits; all later files wait with it."""
     history = History(config(retention_ms="1000"))
     history.roll(1, newest_ms=1_000_000)
     for at in range(40):

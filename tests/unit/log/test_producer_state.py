@@ -165,7 +165,7 @@ def test_an_unknown_producer_begins_at_any_sequence_and_follows_itself_from_ther
 
 @pytest.mark.parametrize("count", [1, BATCHES_REMEMBERED, 2 * BATCHES_REMEMBERED])
 def test_what_is_before_the_first_batch_of_a_producer_counts_as_stored_only_if_that_was_number_0(count: int) -> None:
-    """Expect DUPLICATE_SEQUENCE_NUMBER only for stored batches, because a client takes it for stored."""
+    """Expect DUPLICATE_SEQUENCE_NUMBER only for stored batches, because to a client it means stored."""
     for begin, expected in ((40, OutOfOrderSequenceError), (0, DuplicateSequenceError)):
         found = states()
         for n in range(count):

@@ -164,7 +164,7 @@ def test_records_that_another_writer_took_out(table):
     assert "offsets 20 to 29 are missing: RESTORE" in report.problems[0].text
 
 
-def test_a_delete_leaves_a_gap_that_is_told(table):
+def test_a_delete_leaves_a_gap_that_is_reported(table):
     DeltaTable(path(table)).delete("partition = 0 AND offset >= 10 AND offset < 20")
     report = verify(table)
     assert report.problems == []

@@ -120,7 +120,7 @@ def test_the_stores_own_commits_keep_the_table_erased(topic: KeyedTopic) -> None
 
 
 def test_a_restore_is_erased_again(topic: KeyedTopic) -> None:
-    """Run a RESTORE before the old files are deleted, which can bring them back."""
+    """Run a RESTORE, which can bring old files back until they are deleted."""
     erasure, before = erasure_of(topic, b"ada"), topic.table.snapshot().version
     with ThreadPoolExecutor(2) as pool:
         erase_from_table(topic.table, "users", ErasedUpTo((erasure,)), TopicConfig.parse({}, {}), now_ms=1, pool=pool)

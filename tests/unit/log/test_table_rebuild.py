@@ -307,7 +307,7 @@ def test_a_kill_at_any_step_leaves_the_old_log_or_the_new_one(table, tmp_path):
 
 
 def test_partitions_that_only_the_facts_of_the_log_name_are_made_again(root: TableRoot, table: TopicTable) -> None:
-    """Restore a version before the partitions, none of which has a record: this takes the property back."""
+    """Restore a version before the partitions were added, which takes the property back; they have no records."""
     table.add_partitions(4)
     DeltaTable(table.files.uri).restore(table.snapshot().version - 1)
     log_entry(table, 3).unlink()

@@ -310,7 +310,7 @@ def test_a_late_request_of_a_former_connection_takes_no_news_from_the_new_one() 
     in_loop(scenario)
 
 
-def test_a_request_from_before_the_follower_registered_anew_is_no_acknowledgement() -> None:
+def test_a_request_from_before_the_follower_registered_again_is_no_acknowledgement() -> None:
     async def scenario() -> None:
         leader = Leader()
         leader.append(count=2)

@@ -856,7 +856,10 @@ async def test_an_answer_that_is_none_makes_the_peer_unavailable(answer):
 
 @contextlib.asynccontextmanager
 async def connected_to_a_deaf_broker():
-    """Connect to a broker that reads nothing after the handshake until the event is set; yield what it then reads."""
+    """Connect to a broker that reads nothing after the handshake until an event is set.
+
+    Yield the connection, the event, and the messages that the broker reads.
+    """
     hears = asyncio.Event()
     heard = []
 

@@ -285,7 +285,7 @@ def test_an_answer_is_not_believed_once_the_log_follows_another_epoch_since_it_c
     in_loop(scenario)
 
 
-def test_a_partition_that_is_followed_anew_during_its_truncation_is_asked_for_once() -> None:
+def test_a_partition_that_is_followed_again_during_its_truncation_is_asked_for_once() -> None:
     async def scenario(follower: Follower) -> None:
         follower.follow()
         await replicate(follower, 3)
@@ -315,7 +315,7 @@ def test_frames_that_do_not_follow_are_left_and_asked_for_again() -> None:
     in_loop(scenario)
 
 
-def test_a_full_disk_is_asked_again_from_the_same_end_and_a_broken_one_begins_anew() -> None:
+def test_a_full_disk_is_asked_again_from_the_same_end_and_a_broken_one_begins_again() -> None:
     async def scenario(follower: Follower) -> None:
         follower.follow()
         for error, connections in ((StorageFullError("full"), 1), (NetworkError("broken"), 2)):

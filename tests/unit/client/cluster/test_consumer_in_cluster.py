@@ -294,7 +294,7 @@ def test_commits_go_to_the_coordinator_and_follow_it(cluster: PlayedCluster):
     ],
     ids=lambda error: error.kafka_name,
 )
-def test_a_coordinator_that_is_not_ready_is_found_anew(cluster: PlayedCluster, refusal: errors.LogStoreError):
+def test_a_coordinator_that_is_not_ready_is_found_again(cluster: PlayedCluster, refusal: errors.LogStoreError):
     cluster.coordinators["g"] = 2
     left = [refusal] * 2
     with Admin(cluster.bootstrap) as admin:

@@ -588,7 +588,7 @@ def _fail_over_a_record(store: str, group: str, partition: TopicPartition) -> No
         raise ZeroDivisionError
 
 
-def test_a_failed_auto_commit_is_told(store: str, filled: str, group: str, admin: Admin):
+def test_a_failed_auto_commit_is_reported(store: str, filled: str, group: str, admin: Admin):
     other = f"t-{uuid4().hex[:12]}"
     admin.create_topic(other, partitions=1)
     with Consumer(store, group_id=group, auto_offset_reset="earliest", auto_commit_interval_ms=0) as consumer:
@@ -695,7 +695,7 @@ def test_seek_pause_and_assign_race_with_the_prefetch(store: str, topic: str):
 
 @pytest.mark.parametrize("chosen", ["subscribe", "assign"])
 def test_poll_keeps_to_its_time_while_the_store_has_not_answered_yet(chosen: str):
-    """Poll a port without a listener, and a listener that sends nothing and that only a close ends."""
+    """Poll where nothing listens, and where the listener is silent: only closing the consumer ends these attempts."""
     with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as program:
         for port in (free_port(), silent.getsockname()[1]):
             consumer = Consumer(f"127.0.0.1:{port}", group_id="g")

@@ -386,7 +386,7 @@ def test_without_a_group_all_that_matches_is_read(store: str, admin: Admin):
         eventually(lambda: (consumer.poll(timeout_s=0.05), len(consumer.assignment()) == 3)[1], "nothing new matches")
 
 
-def test_a_topic_that_is_not_there_is_told(members: Members, topic: str, store: str):
+def test_a_topic_that_is_not_there_is_reported(members: Members, topic: str, store: str):
     consumer = members.join()
     consumer.subscribe([f"absent-{topic}"])
     with pytest.raises(UnknownTopicError, match="absent"):

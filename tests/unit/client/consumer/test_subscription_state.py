@@ -104,7 +104,7 @@ def test_a_paused_partition_goes_on_after_what_was_handed_out(state: Subscriptio
     assert fetcher.reading == {ZERO: (6, "a"), ONE: (3, "a")}
 
 
-def test_a_topic_made_again_begins_anew_and_stays_paused(state: SubscriptionState, fetcher: ToldFetcher):
+def test_a_topic_made_again_begins_again_and_stays_paused(state: SubscriptionState, fetcher: ToldFetcher):
     state.assign({ZERO, ONE})
     state.place({ZERO: 5, ONE: 1}, {"orders": topic("a")})
     state.pause({ONE})

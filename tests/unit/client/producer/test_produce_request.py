@@ -61,7 +61,7 @@ def test_partitions_by_themselves_are_counted_as_in_the_whole(kind: type[errors.
 
 
 @pytest.mark.parametrize("kind", [errors.InvalidRecordError, errors.RecordTooLargeError])
-def test_batches_of_a_partition_are_counted_anew_unless_they_may_be_stored(kind: type[errors.LogStoreError]):
+def test_batches_of_a_partition_are_counted_again_unless_they_may_be_stored(kind: type[errors.LogStoreError]):
     whole = request(1, 1)
     later, first = whole.halves(kind("no"), None)
     assert [first.batches, later.batches] == [[each] for each in whole.batches]

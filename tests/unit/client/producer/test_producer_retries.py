@@ -87,7 +87,7 @@ def test_retries_are_counted(topic: str, proxy: FaultyProxy):
 
 
 @pytest.mark.long
-def test_after_the_delivery_timeout_the_epoch_rises_and_sequences_begin_anew(
+def test_after_the_delivery_timeout_the_epoch_rises_and_sequences_begin_again(
     store: str, topic: str, proxy: FaultyProxy
 ):
     options = {"linger_ms": 0, "request_timeout_ms": 6_000, "delivery_timeout_ms": 8_000, "retry_backoff_ms": 1}
@@ -233,7 +233,7 @@ def test_a_partition_that_waits_for_an_answer_holds_up_no_other(
         eventually(lambda: proxy.seen)
         assert producer.send(topic, "2", partition=1).result(20).offset == 0
         behind = producer.send(topic, "1", partition=0)
-        # This record was sent after the one behind, and is stored: that one could have been sent.
+        # This later record is stored, so the record behind the slow one could have been sent as well.
         admin.create_topic(f"{topic}-other")
         assert producer.send(f"{topic}-other", "3").result(20).offset == 0
         assert not slow.done()

@@ -262,7 +262,7 @@ def test_the_generation_begins_without_an_offline_static_member_once_its_session
 
 
 def test_a_static_member_that_does_not_join_stays_until_its_session_ends():
-    """Keep it in the next generation, though it did not join (KIP-345)."""
+    """Keep the static member in the next generation, although it did not join (KIP-345)."""
     group = GroupDriver()
     static, dynamic = group.stable("i", None)
     request = group.park_join(dynamic, protocols=OTHER)
@@ -630,7 +630,7 @@ def test_a_commit_keeps_the_session():
 # ---- records, restarts, deletion -------------------------------------------------------------------------------------
 
 
-def test_a_generation_is_recorded_before_it_is_told():
+def test_a_generation_is_recorded_before_it_is_answered():
     group = GroupDriver()
     request = group.park_join()
     group.settle()

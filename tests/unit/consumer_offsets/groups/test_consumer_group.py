@@ -477,7 +477,7 @@ def test_an_empty_group_keeps_its_epoch_and_the_time_of_its_end():
     assert (described.state, described.generation, described.state_since_ms) == ("Empty", 2, group.now_ms - 1_000)
 
 
-def test_every_epoch_is_recorded_before_it_is_told():
+def test_every_epoch_is_recorded_before_it_is_answered():
     group = GroupDriver(t=2)
     for member, epoch, held in [("a", 0, []), ("b", 0, []), ("a", 1, all_of("t", 0, 1)), ("a", 1, all_of("t", 0))]:
         group.beat(member, epoch, owned=held)

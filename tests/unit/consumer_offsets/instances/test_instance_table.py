@@ -1,4 +1,4 @@
-"""Instances in their records: the key has one spelling, and starts are removed with the commit of their partition."""
+"""Instances in their records: the key has one spelling, and a start position goes with the commit of its partition."""
 
 import msgspec
 import pytest

@@ -143,7 +143,7 @@ def test_three_claims_of_one_partition_with_different_subscriptions(generations:
 
 
 def test_an_owner_of_before_that_left_the_topic_does_not_get_it():
-    """Expect what Kafka does not do: it gives the member the partition, or fails with a NullPointerException."""
+    """Expect another result than Kafka, which gives the member the partition, or fails with a NullPointerException."""
     members = {
         "c1": member("t", "t:0 t:1 t:2 t:3", 4),
         "c2": member("t u", "u:0", 4),
