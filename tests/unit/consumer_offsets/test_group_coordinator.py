@@ -1,4 +1,4 @@
-"""A group commits legally, or while its topic is deleted, its disk fails, or its caller goes away."""
+"""Commits of a group: valid ones, and those whose topic is deleted, whose disk fails, or whose caller goes away."""
 
 import asyncio
 import contextlib
