@@ -89,6 +89,8 @@ class Nemesis:
         self._rng = random.Random()
         #: Some worlds have much to suffer, others time to roll, to merge and to forget.
         self._pause_s = random.Random(seed).choice([0.1, 0.1, 0.3, 1.0])
+        if strand is Strand.MACHINES:
+            self._pause_s *= 0.3  # each of them is short, and takes nobody away
         #: The numbers of the faults that have struck, which are those of the strand.
         self.struck: list[int] = []
         #: Whether a fault of this strand lasts.
@@ -338,7 +340,7 @@ class Nemesis:
 
     async def clock_drift(self) -> None:
         """The clocks of a machine run faster or slower than those of others, as they do until somebody sets them."""
-        rate, seconds = self._rng.choice([0.98, 0.99, 1.01, 1.02]), self._rng.uniform(0.1, 2)
+        rate, seconds = self._rng.choice([0.95, 0.98, 1.02, 1.05]), self._rng.uniform(0.05, 0.6)
         self._told("clock_drift", offset_ms=round((rate - 1) * seconds * 1000))
         self._node.clock.drift(rate)
         await asyncio.sleep(seconds)
