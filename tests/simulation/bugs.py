@@ -290,6 +290,8 @@ _IN_A_CLUSTER = {
     cluster_mutants.elect_without_an_epoch: 1,
     cluster_mutants.roll_all_there_is: 4,
     cluster_mutants.count_producers_alone: 4,
+    cluster_mutants.stay_in_the_isr: 1,
+    cluster_mutants.trust_what_stands_beside: 1,
     cluster_mutants.compare_no_positions: 1,
     cluster_mutants.bring_back_what_was_truncated: 1,
     cluster_mutants.acknowledge_with_too_few: 1,

@@ -86,6 +86,19 @@ class Cluster:
         ]
         return self.nodes[max(led)[1]] if led else None
 
+    def is_whole(self) -> bool:
+        """Return whether all brokers run, and all replicas are in sync: then a disk may be lost."""
+        first = self.nodes[0].store
+        if first is None or len(self.running) < len(self.nodes):
+            return False
+        for topic in first.broker.topics(INTERNAL, include_internal=True):
+            for partition in range(len(topic.partitions)):
+                leader = self.leader(topic.name, partition)
+                state = None if leader is None else self.state(int(leader.name), topic.name, partition)
+                if state is None or state.is_under_replicated or state.is_reassigning or len(state.replicas) < 2:
+                    return False
+        return True
+
     async def eventually(self, found: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
         """Wait until ``found`` is true. AssertionError after ``within_s`` simulated seconds."""
         loop = asyncio.get_running_loop()

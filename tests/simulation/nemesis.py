@@ -122,7 +122,7 @@ class Nemesis:
             (self.journal_bit_flip, 1),
         )
         if self._site.cluster is not None:
-            kinds += ((self.kill_all, 2), (self.cut_off_and_kill, 10))
+            kinds += ((self.kill_all, 2), (self.cut_off_and_kill, 10), (self.lose_journal, 3), (self.lose_disk, 2))
         return kinds
 
     def _of_machines(self) -> Kinds:
@@ -449,6 +449,32 @@ class Nemesis:
         for node in self._rng.sample(self._site.nodes, len(self._site.nodes)):
             await self._last(6)
             await self._start(node)
+
+    async def lose_journal(self) -> None:
+        """A broker dies, and its journal is gone, as where a file system is not mounted; ``meta.json`` stays."""
+        await self._lose("journal_lost", "journal")
+
+    async def lose_disk(self) -> None:
+        """A broker dies, and its whole log directory is gone."""
+        await self._lose("disk_lost", "")
+
+    async def _lose(self, kind: str, name: str) -> None:
+        """Lose a directory of the broker's own, if the others have all that it has: so at most one at a time."""
+        await self._all_started()
+        if not self._cluster.is_whole():
+            return
+        self._told(kind)
+        loser = self._node
+        killed = [loser] if self._rng.random() < 0.3 else self._site.nodes
+        for node in killed:
+            node.kill()
+        lost = loser.data / "brokers" / loser.name / name
+        loser.disk.remove_tree(lost)
+        loser.disk.sync_directory(lost.parent)
+        begins = self._rng.random() < 0.6  # with nobody to ask what it has lost
+        for node in sorted(self._rng.sample(killed, len(killed)), key=lambda node: begins and node is not loser):
+            await self._start(node)
+            await self._last(5)
 
     async def cut_off(self) -> None:
         """A broker reaches nobody, and nobody reaches it."""

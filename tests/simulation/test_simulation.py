@@ -49,7 +49,17 @@ def test_every_way_to_the_store_is_taken(brokers: int) -> None:
 _KINDS = (
     *("kill", "kill_at_a_call", "power_cut", "stop", "journal_error", "table_error", "full_disk", "slow_disk"),
     *("journal_bit_flip", "segment_bit_flip", "clock_drift"),
-    *("clock_step", "stall", "kill_all", "cut_off", "cut_off_and_kill", "cut_from_brokers", "cut_from_zookeeper"),
+    *(
+        "clock_step",
+        "stall",
+        "kill_all",
+        "lose_journal",
+        "lose_disk",
+        "cut_off",
+        "cut_off_and_kill",
+        "cut_from_brokers",
+        "cut_from_zookeeper",
+    ),
     *("break_connections", "zookeeper_down", "zookeeper_elects", "zookeeper_splits", "session_ends", "client_ends"),
     "answers_lost",
     "break_clients",
