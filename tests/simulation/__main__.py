@@ -13,6 +13,7 @@ import time
 from collections import Counter
 
 from tests.simulation.bugs import BUGS
+from tests.simulation.nemesis import Nemesis
 from tests.simulation.runs import WORLD_S, prepare, worlds
 from tests.simulation.shrinking import shrink
 from tests.simulation.story import story
@@ -26,6 +27,9 @@ def main() -> int:
     )
     parser.add_argument("--seconds", type=float, default=60.0, help="of wall time, after which no world begins")
     parser.add_argument("--events", type=int, help="stop after so many events instead, to compare two runs")
+    parser.add_argument(
+        "--kind", metavar="NAME", help="only faults of this kind: a method of Nemesis, such as kill_all"
+    )
     parser.add_argument("--bug", metavar="NAME", help="plant a bug of the catalogue")
     parser.add_argument("--list-bugs", action="store_true", help="name the bugs of the catalogue")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
@@ -36,19 +40,30 @@ def main() -> int:
         return 0
     if given.bug is not None and given.bug not in BUGS:
         parser.error(f"there is no bug {given.bug}: --list-bugs names them")
+    if given.kind is not None and not hasattr(Nemesis, given.kind):
+        parser.error(f"there is no fault {given.kind}: tests/simulation/nemesis.py has them")
     seed = random.SystemRandom().randrange(1_000_000) if given.seed is None else given.seed
     _say(f"seed {seed}: python -m tests.simulation --seed {seed} --brokers {given.brokers} replays this run")
-    return _run(seed, given.brokers, given.seconds, given.events, given.bug, as_json=given.json)
+    return _run(seed, given.brokers, given.seconds, given.events, given.bug, given.kind, as_json=given.json)
 
 
-def _run(seed: int, brokers: int, seconds: float, events: int | None, bug: str | None, *, as_json: bool) -> int:
+def _run(
+    seed: int,
+    brokers: int,
+    seconds: float,
+    events: int | None,
+    bug: str | None,
+    kind: str | None,
+    *,
+    as_json: bool,
+) -> int:
     began = time.monotonic()
     digest = hashlib.sha256()
     count = acknowledged = number = 0
     virtual_seconds = 0.0
     faults: Counter[str] = Counter()
     anomalies: list[str] = []
-    for outcome in worlds(seed, brokers, began + seconds, events, bug):
+    for outcome in worlds(seed, brokers, began + seconds, events, bug, kind):
         number += 1
         digest.update(outcome.digest.encode())
         count += outcome.events
@@ -62,12 +77,12 @@ def _run(seed: int, brokers: int, seconds: float, events: int | None, bug: str |
         f"{number} worlds, {count:,} events, {faults.total():,} faults, {acknowledged:,} records acknowledged, "
         f"{virtual_seconds:,.0f} simulated seconds in {wall_seconds:,.0f}: {len(anomalies)} anomalies"
     )
-    for kind, times in sorted(faults.items()):
-        _say(f"  {kind}: {times:,}")
+    for name, times in sorted(faults.items()):
+        _say(f"  {name}: {times:,}")
     if anomalies:
         _say("looking for fewer faults that show it ...")
         prepare(bug)
-        _say(story(shrink(outcome, brokers, WORLD_S)))
+        _say(story(shrink(outcome, brokers, WORLD_S, kind)))
     if as_json:
         told = {
             "seed": seed,

@@ -22,11 +22,14 @@ from tests.support.faulty_filesystem import kind_of
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """``seed``: of a run, with so many ``brokers``, whose first world shows it."""
+    """A rule that is broken, and a run that shows it: its ``brokers`` and ``seed``, and the only ``kind`` of faults that
+    strike, or None for all kinds.
+    """
 
     plant: Callable[[], None]
     brokers: int
     seed: int
+    kind: str | None = None
 
 
 # ---- the disk -------------------------------------------------------------------------------------------------------

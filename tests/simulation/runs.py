@@ -22,16 +22,18 @@ WORLD_S = 30.0
 _ENDLESS_S = 300.0
 
 
-def worlds(seed: int, brokers: int, until: float, events: int | None, bug: str | None) -> Iterator[Outcome]:
+def worlds(
+    seed: int, brokers: int, until: float, events: int | None, bug: str | None, kind: str | None
+) -> Iterator[Outcome]:
     """Yield the worlds of a seed in their order: those that begin before ``until`` (of the monotonic clock), or, one by
-    one, until ``events`` have happened.
+    one, until ``events`` have happened. ``kind`` is that of ``simulate``.
     """
     if events is not None:
         prepare(bug)
         for number in itertools.count():
             if events <= 0:
                 return
-            outcome = simulate(f"{seed}.{number}", brokers=brokers, virtual_seconds=WORLD_S, events=events)
+            outcome = simulate(f"{seed}.{number}", brokers=brokers, virtual_seconds=WORLD_S, events=events, kind=kind)
             events -= outcome.events
             yield outcome
     at_once = os.cpu_count() or 1
@@ -39,7 +41,7 @@ def worlds(seed: int, brokers: int, until: float, events: int | None, bug: str |
         begun: deque[Future[Outcome]] = deque()
         for number in itertools.count():
             while time.monotonic() < until and len(begun) < at_once:
-                begun.append(pool.submit(_play, f"{seed}.{number + len(begun)}", brokers))
+                begun.append(pool.submit(_play, f"{seed}.{number + len(begun)}", brokers, kind))
             if not begun:
                 return
             yield begun.popleft().result()
@@ -53,9 +55,9 @@ def prepare(bug: str | None) -> None:
         plant(bug)
 
 
-def _play(seed: str, brokers: int) -> Outcome:
+def _play(seed: str, brokers: int, kind: str | None) -> Outcome:
     # A world that never ends is told with its stack, and ends the run.
     faulthandler.dump_traceback_later(_ENDLESS_S, exit=True)
-    outcome = simulate(seed, brokers=brokers, virtual_seconds=WORLD_S)
+    outcome = simulate(seed, brokers=brokers, virtual_seconds=WORLD_S, kind=kind)
     faulthandler.cancel_dump_traceback_later()
     return outcome if outcome.anomalies else replace(outcome, history=[])

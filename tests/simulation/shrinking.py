@@ -9,7 +9,7 @@ from tests.simulation.world import Outcome, simulate
 _LOOKING_S = 30.0
 
 
-def shrink(found: Outcome, brokers: int, virtual_seconds: float) -> Outcome:
+def shrink(found: Outcome, brokers: int, virtual_seconds: float, kind_of_fault: str | None) -> Outcome:
     """The outcome of the same world with fewer faults, by their numbers, that has an anomaly of the same kind.
 
     Parts of the faults are left out, ever smaller ones, as long as there is time (delta debugging: Zeller and
@@ -21,7 +21,13 @@ def shrink(found: Outcome, brokers: int, virtual_seconds: float) -> Outcome:
 
     def shows(faults: Collection[int]) -> bool:
         nonlocal best
-        outcome = simulate(found.seed, brokers=brokers, virtual_seconds=virtual_seconds, only=frozenset(faults))
+        outcome = simulate(
+            found.seed,
+            brokers=brokers,
+            virtual_seconds=virtual_seconds,
+            only=frozenset(faults),
+            kind=kind_of_fault,
+        )
         if any(anomaly.split(":")[0] == kind for anomaly in outcome.anomalies):
             best = outcome
             return True
