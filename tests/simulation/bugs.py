@@ -22,9 +22,7 @@ from tests.support.faulty_filesystem import kind_of
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """A rule that is broken, and a run that shows it: its ``brokers`` and ``seed``, and the only ``kind`` of faults that
-    strike, or None for all kinds.
-    """
+    """A rule that is broken, and a run whose first world shows it. ``kind`` is that of ``simulate``."""
 
     plant: Callable[[], None]
     brokers: int
