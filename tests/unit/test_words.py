@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 #: Folders and files that read plainly. One that is rewritten is added here, and is never removed.
 PLAIN = (
+    "CHANGELOG.md",
     "README.md",
     "airflow_dags",
     "benchmarks",
@@ -27,6 +28,7 @@ PLAIN = (
     "conf",
     "consumer_offsets",
     "docs/*.md",
+    "docs/decisions/*.md",
     "docs/demo",
     "findings/README.md",
     "ingest_api",

@@ -1,4 +1,4 @@
-"""The changelog's newest release is the version of the program, and each release has a date and a tag."""
+"""The newest release is the version of the program. Each release has a date, a tag and entries of one line."""
 
 import re
 
@@ -20,3 +20,11 @@ def test_releases_are_in_order_and_have_a_tag():
     assert [date for _, date in RELEASES] == sorted((date for _, date in RELEASES), reverse=True)
     tags = re.findall(r"^\| `v([0-9.]+)` \| (\S+) \|", TEXT, re.MULTILINE)
     assert tags == RELEASES
+
+
+def test_an_entry_of_a_release_is_one_line():
+    newest = TEXT.index(f"## [{RELEASES[0][0]}]")
+    for line in TEXT[newest : TEXT.index("## Tags")].splitlines():
+        assert not line.startswith(" "), f"goes on in a second line: {line}"
+        # Readers see the text of a link, not its target.
+        assert len(re.sub(r"\]\([^)]*\)", "", line)) <= 180, line
