@@ -235,7 +235,7 @@ class Bench:
                     if time.monotonic() > until:
                         break
                     time.sleep(fault.quiet)
-                    # A slow machine also needs a record to lose.
+                    # On a slow machine the faults would otherwise come before there is a record to lose.
                     workload.wait_for_an_acknowledgement(seconds=load.patience_s)
                     nemesis.strike(fault)
                 self._wait_for_jobs(jobs)

@@ -72,7 +72,7 @@ def _with_polars(table: DeltaTable, since: Mapping[int, int] | None) -> pa.Table
 
 
 def committed_offsets(table_path: Path) -> dict[tuple[str, str], dict[str, int]]:
-    """Return committed offsets by group and topic, as readers of storage alone see them: the latest row counts."""
+    """Return committed offsets by group and topic, as readers of storage alone see them: the latest row wins."""
     rows = DeltaTable(table_path).to_pyarrow_dataset().to_table().to_pylist()
     latest = {}
     for row in sorted(rows, key=lambda row: row["offset"]):

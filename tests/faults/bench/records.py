@@ -89,7 +89,7 @@ def rows_of_json(body: bytes) -> list[list[object]]:
 
 
 def rows_of_arrow(body: bytes) -> list[list[object]]:
-    """Return the same as ``rows_of_json``."""
+    """Return the records of a fetch in Arrow, in the form of ``rows_of_json``."""
     with pa.ipc.open_stream(body) as stream:
         return rows_of_table(stream.read_all())
 

@@ -219,7 +219,7 @@ def named_power_cuts(hits: Mapping[str, dict[str, int]], rng: random.Random) -> 
     return found
 
 
-#: Faults that operations with repeated tries must overcome.
+#: Faults that an operation must overcome by trying again.
 EACH = tuple(Fault("each", 1, action) for action in ("EIO", "ENOSPC", "short"))
 
 
