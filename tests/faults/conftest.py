@@ -22,7 +22,9 @@ def _store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServerPro
 
 @pytest.fixture
 def store(_store: FaultyServerProcess) -> FaultyServerProcess:
-    """Running, whatever the test before has done to it, with an empty topic ``t`` that rolls when it is told to."""
+    """Return the store, running whatever the test before has done to it, with an empty topic ``t`` that rolls on
+    request.
+    """
     if _store.process.poll() is not None:
         _store.start()
     _store.control("heal")

@@ -1,4 +1,4 @@
-"""The fault bench in short: every kind of fault once, in an order of the seed's, on a store under load."""
+"""The fault bench in short: every kind of fault once, in an order chosen by the seed, on a store under load."""
 
 import random
 from collections.abc import Sequence
@@ -15,15 +15,16 @@ from tests.faults.bench.schedule import ABRUPT, KINDS, LASTING, Fault, faults
 pytestmark = pytest.mark.system
 
 
-#: Small enough for a run with each kind of fault in half a minute.
+#: The load is small enough for a run with each kind of fault in half a minute.
 LITTLE = Load(TOPICS, producers=2, readers=1, pause_s=0.1, job_pause_s=1.0, observed=False)
 #: Clients of each kind with Kafka's protocol, and few others.
 KAFKAS = replace(LITTLE, producers=1, kafka_producers=(IDEMPOTENT, PLAIN, LEADER_ALONE), kafka_readers=1)
 
 
 def test_half_of_the_kinds_of_faults_under_a_little_load(tmp_path: Path) -> None:
-    """Which half, chance decides; all of them come in ``make test-all``. Faults of a meddling writer are left out,
-    because the store takes seconds to notice each.
+    """Strike a random half of the kinds; ``make test-all`` strikes all of them.
+
+    Faults of a meddling writer are left out, because the store takes seconds to notice each.
     """
     kinds = [*random.sample(ABRUPT, len(ABRUPT) // 2), *random.sample(LASTING, len(LASTING) // 2)]
     report = run(tmp_path, kinds, LITTLE, pace=0.1)
@@ -41,7 +42,7 @@ def test_kafkas_clients_under_a_few_faults(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_journals_that_are_lost_in_every_way(tmp_path: Path) -> None:
-    """With Kafka's clients and a reader of the table; ``test_lost_journals.py`` has each step of them."""
+    """Lose journals under Kafka's clients and a reader of the table; ``test_lost_journals.py`` tests each step."""
     journals = [
         Fault("journal", 0.2, 0.5, {"how": how, "end": end, "then": then})
         for how, end, then in [
@@ -74,7 +75,7 @@ def test_every_kind_of_fault_under_load(tmp_path: Path) -> None:
 
 
 def run(directory: Path, kinds: Sequence[str], load: Load, *, pace: float) -> Report:
-    """Each kind once; nothing may be wrong."""
+    """Strike each kind once; nothing may be wrong."""
     seed = random.randrange(2**31)
     print(f"seed {seed}")
     schedule = list(islice(faults(seed, kinds, pace=pace), len(kinds)))

@@ -1,4 +1,4 @@
-"""The checker names each anomaly by its invariant, and is silent on histories of a right store."""
+"""The checker names each anomaly by its invariant, and is silent on histories of a correct store."""
 
 import multiprocessing
 import random
@@ -35,7 +35,7 @@ def make_store() -> ModelStore:
 
 
 def story(*more: Callable[[ModelStore], object]) -> list[Event]:
-    """A right history of a store with all kinds of topics, and of what ``more`` does in its middle."""
+    """Return a correct history of a store with all kinds of topics, and of what ``more`` does in its middle."""
     store = make_store()
     for _ in range(4):
         for topic in (PLAIN, BOUNDED, APPENDED):
@@ -57,7 +57,7 @@ def story(*more: Callable[[ModelStore], object]) -> list[Event]:
 
 
 def found(events: list[Event]) -> list[str]:
-    """Invariant and name of each anomaly, once."""
+    """Return the invariant and the name of each anomaly, once."""
     return sorted({f"{anomaly.invariant}: {anomaly.name}" for anomaly in check(events)})
 
 
@@ -114,7 +114,7 @@ def lost_at_the_end() -> list[Event]:
     events = story()
     final = final_of(events, APPENDED)
     final["rows"].pop()
-    # The table and its readers say what the log says.
+    # The table and its readers agree with the log.
     final["high_watermark"] -= 1
     fetched = the(events, "fetch", topic=APPENDED, nth=-1)
     fetched["records"], fetched["next_offset"] = [], fetched["offset"]
@@ -122,7 +122,7 @@ def lost_at_the_end() -> list[Event]:
     last = the(events, "final_delta", topic=APPENDED)
     last["rows"].pop()
     last["sealed"]["0"] -= 1
-    # An end that was told before the acknowledgement says nothing of it.
+    # An end that was shown before the acknowledgement does not depend on it.
     produced = the(events, "produce", nth=-1, topic=APPENDED)
     produced["t"] = final["t"] + 1
     return events
@@ -130,7 +130,7 @@ def lost_at_the_end() -> list[Event]:
 
 @anomaly("A1: acknowledged record is lost")
 def lost_at_the_log_start() -> list[Event]:
-    """Retention that takes the first records moves the log start with them."""
+    """Drop the first row without a move of the log start: retention would move it."""
     return story(lambda store: store.topics[BOUNDED].logs[0].rows.pop(3))
 
 
@@ -376,7 +376,7 @@ def test_requests_under_way_have_no_order_unless_their_producer_promises_one() -
 
 
 def _overtake(first: str, second: str) -> list[Event]:
-    """The second request is stored before the first one, and was sent after that had been answered."""
+    """Store the second request before the first one, although it was sent after the answer to the first."""
     events = _overtake_under_way(first, second)
     acknowledged = the(events, "produce", topic=APPENDED, nth=-3)
     the(events, "produce", "invoke", topic=APPENDED, nth=-2)["t"] = acknowledged["t"] + 1
@@ -384,7 +384,7 @@ def _overtake(first: str, second: str) -> list[Event]:
 
 
 def _overtake_under_way(first: str, second: str) -> list[Event]:
-    """The second request is stored before the first one, which was sent before it and not answered yet."""
+    """Store the second request before the first one, which was sent before it and is not answered yet."""
 
     def overtake(store: ModelStore) -> None:
         calls = store.produce(APPENDED, 2, process=first), store.produce(APPENDED, 2, process=second)
@@ -412,7 +412,7 @@ def log_start_of_the_table_fell() -> list[Event]:
 
 @anomaly("B4: log start fell")
 def a_power_cut_took_a_log_start_that_was_told() -> list[Event]:
-    """The entry had no fsync when delete-records was answered."""
+    """Take an entry that had no fsync when delete-records was answered."""
 
     def cut(store: ModelStore) -> None:
         bounded = store.topics[BOUNDED]
@@ -994,7 +994,7 @@ def last_value_lost_and_others_in_doubt() -> list[Event]:
 
 @anomaly("I1: last value of a key is lost")
 def last_value_lost_in_one_version() -> list[Event]:
-    """It was compacted before its successor was in the table."""
+    """Compact the record before its successor is in the table."""
 
     def look(store: ModelStore) -> None:
         store.look(KEYED, tells_cleaned=False)
@@ -1160,7 +1160,7 @@ def acknowledged_after_a_failed_fsync() -> list[Event]:
 
 @anomaly("J1: error of the server without a fault")
 def stored_and_answered_with_an_error() -> list[Event]:
-    """The client is refused nothing, and knows nothing."""
+    """Answer with an error that does not refuse the request, so that the client does not know the outcome."""
 
     def refuse(store: ModelStore) -> None:
         store.restart()
@@ -1229,7 +1229,7 @@ def nothing_after_a_last_fault() -> list[Event]:
 
 
 def _in_doubt(events: list[Event], *topics: str) -> list[Event]:
-    """No answer to the producers of the end."""
+    """Leave the last producers without an answer."""
     for event in events:
         if event["process"] == "healed" and event["phase"] == "ok" and event["topic"] in topics and "places" in event:
             event["phase"] = "info"
@@ -1287,7 +1287,7 @@ def no_topic() -> list[Event]:
 
 
 def streamed(query: str = "delta", topic: str = PLAIN) -> list[Event]:
-    """A right history with three batches of a streaming query, the second of them in two attempts."""
+    """Return a correct history with three batches of a streaming query, the second of them in two attempts."""
 
     def read(store: ModelStore) -> None:
         store.stream(topic, query)
@@ -1392,7 +1392,7 @@ def test_a_stream_over_a_table_may_miss_what_came_in_the_place_of_a_lost_entry()
 
 
 def test_a_power_cut_may_take_what_nobody_was_told_of() -> None:
-    """Only Delta readers, which do not wait for an fsync, had seen the entry."""
+    """Check an entry that only Delta readers had seen, which do not wait for an fsync."""
 
     def cut(store: ModelStore) -> None:
         bounded = store.topics[BOUNDED]
@@ -1412,7 +1412,7 @@ def test_a_power_cut_may_take_what_nobody_was_told_of() -> None:
 
 
 def test_other_writers_may_overwrite_entries() -> None:
-    """A version without our commit, a log start that is forgotten, and a compaction that is undone."""
+    """Check a version without the store's commit, a forgotten log start, and an undone compaction."""
 
     def overwrite(store: ModelStore) -> None:
         bounded, keyed = store.topics[BOUNDED].logs[0], store.topics[KEYED].logs[0]
@@ -1433,7 +1433,7 @@ def test_other_writers_may_overwrite_entries() -> None:
         bounded.rows, bounded.start, keyed.rows = lost, 3, undone
         store.do(store.fetch(BOUNDED, 3))
         store.look(BOUNDED)
-        # A later commit came before the lost one was made again.
+        # A later commit came before the lost one was repeated.
         told = store.events[-1]
         told["rows"] = told["rows"][3:]
 
@@ -1443,7 +1443,7 @@ def test_other_writers_may_overwrite_entries() -> None:
 
 
 def test_foreign_commits_excuse_anomalies_of_their_table_until_they_are_undone() -> None:
-    """A version without our files, and one with a row of somebody who knows nothing of offsets."""
+    """Check a version without the store's files, and one with a row of a writer that does not know offsets."""
 
     def meddle(store: ModelStore) -> None:
         version = store.topics[PLAIN].version + 1
@@ -1463,7 +1463,7 @@ def test_foreign_commits_excuse_anomalies_of_their_table_until_they_are_undone()
 
 
 def after_a_statement(*more: Callable[[ModelStore], object]) -> list[Event]:
-    """Offset 1 of ``PLAIN`` is changed, offset 2 deleted. Both were read before."""
+    """Change offset 1 of ``PLAIN`` and delete offset 2, after both were read."""
 
     def state(store: ModelStore) -> None:
         store.do(store.statement(PLAIN, {1: "new", 2: None}))
@@ -1502,7 +1502,7 @@ def test_jobs_work_on_what_a_statement_left() -> None:
         store.do(store.statement(APPENDED, dict.fromkeys(range(12))))
         store.do(store.statement(BOUNDED, {3: None, 6: "new"}))
         store.retention(BOUNDED, 5)
-        # The last record of a key, and one that is there to stay.
+        # The last record of a key, and one that has to stay.
         end = store.topics[KEYED].logs[0].end
         store.do(store.statement(KEYED, {end - 1: None, end - 2: "new"}))
         store.compact(KEYED)
@@ -1556,7 +1556,7 @@ def a_deleted_record_comes_back() -> list[Event]:
 
 @anomaly("A1: acknowledged record is lost")
 def a_record_that_a_restore_brought_back_is_gone() -> list[Event]:
-    """The statement is taken back, and the record stays away."""
+    """Undo the statement, but leave the record deleted."""
 
     def restore(store: ModelStore) -> None:
         (row,) = [row for row in the(store.events, "statement")["rows"] if row[0] == 2]
@@ -1595,7 +1595,7 @@ def changed_in_the_version_before_the_statement() -> list[Event]:
 
 @anomaly("I5: deleted record is back", "I5: record is not as a statement left it")
 def a_version_after_the_statement_has_the_file_from_before() -> list[Event]:
-    """The store commits its own file again."""
+    """Let the store commit its own file again."""
     events = after_a_statement()
     before = the(events, "delta", topic=PLAIN)
     look = the(events, "delta", topic=PLAIN, nth=-1)
@@ -1632,7 +1632,7 @@ def test_a_commit_in_doubt_need_not_be_there() -> None:
 
 
 def test_a_commit_of_some_partitions_is_whole_too() -> None:
-    """A read of this commit would look the same after another commit, which failed."""
+    """Check the read of a commit of one partition, which looks like half of the failed commit before it."""
 
     def commit(store: ModelStore) -> None:
         store.do(store.commit("g", PLAIN, {0: 5, 1: 4}), "info", acts=False)
@@ -1715,7 +1715,7 @@ def test_expired_tombstones_may_go() -> None:
 
 
 def test_nobody_needs_to_have_seen_what_compaction_took() -> None:
-    """An answer never came; the record was there, and went before any reader saw it."""
+    """Check a record without an answer that was compacted before any reader saw it."""
 
     def unseen(store: ModelStore) -> None:
         store.do(store.produce(KEYED, [store.record("a"), store.record("a")]), "info")
@@ -1752,7 +1752,7 @@ _STEPS = (
 
 
 class Drive:
-    """Clients with one call each at a time, on a right store, in any order."""
+    """Clients with one call each at a time, on a correct store, in any order."""
 
     def __init__(self) -> None:
         self.store = make_store()
@@ -1771,7 +1771,7 @@ class Drive:
         getattr(self, f"_{step}")(number, random.Random(number))
 
     def _free(self, chance: random.Random, kind: str) -> tuple[str, str] | None:
-        """A client with nothing to wait for, and the name that it goes by."""
+        """Return a client that waits for nothing, and its current name."""
         free = [client for client in self.lives if client not in self.calls and client[0] == kind]
         client = chance.choice(free) if free else None
         return (client, f"{client}.{self.lives[client]}") if client else None
@@ -1858,7 +1858,7 @@ class Drive:
             if told:
                 self.at[place] = told["next_offset"]
             elif call.acted and phase == "ok":
-                # Out of range: from the log start on, as it is now.
+                # The offset is out of range: the reader continues from the current log start.
                 self.at[place] = self.store.topics[place[1]].logs[place[2]].start
         elif call.op == "committed" and told and chance.random() < 0.5:
             for partition, offset in told["offsets"].items():
@@ -1879,7 +1879,7 @@ class Drive:
     def _retention(self, number: int, chance: random.Random) -> None:
         topic, partition = chance.choice([(BOUNDED, 0), (BOTH, 0), (BOTH, 1)])
         log = self.store.topics[topic].logs[partition]
-        # Retention by size leaves something.
+        # Retention by size leaves some records.
         self.store.retention(topic, chance.randint(log.start, max(log.start, log.sealed - 1)), partition)
 
     def _stream(self, number: int, chance: random.Random) -> None:
@@ -1914,7 +1914,7 @@ def test_the_checker_is_silent_on_right_histories(steps: list[tuple[str, int]]) 
 
 
 def long_history(requests: int) -> list[Event]:
-    """Twenty records a request, read by one reader and one table, with a commit for each read."""
+    """Return twenty records a request, read by one reader and one table, with a commit for each read."""
     chance = random.Random(7)
     drive = Drive()
     store = drive.store
@@ -1931,7 +1931,7 @@ def long_history(requests: int) -> list[Event]:
 
 @pytest.mark.long
 def test_long_histories_take_no_long_time() -> None:
-    """A check whose time grows with the square of the length would take minutes."""
+    """Check that long histories are judged quickly: quadratic time would be minutes."""
     events = long_history(1000)
     began = time.process_time()
     assert check(events) == []
@@ -1994,7 +1994,7 @@ def test_a_mistake_of_the_workload_fails_where_it_is_made(tmp_path: Path) -> Non
 
 
 def test_a_history_is_judged_as_it_was_recorded(tmp_path: Path) -> None:
-    """Typed from a file, or plain; in any order."""
+    """Judge events from a file, typed, or plain ones, in any order."""
     events = lost_in_the_middle()
     path = tmp_path / "history.jsonl"
     path.write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in reversed(events)))
@@ -2010,7 +2010,7 @@ SHARED_1 = (SHARED, 1)
 
 
 def of_group(*more: Callable[[ModelStore], object]) -> list[Event]:
-    """Two members share two partitions, and hand one over; then ``more``."""
+    """Let two members share two partitions, and hand one over; then ``more``."""
 
     def share(store: ModelStore) -> None:
         store.topic(SHARED, 2)
@@ -2031,7 +2031,7 @@ def of_group(*more: Callable[[ModelStore], object]) -> list[Event]:
 
 
 def silence(store: ModelStore, member: str) -> None:
-    """It stands still for longer than its session, and its partitions become others'."""
+    """Stop the member for longer than its session: other members get its partitions."""
     store.wait(5)
     store.tell(member, "stall", since=store._time - 5_000_000_000)
 

@@ -50,7 +50,7 @@ def offset_of_time(url: str, partition: int, timestamp: int) -> int | None:
 
 
 def check_times(url: str) -> None:
-    """They never fall, and the offset of a time is the first that is not before it."""
+    """Check that times never fall, and that the offset of a time is the first that is not before it."""
     for partition in range(PARTITIONS):
         rows = read_records(url, partition)
         times = [row["timestamp"] for row in rows]
@@ -77,9 +77,9 @@ def test_append_times_never_fall_and_rolls_go_on_when_the_clock_steps(store: Fau
             ends = [p["log_end_offset"] for p in partitions_of(store.url)]
             eventually(lambda ends=ends: sealed(store.url, ends))
             rolls = store.control("hits")["delta.committed"] - rolls
-            # Records that are half as old as segment.ms are rolled with records that are as old.
+            # Records that are half as old as segment.ms are rolled together with records that are as old as it.
             assert rolls <= (time.monotonic() - began) / 0.3 + 2, "a storm of rolls"
-        # All is sealed, and most of the journal that knew of the records is freed.
+        # All is sealed, and most of the journal that had the records is freed.
         assert store.stop() == 0
         store.start(faults=f"clock {-HOUR_MS}")
         load.wait_for_acknowledged(100)
@@ -92,10 +92,10 @@ def test_append_times_never_fall_and_rolls_go_on_when_the_clock_steps(store: Fau
         load.wait_for_acknowledged(100)
         alter_topic(store.url, segment_ms=str(HOUR_MS))
         load.wait_for_acknowledged(100)
-    # In the history, and in the tail.
+    # Records are in the history and in the tail.
     assert any(p["sealed_offset"] < p["high_watermark"] for p in partitions_of(store.url))
     check_times(store.url)
-    # It does not wait an hour longer because the clock is set back.
+    # The roll does not wait an hour longer because the clock is set back.
     store.control(f"clock {-3 * HOUR_MS}")
     alter_topic(store.url, segment_ms="600")
     eventually(lambda: sealed(store.url, [p["high_watermark"] for p in partitions_of(store.url)]))
@@ -125,7 +125,7 @@ def append(url: str, partition: int, timestamp: int | None, value: str) -> None:
 
 @pytest.mark.long
 def test_retention_deletes_nothing_early_and_a_start_brings_nothing_back(store: FaultyServerProcess) -> None:
-    """As in Kafka a record's timestamp decides, whoever set it: a record of the past goes, one of the future stays."""
+    """Check that a record's timestamp decides, as in Kafka: a record of the past goes, one of the future stays."""
     delete_topic(store.url)
     create_topic(store.url, segment_ms="3600000", retention_ms=str(HOUR_MS // 2))
     append(store.url, 0, 0, "of 1970")
@@ -157,7 +157,7 @@ def read_kept(url: str) -> list[tuple[int, int, str]]:
 def test_a_file_whose_commit_was_overwritten_is_found_whatever_the_clock_says(
     store: FaultyServerProcess, offset: int
 ) -> None:
-    """The age of a file decides whether a start may commit it again (rule R7)."""
+    """Check rule R7: the age of a file decides whether a start may commit it again."""
     for value in ("first", "second"):
         for partition in range(PARTITIONS):
             append(store.url, partition, None, value)

@@ -1,6 +1,4 @@
-"""The fault bench on a cluster: nothing acknowledged is lost or doubled, and brokers that are broken on purpose are
-caught.
-"""
+"""The fault bench on a cluster: no acknowledged record is lost or doubled, and brokers broken on purpose are caught."""
 
 import re
 from collections.abc import Callable
@@ -16,7 +14,7 @@ from tests.support.torture import TORTURE
 pytestmark = [pytest.mark.system, pytest.mark.long]
 
 SEED = 18
-#: One for each way to lose or double a record, and one for acknowledgements of a former leader.
+#: One mutant for each way to lose or double a record, and one for acknowledgements of a former leader.
 CAUGHT = (
     mutants.count_the_leader_alone,
     mutants.stay_in_the_isr,
@@ -64,7 +62,7 @@ def test_acks_all_goes_on_for_a_minute_without_zookeeper(tmp_path: Path) -> None
 def test_a_mutant_is_caught(tmp_path: Path, mutant: Callable[[], None]) -> None:
     exposed = EXPOSED_BY[mutant]
     load = Load(exposed.kinds, faults=exposed.faults, inside=False, zookeepers=1)
-    # A fault may strike where it harms nothing.
+    # A fault may strike where it does no harm.
     for seed in (1, 2, 3):
         (directory := tmp_path / str(seed)).mkdir()
         report = run(directory, seed, 120, load, mutant=f"{mutant.__module__}.{mutant.__name__}")

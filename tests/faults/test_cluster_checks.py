@@ -1,4 +1,4 @@
-"""The checks of a cluster name each contradiction in a history, and are silent on a right one."""
+"""The checks of a cluster name each contradiction in a history, and are silent on a correct one."""
 
 import itertools
 from collections.abc import Callable, Mapping
@@ -190,7 +190,7 @@ def test_a_replica_that_goes_elsewhere_and_comes_back_drops_its_frames() -> None
 
 
 def left_over() -> list[list[Any]]:
-    """The last two records are of epoch 0, which has committed others."""
+    """Return frames whose last two records are of epoch 0, which has committed others there."""
     return [*frames(2), [2, 2, 0, "never committed", rows_digest([[2, 1, "x", None, "x"], [3, 1, "y", None, "y"]])]]
 
 

@@ -1,4 +1,4 @@
-"""Journals of stopped brokers as the bench of a cluster reads them: what was truncated, and what the table has."""
+"""The bench of a cluster reads the journals of stopped brokers: truncated frames, and frames that are in the table."""
 
 import asyncio
 from pathlib import Path
@@ -20,7 +20,7 @@ def record(offset: int) -> Frame:
 
 
 def truncated(tmp_path: Path, *frames: Frame) -> list[int]:
-    """The offsets of the frames that the bench takes for truncated."""
+    """Return the offsets of the frames that the bench takes for truncated."""
     directory = tmp_path / "journal" / "0"
     directory.mkdir(parents=True)
 

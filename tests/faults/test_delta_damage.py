@@ -1,6 +1,6 @@
-"""Power cuts and bit flips in ``_delta_log``: commits that were not durable are done again, damage is refused by name.
+"""Power cuts and bit flips in ``_delta_log``: commits that were not durable are repeated, damage is refused by name.
 
-``LOGSTORE_TORTURE=1`` tries every length, byte and bit; otherwise every so many-th.
+``LOGSTORE_TORTURE=1`` tries every length, byte and bit; otherwise a regular sample of them.
 """
 
 import contextlib
@@ -45,13 +45,13 @@ from tests.support.torture import TORTURE
 from tests.support.virtual_time import run
 
 NEVER = {"segment.ms": "100000000"}
-#: Keeps journal files, which are copied with their data directories, at a MiB.
+#: This keeps journal files, which are copied with their data directories, at a MiB.
 SMALL: dict[str, Any] = {"journal_max_bytes": 32 * MIB}
 VALUES: list[bytes | None] = [b"a", b"b", b"c", b"d", b"e", b"f"]
 
 
 def every(positions: int, otherwise: int) -> Iterator[int]:
-    """The positions to damage: the first and the last, and every so many-th between."""
+    """Yield the positions to damage: the first and the last, and a regular sample between."""
     return iter(sorted({*range(0, positions, 1 if TORTURE else otherwise), positions - 1}))
 
 
@@ -64,7 +64,7 @@ def newest(data: Path) -> Path:
 
 
 def in_table(data: Path) -> list[tuple[int, bytes | None]]:
-    """As Polars sees it."""
+    """Return the table's records as Polars reads them."""
     rows = pl.read_delta(str(data / "topics" / "t")).sort("offset")
     return list(zip(rows["offset"], rows["value"], strict=True))
 
@@ -77,7 +77,7 @@ def set_aside(data: Path) -> list[Path]:
 
 
 class Camera(FileSystem):
-    """Copies the data directory between a commit and its fsync, as a crash there leaves it."""
+    """A file system that copies the data directory between a commit and its fsync, as a crash there leaves it."""
 
     def __init__(self, data: Path, image: Path) -> None:
         self._data, self._image, self.armed = data, image, False
@@ -101,7 +101,7 @@ async def delete_from_it(broker: Broker, topic: Topic) -> None:
 
 
 async def retain_it(broker: Broker, topic: Topic) -> None:
-    """A commit as of a retention job."""
+    """Commit as a retention job does."""
     first = topic.table.snapshot().segments(0)[0]
     rewrite_files(topic.table, 0, [first.path], [], data_change=True, log_start=first.max_offset + 1)
 
@@ -121,7 +121,9 @@ KINDS: dict[str, Callable[[Broker, Topic], Awaitable[None]]] = {
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """By kind of the newest entry: a data directory whose journal has the last two of six acknowledged records."""
+    """Return data directories by kind of the newest entry; their journals have the last two of six acknowledged
+    records.
+    """
     found = {}
 
     async def take(name: str) -> None:
@@ -144,7 +146,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def check_all_is_there(data: Path) -> None:
-    """Start on ``data``: every acknowledged record at its offset, in the log and, once rolled, in the table."""
+    """Start on ``data``: every acknowledged record is at its offset, in the log and, once rolled, in the table."""
 
     async def scenario() -> None:
         async with running_broker(data, **SMALL) as broker:
@@ -192,7 +194,7 @@ def test_a_whole_newest_entry_that_was_not_synced_counts(images: dict[str, Path]
 
 
 def test_the_files_of_a_torn_roll_are_committed_again_where_the_journal_is_freed(tmp_path: Path) -> None:
-    """The disk lied about an fsync. The journal remembers the sealed offset."""
+    """Check a disk that lied about an fsync: the journal remembers the sealed offset."""
 
     async def before() -> set[str]:
         async with running_broker(tmp_path, **SMALL) as broker:
@@ -214,12 +216,12 @@ def test_the_files_of_a_torn_roll_are_committed_again_where_the_journal_is_freed
 
 
 def test_all_torn_entries_at_the_end_are_set_aside(tmp_path: Path) -> None:
-    """One writer that does not sync committed on top of another one."""
+    """Check two torn entries, as when a writer that does not sync commits on top of another's commit."""
     table = create_topic(tmp_path)
     parts = [roll(table, 0, base, base + 10) for base in (0, 10, 20)]
     for version in (2, 3):
         entry = log_entry(table, version)
-        # Spark's checksum file beside an entry of its own would condemn the next entry of that name.
+        # Spark's checksum file beside such an entry would condemn the next entry with that name.
         for name in (f".{entry.name}.crc", f"{entry.stem}.crc", f".{entry.stem}.crc.crc"):
             entry.with_name(name).write_bytes(b"checksum of what was there")
         entry.write_bytes(entry.read_bytes()[:-30])
@@ -275,7 +277,7 @@ def test_leftovers_of_a_killed_writer_harm_nobody(images: dict[str, Path], tmp_p
 
 @pytest.mark.parametrize("failing", ["delta.sync_file", "delta.sync_directory"])
 def test_records_acknowledged_after_a_failed_fsync_survive_a_power_cut(tmp_path: Path, failing: str) -> None:
-    """The pages of a failed fsync count as clean: only other ones bring the entry to the disk."""
+    """Check that other pages bring the entry to the disk, because the pages of a failed fsync count as clean."""
     data = tmp_path / "data"
     data.mkdir()
     disk = FaultyFileSystem(data)
@@ -301,7 +303,7 @@ def test_records_acknowledged_after_a_failed_fsync_survive_a_power_cut(tmp_path:
             assert broker.topic(INTERNAL, "t").config_overrides["retention.ms"] == "77"
             assert await read_all(broker, broker.topic(INTERNAL, "t")) == list(enumerate(VALUES))
 
-    with contextlib.suppress(OSError, StorageError):  # an error of the dead disk
+    with contextlib.suppress(OSError, StorageError):  # the dead disk reports an error
         run(before())
     run(after())
     assert not set_aside(data)
@@ -312,7 +314,7 @@ def test_records_acknowledged_after_a_failed_fsync_survive_a_power_cut(tmp_path:
 
 
 def facts(path: Path) -> tuple[Any, ...]:
-    """All that the store and a plain reader take from the log."""
+    """Return all values that the store and a plain reader take from the log."""
     snapshot = TopicTable(open_table(path, FileSystem())).snapshot()
     table = DeltaTable(str(path))
     return (
@@ -345,7 +347,7 @@ ENTRIES = {
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> TopicTable:
-    """With an entry of every kind; tests put back what they damage."""
+    """Create a table with an entry of every kind; tests restore what they damage."""
     table = create_topic(tmp_path_factory.mktemp("flips"), partitions=2)
     roll(table, 0, 0, 10, epoch=1)
     table.commit_roll([roll_part(table, 0, 10, 20, 1), roll_part(table, 1, 0, 10, 1)])
@@ -362,7 +364,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> TopicTable:
 
 
 def outcome(path: Path, damaged: Path) -> tuple[Any, ...] | None:
-    """The facts of the table now; None if it is refused with the name of the damaged file."""
+    """Return the current facts of the table; None if it is refused with the name of the damaged file."""
     try:
         return facts(path)
     except CorruptionError as error:
@@ -456,7 +458,9 @@ def test_an_entry_that_is_missing_quarantines_the_topic(table: TopicTable, tmp_p
 def test_an_entry_with_the_content_of_another_quarantines_the_topic(
     table: TopicTable, tmp_path: Path, version: int
 ) -> None:
-    """Such as a block of the wrong place of the disk, or a file restored under a wrong name."""
+    """Replace an entry by another one, like a block from the wrong place of the disk, or a file restored under a wrong
+    name.
+    """
     shutil.copytree(path_of(table), tmp_path / "topics" / "t")
     entry = tmp_path / "topics" / "t" / "_delta_log" / log_entry(table, version).name
     entry.write_bytes(log_entry(table, version - 1).read_bytes())
@@ -480,7 +484,7 @@ def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def checkpointed(two_checkpoints: Path, tmp_path: Path) -> TopicTable:
-    """Two checkpoints of the store, at versions 10 and 20, and an entry above them."""
+    """Return a table with two checkpoints of the store, at versions 10 and 20, and an entry above them."""
     shutil.copytree(two_checkpoints, tmp_path / "events")
     return TopicTable(open_table(tmp_path / "events", FileSystem()))
 
@@ -550,7 +554,7 @@ def test_the_next_checkpoint_takes_the_place_of_one_set_aside(
 def test_a_healthy_checkpoint_that_nobody_vouches_for_stays_and_is_vouched_for(
     checkpointed: TopicTable, older: bool
 ) -> None:
-    """Spark's own, in another encoding. On top of a checkpoint or of the first entry."""
+    """Write a checkpoint of Spark in another encoding, on top of a checkpoint or of the first entry."""
     (part,) = checkpoint_parts(path_of(checkpointed), 20)
     pq.write_table(pq.read_table(part), part, compression="gzip")
     for version in (20,) if older else (10, 20):
@@ -592,7 +596,7 @@ DIFFERENT: dict[str, Callable[[pa.Table], pa.Table]] = {
 def test_a_checkpoint_that_nobody_vouches_for_is_set_aside_if_it_says_something_else(
     checkpointed: TopicTable, what: str
 ) -> None:
-    """A power cut between checkpoint and checksums: parts of it may be zeros that read as data."""
+    """Imitate a power cut between checkpoint and checksums: parts of it may be zeros that read as data."""
     checksum_path(path_of(checkpointed), 20).unlink()
     expected = facts(path_of(checkpointed))
     (part,) = checkpoint_parts(path_of(checkpointed), 20)
@@ -606,7 +610,7 @@ def test_a_checkpoint_that_nobody_vouches_for_is_set_aside_if_it_says_something_
 
 
 class CleaningUp(FileSystem):
-    """Another writer removes what a checkpoint covers, right after it was set aside."""
+    """A file system on which another writer removes what a checkpoint covers, right after it was set aside."""
 
     def __init__(self, entry: Path) -> None:
         self._entry = entry

@@ -1,7 +1,7 @@
 """A real server under load on a disk that fills up, turns read-only, fails, is slow or loses power.
 
-The seam's disk (``tests.support.faulty_filesystem``) is everywhere; a real small file system and a copied file-system
-image need the right to mount. ``LOGSTORE_TORTURE=1`` runs the longer forms.
+The seam's disk (``tests.support.faulty_filesystem``) works everywhere; a real small file system and a copied
+file-system image need the right to mount. ``LOGSTORE_TORTURE=1`` runs the longer forms.
 """
 
 import os
@@ -65,13 +65,13 @@ def produce(url: str, value: str, *, partition: int = 0, timeout_ms: int = 30_00
 
 
 def use_up_the_reserve(url: str) -> httpx.Response:
-    """The journal reserves some MiB ahead: a request for more than that finds out first that the disk is full."""
+    """Send a request that exceeds the journal's reserve of some MiB, and so finds out first that the disk is full."""
     records = [{"value": "x" * 1_000_000}] * 5
     return httpx.post(f"{url}/topics/t/partitions/0", json={"records": records}, timeout=60)
 
 
 def refusal(server: ServerProcess, **how: str) -> str:
-    """The one line that says why the server does not start."""
+    """Return the line that says why the server does not start."""
     with pytest.raises(NotStartedError) as failed:
         server.start(**how)
     assert failed.value.code == 1
@@ -110,7 +110,7 @@ def test_a_full_disk_refuses_appends_serves_reads_and_recovers_by_itself(store: 
         load.wait_for_acknowledged(300)
         store.control("fill 0")
         assert error_of(use_up_the_reserve(store.url)) == FULL
-        store.control("fill 0")  # what was reserved has been given back
+        store.control("fill 0")  # the reserved space has been released
         load.wait_for_answers(*FULL, count=20)
         assert not_ready_reason(store.url) == "", "a full disk is the request's error, not the store's end"
         assert len(read_over_http(store.url)) >= 300
@@ -128,7 +128,7 @@ def test_a_full_disk_refuses_appends_serves_reads_and_recovers_by_itself(store: 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A data directory that is a file system of 24 MiB of its own."""
+    """Yield a data directory that is a separate file system of 24 MiB."""
     data = tmp_path / "data"
     data.mkdir()
     done = subprocess.run(
@@ -153,7 +153,7 @@ def fill_up(ballast: Path) -> None:
 
 @pytest.mark.long
 def test_a_really_full_disk_meets_every_writer_and_loses_nothing(small_disk: Path) -> None:
-    """The Delta writer's own calls do not go through the seam: only a disk that is full shows what they do."""
+    """Fill a real disk: the Delta writer's own calls do not go through the seam, so only this shows what they do."""
     ballast = small_disk / "ballast"
     with ServerProcess(small_disk, port=free_port()) as server:
         create_topic(server.url, segment_ms="3600000")
@@ -169,7 +169,7 @@ def test_a_really_full_disk_meets_every_writer_and_loses_nothing(small_disk: Pat
         assert set(load.answers) == {FULL}
         committed = segment_files(small_disk)
         entries = sorted((small_disk / "topics/t/_delta_log").iterdir())
-        # Page after page is given back until the roll succeeds, so that each of its writers finds no space once.
+        # Page after page is released until the roll succeeds, so that each of its writers finds no space once.
         uncommitted: set[Path] = set()
         while (answer := roll(server.url)).status_code != 200:
             assert error_of(answer) == FULL, answer.text
@@ -201,7 +201,7 @@ def test_a_disk_that_turns_read_only_ends_appends_not_reads(store: FaultyServerP
         store.control("readonly")
         load.wait_for_answers(*STORAGE_FAILED, count=5)
         assert "Read-only file system" in not_ready_reason(store.url)
-        # A producer may have an answer that it has not noted yet.
+        # A producer may have an answer that it has not recorded yet.
         eventually(lambda: len(read_over_http(store.url)) == load.history.acknowledged_records)
         acknowledged = load.history.acknowledged_records
         assert roll(store.url).status_code == 500
@@ -221,7 +221,7 @@ def test_a_failed_sync_of_the_journal_ends_acknowledging_until_a_restart(store: 
         load.wait_for_acknowledged(300)
         store.control("fail journal.fdatasync EIO")
         load.wait_for_answers(*STORAGE_FAILED, count=5)
-        # A producer may have an answer that it has not noted yet.
+        # A producer may have an answer that it has not recorded yet.
         eventually(lambda: len(read_over_http(store.url)) == load.history.acknowledged_records)
         acknowledged = load.history.acknowledged_records
         reason = not_ready_reason(store.url)
@@ -239,7 +239,7 @@ def test_a_failed_sync_of_the_journal_ends_acknowledging_until_a_restart(store: 
 
 @pytest.mark.long
 def test_a_roll_that_meets_a_bad_disk_frees_nothing_and_is_repeated(store: FaultyServerProcess) -> None:
-    """Even if the failed sync is never repeated: records freed after it must not depend on it."""
+    """Check that records freed after a failed sync do not depend on it, even if it is never repeated."""
     load = load_on(store)
     with load:
         load.wait_for_acknowledged(100)
@@ -258,7 +258,7 @@ def test_a_roll_that_meets_a_bad_disk_frees_nothing_and_is_repeated(store: Fault
             answer = roll(store.url)
             assert answer.status_code == 200, (call, answer.text)
             assert len(segment_files(store.data)) == len(read_table_files(store.data)) >= number, "a file was left"
-    # A new journal file is begun, and those before it are freed.
+    # A new journal file is begun, and the earlier files are freed.
     assert store.stop() == 0
     store.start()
     store.power_cut(seed=1, strict=True)
@@ -276,7 +276,7 @@ def test_a_table_read_that_fails_is_an_error_to_that_reader_alone(store: FaultyS
         for call in TABLE_READS:
             load.wait_for_acknowledged(100)
             assert roll(store.url).status_code == 200
-            # Nothing of that segment was read before, so nothing of it is at hand.
+            # Nothing of that segment was read before, so nothing of it is cached.
             last = partitions_of(store.url)[0]["sealed_offset"] - 1
             store.control(f"fail {call} EIO {FOR_EVER}")
             answer = httpx.get(f"{store.url}/topics/t/partitions/0/records", params={"offset": last}, timeout=30)
@@ -309,7 +309,7 @@ def test_a_log_that_cannot_be_read_holds_rolls_up_and_nothing_else(store: Faulty
         load.wait_for_acknowledged(100)
         assert roll(store.url).status_code == 200
         for call in LOG_READS:
-            # Somebody else's commit: there is something new to read.
+            # A commit of another writer gives the store something new to read.
             DeltaTable(store.data / "topics" / "t").alter.set_table_properties(
                 {"user.note": call}, raise_if_not_exists=False
             )
@@ -375,7 +375,7 @@ class Changes(BackgroundLoad):
         super().__init__([partial(self._change, "offset", self._commit), partial(self._change, "config", self._alter)])
 
     def after(self) -> "Changes":
-        """The same, to be run once more."""
+        """Return a load that continues these changes in another run."""
         again = Changes(self.url)
         again.sent, again.acknowledged = self.sent, self.acknowledged
         return again
@@ -401,7 +401,7 @@ class Changes(BackgroundLoad):
         alter_topic(self.url, retention_ms=str(FOREVER_MS + number))
 
     def check(self) -> None:
-        """After a start, while nothing has changed yet."""
+        """Check the values after a start, before anything changes."""
         config = httpx.get(f"{self.url}/topics/t", timeout=30).json()["configs"]["retention.ms"]
         answer = httpx.get(f"{self.url}/groups/g/offsets", timeout=30)
         assert answer.status_code == 200, f"what was committed is gone: {answer.text}"
@@ -433,7 +433,7 @@ def test_power_cuts_under_load_lose_nothing_that_was_acknowledged(store: FaultyS
 @contextmanager
 def mounted(image: Path, at: Path) -> Iterator[None]:
     at.mkdir()
-    # Nothing but what is synced is to be on the disk by itself.
+    # Only synced bytes may reach the disk by themselves.
     done = subprocess.run(["mount", "-o", "loop,commit=300", image, at], capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"no file-system image can be mounted here: {done.stderr.strip()}")
@@ -453,7 +453,9 @@ def copy_of_a_moment(image: Path, copy: Path) -> None:
 
 @pytest.mark.long
 def test_a_file_system_image_copied_under_load_holds_all_that_was_acknowledged(tmp_path: Path) -> None:
-    """As after a loss of power: the kernel has written all synced pages, and any others that it liked."""
+    """Copy the image as a loss of power leaves it: the kernel has written all synced pages, and any others that it
+    chose.
+    """
     image = tmp_path / "image"
     with image.open("wb") as file:
         file.truncate(192 * MIB)
@@ -466,7 +468,7 @@ def test_a_file_system_image_copied_under_load_holds_all_that_was_acknowledged(t
         with load_on(server) as load:
             for number in range(10 if TORTURE else 1):
                 load.wait_for_acknowledged(300)
-                # Otherwise no copy would be of one moment. Work of the process inside the kernel goes on.
+                # Otherwise no copy would be of one moment. The kernel continues its work for the process.
                 server.process.send_signal(signal.SIGSTOP)
                 acknowledged = {id(request) for request in load.history.requests if request.outcome == "ok"}
                 copies.append((tmp_path / f"image-{number}", acknowledged))

@@ -1,4 +1,4 @@
-"""Erasures among the faults of the bench: the checker knows the records that went."""
+"""Erasures among the faults of the bench: the checker knows the erased records."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Streams of events of a real server: nothing is lost or twice, whatever happens to the server or its clients."""
+"""Streams of events of a real server: nothing is lost or doubled, whatever happens to the server or its clients."""
 
 import asyncio
 import contextlib
@@ -56,7 +56,7 @@ class Producer:
 
 
 async def read_over_breaks(url: str, count: int) -> tuple[list[int], int]:
-    """The numbers that one client gets that connects again as a browser does, and how often it did."""
+    """Return the numbers that one client gets that reconnects as a browser does, and how often it reconnected."""
     found: list[int] = []
     last_id, connections = "", 0
     while len(found) < count:
@@ -96,15 +96,15 @@ def test_a_slow_reader_is_cut_and_goes_on_where_it_was_while_memory_stays(tmp_pa
         producer = Producer(server.url, LARGE)
         async with RawClient.connected(int(server.url.rpartition(":")[2]), receive_bytes=4096) as slow:
             await slow.send(b"GET /topics/t/events?from=earliest HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            # The first events, and then nothing while 20 MB come.
+            # The client reads the first events, and then nothing while 20 MB come.
             head = await slow.take(200)
             assert b"200 OK" in head
             before = resident_bytes(server)
             await producer.run(200)
             assert resident_bytes(server) - before < 40_000_000
-            # A reader that reads again before it is cut is slow no longer.
+            # A client that reads again before it is cut would no longer be slow.
             await eventually_async(lambda: metric(server, "logstore_event_streams_cut_total") == 1)
-            # What the kernels held of it may still be read.
+            # The bytes that the kernels hold of it may still be read.
             rest = await asyncio.wait_for(slow.rest(), 30)
         assert rest.count(b"\ndata: ") < 100
         assert metric(server, "logstore_event_streams") == 0
@@ -142,7 +142,7 @@ def test_a_stop_ends_all_streams_even_of_clients_that_take_nothing(tmp_path: Pat
     with ServerProcess(tmp_path / "data") as server:
         create_topic(server.url)
         asyncio.run(schedule(server))
-    # uvicorn says it when requests were cut after the ten seconds that they have.
+    # uvicorn logs this when requests were cut after the ten seconds that they have.
     assert "graceful shutdown exceeded" not in server.log
     assert "Traceback" not in server.log
 
@@ -241,7 +241,7 @@ class PageServer:
 
 @contextlib.contextmanager
 def browsing(url: str, directory: Path) -> Iterator[None]:
-    # The page is not the store's own: without --disable-web-security the browser keeps from it what the store answers.
+    # The page is not the store's own: without --disable-web-security the browser withholds the store's answers from it.
     options = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-web-security", f"--user-data-dir={directory}")
     browser = subprocess.Popen(
         [_CHROMIUM, *options, "--remote-debugging-port=0", url], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -1,6 +1,6 @@
 """Death and failing calls at every step that the store names and every kind of call that it makes to the disk.
 
-The bounded form of ``python -m tests.faults.fail_points``, which goes through every fault at every point.
+This is the bounded form of ``python -m tests.faults.fail_points``, which covers every fault at every point.
 """
 
 import random
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.system
 PACKAGES = ("logstore", "consumer_offsets", "compaction_jobs", "ingest_api")
 
 #: The steps at which a process may die, as a reader of the protocols would list them, each with an act and its point.
-#: Those of replication, of transactions and of ZooKeeper come with these.
+#: The steps of replication, of transactions and of ZooKeeper come with these.
 STEPS = {
     "produce: parsed": ("journal", "produce.parsed"),
     "produce: written to the journal": ("journal", "journal.written"),
@@ -88,7 +88,7 @@ def rng() -> random.Random:
 
 @pytest.mark.parametrize("part", range(2))
 def test_killed_at_every_named_point_in_one_of_the_acts_that_come_there(loop, rng, part):
-    """In the act of its step; ``test_every_step_is_reached`` holds the steps to all named points."""
+    """Kill each point in the act of its step; ``test_every_step_is_reached`` compares the steps with named points."""
     for act, point in sorted({(act, point) for act, point in STEPS.values() if act in ACTS})[part::2]:
         kill_at(loop, rng, act, point)
 
@@ -103,7 +103,7 @@ def test_killed_at_every_named_point(loop, rng, act):
 def kill_at(loop: FailPointLoop, rng: random.Random, act: str, point: str) -> None:
     """Kill the process at one of the act's visits to the point."""
     count = loop.hits(act)[point]
-    # The number of visits depends on when files are freed and rolls begin; one there is always.
+    # The number of visits depends on when files are freed and rolls begin; the first visit always happens.
     struck = (loop.run(act, [Fault(point, nth, "kill")]) for nth in (rng.randint(1, count), 1))
     assert any(struck), f"{act} did not come to {point}"
 
@@ -121,7 +121,7 @@ def test_a_job_of_spark_killed_while_it_writes(loop):
 
 @pytest.mark.parametrize("part", range(2))
 def test_power_cut_at_every_named_point(loop, rng, part):
-    """``make test`` takes a third of the points, each time others."""
+    """Cut the power at a third of the points in ``make test``, at others each time."""
     hits = {act: loop.hits(act) for act in ACTS}
     apart = 2 * stride(1)
     for act, fault in named_power_cuts(hits, rng)[2 * rng.randrange(stride(1)) + part :: apart]:
@@ -132,8 +132,8 @@ def test_every_step_is_reached(loop):
     sources = (path.read_text() for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
     named = {point for source in sources for point in re.findall(r'\breached\("([a-z_.]+)"\)', source)}
     named -= set(REBUILD_POINTS)  # no store runs: test_repair_kills kills there
-    named -= set(ERASURE_POINTS)  # test_erasing goes on there with what a kill leaves
-    named -= set(SINK_STEPS)  # of a Spark driver: test_exactly_once kills it there
+    named -= set(ERASURE_POINTS)  # test_erasing continues from there after a kill
+    named -= set(SINK_STEPS)  # a Spark driver has them: test_exactly_once kills it there
     reached = {act: {point for point in loop.hits(act) if is_named(point)} for act in ACTS}
     assert {point for points in reached.values() for point in points if not point.startswith("ack.")} == named
     missing = [step for step, (act, point) in STEPS.items() if point not in {**reached, "jobs": jobs.STEPS}[act]]
@@ -143,14 +143,14 @@ def test_every_step_is_reached(loop):
 
 @pytest.mark.parametrize("act", ACTS)
 def test_an_operation_that_fails_at_each_of_its_calls_is_done_in_the_end(loop, act):
-    """With one of the errors in ``make test``, another in the next act."""
+    """Inject one of the errors in ``make test``, another in the next act."""
     for fault in EACH[list(ACTS).index(act) % stride(1) :: stride(1)]:
         loop.run(act, [fault])
 
 
 @pytest.mark.parametrize("part", range(2))
 def test_killed_in_calls_and_journal_stopped_for_good(loop, rng, part):
-    """At a third of them in ``make test``, each time others."""
+    """Strike a third of them in ``make test``, others each time."""
     hits = {act: loop.hits(act) for act in ACTS}
     apart = 2 * stride(1)
     for act, fault in sample_of_final(hits, rng)[2 * rng.randrange(stride(1)) + part :: apart]:

@@ -27,13 +27,13 @@ pytestmark = pytest.mark.system
 
 LITTLE = Load(SHARED, producers=1, readers=0, pause_s=0.05, large=0.0, jobs=(), observed=False, groups=(CONSUMER,))
 ALL = Load((*SHARED, TOPICS[0]), producers=2, readers=1, pause_s=0.05, groups=(RANGE, COOPERATIVE, CONSUMER))
-#: Of the store, under live members.
+#: Faults of the store, under live members.
 OF_THE_STORE = ("kill", "terminate", "power_cut", "pause", "slow_fsync", "disk_full")
 
 
 @pytest.mark.long
 def test_a_group_whose_members_come_and_go(tmp_path: Path) -> None:
-    """The restart of the store is left out."""
+    """Strike all kinds but the restart of the store."""
     report = run(tmp_path, ("member_kill", "member_fence", "member_add", "grow"), 1, LITTLE, pace=0.1)
     assert report.moves["consumer"] >= 6
 
@@ -61,7 +61,7 @@ def test_groups_of_all_protocols_with_the_faults_of_members_and_of_the_store(tmp
 
 
 def test_a_member_commits_again_what_a_commit_has_not_stored(tmp_path: Path) -> None:
-    """As long as it owns the partition."""
+    """Commit again as long as the member owns the partition."""
     asked: list[tuple[str, dict[int, int]]] = []
     refuses = True
 
@@ -84,7 +84,7 @@ def test_a_member_commits_again_what_a_commit_has_not_stored(tmp_path: Path) -> 
 
 
 def run(directory: Path, kinds: Sequence[str], rounds: int, load: Load, *, pace: float) -> Report:
-    """Each kind so many times; nothing may be wrong."""
+    """Strike each kind once a round; nothing may be wrong."""
     seed = random.randrange(2**31)
     print(f"seed {seed}")
     report = Bench(directory, seed, load).run(islice(faults(seed, kinds, pace=pace), rounds * len(kinds)))

@@ -1,4 +1,4 @@
-"""Consumer instances of a real server that is killed, beside members of our own client."""
+"""Consumer instances of a real server that is killed, beside members that use the project's own client."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ Done = set[tuple[int, int]]
 
 
 class Member(threading.Thread):
-    """A consumer of our own in the same group."""
+    """A consumer of the project's client in the same group."""
 
     def __init__(self, url: str) -> None:
         super().__init__(daemon=True)

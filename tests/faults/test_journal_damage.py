@@ -26,7 +26,7 @@ from tests.support.journals import (
 
 
 def _killed_journal(directory, groups, *, filesystem=None, file_bytes=1 << 20):
-    """A journal of these groups (each a list of frames) whose process was killed; the frames' locations per group."""
+    """Write a journal of these groups (lists of frames) and kill its process; return frame locations per group."""
     filesystem = filesystem or FaultyFileSystem()
 
     async def scenario():
@@ -108,12 +108,12 @@ def test_every_flipped_bit_is_refused_or_cuts_only_what_nothing_says_was_durable
         else:
             assert report.end_position >= sum(locations[-2][-1]), f"byte {at}: more than the last group was cut"
         assert report.frames == 2 + len(good)
-    # Everything but the last mark, or but the last group and what follows it.
+    # Every byte is refused except the last mark, or the last group and what follows it.
     assert refused == (end if marked else locations[-1][0].position)
 
 
 def test_good_frames_behind_a_lost_page_of_the_last_group_are_not_corruption(tmp_path):
-    """The experiment behind R1: one write, whose middle page was never written back and whose later pages were."""
+    """Repeat the experiment behind R1: one write, whose later pages were written back but not a middle one."""
     locations = _killed_journal(
         tmp_path, [[data_frame(0, bytes(3000))], [data_frame(1 + i, b"r" * 3000) for i in range(6)]]
     )
@@ -151,7 +151,7 @@ def test_the_same_hole_is_corruption_once_a_later_frame_says_it_was_durable(tmp_
 
 
 def test_journal_bytes_that_a_producer_sends_are_no_frames(tmp_path):
-    """A value that holds a journal's own frames, behind a torn frame, says nothing about durability."""
+    """Check that a value with a journal's own frames, behind a torn frame, is no evidence of durability."""
     first = tmp_path / "first"
     first.mkdir()
     _killed_journal(first, _groups(5))
@@ -188,7 +188,7 @@ def test_an_older_file_must_be_whole_up_to_the_next_one(tmp_path, damage):
     with pytest.raises(JournalCorruptionError) as caught:
         recovered_frames(tmp_path)
     assert caught.value.path == (paths[0] if damage == "missing" else old)
-    # The oldest ones may be missing: that is how files are freed.
+    # The oldest files may be missing, because that is how files are freed.
     if damage == "missing":
         paths[0].unlink()
         first = int(paths[2].stem)
@@ -198,7 +198,7 @@ def test_an_older_file_must_be_whole_up_to_the_next_one(tmp_path, damage):
 
 @pytest.mark.parametrize("behind", ["zero", "garbage", "mark", "frames"])
 def test_bytes_of_a_process_without_the_lock_behind_the_end_of_an_older_file_are_passed_over(tmp_path, behind):
-    """That process called none of these bytes durable, and acknowledged none."""
+    """Check bytes of a process that called none of them durable, and acknowledged none."""
     _killed_journal(tmp_path, _groups(12), file_bytes=1500)
     before = offsets(recovered_frames(tmp_path))
     old, following = sorted(tmp_path.glob("*.log"))[1:3]
@@ -247,7 +247,7 @@ def test_a_first_file_whose_header_never_got_durable_leaves_an_empty_journal(tmp
 
 
 def test_a_damaged_header_is_not_taken_for_a_file_never_begun(tmp_path):
-    # The only file, and earlier ones were freed.
+    # This file is the only one, because the earlier ones were freed.
     async def scenario():
         async with running(tmp_path, file_bytes=1000) as (journal, _):
             for i in range(3):
@@ -265,7 +265,7 @@ def test_a_damaged_header_is_not_taken_for_a_file_never_begun(tmp_path):
 
 
 def test_snapshots_that_never_got_durable_are_cut_and_the_older_file_still_counts(tmp_path):
-    """A crash between making a file and syncing it: the previous one was not freed."""
+    """Imitate a crash between making a file and syncing it: the previous one was not freed."""
     filesystem = FaultyFileSystem()
     filesystem.crash_at("journal.file_created", 2)
 

@@ -50,7 +50,7 @@ def test_after_a_failed_write_or_sync_nothing_is_appended_again(tmp_path, call):
 
 
 def test_everything_pending_is_told_of_a_failure_in_one_step_and_in_order(tmp_path):
-    """Otherwise an append could take an offset behind one that failed."""
+    """Notify all appends in one step: otherwise one could take an offset behind one that failed."""
     filesystem = FaultyFileSystem()
 
     async def scenario():
@@ -60,7 +60,7 @@ def test_everything_pending_is_told_of_a_failure_in_one_step_and_in_order(tmp_pa
             await journal.append([data_frame(0)])
 
             async def busy():
-                """Another task gets a turn at every step of the loop."""
+                """Take a turn at every step of the loop, as another task."""
                 while 3 not in events:
                     events.append("another task")
                     await asyncio.sleep(0)
@@ -94,11 +94,11 @@ def test_a_full_disk_refuses_and_recovers_by_itself(tmp_path, call, written):
             first = await journal.append([data_frame(0)])
             await journal._thread.run(lambda: None)
             end = journal.end_position
-            # Larger than what is reserved.
+            # The value is larger than the reserved space.
             large = bytes(5 << 20)
             with captured_logs() as logs:
                 for _ in range(3):
-                    # Twice: the second try is for no more than what is needed.
+                    # The call fails twice: the second try asks for no more than is needed.
                     filesystem.fail(call, errno.ENOSPC, written=written, times=2 if call == "allocate" else 1)
                     with pytest.raises(StorageFullError, match="nothing was stored"):
                         await journal.append([data_frame(1, large), data_frame(2)])
@@ -124,7 +124,7 @@ def test_the_last_space_of_a_disk_is_used(tmp_path):
             stored = 0
             while (await _outcomes(journal.append([data_frame(stored, bytes(300_000))]))) == ["ok"]:
                 stored += 1
-            # What was reserved ahead was given back and used.
+            # The space reserved ahead was released and used.
             assert stored >= 10
             await journal.append([data_frame(stored, bytes(10))])
 
@@ -220,7 +220,7 @@ def test_a_file_switch_on_a_broken_disk_is_final(tmp_path, call):
 
 
 def test_a_file_that_cannot_be_removed_stops_the_journal(tmp_path):
-    """If a later file were removed and this one not, the next start would find a gap."""
+    """Check that the journal stops: if a later file were removed and this one not, the next start would find a gap."""
     filesystem = FaultyFileSystem()
 
     async def scenario():
@@ -294,7 +294,7 @@ def test_recovery_from_a_disk_that_cannot_be_read_is_an_error(tmp_path):
 
 
 def test_records_read_by_a_restart_after_a_failed_sync_survive_a_power_cut(tmp_path):
-    """The kernel counts the pages of a failed sync as clean: they are read, and never written unless written again."""
+    """Check that the pages are written again: the kernel counts those of a failed sync as clean and only reads them."""
     directory = tmp_path / "0"
     filesystem = FaultyFileSystem(directory)
 

@@ -1,8 +1,8 @@
 """The journal against a model, through failing calls, killed processes and power cuts at any moment.
 
-After each start: every acknowledged record that is not sealed is there, as it was sent; no record that was refused, or
-that an earlier start did not find, ever comes back; only sent records are there; the offsets of a partition have no
-hole; and no crash is taken for corruption.
+After each start every acknowledged record that is not sealed exists, as it was sent. No record that was refused, or
+that an earlier start did not find, ever comes back. Only sent records exist, the offsets of a partition have no gap,
+and no crash is taken for corruption.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class JournalMachine(RuleBasedStateMachine):
 
     @property
     def may_fail(self):
-        """A disk that fails, or failed before it healed: that is final for the journal until it is started again."""
+        """True if the disk fails, or failed before it healed, which is final for the journal until its next start."""
         return self.filesystem.crashed or self.filesystem.faulty or self.broken
 
     def start(self):
@@ -108,7 +108,7 @@ class JournalMachine(RuleBasedStateMachine):
             if not header.takes_offsets:
                 continue
             key = (header.partition, header.base_offset)
-            # A crash while reading here is the test's own read, not the journal's.
+            # A crash while reading here is in the test's own read, not in the journal's.
             payload = bytes(self.journal.read(location).payload)
             assert recovered == (payload if header.type is FrameType.CONTROL else None)
             assert found.setdefault(key, payload) == payload, f"two records at {key}"
@@ -121,7 +121,7 @@ class JournalMachine(RuleBasedStateMachine):
                 assert payload == self.acked[key], f"changed {key}"
             else:
                 assert payload in self.open.get(key, ()), f"{key} was refused, or not found before, or never sent"
-        # Records that were found count from now on; others must never come back.
+        # Records that a start has found count from now on; others must never come back.
         self.acked.update(found)
         self.open.clear()
         for partition in range(PARTITIONS):
@@ -160,7 +160,7 @@ class JournalMachine(RuleBasedStateMachine):
                     end[partition] += 1
                 pending.append((keys, self.journal.append(frames)))
             await asyncio.wait([future for _, future in pending])
-            # The journal's own callback, and what it gave its thread to do.
+            # This lets the journal's own callback run, and the work that it gave its thread.
             await asyncio.sleep(0)
             await self.journal._thread.run(lambda: None)
             await asyncio.sleep(0)
@@ -219,7 +219,7 @@ class JournalMachine(RuleBasedStateMachine):
     def what_counts_is_readable(self):
         if self.journal is None:
             return
-        self.in_loop(lambda: None)  # whatever the journal still does in its thread, and may die in
+        self.in_loop(lambda: None)  # the journal may still work in its thread, and die there
         if self.filesystem.crashed or self.filesystem.faulty:
             return
         keys = [key for key in self.acked if key[1] >= self.sealed[key[0]]]

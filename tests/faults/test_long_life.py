@@ -27,14 +27,16 @@ from tests.support.table_paths import path_of
 
 ROLLS, PARTITIONS = (10_000, 4) if TORTURE else (120, 2)
 HOUR_MS = 3_600_000
-#: Each part of a life has figures of its own.
+#: Each part of a life has separate figures.
 PARTS = 10 if TORTURE else 3
 
 
 @dataclass(frozen=True, slots=True)
 class Age:
-    """Figures of one part of a life: the most files that a partition had beyond one for each target's bytes, log
-    entries, data files on disk that are not active; and the median CPU time of a roll in ms.
+    """Figures of one part of a life.
+
+    They are the most files that a partition had beyond one for each target's bytes, log entries, data files on disk
+    that are not active, and the median CPU time of a roll in ms.
     """
 
     files: int
@@ -45,7 +47,7 @@ class Age:
 
 @pytest.fixture
 def short_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Delta log forgets by the clock of the machine, which is not the store's here."""
+    """Let the Delta log forget quickly: it forgets by the clock of the machine, which is not the store's here."""
     forgets = {"delta.deletedFileRetentionDuration": "interval 1 seconds"}
     monkeypatch.setattr("logstore.delta.topic_table.DELTA_PROPERTIES", schema.DELTA_PROPERTIES | forgets)
     monkeypatch.setattr(layout, "PLAIN_LAYOUT", replace(layout.PLAIN_LAYOUT, log_retention="interval 1 seconds"))
@@ -109,7 +111,7 @@ def test_files_log_entries_and_the_cost_of_a_roll_stay_flat(tmp_path: Path) -> N
             versions = topic.version
             assert any(file.size >= 20_000 for p in topic.partitions for file in p.segments), "sizes are scaled down"
         assert max(age.files for age in parts) <= 50, parts
-        # Rolls of the second that the log remembers, and those since the last checkpoint.
+        # The log remembers the rolls of one second, and those since the last checkpoint.
         assert max(age.entries for age in parts) <= 150, parts
         assert max(age.idle_files for age in parts) <= PARTITIONS * 50, parts
         assert max(age.roll_ms for age in parts[1:]) <= 2 * parts[0].roll_ms + 5, parts

@@ -1,6 +1,6 @@
-"""The journal of a store of one node is gone, older, cut or another's, or goes while the store runs.
+"""The journal of a store of one node is gone, older, cut, another store's, or disappears while the store runs.
 
-A start that finds it so is refused by name and changes nothing: with the journal back everything is there.
+A start on such a journal is refused by name and changes nothing: with the journal back all records are served.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ from tests.support.virtual_time import run
 NEVER = {"segment.ms": "100000000"}
 IN_TABLE, IN_IMAGE, ACKNOWLEDGED = 10, 20, 30
 _NO_FILES = "is not the one that stood here: it has no files"
-#: Below the data directory.
+#: The folder of the image, below the data directory.
 IMAGE = "image"
 
 
@@ -53,8 +53,9 @@ def store_on(data: Path, *, new_journal: bool = False) -> Any:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store that was killed: ten records in the table, twenty in its journal, a group's commit; and an image of the
-    journal from before the last ten.
+    """Return a killed store: ten records are in the table, twenty and a group's commit in its journal.
+
+    It also has an image of the journal from before the last ten.
     """
     live, data = (tmp_path_factory.mktemp("killed") / name for name in ("live", "data"))
 
@@ -108,7 +109,7 @@ HOW = [
 
 
 async def found_in(store: Store) -> tuple[list[bytes | None], int | None]:
-    """The values of all records, whose offsets have no gap, and what the group has committed."""
+    """Return the values of all records, whose offsets have no gap, and the offset that the group has committed."""
     topic = store.broker.topic(INTERNAL, "t")
     rows = await read_all(store.broker, topic)
     assert [offset for offset, _ in rows] == list(range(len(rows)))
@@ -132,7 +133,7 @@ def test_a_start_without_its_journal_is_refused_and_with_it_all_is_there(
     shutil.copytree(home / "journal", tmp_path / "aside")
     assert check_journal(home).status is Status.ok
     lose(home)
-    # A copy that is whole has the size of the file: only a look at its frames tells.
+    # A whole copy has the size of the file: only a look at its frames shows the difference.
     told = Status.ok if lose is put_an_older_one_there else Status.fail
     assert check_journal(home).status is told
     before = content_of(data)
@@ -201,7 +202,7 @@ def append(url: str, value: str) -> httpx.Response:
 
 
 def told_by(*arguments: object) -> str:
-    """What a tool says that fails."""
+    """Return the output of a tool that fails."""
     ran = CliRunner().invoke(app, [*map(str, arguments)])
     assert ran.exit_code == 1, ran.output
     return " ".join(ran.output.split())
@@ -243,7 +244,7 @@ def test_files_that_are_removed_under_a_running_store_are_told_of_everywhere(tmp
         require_refused(server)
         lost_journals.put_back(data / "brokers/0", tmp_path / "aside")
         server.start()
-        # Whether the one that was refused is there was left open.
+        # The test leaves open whether the refused record exists.
         assert [row["value"] for row in read_records(server.url, 0)][:3] == _ACKNOWLEDGED
 
 

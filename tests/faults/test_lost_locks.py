@@ -101,7 +101,7 @@ def test_bytes_of_the_older_of_two_stores_in_the_journal_are_passed_over_at_the_
                 (data / "brokers/0/journal/0/lock").unlink()
                 broker = await younger.enter_async_context(running_broker(data))
                 if writes:
-                    # Behind the place where the younger has begun a file of its own.
+                    # The older store writes behind the place where the younger has begun its own file.
                     with pytest.raises(LockLostError):
                         await produce(older, topic, [b"refused"])
                 await produce(broker, broker.topic(INTERNAL, "t"), [b"b"])

@@ -1,6 +1,6 @@
-"""The bench catches each server that is broken on purpose, and finds nothing in the whole one.
+"""The bench catches each server that is broken on purpose, and finds nothing wrong with the whole one.
 
-One in ``make test``, a few in ``make test-all``, all of them with ``LOGSTORE_TORTURE=1``.
+``make test`` runs one, ``make test-all`` a few, ``LOGSTORE_TORTURE=1`` all of them.
 """
 
 import re
@@ -20,8 +20,8 @@ from tests.support.torture import TORTURE
 pytestmark = pytest.mark.system
 
 QUICK_TO_CATCH = (mutants.ack_before_fsync,)
-#: One for each way to lose acknowledged or read records, two for groups, three for Kafka's protocol; the others are
-#: like one of them, or have their own tests.
+#: One for each way to lose acknowledged or read records, two for groups, three for Kafka's protocol. The others
+#: resemble one of them, or have their own tests.
 SLOW_TO_CATCH = (
     mutants.skip_seal_check,
     mutants.no_entry_sync,
@@ -44,7 +44,7 @@ def of_its_lane(mutant: Callable[[], None]) -> Any:
 def test_a_mutant_is_caught(tmp_path: Path, mutant: Callable[[], None]) -> None:
     exposed = EXPOSED_BY[mutant]
     told = re.compile(exposed.told, re.DOTALL)
-    # On a machine that is slow for a moment a fault may strike where it harms nothing.
+    # On a machine that is slow for a moment a fault may strike where it does no harm.
     for seed in (1, 2, 3):
         (directory := tmp_path / str(seed)).mkdir()
         report = Bench(directory, seed, load_of(exposed), mutant=mutant.__name__).run(exposed.faults)
@@ -59,7 +59,7 @@ def test_the_same_faults_do_no_harm_to_the_server_itself(tmp_path: Path) -> None
     faults: list[Fault] = []
     for mutant in MUTANTS:
         first = EXPOSED_BY[mutant].faults[0]
-        # Nothing but the mutant itself leads to a point of the mutant's own.
+        # Only the mutant itself leads to such a point.
         faults += [] if first in faults or first is mutants.POWER_CUT_WHEN_SHOWN else [first]
     grouped = any(EXPOSED_BY[mutant].grouped for mutant in MUTANTS)
     kafka = any(EXPOSED_BY[mutant].kafka for mutant in MUTANTS)

@@ -1,4 +1,4 @@
-"""Rule R7: a foreign commit replaces one of ours on a local file system; the broker commits the same files again."""
+"""Rule R7: on a local file system a foreign commit replaces one of the store, which commits the same files again."""
 
 import json
 import os
@@ -29,7 +29,7 @@ NEVER = {"segment.ms": "100000000"}
 
 
 def overwrite(topic_path: Path, version: int) -> None:
-    """A commit as of delta-spark, which checked before our commit and renames after it: version N is now another's."""
+    """Overwrite version N as delta-spark might: it checks before the store's commit and renames after it."""
     entry = topic_path / "_delta_log" / f"{version:020}.json"
     info = {"commitInfo": {"timestamp": 1, "operation": "SET TBLPROPERTIES", "operationParameters": {}}}
     entry.write_text(json.dumps(info) + "\n")
@@ -91,7 +91,7 @@ def test_a_roll_that_is_overwritten_at_once_is_never_a_gap_for_readers(tmp_path:
             topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
             assert topic
             await produce(broker, topic, [b"a", b"b"])
-            # Durable, and gone before the broker looks at the table again.
+            # The commit is durable, and gone before the broker looks at the table again.
             filesystem.at("delta.synced", lambda: overwrite(path_of(topic.table), topic.version + 1))
             with pytest.raises(CommitConflictError, match="overwritten by a foreign commit"):
                 await broker.roll(INTERNAL, topic)
@@ -136,15 +136,17 @@ def test_a_start_restores_what_was_overwritten_while_nothing_ran(tmp_path: Path,
             assert await read_all(broker, topic) == [(0, b"a"), (1, b"b"), (2, b"c")]
 
     run(before())
-    run(asyncio_start_and_stop(tmp_path))  # a new journal file: its snapshot frames remember what was sealed
+    run(asyncio_start_and_stop(tmp_path))  # the snapshot frames of the new journal file remember the sealed offset
     overwrite(tmp_path / "topics" / "t", versions[overwritten])
     run(after())
     assert offsets_in_delta(tmp_path / "topics" / "t", 0) == [0, 1, 2]
 
 
 def test_a_start_restores_a_roll_of_which_the_journal_has_the_last_frames_still(tmp_path: Path) -> None:
-    """The journal frees whole files, so its oldest frame does not tell where the lost roll ended."""
-    # Journal files of 1 MiB, for three records each.
+    """Check that the start restores the roll: the journal frees whole files, so its oldest frame does not show where it
+    ended.
+    """
+    # Journal files are of 1 MiB, for three records each.
     values: list[bytes | None] = [bytes([n]) * 300_000 for n in range(8)]
     versions = []
 
@@ -193,14 +195,14 @@ def test_sealed_records_that_are_nowhere_quarantine_their_partition(tmp_path: Pa
 
 
 def cut_first_segment(topic_path: Path) -> None:
-    """A commit as of a retention job."""
+    """Commit as a retention job does."""
     table = TopicTable.open(open_table(topic_path))
     first = table.snapshot().segments(0)[0]
     rewrite_files(table, 0, [first.path], [], data_change=True, log_start=first.max_offset + 1, operation="retention")
 
 
 def join_all_segments(topic_path: Path) -> None:
-    """A commit as of a compaction that finds no key twice."""
+    """Commit as a compaction does that finds no key twice."""
     table = TopicTable.open(open_table(topic_path))
     segments = table.snapshot().segments(0)
     end = segments[-1].max_offset + 1
@@ -364,7 +366,7 @@ def test_files_that_a_user_deleted_and_vacuumed_hold_up_nothing(tmp_path: Path) 
 
 @pytest.mark.parametrize("lost", ["overwritten", "removed"])
 def test_the_last_roll_is_known_when_only_the_journals_snapshot_tells_of_it(tmp_path: Path, lost: str) -> None:
-    """A start began a journal file, a roll freed the one before, and the store was killed: no frame is left."""
+    """Check a kill after a start began a journal file and a roll freed the one before: no frame is left."""
     data, killed = tmp_path / "data", tmp_path / "killed"
     whole = small_store(data, rolls=1)
 

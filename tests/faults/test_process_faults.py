@@ -35,12 +35,12 @@ from tests.support.torture import TORTURE
 
 pytestmark = pytest.mark.system
 
-# ingest_api.http_listener.GRACEFUL_SHUTDOWN_SECONDS, and time to seal.
+# The sum of ingest_api.http_listener.GRACEFUL_SHUTDOWN_SECONDS and the time to seal.
 STOP_SECONDS = 10 + 20
 
 
 def is_ready(url: str) -> bool:
-    """Whether the store is ready; False if nobody listens."""
+    """Return whether the store is ready; False if nobody listens."""
     try:
         return httpx.get(f"{url}/health/ready", timeout=30).status_code == 200
     except httpx.TransportError:
@@ -56,7 +56,7 @@ def files_begun(store: FaultyServerProcess) -> int:
 
 
 def refusal(data: Path, **environment: str) -> str:
-    """The one line that says why a server does not start on ``data``."""
+    """Return the line that says why a server does not start on ``data``."""
     with pytest.raises(NotStartedError) as failed:
         ServerProcess(data, environment=environment)
     assert failed.value.code == 1
@@ -69,7 +69,7 @@ def refusal(data: Path, **environment: str) -> str:
 def test_a_server_under_faults_answers_at_any_length_and_also_behind_somebody_who_gave_up(
     store: FaultyServerProcess,
 ) -> None:
-    """A list of all faults that struck may be long."""
+    """Check long answers, because a list of all faults that struck may be long."""
     for _ in range(3):
         store.ask("hits").close()
     unknown = "x" * 300_000
@@ -115,7 +115,7 @@ def test_a_process_that_stands_still_acknowledges_nothing_and_goes_on(store: Fau
         store.process.send_signal(signal.SIGSTOP)
         _, status = os.waitpid(store.process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
-        # Answers that it had given arrive before the producer's time is over.
+        # Answers that the store had already sent arrive before the producer's time is over.
         out_of_time(load, 4)
         acknowledged = load.history.acknowledged_records
         out_of_time(load, 120 if TORTURE else 8)
@@ -168,7 +168,7 @@ def few_descriptors(pid: int, spare: int) -> Iterator[None]:
 
 
 def test_a_server_out_of_descriptors_says_so_and_recovers(tmp_path: Path) -> None:
-    # Not the seam's disk, which opens files of its own with every sync.
+    # The server has no disk of the seam, which opens further files with every sync.
     kept = httpx.Limits(keepalive_expiry=None)  # a new connection would not be accepted
     with ServerProcess(tmp_path / "data", port=free_port()) as server, httpx.Client(timeout=60, limits=kept) as client:
         create_topic(server.url, segment_ms="3600000")
@@ -181,7 +181,7 @@ def test_a_server_out_of_descriptors_says_so_and_recovers(tmp_path: Path) -> Non
                 topic = f"{server.url}/topics/t"
                 eventually(lambda: is_refused(server, client, "POST", f"{topic}/roll"))
                 eventually(lambda: is_refused(server, client, "GET", f"{topic}/partitions/0/records?offset=0"))
-                # Whoever is connected goes on: the journal's file is open.
+                # Connected clients are still served, because the journal's file is open.
                 load.wait_for_acknowledged(100)
             eventually(lambda: is_ready(server.url))
             load.wait_for_acknowledged(300)
@@ -189,7 +189,10 @@ def test_a_server_out_of_descriptors_says_so_and_recovers(tmp_path: Path) -> Non
 
 
 def is_refused(server: ServerProcess, client: httpx.Client, method: str, url: str) -> bool:
-    """For lack of descriptors; False if one was free again just then. ``client`` is connected already."""
+    """Return whether the request was refused for lack of descriptors; False if one was free again just then.
+
+    ``client`` is already connected.
+    """
     with crowd(server.url, 20):
         answer = client.request(method, url)
     if answer.status_code == 500:
@@ -201,7 +204,7 @@ def is_refused(server: ServerProcess, client: httpx.Client, method: str, url: st
 
 @contextmanager
 def crowd(url: str, size: int) -> Iterator[None]:
-    """So many connections that do nothing."""
+    """Hold this number of connections that do nothing."""
     address = ("127.0.0.1", int(url.rpartition(":")[2]))
     with ExitStack() as connections:
         for _ in range(size):
@@ -209,12 +212,12 @@ def crowd(url: str, size: int) -> Iterator[None]:
         yield
 
 
-# ---- told to end ----------------------------------------------------------------------------------------------------
+# ---- ended by signals -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
 def test_a_stop_under_load_ends_with_0_and_takes_back_no_answer(store: FaultyServerProcess) -> None:
-    """The first while a roll is under way; the second is asked for twice."""
+    """Stop twice: the first time while a roll is under way, the second time with two signals."""
     with ProduceLoad(store.url, "t", producers=4, partitions=PARTITIONS, pause_s=0.02) as load:
         for signals in (1, 2):
             load.wait_for_acknowledged(300)

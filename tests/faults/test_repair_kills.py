@@ -1,6 +1,6 @@
 """``journal repair`` and ``topic rebuild``, killed at each call on the file system, also by a loss of power.
 
-After each kill nothing is lost that was there before, and the same command comes to the same end.
+After each kill nothing that existed before is lost, and the same command comes to the same end.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ REBUILD_POINTS = ("rebuild.staged", "rebuild.set_aside", "rebuild.renamed")
 def killed_anywhere(
     whole: Path, act: Callable[[FileSystem, Path], object], *, power: bool
 ) -> Iterator[tuple[Path, str]]:
-    """Copies of ``whole`` on which ``act`` was killed, each at another call, and the call."""
+    """Yield copies of ``whole`` on which ``act`` was killed, each at another call, and the call."""
     for call in (*_CALLS, *_NAMES, *REBUILD_POINTS):
         for nth in range(1, 30):
             copy = Path(shutil.copytree(whole, whole.with_name(f"{call}-{nth}")))
@@ -51,7 +51,7 @@ def killed_anywhere(
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
-    """Offsets 0 to 7 in four files; the damage is in the second."""
+    """Return a journal with offsets 0 to 7 in four files; the damage is in the second."""
     directory = tmp_path / "whole"
     directory.mkdir()
 
@@ -87,7 +87,7 @@ def test_journal_repair(journal: Path, power: bool) -> None:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A topic of 40 records in two partitions, with a file that no log names, and a damaged log."""
+    """Return a topic of 40 records in two partitions, with a file that no log names, and a damaged log."""
     whole = tmp_path / "whole"
     whole.mkdir()
     table = create_topic(whole, partitions=2)
@@ -101,7 +101,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def rebuild(disk: FileSystem | None, data: Path) -> None:
-    """As the command does it: what an earlier run left is taken up."""
+    """Rebuild as the command does, which continues from what an earlier run left."""
     root = open_root(data, disk)
     files = root.open("events")
     if (aside := root.log_set_aside("events")) is not None:

@@ -1,6 +1,6 @@
-"""Bits that flip in a segment, and worse: refused with the file's name, never served, never spread.
+"""Flipped bits and worse damage in a segment: refused with the file's name, never served, never spread.
 
-``LOGSTORE_TORTURE=1`` flips every bit; otherwise one bit, by a seed, of every so many-th byte.
+``LOGSTORE_TORTURE=1`` flips every bit; otherwise one bit, by a seed, in a regular sample of the bytes.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ class Damaged:
         with SegmentWriter(open_table(table), 0, 5, 19, 3, codec, layout=layout) as writer:
             for base in (5, 12):
                 writer.write(_group_offsets(base) if kind == "group offsets" else log_batch(range(base, base + 7)))
-                writer._flush()  # a row group of its own
+                writer._flush()  # this ends a row group
             self.segment = writer.finish(leader_epochs=((1, 0), (3, 12)))
         self.table = table
         self.path = table / self.segment.path
@@ -81,7 +81,7 @@ class Damaged:
         return [bytes(read_row_group_file(self.path, file)) for file in row_group_files(self.path)]
 
     def refuses(self, content: bytes, what: object) -> None:
-        """Reading all of it is refused. Reading less is refused too, or gives the same as before the damage."""
+        """Require that reading all of it is refused, and that reading less is refused or gives the same as before."""
         if content == self.good:
             return
         self.path.write_bytes(content)
@@ -162,7 +162,7 @@ def test_blocks_that_are_lost_or_swapped_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_bytes_of_an_older_file_in_a_newer_one_are_refused(tmp_path: Path) -> None:
-    """Stale blocks were written long ago at the same place, and are whole and well-formed in themselves."""
+    """Insert stale blocks, which were written long ago at the same place, and are whole and well-formed."""
     damaged, stale = Damaged(tmp_path / "a", "uncompressed"), Damaged(tmp_path / "b", "group offsets")
     for at in range(0, len(damaged.good), BLOCK):
         content = damaged.good[:at] + stale.good[at : at + BLOCK] + damaged.good[at + BLOCK :]
@@ -170,7 +170,7 @@ def test_the_bytes_of_an_older_file_in_a_newer_one_are_refused(tmp_path: Path) -
 
 
 def test_the_checksums_cannot_be_lost_unnoticed(tmp_path: Path) -> None:
-    """A file without checksums is another writer's: one of ours must not look like it."""
+    """Check that none of the store's files can look like one without checksums, which is another writer's."""
     damaged = Damaged(tmp_path, "zstd")
     key = checksums.KEY.encode()
     assert damaged.good.count(key) == 1
@@ -178,7 +178,7 @@ def test_the_checksums_cannot_be_lost_unnoticed(tmp_path: Path) -> None:
     for name in (b"logstore.crc32x", b"\0" * len(key), b"logstore.format"):
         damaged.refuses(damaged.good[:at] + name + damaged.good[at + len(key) :], f"the key is {name!r}")
     damaged.refuses(damaged.good.replace(b"logstore.", b"logst0re."), "all our keys are others")
-    # A footer whose chain cannot be found is not parsed: it may be one that ends the process.
+    # A footer whose chain cannot be found is not parsed, because it may be one that ends the process.
     damaged.path.write_bytes(damaged.good.replace(key + b"\x18", key + b"\x19"))
     with pytest.raises(CorruptionError, match="its checksums are not as they were written"):
         damaged.read()
@@ -207,7 +207,7 @@ def test_the_message_says_where_and_what_to_do(tmp_path: Path) -> None:
 
 
 async def two_segments_and_a_tail(broker: Broker) -> Topic:
-    """Partition 0: offsets 0 and 1, 2 and 3 in segments, 4 in the journal. Partition 1: offset 0."""
+    """Write partition 0 with offsets 0 and 1, 2 and 3 in segments, 4 in the journal, and partition 1 with offset 0."""
     topic = await broker.create_topic(INTERNAL, "t", partitions=2, configs=NEVER)
     assert topic
     await produce(broker, topic, [b"other"], partition=1)
@@ -252,7 +252,7 @@ def test_a_damaged_row_group_is_not_served_and_all_else_is(tmp_path: Path) -> No
                 as_after_a_restart(broker)
                 for offset in (0, 1):
                     await is_refused(lambda o=offset: fetch(o), path)
-                # Of a column chunk that it does not read it need not know.
+                # It may miss damage in a column chunk that it does not read.
                 with contextlib.suppress(CorruptionError):
                     assert await broker.offset_for_timestamp(INTERNAL, topic, 0, 1) == found
                 assert [await fetch(offset) for offset in (2, 3, 4)] == [[2], [3], [4]]
@@ -277,7 +277,7 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
 
 
 def test_a_rival_of_the_same_range_is_not_what_the_delta_log_names(tmp_path: Path) -> None:
-    """The rival is a whole file with a right footer; only the add action tells that it is another."""
+    """Write a rival that is a whole file with a correct footer; only the add action shows that it is another."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
@@ -308,7 +308,7 @@ def damage(path: Path) -> None:
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_damaged_file_is_not_committed_again(tmp_path: Path, which: int) -> None:
-    """A foreign commit overwrote the last roll or one before it. The leader and the next start refuse the file."""
+    """Overwrite the last roll, or one before it, by a foreign commit: the leader and the next start refuse the file."""
     versions, paths = [], []
 
     async def before() -> None:
@@ -320,7 +320,7 @@ def test_a_damaged_file_is_not_committed_again(tmp_path: Path, which: int) -> No
                 versions.append((await broker.roll(INTERNAL, topic)).version)
 
     async def leader() -> None:
-        # A new journal: from now on the files are the only place.
+        # With a new journal the files are the only place of the records.
         async with running_broker(tmp_path) as broker:
             topic = broker.topic(INTERNAL, "t")
             paths.extend(path_of(topic.table) / s.path for s in topic.partition(0).segments)
@@ -335,12 +335,12 @@ def test_a_damaged_file_is_not_committed_again(tmp_path: Path, which: int) -> No
     run(before())
     run(leader())
     assert paths[which].name in run(quarantined(tmp_path))
-    damage(paths[which])  # twice is not at all
+    damage(paths[which])  # flipped twice, the bit is whole again
     run(start())
 
 
 def test_a_damaged_segment_that_could_not_be_committed_is_written_again(tmp_path: Path) -> None:
-    """The journal still has all of its records."""
+    """Write the segment again from the journal, which still has all of its records."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
@@ -357,7 +357,7 @@ def test_a_damaged_segment_that_could_not_be_committed_is_written_again(tmp_path
                 await broker.roll(INTERNAL, topic)
             (left_over,) = path_of(topic.table).glob("partition=0/*.parquet")
             damage(left_over)
-            # A property cannot be taken away through delta-rs: the commit that set it is.
+            # delta-rs cannot remove a property, so the commit that set it is removed.
             entry = max((path_of(topic.table) / "_delta_log").glob("*.json"))
             assert forbidden in entry.read_text()
             entry.unlink()
@@ -393,6 +393,6 @@ def test_a_job_stops_at_a_damaged_file(tmp_path: Path) -> None:
         damaged.path.write_bytes(content)
         with pytest.raises(CorruptionError, match=damaged.path.name):
             write_segment(0, task, None)
-        with contextlib.suppress(CorruptionError):  # of the file's end or of the two columns
+        with contextlib.suppress(CorruptionError):  # the damage may be in the file's end or in the two columns
             assert [key for batch in scan(one(0)) for key in batch.column("key").to_pylist()] == keys
         assert list(tmp_path.glob("partition=0/*.parquet")) == [damaged.path], "nothing is left of an attempt"

@@ -1,4 +1,4 @@
-"""The power of one machine fails, and the tree is shared with others: what these have made stays."""
+"""The power of one machine fails while it shares the tree with others: the changes of these others stay."""
 
 import random
 import shutil

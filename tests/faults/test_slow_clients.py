@@ -1,4 +1,5 @@
-"""Clients that send slowly, or nothing, or take no answer: they are given up on in time, and nobody else notices.
+"""Clients that send slowly or nothing, or take no answer: the server gives them up in time, and no other client
+notices.
 
 The server's limits are short here, and every case runs beside all others and a producer that must not be hindered.
 ``LOGSTORE_TORTURE=1`` adds the stop of a server that such clients hold on to.
@@ -20,13 +21,13 @@ pytestmark = pytest.mark.system
 
 GET = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 FETCH = b"GET /topics/large/partitions/0/records?offset=0&max_bytes=60000000%b HTTP/1.1\r\nHost: localhost\r\n%b\r\n"
-# Far more than the kernel holds for a connection.
+# This is far more than the kernel holds for a connection.
 LARGE_VALUES, LARGE_VALUE_BYTES = 16, 1_000_000
 _UNENDING = head(b"Content-Length: 100000")
 _TO_NOBODY = _UNENDING.replace(b"/topics/t", b"/nowhere")
 _IN_CHUNKS = head(b"Transfer-Encoding: chunked")
 
-#: Bytes sent at once, bytes sent every 50 ms until the server gives up, and the answers until it closes.
+#: Bytes sent at once, bytes sent every 50 ms until the server gives up, and the statuses until it closes.
 SLOW = {
     "sends nothing": (b"", b"", []),
     "sends empty lines": (b"", b"\r\n", []),
@@ -79,7 +80,7 @@ async def fill(server: WatchedServer) -> None:
 
 @contextlib.asynccontextmanager
 async def producing(server: WatchedServer) -> AsyncIterator[None]:
-    """Another client meanwhile, which must not be hindered."""
+    """Produce meanwhile as another client, which must not be hindered."""
     over = asyncio.Event()
 
     async def produce() -> None:
@@ -121,7 +122,7 @@ def test_clients_that_send_slowly_are_answered_408_or_closed(server):
                 if answer.status == 408:
                     assert answer.headers["connection"] == "close"
             assert found == statuses, name
-            # It has said its last word; and it does not wait for a client that goes on.
+            # The server has sent its last answer; it does not wait for a client that still sends.
             await gone(server, client, name)
             sending.cancel()
 
@@ -129,7 +130,7 @@ def test_clients_that_send_slowly_are_answered_408_or_closed(server):
 
 
 async def gone(server: WatchedServer, client: RawClient, what: str) -> None:
-    """Until the server has given up the connection, which the client still holds."""
+    """Wait until the server has given up the connection, which the client still holds."""
     await asyncio.to_thread(eventually, lambda: client.port not in server.connections(), f"{what} holds on")
 
 
@@ -168,7 +169,7 @@ READS_NOTHING = {
 
 
 def test_clients_that_read_nothing_are_cut(server):
-    """A client that does not read cannot see the cut: the server's list of connections shows it."""
+    """Check the server's list of connections, because a client that does not read cannot see the cut."""
     before = server.settled()
 
     async def deaf(request: bytes) -> None:
@@ -195,9 +196,7 @@ def test_clients_that_read_nothing_are_cut(server):
 
 @pytest.mark.long
 def test_a_client_that_reads_slowly_and_steadily_is_never_cut(tmp_path):
-    """It reads up to four times as fast as it must, over seven intervals: too little to make room in the server's
-    buffer.
-    """
+    """Read at up to four times the required rate, over seven intervals: too little to free the server's buffer."""
     interval_seconds, rate = 4, 4 * 1024
 
     async def read(server: WatchedServer) -> None:
@@ -206,7 +205,7 @@ def test_a_client_that_reads_slowly_and_steadily_is_never_cut(tmp_path):
             for each in (client, deaf):
                 each._writer.transport.pause_reading()
                 await each.send(FETCH % (b"", b""))
-            # By hand, without asyncio's buffer of 128 KiB, which would hide when bytes are taken.
+            # This reads without asyncio's buffer of 128 KiB, which would hide when bytes are taken.
             with client._writer.get_extra_info("socket")._sock.dup() as raw:
                 raw.setblocking(False)
                 over = loop.time() + 7 * interval_seconds
@@ -241,7 +240,7 @@ def test_long_polls_whose_clients_read_nothing_or_leave(server):
                     assert (await client.answer()).status == 200
                     assert await client.rest() == b""
                 case _:
-                    # Bytes of a second request that never comes.
+                    # These are bytes of a second request that never comes.
                     await client.send(b"GET /top")
                     assert (await client.answer()).status == 200
                     assert (await client.answer()).status == 408
@@ -251,7 +250,7 @@ def test_long_polls_whose_clients_read_nothing_or_leave(server):
 
 
 def test_bodies_that_are_only_announced_keep_nobody_out(server):
-    """Ten times 64 MiB is far over queued.max.request.bytes; none of it is there."""
+    """Announce ten times 64 MiB, far over queued.max.request.bytes, and send none of it."""
 
     async def announce(announced: asyncio.Barrier) -> None:
         async with server.connected() as client:

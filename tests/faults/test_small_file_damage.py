@@ -1,4 +1,4 @@
-"""Small files of a data directory with flipped bits or cut short: refused with what to do about it, or harmless."""
+"""Small files of a data directory with flipped bits or cut short: refused with the remedy, or harmless."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ NEVER = {"segment.ms": "100000000"}
 
 
 def damaged(good: bytes) -> Iterator[bytes]:
-    """The content with each bit flipped, cut to each length, and zeroed from each byte on."""
+    """Yield the content with each bit flipped, cut to each length, and zeroed from each byte on."""
     for at in range(len(good)):
         for bit in range(8):
             content = bytearray(good)
@@ -35,7 +35,7 @@ def damaged(good: bytes) -> Iterator[bytes]:
 
 
 def elect(data: Path) -> tuple[str, int]:
-    """The cluster's id and the leader epoch of one start."""
+    """Return the cluster's id and the leader epoch of one start."""
 
     async def start_and_stop() -> tuple[str, int]:
         coordinator = EmbeddedCoordinator(data, 0, FileSystem())
@@ -66,7 +66,7 @@ def same_json(one: bytes, other: bytes) -> bool:
 
 @pytest.mark.parametrize("name", ["cluster.json", "brokers/0/broker.json"])
 def test_a_damaged_file_of_the_coordinator_refuses_the_start(data: Path, name: str) -> None:
-    """A flip that leaves the same JSON is no damage."""
+    """Check all damage but a flip that leaves the same JSON."""
     path = data / name
     good = path.read_bytes()
     cluster_id, epoch = elect(data)
@@ -86,7 +86,7 @@ def test_a_damaged_file_of_the_coordinator_refuses_the_start(data: Path, name: s
 
 
 def test_a_damaged_secret_refuses_the_start(data: Path) -> None:
-    """A flip between small and capital hexadecimal digits is no damage."""
+    """Check all damage but a flip between small and capital hexadecimal digits."""
     home = data / "brokers" / "0"
     secret, path = load_secret(home, FileSystem()), home / "secret"
     assert path.stat().st_mode & 0o777 == 0o600
@@ -113,7 +113,7 @@ def test_a_newer_format_is_not_taken_for_damage(data: Path) -> None:
 
 
 def test_the_remedy_in_the_message_helps(tmp_path: Path) -> None:
-    """Removed files are made anew: records, epochs above those of the tables, all but the cluster's id stay."""
+    """Remove the files as the message says: records stay, epochs above the tables', all but the cluster's id."""
 
     async def write() -> str:
         async with running_broker(tmp_path) as broker:
@@ -154,7 +154,7 @@ def test_the_content_of_a_lock_file_is_harmless_because_only_its_lock_counts(tmp
 
 
 def test_a_damaged_endpoint_is_harmless_because_it_only_makes_a_message_longer(tmp_path: Path) -> None:
-    """``endpoint.json`` only says where the store listens. The lock says that the store runs."""
+    """Check that only the message changes: ``endpoint.json`` gives the store's address, the lock shows that it runs."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path):
@@ -173,7 +173,7 @@ def test_a_damaged_endpoint_is_harmless_because_it_only_makes_a_message_longer(t
 
 
 def test_a_marker_of_a_deleted_topic_with_another_name_leaves_its_records_missed(tmp_path: Path) -> None:
-    """A marker is nothing but its name. The journal then has records of a topic that nobody knows to be deleted."""
+    """Rename a marker, which consists of its name: the journal then has records of a topic not known to be deleted."""
 
     async def delete() -> uuid.UUID:
         async with running_broker(tmp_path) as broker:
@@ -195,7 +195,7 @@ def test_a_marker_of_a_deleted_topic_with_another_name_leaves_its_records_missed
         other = marker.rename(marker.with_name(name))
         (remedy,) = run(start())
         assert f"make an empty directory deleted/{topic_id}" in remedy
-        marker.mkdir()  # as it says
+        marker.mkdir()  # restored as the remedy says
         shutil.rmtree(other, ignore_errors=True)
     assert run(start()) == []
 

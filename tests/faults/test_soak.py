@@ -1,4 +1,4 @@
-"""The soak in short, and what it finds in runs that are not good. An hour of it is run by hand."""
+"""The soak in short, and what it finds in bad runs. An hour of it is run by hand."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -76,7 +76,7 @@ def test_slow_acknowledgements_and_jobs_are_found():
 @pytest.mark.long
 @pytest.mark.system
 def test_a_short_soak(tmp_path: Path):
-    """Without latencies: other tests take the processor."""
+    """Run without latencies, because other tests use the processor."""
     report = soak(tmp_path, 15, share=0.25, jobs=("retention",))
     print(report)
     assert report.judge(latencies=False, jobs=("retention",)) == []

@@ -42,7 +42,7 @@ GET = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 @pytest.fixture(scope="module", autouse=True)
 def many_files() -> Iterator[None]:
-    """As many sockets as this machine allows, in this process and in the servers that it starts."""
+    """Allow as many sockets as this machine does, in this process and in the servers that it starts."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(before[1], 2**16) if before[1] > 0 else 2**16, before[1]))
     yield
@@ -58,7 +58,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, many_files: None) -> Iterat
 
 
 def each(count: int, concurrency: int, one: Callable[[int], "asyncio.Future[None]"]) -> None:
-    """Run ``one(0)`` to ``one(count - 1)``, so many at once."""
+    """Run ``one(0)`` to ``one(count - 1)``, at most ``concurrency`` of them at once."""
 
     async def worker(numbers: Iterator[int]) -> None:
         for number in numbers:
@@ -84,7 +84,7 @@ def test_broken_framing_is_400_and_the_end_of_the_connection(server, name):
         async with server.connected() as client:
             await client.send(GET)
             assert (await client.answer()).status == 200
-            # A good request, smuggled in behind the broken one.
+            # A good request is smuggled in behind the broken one.
             await client.send(BROKEN_FRAMING[name] + post(GOOD))
             answer = await client.answer()
             assert answer.status == 400
@@ -110,7 +110,7 @@ def test_well_framed_but_wrong_is_4xx_and_the_connection_goes_on(server, name):
 
 
 def good(value: str) -> dict[str, tuple[bytes, bool]]:
-    """Odd but right requests, each with whether the connection goes on."""
+    """Return odd but correct requests, each with whether the connection stays open."""
     body = json_body(value)
     return {
         "trailers": (chunked(body, end=b"0\r\nX: y\r\nContent-Type: text/plain\r\n\r\n"), True),
@@ -144,7 +144,7 @@ def test_odd_requests_are_stored_once(server, name):
 
 
 def test_the_end_of_a_large_body_is_no_part_of_the_next_head(server):
-    """They come in one read, whose size says nothing about the head."""
+    """Send both in one read, whose size says nothing about the head."""
 
     async def run() -> None:
         async with server.connected() as client:
@@ -159,7 +159,7 @@ def test_the_end_of_a_large_body_is_no_part_of_the_next_head(server):
 
 @pytest.mark.parametrize("upgrade", [b"", b"Connection: upgrade\r\nUpgrade: h2c\r\n"])
 def test_no_more_than_100_requests_of_a_connection_wait(server, upgrade):
-    """Otherwise one read of 256 KiB would make 14,000 of them, and offers to upgrade be parsed one inside the other."""
+    """Check the bound: otherwise one read of 256 KiB would make 14,000 requests, and nest offers to upgrade."""
 
     async def run() -> None:
         async with server.connected() as client:
@@ -183,7 +183,7 @@ def test_a_refusal_is_not_cut_into_an_answer_that_is_under_way(server):
                 await client.send(post(json_body("x" * 900_000), path=b"/topics/fuzzed"))
                 assert (await client.answer()).status == 200
         async with server.connected(receive_bytes=4096) as client:
-            # The body of this one is still open while it is answered.
+            # The body of this request is still incomplete while it is answered.
             line = b"GET /topics/fuzzed/partitions/0/records?offset=0&max_bytes=20000000 HTTP/1.1"
             await client.send(head(b"Transfer-Encoding: chunked", line=line))
             reader = client._reader
@@ -246,7 +246,7 @@ async def end(client: RawClient, ending: Ending) -> None:
 
 
 def test_a_request_cut_after_its_body_is_stored_once_or_not_at_all(server):
-    """At any moment up to the last byte of the answer."""
+    """Cut the request at any moment up to the last byte of the answer."""
     rng = random.Random(5)
 
     async def one(number: int) -> None:
@@ -305,12 +305,12 @@ def test_requests_before_a_cut_request_are_answered(server):
 LOTS, LOT = 4, 33_000 if TORTURE else 1_000
 BYTES_LEFT_MAX = 1_500
 GROWTH_BYTES_MAX = 30 * 2**20
-# Thread pools grow as they are needed, to a bound.
+# Thread pools grow as needed, up to a bound.
 GROWTH_THREADS_MAX = 8
 
 
 def test_thousands_of_bad_requests_leave_nothing_behind(server):
-    """Of all kinds, mixed, over connections that are kept and new ones, with good requests in between."""
+    """Send all kinds, mixed, over kept connections and new ones, with good requests in between."""
     send_bad(server, LOT, seed=0)
     before = server.settled()
     stored = server.end_offset()
@@ -332,7 +332,7 @@ def send_bad(server: WatchedServer, count: int, *, seed: int) -> None:
     rng = random.Random(seed)
 
     async def one(_: int) -> None:
-        """A connection's life: a few requests, until one of them ends it."""
+        """Live a connection's life: a few requests, until one of them ends it."""
         async with server.connected() as client:
             for _ in range(rng.randint(1, 15)):
                 request = bad(rng)
@@ -358,7 +358,7 @@ def send_bad(server: WatchedServer, count: int, *, seed: int) -> None:
 
 
 def test_mutated_requests_are_answered_and_stored_as_answered(server):
-    """A request answered 200 is stored once, a refused one is not, and one without an answer once or not at all."""
+    """Check that a request answered 200 is stored once, a refused one never, and an unanswered one at most once."""
     seed = random.randrange(2**32) if TORTURE else 6
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -379,7 +379,7 @@ def test_mutated_requests_are_answered_and_stored_as_answered(server):
             await client.send(mutated(rng, rng.choice(valid)))
             answered = False
             try:
-                # A body may be longer now than what was sent, and then nothing comes.
+                # The mutated head may announce a longer body than was sent, and then no answer comes.
                 async with asyncio.timeout(0.05):
                     while (answer := await client.answer()) is not None and answer.status != 100:
                         if answer.status == 200:
@@ -394,7 +394,7 @@ def test_mutated_requests_are_answered_and_stored_as_answered(server):
             except TimeoutError:
                 pass
             if not answered:
-                # At most the two lines of the third, or a few times the lines of it.
+                # The request in doubt has at most the two lines of the third, or a few times its lines.
                 in_doubt += 20
 
     each(200_000 if TORTURE else 1_500, 16, one)
@@ -408,7 +408,7 @@ def test_mutated_requests_are_answered_and_stored_as_answered(server):
 
 @pytest.mark.long
 def test_idle_connections_do_not_hinder_producers(server):
-    """Half of them have sent nothing, half had an answer before."""
+    """Open connections of which half have sent nothing, and half had an answer before."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     count = min(10_000 if TORTURE else 2_000, soft * 3 // 4 - 300)
     before = server.settled()

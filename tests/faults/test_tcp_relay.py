@@ -1,4 +1,4 @@
-"""The relay that cuts, loses, delays and repeats: what passes it, and what does not."""
+"""The relay cuts, loses, delays and repeats: tests of the bytes that pass it."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ def anyio_backend() -> str:
 
 
 class Echo:
-    """Answers with the same bytes; ``received`` has all of them."""
+    """A server that echoes the same bytes; ``received`` has all of them."""
 
     def __init__(self) -> None:
         self.received = bytearray()

@@ -1,4 +1,4 @@
-"""A run that has tried nothing says so, and has not passed."""
+"""A run that has tried nothing reports that, and has not passed."""
 
 import subprocess
 import sys
@@ -37,7 +37,7 @@ def test_fail_points_say_how_many_faults_struck() -> None:
 def test_fail_points_of_which_none_struck_have_failed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With one of the acts: each is played before the first fault."""
+    """Run with one act only, because each act is played before the first fault."""
     monkeypatch.setattr(fail_points, "ACTS", {"groups": ACTS["groups"]})
     monkeypatch.setattr(sys, "argv", ["fail_points", "--seed", "1", "--duration", "-1"])
     assert fail_points.main() == 1

@@ -26,7 +26,7 @@ NEVER = {"segment.ms": "100000000"}
 
 
 class RollingAdmin(Admin):
-    """The store appends and rolls right after each of its answers."""
+    """An admin client whose store appends and rolls right after each of its answers."""
 
     producer: Producer
 
@@ -65,7 +65,7 @@ def offsets_read(view: topic_view.TopicView) -> list[int]:
 
 @pytest.mark.system
 def test_a_view_takes_the_ends_before_it_looks_at_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_plan, "FETCHED_BYTES_MAX", -1)  # otherwise so little is not read from the table
+    monkeypatch.setattr(read_plan, "FETCHED_BYTES_MAX", -1)  # otherwise this little is not read from the table
     with (
         ServerProcess(tmp_path / "data") as server,
         RollingAdmin(server.url) as admin,
@@ -77,21 +77,21 @@ def test_a_view_takes_the_ends_before_it_looks_at_the_table(tmp_path: Path, monk
         for _ in range(3):
             view = topic_view.view_through_store(admin, "t")
             (bounds,) = view.bounds
-            # Records that were rolled after the ends were told are in the snapshot.
+            # Records that were rolled after the ends were reported are in the snapshot.
             assert view.snapshot.partitions[0].sealed > bounds.end_offset
             assert sorted(offsets_read(view)) == list(range(bounds.end_offset))
-        # And the other way round: ends far above what was sealed then.
+        # The opposite also holds: ends far above the offset that was sealed then.
         append(producer, "t", 6)
         with Admin(server.url) as quiet:
             view = topic_view.view_through_store(quiet, "t")
         assert view.snapshot.partitions[0].sealed < view.bounds[0].end_offset
         for _ in range(2):
             assert sorted(offsets_read(view)) == list(range(view.bounds[0].end_offset))
-            admin.roll("t")  # between two evaluations
+            admin.roll("t")  # the roll comes between two evaluations
 
 
 def test_readers_of_the_store_notice_no_roll(tmp_path: Path) -> None:
-    """A reader that passes the border while it moves gets each record once."""
+    """Check that a reader that passes the border while it moves gets each record once."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
@@ -137,10 +137,10 @@ def test_readers_of_the_store_notice_no_roll(tmp_path: Path) -> None:
 
 
 def test_records_that_could_not_be_sealed_stay_in_the_journal(tmp_path: Path) -> None:
-    """Rule R7: a range is freed after its commit, not with the attempt."""
+    """Check rule R7: a range is freed after its commit, not with the attempt."""
 
     async def scenario() -> None:
-        async with running_broker(tmp_path, journal_max_bytes=32 * MIB) as broker:  # files of 1 MiB
+        async with running_broker(tmp_path, journal_max_bytes=32 * MIB) as broker:  # journal files are of 1 MiB
             topics = [await broker.create_topic(INTERNAL, name, configs=NEVER) for name in ("refused", "rolled")]
             refused, rolled = (topic for topic in topics if topic)
             values = [bytes([n]) * 200_000 for n in range(8)]

@@ -1,4 +1,4 @@
-"""Lines of the history for an answer that took some records and not others."""
+"""The history has the right lines for an answer that took some records and not others."""
 
 import json
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from tests.faults.bench.records import Record
 from tests.faults.bench.workload import Client, TopicSpec
 
 TOPIC = TopicSpec("t", 4)
-#: Of a partition that is in quarantine, and of one whose append took too long.
+#: Answers for a partition in quarantine, and for one whose append took too long.
 REFUSED, OPEN = {"error_code": 50303, "error": "no"}, {"error_code": 50401, "error": "perhaps"}
 DONE = {"error_code": None, "error": None}
 
 
 def produced(directory: Path, form: str, answer: Any, records: Sequence[Record], *, partition: int | None) -> Produce:
-    """The history's last line after that answer."""
+    """Return the history's last line after that answer."""
     directory.mkdir(exist_ok=True)
     path = directory / "history.jsonl"
     with Recorder(path) as recorder:

@@ -40,6 +40,7 @@ PLAIN = (
     "tests/concurrency",
     "tests/conftest.py",
     "tests/docs",
+    "tests/faults",
     "tests/golden",
     "tests/install",
     "tests/kafka_clients",

@@ -1,7 +1,7 @@
-"""Answers of the store, and their times: A1 of a journal that failed, J1 of unexplained errors, J2 of progress.
+"""Answers of the store, and their times: A1 for a failed journal, J1 for unexplained errors, J2 for progress.
 
-A fault explains errors of the server from its beginning until a while after the next ``heal``, a stall of the machine
-until a while after its end.
+A fault explains errors of the server from its beginning until a while after the next ``heal``. A stall of the machine
+explains them until a while after its end.
 """
 
 from bisect import bisect_right
@@ -11,13 +11,13 @@ from typing import Any
 from tests.faults.bench.evidence import FOREVER, Anomaly, Call, Evidence
 from tests.faults.bench.history import MACHINE, Fetch, Final, Processed, Produce, Stall
 
-#: A coordinator reads its groups when it begins: also when the first request of a group has made their topic.
+#: A coordinator reads its groups when it begins. It also begins when a group's first request creates their topic.
 _BEGINS = 50305
-#: J1: calls that waited may still end so long after all faults are over.
+#: J1: calls that waited may still end this long after all faults are over.
 SETTLED_S = 5
-#: J2: within this time after all faults are over each log takes a produce and gives a fetch.
+#: J2: within this time after all faults are over each log accepts a produce and serves a fetch.
 PROGRESS_S = 60
-#: The 5xx of docs/http-api.md, without that of a bug. No answer at all has no code.
+#: The 5xx of docs/http-api.md, except the one for a bug. A missing answer has no code.
 _DOCUMENTED = frozenset({50002, 50003, 50004, *range(50301, 50308), *range(50309, 50313), 50401, 50402})
 
 
@@ -28,7 +28,7 @@ def check_answers(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def _check_failed_journal(evidence: Evidence) -> Iterator[Anomaly]:
-    """After a failed fsync nothing is acknowledged until the next thing that happens to the server: its end."""
+    """Check that nothing is acknowledged between a failed fsync and the server's next event, which is its end."""
     steps = sorted([fault.t for fault in evidence.faults] + evidence.starts)
     for fault in evidence.faults:
         if fault.kind != "fsync_failed":
@@ -68,8 +68,9 @@ def _check_errors(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def _check_progress(evidence: Evidence) -> Iterator[Anomaly]:
-    """Each log that is there, and ever took a record, takes one after ``heal``, and gives some; without one, any log
-    after the end.
+    """Check that each existing log that ever took a record takes and serves records in time after each ``heal``.
+
+    After the last fault or start some log has to do both.
     """
     produced: dict[tuple[str, int], list[int]] = {name: [] for name, log in evidence.logs.items() if log.acknowledged}
     fetched: dict[tuple[str, int], list[int]] = {name: [] for name in produced}

@@ -1,9 +1,9 @@
-"""A run: a store, a load on it, faults out of a schedule, then everything healed, read once more, and checked.
+"""A run: a store, a load on it and a schedule of faults; then everything is healed, read once more, and checked.
 
-Invariants: the history holds all that any client or reader was told; the last reads come after all producers, readers
-and jobs have ended and nothing fails any more, over HTTP first, then, after a clean stop, by Delta readers that are not
-ours. Beyond the checker's invariants a run promises that the store recovers, jobs succeed once healed, and every Delta
-reader could read every version.
+Invariants: the history holds everything that any client or reader was shown. The last reads come after all producers,
+readers and jobs have ended and nothing fails any more: over HTTP first, then, after a clean stop, by independent Delta
+readers. Beyond the checker's invariants a run requires that the store recovers, that jobs succeed once healed, and that
+every Delta reader could read every version.
 """
 
 import itertools
@@ -54,18 +54,18 @@ TOPICS = (
     TopicSpec("compacted", 2, {"segment.ms": "500", **_COMPACT}),
     TopicSpec("appended", 1, {"segment.ms": "800", "message.timestamp.type": "LogAppendTime"}),
 )
-#: Compaction leaves little: so small a bound takes it away, while compaction works on it.
+#: Compaction leaves little: this small bound removes records while compaction works on them.
 BOTH = TopicSpec(
     "both", 2, {**_COMPACT, "segment.ms": "700", "cleanup.policy": "compact,delete", "retention.bytes": "3000"}
 )
-#: Read by the members of groups.
+#: Topics that members of groups read.
 SHARED = (
     TopicSpec("shared", 4, {"segment.ms": "500"}, shared=True),
     TopicSpec("shared-too", 2, {"segment.ms": "700"}, shared=True),
 )
-#: Small journal files, so that they are begun and freed many times.
+#: Journal files are small, so that they are begun and freed many times.
 _ENVIRONMENT = {"LOGSTORE_JOURNAL_MAX_BYTES": str(32 << 20), "LOGSTORE_LOG_LEVEL": "info", **GROUP_ENVIRONMENT}
-#: Within that time each job has something to do on each topic of its own, and does it.
+#: Within this time each job finds work on each of its own topics, and does it.
 _JOBS_S = 300.0
 _CALLS = (Produce, Fetch, Commit, Committed, Delta, Job)
 
@@ -85,19 +85,19 @@ class Load:
     jobs: Sequence[str] = ("retention",)
     job_pause_s: float = 0.5
     deletes: Sequence[str] = ()
-    #: Job and topic: the load goes on until each has committed.
+    #: Job and topic: the load continues until each has committed.
     commits: Sequence[tuple[str, str]] = ()
     observed: bool = True
-    #: Topics on which streaming queries of Spark run; these start a JVM.
+    #: Topics on which Spark runs streaming queries; these start a JVM.
     streamed: Sequence[str] = ()
     #: Their members are processes that read all shared topics.
     groups: Sequence[GroupSpec] = ()
-    #: Producers with Kafka's protocol, beside those with HTTP, and readers.
+    #: Producers that use Kafka's protocol, beside those that use HTTP, and readers.
     kafka_producers: Sequence[ProducerKind] = ()
     kafka_readers: int = 0
-    #: Whether most producers send a request again while its outcome is open.
+    #: True if most producers send a request again while its outcome is open.
     sent_again: bool = True
-    #: How long a healed store may take until every log takes and gives records.
+    #: A healed store has this much time until every log takes and serves records.
     patience_s: float = READY_S
 
 
@@ -107,14 +107,14 @@ class Report:
     seconds: float = 0.0
     calls: Counter[str] = field(default_factory=Counter)
     acknowledged: int = 0
-    #: Of these, by producers with Kafka's protocol.
+    #: Records among these by producers with Kafka's protocol.
     of_kafkas: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     injected: Counter[str] = field(default_factory=Counter)
     job_commits: Counter[tuple[str, str]] = field(default_factory=Counter)
-    #: Records that each kind of streaming query was given, by topic.
+    #: Records that each kind of streaming query received, by topic.
     streamed: Counter[tuple[str, str]] = field(default_factory=Counter)
-    #: Partitions that members of each group were given.
+    #: Partitions that members of each group were assigned.
     moves: Counter[str] = field(default_factory=Counter)
     anomalies: list[str] = field(default_factory=list)
 
@@ -139,7 +139,7 @@ class Report:
 
 
 class BenchedServer(FaultyServerProcess):
-    """It comes back at the same addresses, also that for Kafka's clients."""
+    """A server that keeps its addresses over restarts, also the one for Kafka's clients."""
 
     def __init__(self, data: Path, *, mutant: str = "") -> None:
         self.bootstrap = f"127.0.0.1:{free_port()}"
@@ -159,13 +159,11 @@ class Bench:
         self.history = directory / "history.jsonl"
         self._data = directory / "data"
         self.report = Report(seed)
-        #: With the partitions that they have in the end.
+        #: The topics with the partitions that they have at the end.
         self._topics = list(load.topics)
 
     def run(self, schedule: Iterable[Fault], *, seconds: float = math.inf) -> Report:
-        """Strike the faults one after the other, under load, until none is left or the time is over; returns the
-        outcome.
-        """
+        """Strike the faults one by one under load, until none is left or the time is over; return the report."""
         began = time.monotonic()
         report = self.report
         with (
@@ -237,7 +235,7 @@ class Bench:
                     if time.monotonic() > until:
                         break
                     time.sleep(fault.quiet)
-                    # However slow the machine is, there is something to lose.
+                    # On a slow machine the faults would otherwise come before there is a record to lose.
                     workload.wait_for_an_acknowledgement(seconds=load.patience_s)
                     nemesis.strike(fault)
                 self._wait_for_jobs(jobs)
@@ -251,7 +249,7 @@ class Bench:
             self._roll_all(server)
             if jobs:
                 jobs.end()
-                # Then the store looks at its tables; otherwise it looks every few seconds.
+                # After a roll the store looks at its tables; otherwise it looks only every few seconds.
                 self._roll_all(server)
             if observer:
                 observer.end()
@@ -275,7 +273,7 @@ class Bench:
             self.report.job_commits = jobs.commits if jobs else Counter()
 
     def _drain(self, server: FaultyServerProcess, groups: Groups, shared: Sequence[TopicSpec]) -> None:
-        """The members process what is left; then they are closed."""
+        """Let the members process the remaining records, then close them."""
         if not groups.specs:
             return
         logs = [(topic.name, partition) for topic in shared for partition in range(topic.partitions)]
@@ -347,7 +345,10 @@ _REMEMBER = {"idempotency.window.ms": str(24 * HOUR_MS)}
 
 
 def create_topic(url: str, topic: TopicSpec, recorder: Recorder, *, replicas: int | None = None) -> None:
-    """Brokers that have just started may refuse it: it is asked for again for ``READY_S``. RuntimeError."""
+    """Create a topic; repeat the request for ``READY_S``, because brokers that have just started may refuse it.
+
+    Raises RuntimeError if it is still refused then.
+    """
     body = {
         "topic_name": topic.name,
         "partitions_count": topic.partitions,
@@ -362,7 +363,7 @@ def create_topic(url: str, topic: TopicSpec, recorder: Recorder, *, replicas: in
             cluster = answer.json()["data"][0]["cluster_id"]
             answer = httpx.post(f"{url}/v3/clusters/{cluster}/topics", json=body, timeout=60)
         may_be_there |= answer.status_code == httpx.codes.GATEWAY_TIMEOUT
-        # A broker of a busy machine may be away for a moment.
+        # A broker on a busy machine may be away for a moment.
         is_early = answer.status_code == httpx.codes.BAD_REQUEST and "larger than the number of brokers" in answer.text
         if not (is_early or answer.status_code in (503, 504)) or time.monotonic() > deadline:
             break
@@ -373,7 +374,7 @@ def create_topic(url: str, topic: TopicSpec, recorder: Recorder, *, replicas: in
 
 
 def read_partition(client: Client, topic: str, partition: int) -> dict[str, Any]:
-    """All that there is, from the log start on, in pages."""
+    """Read all records of the partition in pages, from the log start on."""
     path = f"/topics/{topic}/partitions/{partition}/offsets"
     at = start = client.get(path)["beginning_offset"]
     rows: list[Any] = []
@@ -388,7 +389,7 @@ def read_partition(client: Client, topic: str, partition: int) -> dict[str, Any]
 
 
 def _is_erased(events: Sequence[AnyEvent], look: Delta) -> bool:
-    """Files of versions before an erasure go at once with it."""
+    """Return whether an erasure removed the files: those of earlier versions go at once with it."""
     asked: dict[str, Statement] = {}
     told: dict[str, Statement] = {}
     for event in events:

@@ -1,8 +1,8 @@
 """Judges a history: every contradiction to what the store promises, by the names of the invariants.
 
-``docs/fault-tests.md`` says what the letters stand for. Pure: no clock, no file, no network. Beside the invariants a
-history must have something to judge, or its silence would mean nothing: acknowledged records, reads, and a final read
-of each log.
+``docs/fault-tests.md`` explains the letters. The checker is pure: it uses no clock, file or network. It also requires
+that a history has something to judge, because silence would otherwise mean nothing: acknowledged records, reads, and a
+final read of each log.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +21,10 @@ from tests.faults.bench.table_checks import check_tables
 
 
 def check(events: Iterable[AnyEvent | Mapping[str, Any]]) -> list[Anomaly]:
-    """All anomalies of a history, in no order of importance. msgspec.ValidationError for what is no event."""
+    """Return all anomalies of a history, in no order of importance.
+
+    Raises msgspec.ValidationError if an item is not an event.
+    """
     evidence = Evidence(typed(events))
     found = list(evidence.anomalies)
     for judge in (

@@ -1,7 +1,7 @@
 """Committed offsets: durable and whole (G3), never beyond what a client has read (G4), nothing skipped (G5).
 
 A group's offset of a partition is a register. A read may show a commit that began before the read was over, unless
-another one lies wholly between the two. A commit that nobody answered was surely done once a read has shown it.
+another commit lies wholly between the two. A commit without an answer certainly took effect once a read has shown it.
 """
 
 from bisect import bisect_left
@@ -39,7 +39,7 @@ def check_commits(evidence: Evidence) -> Iterator[Anomaly]:
 
 @dataclass(slots=True, eq=False)
 class _Write:
-    """A write without an effect until ``end`` has none later; at ``done`` it surely had its effect."""
+    """A write that had no effect by ``end`` has none later; at ``done`` it certainly had its effect."""
 
     call: Call[Commit]
     end: int
@@ -53,7 +53,7 @@ class _Group:
 
     @cached_property
     def of_value(self) -> dict[tuple[int, int | None], list[_Write]]:
-        """Commits of an offset to a partition, by their beginnings; None is the beginning, without a commit."""
+        """Commits of an offset to a partition, by their beginnings; the key None is the beginning, without a commit."""
         found: dict[tuple[int, int | None], list[_Write]] = defaultdict(list)
         for write in sorted(self.writes, key=lambda write: write.call.begin):
             for partition, offset in write.call.asked.offsets.items():
@@ -95,7 +95,7 @@ def _check_register(name: GroupTopic, group: _Group) -> Iterator[Anomaly]:
 
 
 class _Over:
-    """Commits to a partition by when they were done, with the latest beginning of those that were."""
+    """Commits to a partition by the time when they were done, with the latest beginning among those done."""
 
     def __init__(self, group: _Group, partition: int) -> None:
         writes = [write for write in group.writes if partition in write.call.asked.offsets]
@@ -112,7 +112,7 @@ class _Over:
 
 
 def _check_torn(name: GroupTopic, group: _Group, read: Call[Committed] | Call[FinalCommits]) -> Iterator[Anomaly]:
-    """A read that shows a commit in one partition shows nothing older in another one of the same commit."""
+    """Check that a read that shows a commit in one partition shows nothing older in its other partitions."""
     assert read.told is not None
     offsets = read.told.offsets
     for partition, offset in offsets.items():
@@ -122,7 +122,8 @@ def _check_torn(name: GroupTopic, group: _Group, read: Call[Committed] | Call[Fi
         commit = shown[0].call
         for other in commit.asked.offsets:
             others = group.candidates(other, offsets.get(other), read.told.t)
-            # Its end is what a read has shown, this one too: the commit itself does not count as older.
+            # The end of a write is set by a read that has shown it, perhaps by this read: so the commit itself does not
+            # count as older.
             if all(write.call.begin < commit.begin and write.end < commit.begin for write in others):
                 where = f"group {name[0]}, {name[1]}: {offset} of partition {partition}, not that of {other}"
                 yield Anomaly("G3", "commit of several partitions is torn", where, (*commit.events, *read.events))
@@ -133,13 +134,13 @@ def _check_torn(name: GroupTopic, group: _Group, read: Call[Committed] | Call[Fi
 
 
 def client_of(event: AnyEvent) -> str:
-    """A client that goes on under a new name (``reader.2``, ``reader+``) is the same one."""
+    """Return the client of an event: one that continues under a new name (``reader.2``, ``reader+``) is the same."""
     return event.process.partition(".")[0].partition("+")[0]
 
 
 @dataclass(slots=True)
 class _Reading:
-    """Offset ranges that a client has fetched of a partition, and the furthest position that it was given."""
+    """Offset ranges that a client has fetched from a partition, and the furthest position that it was given."""
 
     fetched: list[tuple[int, int]] = field(default_factory=list)
     position: int = 0
@@ -187,13 +188,13 @@ def _check_positions(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def _reset(evidence: Evidence, key: tuple[str, str, int]) -> int:
-    """The positions to which a reader below the log start may have been sent."""
+    """Return the furthest position to which a reader below the log start may have been sent."""
     log = evidence.log(*key[1:])
     return log.final.log_start if log.final is not None and log.loses_prefix else 0
 
 
 def _unread(evidence: Evidence, topic: str, partition: int, fetched: list[tuple[int, int]], end: int) -> list[int]:
-    """Records of the final read in no fetched range, from the first fetched one up to ``end``."""
+    """Return offsets of the final read in no fetched range, from the first fetched one up to ``end``."""
     log, unread = evidence.log(topic, partition), []
     at = fetched[0][0] if fetched else end
     for begin, following in fetched:

@@ -1,9 +1,8 @@
-"""A reader of the Delta tables that is not ours: delta-rs and Polars by turns, and the hash of every log entry.
+"""An independent reader of the Delta tables: delta-rs and Polars in turns, and the hash of every log entry.
 
 ``python -m tests.faults.bench.delta_observer DATA HISTORY`` follows all topics below DATA, one version after the other,
-until its standard input is closed and it has seen them all, in a process that shares nothing with the store but the
-files. It trusts the Delta protocol alone: what is sealed and where the log starts, it takes from the table's
-transactions.
+until its standard input is closed and it has seen them all. Its process shares nothing with the store but the files. It
+trusts the Delta protocol alone: it takes the sealed offsets and the log start from the table's transactions.
 """
 
 import argparse
@@ -27,10 +26,10 @@ from tests.faults.bench.records import rows_of_table
 
 READERS = ("delta-rs", "polars")
 _PAUSE_S = 0.1
-#: Every so many versions all rows are recorded, otherwise the rows since the last look.
+#: All rows are recorded once in this many versions, otherwise the rows since the last look.
 _WHOLE_EVERY = 8
 _ATTEMPTS = 20
-#: No topic of the bench has so many.
+#: No topic of the bench has this many partitions.
 _PARTITIONS_MAX = 100
 _COLUMNS = ["partition", "offset", "timestamp", "headers", "key", "value"]
 
@@ -38,7 +37,7 @@ _COLUMNS = ["partition", "offset", "timestamp", "headers", "key", "value"]
 def read_version(
     table_path: Path, version: int | None, *, reader: str, partitions: int, since: Mapping[int, int] | None = None
 ) -> dict[str, Any]:
-    """A plain reader's rows of one version (None: the newest), from ``since`` on, by partition and offset."""
+    """Read a plain reader's rows of one version (None: the newest), from ``since`` on, by partition and offset."""
     table = DeltaTable(table_path, version=version)
     partitions = max(partitions, _partitions_now(table))
     if since is not None:
@@ -66,14 +65,14 @@ def _with_polars(table: DeltaTable, since: Mapping[int, int] | None) -> pa.Table
     wanted = [(pl.col("partition") == p) & (pl.col("offset") >= offset) for p, offset in (since or {}).items()]
     frame = pl.scan_delta(table)
     rows = (frame.filter(functools.reduce(or_, wanted)) if wanted else frame).select(_COLUMNS).collect().to_arrow()
-    # As pyarrow reads them: Polars has large and view types.
+    # The types as pyarrow reads them: Polars has large and view types.
     binary = pa.struct([("key", pa.string()), ("value", pa.binary())])
     types = [pa.int32(), pa.int64(), rows["timestamp"].type, pa.list_(binary), pa.binary(), pa.binary()]
     return rows.cast(pa.schema(zip(_COLUMNS, types, strict=True)))
 
 
 def committed_offsets(table_path: Path) -> dict[tuple[str, str], dict[str, int]]:
-    """Committed offsets by group and topic, as readers of storage alone see them: the latest row counts."""
+    """Return committed offsets by group and topic, as readers of storage alone see them: the latest row wins."""
     rows = DeltaTable(table_path).to_pyarrow_dataset().to_table().to_pylist()
     latest = {}
     for row in sorted(rows, key=lambda row: row["offset"]):
@@ -97,18 +96,18 @@ def _bytes(table: DeltaTable) -> dict[str, int]:
 
 
 def partitions_of(table_path: Path) -> int:
-    """The partitions with which the table was made: other writers may change the property."""
+    """Return the number of partitions at the table's creation: other writers may change the property."""
     return int(DeltaTable(table_path, version=0).metadata().configuration["logstore.partitions"])
 
 
 def _partitions_now(table: DeltaTable) -> int:
-    """Of a topic that has gained some; 0 for a property that another writer has made nonsense."""
+    """Return the current number of a topic that has gained some; 0 if another writer has made the property nonsense."""
     text = table.metadata().configuration.get("logstore.partitions", "")
     return int(text) if text.isdecimal() and int(text) < _PARTITIONS_MAX else 0
 
 
 class TableObserver:
-    """One table: looks at each version once, and at each log entry whenever it is another file than before."""
+    """One table: looks at each version once, and at each log entry whenever its file has changed."""
 
     def __init__(self, path: Path, recorder: Recorder) -> None:
         self.path = path
@@ -121,7 +120,7 @@ class TableObserver:
         self._ends: dict[int, int] = {}
 
     def look(self) -> bool:
-        """Whether there is something new."""
+        """Look at the table; return whether there was something new."""
         versions = self._look_at_entries()
         if not versions or max(versions) < self._next_version:
             return False
@@ -133,7 +132,7 @@ class TableObserver:
             since = self._ends if version % _WHOLE_EVERY else None
             told = read_version(self.path, version, reader=reader, partitions=partitions, since=since)
         except Exception as error:  # noqa: BLE001 - delta-rs and Polars raise what they like, Rust's panics too
-            # A power cut leaves entries behind that only a start of the store sets right.
+            # After a power cut the log may hold entries that only a start of the store repairs.
             self._failures += 1
             if self._failures >= _ATTEMPTS:
                 self._tell("delta", "info", version=version, error=f"{reader}: {error!r}"[:500])
@@ -148,18 +147,18 @@ class TableObserver:
         return True
 
     def _stamps(self, version: int) -> list[tuple[str, int, int]]:
-        """Values that change when a log entry up to ``version`` is overwritten."""
+        """Return values that change when a log entry up to ``version`` is overwritten."""
         found = []
         for path in sorted(self._log.glob("*.json")):
             if path.stem.isdigit() and int(path.stem) <= version:
-                with contextlib.suppress(FileNotFoundError):  # taken by a power cut
+                with contextlib.suppress(FileNotFoundError):  # a power cut took it
                     stat = path.stat()
                     found.append((path.name, stat.st_ino, stat.st_mtime_ns))
         return found
 
     def _look_at_entries(self) -> list[int]:
         found = []
-        # The newest first: an older one is then seen as the newest one's writer left it, or later.
+        # The newest come first: an older entry is then seen as the newest one's writer left it, or later.
         for path in sorted(self._log.glob("*.json"), reverse=True):
             if not path.stem.isdigit():
                 continue
@@ -172,7 +171,7 @@ class TableObserver:
                     self._seen[version] = key
                     if self._hashes.get(version) != sha256:
                         if version in self._hashes:
-                            # Others overwrote it: what was seen before may be missing now.
+                            # Other writers overwrote it: rows seen before may be missing now.
                             self._ends.clear()
                         self._hashes[version] = sha256
                         self._tell("entry", "ok", version=version, sha256=sha256)
@@ -195,7 +194,7 @@ def main() -> None:
         news, ending = True, False
         while news or not ending:
             ending = bool(select.select([sys.stdin], [], [], _PAUSE_S)[0])
-            # A name with a dot is a copy, or a topic that is in no history.
+            # A directory with a dot in its name is a copy, or a topic that is in no history.
             for path in (p for p in (given.data / "topics").glob("[!_]*") if "." not in p.name):
                 if path.name not in observers and (path / "_delta_log").is_dir():
                     observers[path.name] = TableObserver(path, recorder)

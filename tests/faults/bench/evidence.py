@@ -1,8 +1,8 @@
 """The evidence in a history, put together: every record that was sent, and every log as all its readers saw it.
 
 Only events that cannot be put together are judged here. Invariants: ``Log.seen`` has one row for each offset that any
-reader was shown, preferably that of the final read; other rows at that offset are in ``differing``. A record has at
-most one ``place``, preferably the final one; further ones are in ``doubled``.
+reader was shown, preferably the row of the final read; other rows at that offset are in ``differing``. A record has at
+most one ``place``, preferably the final one; further places are in ``doubled``.
 """
 
 from bisect import bisect_left, bisect_right
@@ -53,13 +53,13 @@ from tests.faults.bench.history import (
 from tests.faults.bench.statements import Changes, Moment
 
 FOREVER = 2**63 - 1
-#: Kafka's default, and how far two clocks of one machine may drift apart in a run.
+#: Kafka's default, and the drift that two clocks of one machine may have in a run.
 _DELETE_RETENTION_MS = 86_400_000
 _DRIFT_MS = 1_000
-#: So long after an entry was overwritten a store has repaired the loss; at most so long before, readers were told of
-#: that entry.
+#: The store repairs the loss within this time after an entry was overwritten; readers were shown that entry at most
+#: this long before.
 _MADE_GOOD_NS = 30_000_000_000
-#: The fault is told a little before it happens, a look a little after.
+#: The fault is recorded a little before it happens, a look a little after.
 _TELLING_NS = 1_000_000_000
 
 E = TypeVar("E", bound=Event)
@@ -106,11 +106,12 @@ class Call(Generic[E]):
 
 @dataclass(frozen=True, slots=True)
 class TakenEntry:
-    """A log entry that is gone since ``t``: others wrote over it (``foreign``), or a power cut came before its fsync.
+    """A log entry that is gone since ``t``: other writers overwrote it (``foreign``), or a power cut came before its
+    fsync.
 
-    An entry that a power cut takes was told to nobody; only other readers of the table may have seen it. A foreign
-    commit takes entries that were told, too: ``last`` is the last version that may lack it, if a later commit may have
-    been built on the entry already.
+    The store never reported an entry that a power cut takes; only other readers of the table may have seen it. A
+    foreign commit may also take reported entries: ``last`` is the last version that may lack it, if a later commit may
+    have been built on the entry already.
     """
 
     t: int
@@ -119,7 +120,7 @@ class TakenEntry:
     last: int
 
     def voids(self, look: Look | Entry, now: Look | Entry) -> bool:
-        """Whether what ``look`` saw of the table need not hold ``now``."""
+        """Return whether what ``look`` saw of the table may be missing in ``now``."""
         return look.version >= self.version and look.t < self.t + _TELLING_NS and now.t >= self.t
 
 
@@ -128,7 +129,7 @@ class TopicFacts:
     """Values that a topic's configuration ever had, and the entries of its table that were ``taken``."""
 
     name: str
-    #: The numbers of partitions that it had, and when each was told first.
+    #: The numbers of partitions that it had, with the time when each was first reported.
     partitions: dict[int, int] = field(default_factory=dict)
     compacted: bool = False
     retained: bool = True
@@ -136,21 +137,21 @@ class TopicFacts:
     timestamp_types: set[str] = field(default_factory=set)
     #: The least that retention by size alone leaves of a partition; None if other things remove records.
     retention_bytes: int | None = None
-    #: By the wall clock, when the topic was made.
+    #: The time by the wall clock when the topic was created.
     made_ms: int = 0
     taken: list[TakenEntry] = field(default_factory=list)
 
     @property
     def overwrites(self) -> list[int]:
-        """When others took entries, with what readers had been told."""
+        """Return the times when other writers took entries that readers had already been shown."""
         return [entry.t for entry in self.taken if entry.foreign]
 
     def undone(self, t: int) -> bool:
-        """Whether records that a job had removed before a read at ``t`` may have come back."""
+        """Return whether records that a job had removed before a read at ``t`` may have come back."""
         return any(abs(t - overwritten) < _MADE_GOOD_NS for overwritten in self.overwrites)
 
     def holed(self, look: Look) -> bool:
-        """Whether a version may lack what an overwritten entry had added."""
+        """Return whether a version may lack what an overwritten entry had added."""
         return any(e.foreign and e.version <= look.version <= e.last and look.t >= e.t for e in self.taken)
 
     def add(self, topic: Topic) -> None:
@@ -168,7 +169,7 @@ class TopicFacts:
         self.timestamp_types.add(configs.get("message.timestamp.type", "CreateTime"))
 
     def has(self, partition: int, t: int) -> bool:
-        """Whether the topic had the partition at ``t``."""
+        """Return whether the topic had the partition at ``t``."""
         return any(told <= t and partition < count for count, told in self.partitions.items())
 
     def keeps(self, timestamp_type: str) -> bool:
@@ -177,7 +178,7 @@ class TopicFacts:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """``end``: after it the request has no effect any more. ``told`` None: in flight to the end."""
+    """A request: after ``end`` it has no effect any more; if ``told`` is None it is in flight to the end of the run."""
 
     call: Call[Produce]
     end: int
@@ -191,7 +192,7 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Sent:
-    """A record: ``acknowledged`` and found (``place``) there; ``refused``: certainly not stored."""
+    """A record: ``acknowledged`` and found (``place``), or ``refused``, which means certainly not stored."""
 
     id: str
     key: str | None
@@ -215,14 +216,14 @@ class Batch:
 
 @dataclass(slots=True, eq=False)
 class Differing:
-    """``event`` told ``row`` where ``Log.seen`` has another."""
+    """The ``event`` that showed ``row`` where ``Log.seen`` has another row."""
 
     event: Fetch | Look | Stream
     row: Row
 
 
 class Log:
-    """A partition: ``rows`` of the final read, ``acknowledged`` and ``inferred`` (from others of the batch) records."""
+    """A partition: ``rows`` of the final read, records ``acknowledged`` and ``inferred`` (from others of the batch)."""
 
     def __init__(self, topic: TopicFacts, partition: int) -> None:
         self.topic = topic
@@ -237,9 +238,9 @@ class Log:
         self.batches: list[Batch] = []
         #: Rows that are no record of this log: each is reported once.
         self.strange: set[int] = set()
-        #: The furthest start that delete-records was asked for; None if never.
+        #: The furthest start that a delete-records asked for; None if there was none.
         self.deleted_to: int | None = None
-        #: By statements of other writers; all other rows here are as they were before these.
+        #: Changes by statements of other writers; all other rows here are as they were before these.
         self.changes = Changes()
 
     @property
@@ -259,7 +260,7 @@ class Log:
             self.differing.append(Differing(event, row))
 
     def exists(self, offset: int) -> bool:
-        """Whether a record is known to have been there, as far as the final read does not deny it."""
+        """Return whether a record is known to have existed, as far as the final read does not contradict it."""
         if offset in self.rows:
             return True
         denied = self.final is not None and (offset >= self.final.log_start or self.topic.compacted)
@@ -269,16 +270,16 @@ class Log:
 
     @cached_property
     def offsets(self) -> list[int]:
-        """Of the final rows, rising."""
+        """Return the offsets of the final rows, rising."""
         return sorted(self.rows)
 
     def surviving(self, begin: int, end: int) -> list[int]:
-        """Offsets of final rows in [begin, end)."""
+        """Return the offsets of final rows in [begin, end)."""
         return self.offsets[bisect_left(self.offsets, begin) : bisect_left(self.offsets, end)]
 
     @cached_property
     def latest_timestamps(self) -> list[int]:
-        """The greatest timestamp up to each of ``offsets``."""
+        """Return the greatest timestamp up to each of ``offsets``."""
         return list(accumulate((self.rows[offset][1] for offset in self.offsets), max))
 
     @cached_property
@@ -286,7 +287,7 @@ class Log:
         return self.final.high_watermark if self.final else FOREVER
 
     def record_at(self, offset: int) -> tuple[str | None, str | None, Sent | None] | None:
-        """Key, value and record that are known to have been there."""
+        """Return key, value and record that are known to have been at the offset."""
         sent = self.acknowledged.get(offset) or self.inferred.get(offset)
         if sent:
             return sent.key, sent.value, sent
@@ -295,7 +296,7 @@ class Log:
 
     @cached_property
     def offsets_of_keys(self) -> dict[str, list[int]]:
-        """Where records of each key are known to have been, rising."""
+        """Return the offsets, rising, at which records of each key are known to have been."""
         found: dict[str, list[int]] = defaultdict(list)
         for offset in sorted(self.seen.keys() | self.acknowledged.keys() | self.inferred.keys()):
             record = self.record_at(offset)
@@ -305,7 +306,7 @@ class Log:
 
 
 class Evidence:
-    """Of a history in any order. ``anomalies`` has what could not be put together."""
+    """The evidence of a history, whose events may be in any order. ``anomalies`` has what could not be put together."""
 
     def __init__(self, events: Iterable[AnyEvent]) -> None:
         self.anomalies: list[Anomaly] = []
@@ -339,11 +340,11 @@ class Evidence:
         return self._by_type[kind]
 
     def singles(self, kind: type[E]) -> list[E]:
-        """Completed ones."""
+        """Return the completed events of this kind."""
         return [call.told for call in self.calls(kind) if call.told and call.ok]
 
     def answered(self) -> Iterator[Call[Any]]:
-        """All calls that have a completion."""
+        """Yield all calls that have a completion."""
         return (call for calls in list(self._by_type.values()) for call in calls if call.told)
 
     def log(self, topic: str, partition: int) -> Log:
@@ -384,7 +385,7 @@ class Evidence:
             self._by_type[type(invoked)].append(Call(invoked, None))
 
     def _find_looks(self) -> list[Look]:
-        """Looks at versions of the store's own, by time. Versions of other writers do not count until undone."""
+        """Return looks at versions of the store alone, by time. Versions of other writers do not count until undone."""
         foreign: dict[tuple[str, int], int] = {}
         for event in self.singles(Foreign):
             foreign[event.topic, event.version] = FOREVER if event.until is None else event.until
@@ -405,7 +406,7 @@ class Evidence:
                 self.log(call.asked.topic, call.asked.partition).changes.add(call.asked, served, version)
 
     def _undo_changes(self) -> None:
-        """Each row that was read as it was before the statements, judged here alone."""
+        """Set each row that was read back to its value before the statements; the changes are judged only here."""
         for at, call in enumerate(self.calls(Fetch)):
             if call.ok and call.told and call.told.records:
                 log = self.log(call.asked.topic, call.asked.partition)
@@ -449,12 +450,12 @@ class Evidence:
         return before
 
     def _find_two_stores(self) -> list[tuple[int, int]]:
-        """When a second store may have run beside the one that readers ask, until that one was started anew."""
+        """Return when a second store may have run beside the one that readers ask, until that one was restarted."""
         begins = [fault.t for fault in self.faults if fault.kind == "lock"]
         return [(t, next((start for start in self.starts if start > t), FOREVER)) for t in begins]
 
     def known_to_all(self, t: int) -> int:
-        """The time from which on every reader is shown everything that somebody was shown at ``t``."""
+        """Return the time from which every reader is shown everything that any reader was shown at ``t``."""
         return next((end for begin, end in self.two_stores if begin <= t < end), t)
 
     def _find_topics(self) -> None:
@@ -478,9 +479,10 @@ class Evidence:
         return TakenEntry(fault.t, version, foreign, last)
 
     def effect_end(self, call: Call[E]) -> int:
-        """When a call is over on the server's side too: answered, or the server that had it is no more.
+        """Return when a call is over on the server's side as well: it was answered, or its server has ended.
 
-        A start is told a little after the server takes calls: only the second one after the outcome is another's.
+        A start is recorded a little after the server accepts calls: only the second start after the outcome certainly
+        belongs to another server.
         """
         if call.told is None:
             return FOREVER
@@ -557,7 +559,7 @@ class Evidence:
 
     @cached_property
     def routes(self) -> dict[tuple[str, str, str], int]:
-        """The partition of the first record without a named partition, by topic, format and key."""
+        """Return the partition of the first record without a named partition, by topic, format and key."""
         found: dict[tuple[str, str, str], int] = {}
         for sent in self.sent.values():
             asked, place = sent.request.asked, sent.acknowledged or sent.place
@@ -585,7 +587,7 @@ class Evidence:
             if not sent.refused:
                 parts[self._partition_of(sent, sticky)].append(sent)
         topic = request.asked.topic
-        # They lie between the others of their request, in a partition that nobody knows.
+        # They lie between the others of their request, in an unknown partition.
         unknown = parts.pop(None, [])
         self.unplaced[topic] += unknown
         for partition, part in parts.items():
@@ -598,7 +600,7 @@ class Evidence:
                 self.unplaced[topic] += part
 
     def _add_batch(self, log: Log, request: Request, part: list[Sent], found: dict[int, int], unknown: int) -> None:
-        """``part`` of a request with the offsets ``found`` of some; up to ``unknown`` more may lie between them."""
+        """Add ``part`` of a request with the ``found`` offsets of some; up to ``unknown`` more may lie between them."""
         bases = [offset - at for at, offset in found.items()]
         first, last = min(found.values()), max(found.values())
         if len(set(bases)) == 1:
@@ -615,12 +617,12 @@ class Evidence:
         self.unplaced[request.asked.topic] += [sent for at, sent in enumerate(part) if at not in found]
 
     def _explained(self, part: list[Sent], found: dict[int, int]) -> bool:
-        """A record that is stored twice says so itself."""
+        """Return whether one of the records is stored twice, which is reported for itself, and no place is missing."""
         return any(sent in part for sent, _, _ in self.doubled) and len(found) == len(part)
 
 
 def ranges(offsets: Iterable[int]) -> str:
-    """``3, 5-9``: of rising offsets."""
+    """Return rising offsets as text: ``3, 5-9``."""
     return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in _runs(offsets))
 
 

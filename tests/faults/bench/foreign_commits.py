@@ -1,6 +1,6 @@
 """Commits of other writers to a topic's table, with delta-rs or by hand, and the commits that undo them.
 
-Blocking; each goes on until it has won against the commits of the store. Versions are those of the table.
+All functions block; each repeats its commit until it has won against the store's commits. Versions are the table's.
 """
 
 import datetime as dt
@@ -44,7 +44,7 @@ def entry_path(table: Path, version: int) -> Path:
 
 
 def overwrite_entry(entry: Path) -> None:
-    """Version N is now another's: a commit that changes nothing, renamed over ours."""
+    """Replace version N by another writer's: a commit that changes nothing, renamed over the store's."""
     info = {"commitInfo": {"timestamp": 1, "operation": "SET TBLPROPERTIES", "operationParameters": {}}}
     foreign = entry.with_name(".foreign.tmp")
     foreign.write_text(json.dumps(info) + "\n")
@@ -52,21 +52,21 @@ def overwrite_entry(entry: Path) -> None:
 
 
 def restore(table: Path, back: int, lowest: int) -> Removal | None:
-    """RESTORE to the version ``back`` before the newest, ``lowest`` at least; None if that took nothing away."""
+    """RESTORE to ``back`` versions before the newest, at least to ``lowest``; return None if nothing was removed."""
     before = newest(table)
     _insist(lambda: DeltaTable(table).restore(max(lowest, newest(table) - back)))
     return _removal(table, _made(table, before, "RESTORE"))
 
 
 def empty(table: Path) -> Removal | None:
-    """An overwrite with no rows; None if that took nothing away."""
+    """Overwrite the table with no rows; return None if that removed nothing."""
     before = newest(table)
     _insist(lambda: write_deltalake(table, TABLE_SCHEMA.empty_table(), mode="overwrite"))
     return _removal(table, _made(table, before, "WRITE"))
 
 
 def missing(table: Path, removal: Removal) -> Iterator[tuple[int, int]]:
-    """Partition and last offset of each file that a commit took away and no file has records of now."""
+    """Yield partition and last offset of each file that a commit removed and whose records are in no file now."""
     taken = [
         _add_of(table, a["remove"]["path"], removal.version) for a in _actions(table, removal.version) if "remove" in a
     ]
@@ -82,8 +82,9 @@ def rewrite(table: Path, how: str) -> None:
 
 
 def records(table: Path, partition: int, start: int, which: float, every: int) -> list[list[Any]]:
-    """One record in ``every`` of one file, from the offset ``start`` on, as ``rows_of_table`` has them. Tombstones are
-    left out.
+    """Return one record in ``every`` of one file, from the offset ``start`` on, in the form of ``rows_of_table``.
+
+    Tombstones are left out.
     """
     delta = DeltaTable(table)
     files = sorted(
@@ -101,7 +102,10 @@ def records(table: Path, partition: int, start: int, which: float, every: int) -
 
 
 def delete(table: Path, partition: int, offsets: Sequence[int]) -> int | None:
-    """The version of the commit; None if there was nothing to delete. So do ``update`` and ``merge``."""
+    """Delete the records; return the version of the commit, or None if there was nothing to delete.
+
+    ``update`` and ``merge`` return the same.
+    """
     return _state(table, lambda delta, mark: delta.delete(_of(partition, offsets), commit_properties=mark))
 
 
@@ -113,7 +117,7 @@ def update(table: Path, partition: int, offsets: Sequence[int], value: str) -> i
 
 
 def merge(table: Path, partition: int, values: Mapping[int, bytes | None]) -> int | None:
-    """Sets the values of records; those without one are deleted."""
+    """Set the values of records; delete those whose value is None."""
     source = pa.table(
         {
             "partition": pa.array([partition] * len(values), pa.int32()),
@@ -139,7 +143,7 @@ def merge(table: Path, partition: int, values: Mapping[int, bytes | None]) -> in
 
 
 def restore_to(table: Path, version: int) -> tuple[int, Removal | None]:
-    """RESTORE; the version that it made, and what it took away: nothing if only others' commits have come since."""
+    """RESTORE; return the version it made, and what it removed: None if only other writers have committed since."""
     before = newest(table)
     _insist(lambda: DeltaTable(table).restore(version))
     made = _made(table, before, "RESTORE")
@@ -147,12 +151,12 @@ def restore_to(table: Path, version: int) -> tuple[int, Removal | None]:
 
 
 def is_all_ours(table: Path) -> bool:
-    """Whether the table has no file of another writer."""
+    """Return whether the table has no file of another writer."""
     return all(known_segment_name(path) for path in pa.table(DeltaTable(table).get_add_actions())["path"].to_pylist())
 
 
 def append(table: Path, partition: int, offset: int) -> None:
-    """A row at an offset, by a writer that knows nothing of them."""
+    """Append a row at an offset, as a writer that does not know offsets."""
     row = {"offset": offset, "timestamp": dt.datetime.now(dt.UTC), "value": b'"foreign"', "partition": partition}
     rows = pa.Table.from_pylist([row], TABLE_SCHEMA)
     _insist(lambda: write_deltalake(table, rows, mode="append"))
@@ -189,7 +193,7 @@ def _state(table: Path, statement: Callable[[DeltaTable, CommitProperties], obje
 
 
 def _made(table: Path, before: int, operation: str) -> int:
-    """The newest version with this operation."""
+    """Return the newest version with this operation."""
     for version in range(newest(table), before, -1):
         if any(action.get("commitInfo", {}).get("operation") == operation for action in _actions(table, version)):
             return version
@@ -224,7 +228,7 @@ def _stats(add: Action) -> Action:
 
 
 def _overlap(file: Action, add: Action) -> bool:
-    if file["min.offset"] is None:  # it has no rows
+    if file["min.offset"] is None:  # the file has no rows
         return False
     stats = _stats(add)
     return (

@@ -1,9 +1,9 @@
 """Members of groups: one owner of a partition at a time (G1), nothing from a former owner (G2), offsets and membership
-that survive (G3), every record processed (G5), in order (C2), by members that are there (G7).
+that survive (G3), every record processed (G5), in order (C2), by live members (G7).
 
 A member owns a partition from its ``assigned`` to its ``revoked`` or ``lost``, or to its death. It may own it longer
-than the store thinks only if it was not heard of for a while: because it stood still or was starved (``stall``), or
-because the store did not answer. Then it counts as fenced until it notices.
+than the store thinks only if the store did not hear from it for a while: because it was stopped or starved (``stall``),
+or because the store did not answer. Then it counts as fenced until it notices.
 """
 
 from bisect import bisect_left, bisect_right
@@ -28,9 +28,9 @@ from tests.faults.bench.history import (
     TopicPartition,
 )
 
-#: An answer that took so long says that the store did not run, or hardly.
+#: An answer that took this long shows that the store hardly ran, or did not run.
 _SLOW_NS = 400_000_000
-#: A member that was not heard of is out of its group after a session, and notices that some requests later.
+#: A silent member is out of its group after a session, and notices that some requests later.
 _SESSIONS = 3
 
 
@@ -51,7 +51,7 @@ def check_groups(evidence: Evidence) -> Iterator[Anomaly]:
 
 @dataclass(slots=True, eq=False)
 class _Ownership:
-    """Of one member; ``closed`` is the event that ended it, None for a member that died or the end of the run."""
+    """The ownership of one member; ``closed`` is the event that ended it, None if the member died or the run ended."""
 
     member: str
     partition: TopicPartition
@@ -96,7 +96,7 @@ class _Group:
         kinds = (Assigned, Revoked, Lost, Processed)
         events: list[Event] = [e for kind in kinds for e in self.evidence.singles(kind) if e.group == self.name]
         events += [fault for fault in self.evidence.faults if fault.kind == "member_killed"]
-        #: What each member owns now.
+        #: The partitions that each member owns now.
         now: dict[str, dict[TopicPartition, _Ownership]] = defaultdict(dict)
         for event in sorted(events, key=lambda event: event.t):
             owned = now[event.process]
@@ -124,15 +124,18 @@ class _Group:
                         self.strange.append(Anomaly("G1", "records of a partition that is not owned", where, (event,)))
 
     def unheard(self, member: str, begin: int, end: int) -> bool:
-        """Whether a session of the member may have ended between, or a little later: it or the store stood still."""
+        """Return whether a session of the member may have ended between, or a little later: it or the store was
+        stopped.
+        """
         since = begin - _SESSIONS * self.session_ns
         silent = (*self._stalls[member], *self._away)
         return any(until > since and first < end for first, until in silent)
 
 
 def _away(evidence: Evidence) -> list[tuple[int, int]]:
-    """When the store was away, or a fault may have kept it from answering: from a fault to what heals it, and as long
-    as answers took.
+    """Return when the store was away, or a fault may have delayed its answers.
+
+    The times reach from a fault to what heals it; slow answers add the time that they took.
     """
     healed = sorted([*evidence.starts, *(heal.t for heal in evidence.heals)])
     found = []
@@ -155,7 +158,9 @@ def _named(partition: TopicPartition) -> str:
 
 
 def _check_owners(group: _Group, ownerships: list[_Ownership]) -> Iterator[Anomaly]:
-    """By rising begin. A former owner may process what it has, until it notices; it commits nothing more."""
+    """Check ownerships by rising begin. A former owner may process what it has until it notices; it commits nothing
+    more.
+    """
     for before, after in pairwise(ownerships):
         where = f"group {group.name}, {_named(before.partition)}: {before.member}, then {after.member}"
         if before.end > after.begin:
@@ -203,7 +208,10 @@ def _check_order(group: _Group, partition: TopicPartition, ownerships: list[_Own
 
 
 def _check_begins(group: _Group, partition: TopicPartition, ownerships: list[_Ownership]) -> Iterator[Anomaly]:
-    """An owner begins at the committed offset: not before one that was acknowledged, not after all that were sent."""
+    """Check that an owner begins at a possible committed offset.
+
+    It does not begin before an acknowledged one, and not after all that were sent.
+    """
     commits = group.commits[partition]
     offset_of = partition[1]
     done = sorted((call.told.t, call.asked.offsets[offset_of]) for call in commits if call.ok and call.told)
@@ -226,7 +234,7 @@ def _check_begins(group: _Group, partition: TopicPartition, ownerships: list[_Ow
 
 
 def _check_processed(group: _Group, partition: TopicPartition, ownerships: list[_Ownership]) -> Iterator[Anomaly]:
-    """Whatever is committed has been processed before, and in the end everything is."""
+    """Check that whatever is committed has been processed before, and that in the end everything is processed."""
     processed = sorted((event for owned in ownerships for event in owned.processed), key=lambda event: event.t)
     commits = sorted((call for call in group.commits[partition] if call.ok), key=lambda call: call.begin)
     seen: set[int] = set()
@@ -309,7 +317,7 @@ def _check_restarts(evidence: Evidence) -> Iterator[Anomaly]:
     starts = evidence.starts
     for told in evidence.singles(GroupRestarted):
         started = starts[max(0, bisect_right(starts, told.t) - 1)] if starts else told.t
-        # A member that was not heard of in time leaves, and comes back.
+        # A member that the store did not hear from in time leaves, and comes back.
         excused = 2 * sum(started < lost <= told.t for lost in losses)
         if told.after > told.before + 1 + excused:
             where = f"group {told.group}: generation {told.before}, then {told.after}"

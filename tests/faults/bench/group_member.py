@@ -2,9 +2,9 @@
 
     python -m tests.faults.bench.group_member URL HISTORY NAME GROUP TOPICS SECONDS OPTIONS
 
-TOPICS is a list, OPTIONS those of the consumer, both as JSON; SECONDS are what it takes to process a batch. SIGTERM
-closes the consumer. Invariants: ``processed`` is told before the commit is begun; a commit that was not acknowledged
-counts as open, whatever the reason.
+TOPICS is a list, OPTIONS those of the consumer, both as JSON; SECONDS is the time that a batch takes to process.
+SIGTERM closes the consumer. Invariants: ``processed`` is recorded before the commit begins; a commit that was not
+acknowledged counts as open, whatever the reason.
 """
 
 import contextlib
@@ -23,13 +23,13 @@ from logstore.errors import LogStoreError, WakeupError
 from tests.faults.bench.history import Recorder
 
 POLL_S = 0.2
-#: After an error, which an answer may be soon again.
+#: The pause after an error; the store may answer soon again.
 REST_S = 0.1
 _TICK_S, _STALLED_S = 0.05, 0.4
 
 
 class Teller:
-    """What a member does, into the history."""
+    """Records in the history what a member does."""
 
     def __init__(self, recorder: Recorder, name: str, group: str) -> None:
         self._recorder = recorder
@@ -42,7 +42,7 @@ class Teller:
     def commit(
         self, topic: str, offsets: dict[int, int], commit: Callable[[], object], failure: type[Exception]
     ) -> bool:
-        """Whether it was acknowledged."""
+        """Commit the offsets; return whether the commit was acknowledged."""
         number = self._recorder.invoke(self._name, "commit", group=self._group, topic=topic, offsets=offsets)
         try:
             commit()
@@ -54,7 +54,7 @@ class Teller:
         return True
 
     def watch(self, closed: threading.Event) -> None:
-        """Tell when the process has stood still, until its consumer is closed: then its session may have ended."""
+        """Record when the process was stopped, until its consumer is closed: its session may have ended then."""
         last = time.monotonic_ns()
         is_closed = False
         while not is_closed:
@@ -68,8 +68,8 @@ class Teller:
 class Positions:
     """The offsets to commit in the partitions that a member owns.
 
-    A commit that fails leaves them to the next one: in a rebalance a member may keep a partition, but cannot commit,
-    and without more records nothing else would commit what it has processed.
+    A failed commit leaves them to the next one: in a rebalance a member may keep a partition and be unable to commit.
+    Without more records nothing else would then commit what it has processed.
     """
 
     def __init__(self, teller: Teller) -> None:
@@ -77,17 +77,17 @@ class Positions:
         self._offsets: dict[tuple[str, int], int] = {}
 
     def processed(self, topic: str, partition: int, rows: Sequence[tuple[int, str | None]]) -> None:
-        """``rows`` are offsets with the ids of their records."""
+        """Note ``rows``, the offsets with the ids of their records, as processed."""
         self._teller.tell("processed", topic=topic, partition=partition, rows=rows)
         self._offsets[topic, partition] = rows[-1][0] + 1
 
     def forget(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """They are given, revoked or lost: another member's commits count now."""
+        """Forget partitions that were assigned, revoked or lost: another member's commits count now."""
         for each in partitions:
             self._offsets.pop(each, None)
 
     def commit(self, commit: Callable[[str, dict[int, int]], object], failure: type[Exception]) -> None:
-        """Each topic by itself."""
+        """Commit each topic by itself."""
         for topic in sorted({topic for topic, _ in self._offsets}):
             offsets = {partition: offset for (name, partition), offset in self._offsets.items() if name == topic}
             if self._teller.commit(topic, offsets, functools.partial(commit, topic, offsets), failure):
@@ -98,7 +98,7 @@ class Positions:
 def running_member(
     history: str, name: str, group: str, on_stop: Callable[[], object] = lambda: None
 ) -> Iterator[tuple[Teller, threading.Event]]:
-    """Gives what is set, and calls ``on_stop``, at SIGTERM."""
+    """Yield the recorder and the event that SIGTERM sets; SIGTERM also calls ``on_stop``."""
     stopping = threading.Event()
 
     def stop(*_: object) -> None:
@@ -138,7 +138,7 @@ class Member(ConsumerRebalanceListener):
         self._teller.tell(op, partitions=list(partitions))
 
     def work(self, consumer: Consumer) -> None:
-        """Poll once, process and commit. WakeupError."""
+        """Poll once, process and commit. Raises WakeupError if the member is to stop."""
         done: dict[TopicPartition, list[tuple[int, str | None]]] = {}
         for record in consumer.poll(timeout_s=POLL_S):
             record_id = next((value.decode() for name, value in record.headers if name == "id" and value), None)
@@ -169,7 +169,7 @@ def main(
             except WakeupError:
                 break
             except LogStoreError as error:
-                # The store is away, or answers for a topic only after it is mended.
+                # The store is away, or serves a topic only after it is repaired.
                 print(repr(error), file=sys.stderr, flush=True)
                 stopping.wait(REST_S)
 

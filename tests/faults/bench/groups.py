@@ -1,6 +1,6 @@
-"""Consumer groups in a run: processes that are their members, and what the store says of the groups meanwhile.
+"""Consumer groups in a run: processes that are their members, and how the store describes the groups meanwhile.
 
-Invariants: a member has a name of its own, which is its ``client_id`` and so stands in descriptions; a process that is
+Invariants: each member has its own name, which is its ``client_id`` and so appears in descriptions; a process that is
 started again is another member, also under the same ``group.instance.id``.
 """
 
@@ -25,7 +25,7 @@ from tests.faults.bench.workload import Client
 
 ROOT = Path(__file__).parents[3]
 SESSION_MS = 2_000
-#: Settings of the store that let sessions and rebalances be short.
+#: Settings of the store that allow short sessions and rebalances.
 ENVIRONMENT = {
     "LOGSTORE_GROUP_MIN_SESSION_TIMEOUT_MS": "100",
     "LOGSTORE_GROUP_INITIAL_REBALANCE_DELAY_MS": "200",
@@ -35,16 +35,18 @@ ENVIRONMENT = {
 _COMMON = {"max_poll_records": 100, "max_poll_interval_ms": 10_000, "metadata_max_age_ms": 1_000}
 _CLASSIC = {**_COMMON, "session_timeout_ms": SESSION_MS, "heartbeat_interval_ms": 200}
 _LOOK_S = 0.2
-#: A member closes its consumer within this time, also while the store is away.
+#: A member closes its consumer within this time, even while the store is away.
 _CLOSE_S = 90
-#: It may be told to end before it listens to that.
+#: SIGTERM may come before the process handles it.
 _ENDS = {0, -signal.SIGTERM}
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """``members`` at the beginning, at most ``members_max``; every other one is static. Each takes ``seconds_a_batch``
-    to process what a poll has given it. ``options`` are those of ``logstore.Consumer``, or of librdkafka.
+    """A group with ``members`` at the beginning and at most ``members_max``; every other member is static.
+
+    Each takes ``seconds_a_batch`` to process the records of a poll. ``options`` are those of ``logstore.Consumer``, or
+    of librdkafka.
     """
 
     name: str
@@ -52,9 +54,9 @@ class GroupSpec:
     members: int = 2
     members_max: int = 3
     seconds_a_batch: float = 0.03
-    #: Whether members have Kafka's protocol.
+    #: True if members use Kafka's protocol.
     kafka: bool = False
-    #: A group of several kinds of members: each member that is added is of the next kind, also in another's place.
+    #: A group of several kinds of members: each member that is added has the next kind, also one that replaces another.
     kinds: tuple["GroupSpec", ...] = ()
 
 
@@ -68,7 +70,7 @@ KAFKA_COOPERATIVE = GroupSpec(
 )
 KAFKA_CONSUMER = GroupSpec("kafka-consumer", {**_KAFKAS, "group.protocol": "consumer"}, kafka=True)
 _KAFKA_RANGE = GroupSpec("kafka-range", {**_KAFKAS_CLASSIC, "partition.assignment.strategy": "range"}, kafka=True)
-#: Members of both protocols and of both interfaces: the group changes its kind as they come and go (KIP-848).
+#: Members of both protocols and of both interfaces: the group changes its type as they come and go (KIP-848).
 MIXED = GroupSpec(
     "mixed", {}, members=3, kafka=True, kinds=(CONSUMER, _KAFKA_RANGE, KAFKA_CONSUMER, RANGE, _KAFKA_RANGE)
 )
@@ -87,7 +89,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """``members`` by name: the fields by which it commits, and its partitions."""
+    """The members by name: the fields by which each commits, and its partitions."""
 
     state: str = ""
     generation: int = -1
@@ -99,8 +101,9 @@ class Description:
 
 
 class Groups:
-    """``start`` and ``kill`` all members, as of a machine that they share with the store. ``topics`` are the partitions
-    of the shared topics by name; they may grow.
+    """All groups of a run. ``start`` and ``kill`` act on all members, as if they shared a machine with the store.
+
+    ``topics`` are the partitions of the shared topics by name; their number may grow.
     """
 
     def __init__(
@@ -136,13 +139,13 @@ class Groups:
     # ---- members ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """As many as there were."""
+        """Start as many members as there were."""
         for spec in self.specs:
             for number in range(self._counts[spec.name]):
                 self.add(spec, f"{spec.name}-static-{number}" if number % 2 else None)
 
     def kill(self) -> None:
-        """kill -9 of all of them."""
+        """Kill all of them with kill -9."""
         self._counts = {spec.name: len(self.of(spec)) for spec in self.specs}
         for member in list(self.members):
             self.kill_one(member)
@@ -173,13 +176,13 @@ class Groups:
 
     def kill_one(self, member: Member) -> None:
         self.members.remove(member)
-        # Told before: from then on what it owned is nobody's.
+        # The kill is recorded before it happens: from then on nobody owns the member's partitions.
         self._recorder.tell("nemesis", "fault", kind="member_killed", member=member.name)
         member.process.kill()
         member.process.wait()
 
     def close_one(self, member: Member) -> None:
-        """The consumer is closed, and the process ends."""
+        """Close the member's consumer and end its process."""
         self.members.remove(member)
         member.process.terminate()
         try:
@@ -201,7 +204,7 @@ class Groups:
         self._client.close()
 
     def abandon(self) -> None:
-        """The run is over, whatever has happened."""
+        """Kill all members, because the run is over, whatever has happened."""
         self._stop.set()
         self._watching.join()
         for member in self.members:
@@ -212,7 +215,7 @@ class Groups:
     # ---- what the store says ----------------------------------------------------------------------------------------
 
     def describe(self, spec: GroupSpec) -> Description:
-        """Not in the history; an empty one if the store is away or knows no such group."""
+        """Describe the group outside the history; the description is empty if the store is away or does not know it."""
         try:
             answer = httpx.get(f"{self._url}/groups/{spec.name}", timeout=10)
         except httpx.HTTPError:
@@ -220,7 +223,7 @@ class Groups:
         return _description(answer) if answer.is_success else Description()
 
     def is_settled(self, spec: GroupSpec) -> bool:
-        """Whether the members that run are those of the group, and own all partitions."""
+        """Return whether the running members are those of the group, and own all partitions."""
         return self._shows_settled(self.describe(spec), spec)
 
     def _shows_settled(self, found: Description, spec: GroupSpec) -> bool:
@@ -234,10 +237,10 @@ class Groups:
         )
 
     def _tell_settled(self, spec: GroupSpec, deadline: float) -> None:
-        """Tell how the group is, with the members that are there, once it is settled, or as it is when time is over.
+        """Record the group with the live members once it is settled, or its state at the deadline.
 
-        One answer shows that it is settled, and is judged: between two of them sessions end on a machine that stands
-        still.
+        The answer that shows that the group is settled is the one that is judged: if the machine stalls, sessions may
+        end between two answers.
         """
 
         def told(http: httpx.Response) -> Mapping[str, Any]:
@@ -253,13 +256,13 @@ class Groups:
             time.sleep(_LOOK_S)
 
     def committed(self, spec: GroupSpec) -> dict[tuple[str, int], int]:
-        """Not in the history. httpx.HTTPError."""
+        """Return committed offsets, outside the history. Raises httpx.HTTPError."""
         answer = httpx.get(f"{self._url}/groups/{spec.name}/offsets", timeout=10)
         rows = answer.json()["offsets"] if answer.is_success else []
         return {(row["topic"], row["partition"]): row["offset"] for row in rows}
 
     def drain(self, ends: Mapping[tuple[str, int], int], seconds: float) -> list[str]:
-        """Wait until every group has committed up to ``ends`` and is settled, and tell how it is; what is missing."""
+        """Wait until every group has committed up to ``ends`` and is settled, and record it; return what is missing."""
         deadline = time.monotonic() + seconds
         while missing := self._missing(ends):
             if time.monotonic() > deadline:

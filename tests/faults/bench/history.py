@@ -1,9 +1,9 @@
 """The history of a run of the fault bench: one JSON line per invocation and per completion of an operation.
 
-Owns the format: a type per operation, tagged by ``op``. ``Recorder`` appends, from any thread and any process, to one
-file; a line is one ``write`` to a file opened with O_APPEND, so lines never mix. It checks each line against its type,
-so that a mistake in the workload fails there and not as an anomaly. ``t`` is the machine's monotonic clock, taken
-before an invocation is sent and after a completion has come: the event lies within the interval of the two.
+This module owns the format: a type per operation, tagged by ``op``. ``Recorder`` appends to one file, from any thread
+and any process; a line is one ``write`` to a file opened with O_APPEND, so lines never mix. It checks each line against
+its type, so that a mistake in the workload fails there and not as an anomaly. ``t`` is the machine's monotonic clock,
+taken before an invocation is sent and after a completion has come: the event lies between the two.
 """
 
 import itertools
@@ -19,9 +19,9 @@ Phase = Literal["invoke", "ok", "fail", "info"]
 
 #: record id, key, value (None = tombstone), timestamp in ms (None = append time)
 SentRecord = tuple[str, str | None, str | None, int | None]
-#: partition, offset; None for a record that the answer says was not stored
+#: partition, offset; None for a record that was not stored according to the answer
 Place = tuple[int, int]
-#: offset, timestamp in ms, record id (None: the header is not there), key, value
+#: offset, timestamp in ms, record id (None: no such header), key, value
 Row = tuple[int, int, str | None, str | None, str | None]
 TopicPartition = tuple[str, int]
 #: partition, then as ``Row``
@@ -35,13 +35,13 @@ ReplicaFrame = tuple[int, int, int, str, str]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", gc=False):
-    """``id`` joins a completion to its invocation. An invocation has the request, a completion the outcome."""
+    """One event: ``id`` joins a completion to its invocation, which has the request; the completion has the outcome."""
 
     t: int
     process: str
     phase: Phase
     id: str
-    #: Of an HTTP answer other than a good one.
+    #: The status of an HTTP answer that is an error.
     status: int = 0
     error_code: int = 0
 
@@ -58,10 +58,10 @@ class Produce(Event, tag="produce", frozen=True, kw_only=True):
     partition: int | None = None
     acks: int | str = 1
     format: str = ""
-    #: Calls with the same one keep their order in each log, also while several are under way.
+    #: Calls with the same pipeline keep their order in each log, also while several are under way.
     pipeline: str = ""
     records: list[SentRecord] = []
-    #: None for a record that was refused, or of which nobody knows: then its position is among ``unknown``.
+    #: None for a record that was refused, or whose place is not known: then its position is among ``unknown``.
     places: list[Place | None] | None = None
     unknown: list[int] = []
 
@@ -111,7 +111,9 @@ class Group(Event, tag="group", frozen=True, kw_only=True):
 
 
 class Assigned(Event, tag="assigned", frozen=True, kw_only=True):
-    """Told by the member, in its rebalance listener, as are ``revoked`` and ``lost``."""
+    """An assignment, which the member records in its rebalance listener; ``revoked`` and ``lost`` are recorded there as
+    well.
+    """
 
     group: str
     partitions: list[TopicPartition]
@@ -128,7 +130,7 @@ class Lost(Event, tag="lost", frozen=True, kw_only=True):
 
 
 class Processed(Event, tag="processed", frozen=True, kw_only=True):
-    """Offsets and record ids that a member is done with, before it commits them."""
+    """Offsets and record ids that a member has processed, before it commits them."""
 
     group: str
     topic: str
@@ -136,7 +138,7 @@ class Processed(Event, tag="processed", frozen=True, kw_only=True):
     rows: list[tuple[int, str | None]]
 
 
-#: Of a stall of all processes.
+#: The process of a stall that stops all processes.
 MACHINE = "machine"
 
 
@@ -147,8 +149,9 @@ class Stall(Event, tag="stall", frozen=True, kw_only=True):
 
 
 class Described(Event, tag="described", frozen=True, kw_only=True):
-    """A group as the store describes it: the partitions of each member, by process. ``live`` at the end of a run: the
-    members that there are, none of which comes or goes any more.
+    """A group as the store describes it: the partitions of each member, by process.
+
+    ``live`` are the members at the end of a run, when none joins or leaves any more.
     """
 
     group: str = ""
@@ -167,14 +170,14 @@ class GroupRestarted(Event, tag="group_restarted", frozen=True, kw_only=True):
 
 
 class Look(Event, frozen=True, kw_only=True):
-    """The rows that a Delta reader that is not ours saw in one version, from each partition's ``since`` on."""
+    """The rows that an independent Delta reader saw in one version, from each partition's ``since`` on."""
 
     topic: str
     version: int = -1
     sealed: dict[int, int] = {}
     log_start: dict[int, int] = {}
     cleaned: dict[int, int] | None = None
-    #: Of the active files, by partition.
+    #: The size of the active files, by partition.
     bytes: dict[int, int] = {}
     since: dict[int, int] = msgspec.field(default_factory=dict, name="from")
     rows: list[TableRow] = []
@@ -211,10 +214,12 @@ class Job(Event, tag="job", frozen=True, kw_only=True):
 
 
 class Fault(Event, tag="fault", frozen=True, kw_only=True):
-    """``topic`` and ``version`` belong to an ``overwrite`` (``quiet`` if no other commit to that table was under way)
-    and to an ``entry_lost`` (the entry that a power cut took). ``offset_ms`` is the step of a ``clock`` fault,
-    ``member`` the process of a group's member that the fault is about, ``broker`` that of a cluster; ``topic`` and
-    ``moved`` the partition whose replicas a ``move`` takes elsewhere.
+    """A fault; its kind decides which of the fields are set.
+
+    ``topic`` and ``version`` belong to an ``overwrite`` (``quiet`` if no other commit to that table was under way) and
+    to an ``entry_lost`` (the entry that a power cut took). ``offset_ms`` is the step of a ``clock`` fault, ``member``
+    the process of the affected group member, ``broker`` the affected broker of a cluster; ``topic`` and ``moved`` are
+    the partition whose replicas a ``move`` reassigns.
     """
 
     kind: str
@@ -228,7 +233,9 @@ class Fault(Event, tag="fault", frozen=True, kw_only=True):
 
 
 class Foreign(Event, tag="foreign", frozen=True, kw_only=True):
-    """Versions of a table from ``version`` on hold changes of other writers. Told again with ``until`` at the end."""
+    """Versions of a table from ``version`` on hold changes of other writers. It is recorded again with ``until`` at the
+    end.
+    """
 
     topic: str
     version: int
@@ -236,23 +243,26 @@ class Foreign(Event, tag="foreign", frozen=True, kw_only=True):
 
 
 class Statement(Event, tag="statement", frozen=True, kw_only=True):
-    """A DELETE, UPDATE or MERGE of another writer, or the RESTORE that takes one back. ``rows`` as they were before.
-    The completion comes when readers are served what it left; ``fail``: it changed nothing.
+    """A DELETE, UPDATE or MERGE of another writer, or the RESTORE that undoes one; ``rows`` as they were before.
+
+    The completion comes when readers are served the result; ``fail``: it changed nothing.
     """
 
     topic: str
     partition: int
     how: str = ""
     rows: list[Row] = []
-    #: By offset, the value afterwards; the other ``rows`` are gone.
+    #: The values afterwards, by offset; the other ``rows`` are deleted.
     values: dict[int, str] = {}
-    #: Of its commit.
+    #: The version of its commit.
     version: int = -1
 
 
 class Registered(Event, tag="registered", frozen=True, kw_only=True):
-    """A topic's document in ZooKeeper, which was ``mzxid`` from ``t`` on at the latest. The one before was there still
-    when it was read at ``seen_until``. Told again with the same ``mzxid`` at the end of a run.
+    """A topic's document in ZooKeeper, whose ``mzxid`` was current from ``t`` on at the latest.
+
+    The document before it still existed when it was read at ``seen_until``. It is recorded again with the same
+    ``mzxid`` at the end of a run.
     """
 
     topic: str
@@ -262,24 +272,25 @@ class Registered(Event, tag="registered", frozen=True, kw_only=True):
 
 
 class Replica(Event, tag="replica", frozen=True, kw_only=True):
-    """The frames of a partition that count in a broker's journal, as they lay on its disk while no broker ran, and
-    those that truncations took out of it. ``sealed``: what is below is in the table.
+    """The frames of a partition that count in a broker's journal, and those that truncations removed.
+
+    They are read from its disk while no broker runs. ``sealed``: offsets below it are in the table.
     """
 
     broker: int
     topic: str
     partition: int
     sealed: int
-    #: The same for all that was read while no broker ran; it rises.
+    #: The same number for everything that was read while no broker ran; it rises.
     look: int
     frames: list[ReplicaFrame] = []
     removed: list[ReplicaFrame] = []
-    #: Damage of the journal.
+    #: Damage that was found in the journal.
     error: str = ""
 
 
 class Probe(Event, tag="probe", frozen=True, kw_only=True):
-    """A request to one broker that is not sent on: a record with acks=1, or (``record_id`` empty) the end offset."""
+    """A request to one broker that is not forwarded: a record with acks=1, or (``record_id`` empty) the end offset."""
 
     broker: int = 0
     topic: str = ""
@@ -289,7 +300,7 @@ class Probe(Event, tag="probe", frozen=True, kw_only=True):
 
 
 class Bumped(Event, tag="bumped", frozen=True, kw_only=True):
-    """An idempotent producer of librdkafka's begins to go on in the next epoch of its producer id."""
+    """An idempotent producer of librdkafka begins to continue in the next epoch of its producer id."""
 
     reason: str = ""
 
@@ -352,26 +363,27 @@ AnyEvent = (
 
 
 class Recorder:
-    """``invoke`` and ``complete`` a call, or ``tell`` what has no beginning; appends to the file at ``path``.
+    """Records events to the file at ``path``: ``invoke`` and ``complete`` for a call, ``tell`` for a single event.
 
-    Several recorders, also of several processes, may share a file. Fields may be more than the type has;
-    msgspec.ValidationError if one does not fit it.
+    Several recorders, also of several processes, may share a file. The given fields may be more than the type has.
+    Raises msgspec.ValidationError if a field does not fit the type.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # Not a bare descriptor: a thread that outlives its run must not write into the file that gets the number next.
+        # A bare descriptor would not do: a thread that outlives its run must not write into the file that gets the
+        # number next.
         self._file = path.open("ab", buffering=0)
-        # Unique over all processes of a run, also those that have the id of one that died.
+        # The prefix is unique over all processes of a run, even if one has the id of a process that died.
         self._prefix = f"{os.getpid()}-{time.monotonic_ns():x}"
         self._numbers = itertools.count()
 
     def invoke(self, process: str, op: str, **fields: Any) -> str:
-        """Before the request is sent. Gives the id of the call, for its completion."""
+        """Record a call before the request is sent; return the id of the call, for its completion."""
         return self.tell(process, op, "invoke", **fields)
 
     def complete(self, number: str, process: str, op: str, phase: Phase, **fields: Any) -> None:
-        """After the outcome is known."""
+        """Record the outcome of a call, once it is known."""
         self._write(process, op, phase, number, fields)
 
     def tell(self, process: str, op: str, phase: Phase = "ok", **fields: Any) -> str:
@@ -398,7 +410,7 @@ class Recorder:
 
 
 def read_history(*paths: Path) -> list[AnyEvent]:
-    """All events of the files by rising ``t``. ValueError names a line that is no event.
+    """Return all events of the files by rising ``t``. Raises ValueError with the line that is not an event.
 
     A killed recorder leaves a last line without its end; that line is left out.
     """
@@ -415,10 +427,10 @@ def read_history(*paths: Path) -> list[AnyEvent]:
 
 
 def typed(events: Iterable[AnyEvent | Mapping[str, Any]]) -> list[AnyEvent]:
-    """Events that may still be plain JSON objects. msgspec.ValidationError."""
+    """Return events from events and plain JSON objects. Raises msgspec.ValidationError."""
     return [event if isinstance(event, Event) else msgspec.convert(event, AnyEvent, str_keys=True) for event in events]
 
 
 def merge(*histories: Iterable[AnyEvent]) -> list[AnyEvent]:
-    """Events of several histories by rising ``t``."""
+    """Return the events of several histories by rising ``t``."""
     return sorted(itertools.chain(*histories), key=lambda event: event.t)

@@ -1,7 +1,7 @@
-"""Retention and key compaction in a loop, in a process of its own that may be killed; one Spark for all runs.
+"""Retention and key compaction in a loop, in a process that may be killed; all runs share one Spark.
 
 ``python -m tests.faults.bench.job_loop DATA HISTORY --job retention --job compact`` runs the jobs on all topics, one
-after the other, until its standard input is closed; then twice more, as ``final-jobs``: the second time takes the
+after the other, until its standard input is closed; then twice more, as ``final-jobs``: the second run removes the
 tombstones that the first has kept. Compaction is done by Spark and by the job itself, in turns. After each round it
 prints a line ``{job: {topic: commits}}``.
 """
@@ -29,7 +29,7 @@ from tests.faults.bench.history import Recorder
 from tests.support import faulty_server
 
 _FINAL_ROUNDS = 2
-#: Most of the time of small jobs is compilation: the JVM's quick compiler is enough for them.
+#: Small jobs spend most of their time on compilation: the JVM's quick compiler is enough for them.
 QUICK = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--job", action="append", required=True)
     parser.add_argument("--pause", type=float, default=0.5)
     given = parser.parse_args()
-    # Files that the jobs sync stay when the power is cut.
+    # Files that the jobs sync survive a power cut.
     faulty_server.install(given.data.absolute())
     if "compact" in given.job:
         session(app_name="bench", master="local[2]", config=QUICK)
@@ -62,7 +62,7 @@ def main() -> None:
 def run_once(
     process: str, job: str, data: Path, context: JobContext, recorder: Recorder, commits: Counter[str]
 ) -> None:
-    """One job on all topics. A topic that fails is ``info``: earlier commits of the job stay."""
+    """Run one job on all topics. A topic that fails is ``info``, because earlier commits of the job remain."""
     number = recorder.invoke(process, "job", job=job)
     report = run_job(job, topics_of(job, open_root(data), [], {}), context)
     errors = {}

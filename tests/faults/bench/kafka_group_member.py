@@ -2,7 +2,7 @@
 
     python -m tests.faults.bench.kafka_group_member BOOTSTRAP HISTORY NAME GROUP TOPICS SECONDS OPTIONS
 
-Invariant: what a poll has given of a partition is not processed once the partition is revoked or lost.
+Invariant: the records that a poll returned for a partition are not processed once it is revoked or lost.
 """
 
 import json
@@ -36,7 +36,7 @@ class Member:
         self._polled: dict[tuple[str, int], list[tuple[int, str | None]]] = {}
 
     def told(self, op: str) -> Callable[[Consumer, list[TopicPartition]], None]:
-        """A rebalance callback."""
+        """Return a rebalance callback that records ``op``."""
 
         def tell(_: Consumer, partitions: list[TopicPartition]) -> None:
             named = [(one.topic, one.partition) for one in partitions]
@@ -48,7 +48,7 @@ class Member:
         return tell
 
     def work(self, consumer: Consumer) -> None:
-        """Poll what there is, process and commit. KafkaException."""
+        """Poll what there is, process and commit. Raises KafkaException."""
         message = consumer.poll(POLL_S)
         for _ in range(_POLLED_MAX):
             if message is None:
@@ -105,9 +105,11 @@ def main(
 
 
 def _work_until(stopping: threading.Event, member: Member, consumer: Consumer) -> None:
-    """Work until the process is to stop, or this consumer can go on no more: a poll came later than
-    ``max.poll.interval.ms``, or it got a fatal error. A static member of the consumer protocol gets
-    UNRELEASED_INSTANCE_ID, which is fatal, for as long as the session of its killed predecessor lasts (KIP-848).
+    """Work until the process is to stop, or this consumer can do nothing more.
+
+    That is so if a poll came later than ``max.poll.interval.ms``, or after a fatal error. A static member of the
+    consumer protocol gets UNRELEASED_INSTANCE_ID, which is fatal, for as long as the session of its killed predecessor
+    lasts (KIP-848).
     """
     while not stopping.is_set():
         try:
@@ -116,7 +118,7 @@ def _work_until(stopping: threading.Event, member: Member, consumer: Consumer) -
             # The store is away, or a poll came late.
             print(repr(error), file=sys.stderr, flush=True)
             if error.args[0].code() == KafkaError._MAX_POLL_EXCEEDED:
-                return  # it may not join again if its coordinator was away, too
+                return  # it may not join again if its coordinator was also away
             stopping.wait(REST_S)
             if error.args[0].code() == KafkaError._FATAL:
                 return

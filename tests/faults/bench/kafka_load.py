@@ -17,11 +17,11 @@ from tests.faults.bench.workload import TopicSpec, some_records
 from tests.support.background_load import BackgroundLoad
 
 _COMPRESSIONS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
-#: Of a producer, before another one with another compression takes its place.
+#: Bursts of a producer, before another one with another compression replaces it.
 _BURSTS: Final = (20, 60)
 _READ_S: Final = (0.1, 0.6)
 _READ_RECORDS: Final = (5, 50, 500)
-#: Of a reader, before a new consumer of its group takes its place.
+#: Reads of a reader, before a new consumer of its group replaces it.
 _READS: Final = (10, 40)
 _POLL_S: Final = 0.05
 
@@ -29,8 +29,8 @@ _POLL_S: Final = 0.05
 class KafkaLoad(BackgroundLoad):
     """A thread for each of the ``producers``, and ``readers`` of the topics that are not shared.
 
-    ``acknowledged`` counts records by topic and partition, ``progress`` what each client has got: acknowledgements, or
-    answers to reads.
+    ``acknowledged`` counts records by topic and partition, ``progress`` counts the acknowledgements or the answered
+    reads of each client.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class KafkaLoad(BackgroundLoad):
         super().__init__(targets)
 
     def wait_for_progress(self, *, seconds: float) -> list[str]:
-        """Until each client has got something more; those that have not in time."""
+        """Wait until each client has made progress; return those that have not in time."""
         then, waiting, deadline = Counter(self.progress), self._names, time.monotonic() + seconds
         while waiting and time.monotonic() < deadline and not self.errors:
             self._stop.wait(_POLL_S)

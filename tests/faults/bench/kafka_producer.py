@@ -1,8 +1,8 @@
 """A producer with Kafka's protocol (librdkafka's), whose records are in the history.
 
-Each record is a call of its own: it begins when librdkafka takes it, and ends as librdkafka reports it: ``ok`` with its
-place, ``fail`` if it is certainly not stored, ``info`` if it may be. Invariants: no more than some records are in
-hand; no call waits for the store without an end once ``stop`` is set.
+Each record is its own call: it begins when librdkafka takes it, and ends as librdkafka reports it: ``ok`` with its
+place, ``fail`` if it is certainly not stored, ``info`` if it may be. Invariants: the number of records in flight is
+bounded; no call waits for the store without an end once ``stop`` is set.
 """
 
 import threading
@@ -16,12 +16,12 @@ from tests.faults.bench.records import Record, stored
 from tests.faults.bench.workload import TopicSpec
 from tests.support.librdkafka import Delivery, Producer, SendError, Status
 
-#: So many records of a producer wait for their reports at most.
+#: At most this many records of a producer wait for their reports.
 _IN_HAND_MAX: Final = 100
-#: Of plain producers. A message of an idempotent one must not time out: librdkafka then goes on with the next epoch, in
-#: which it sends again what it knows no answer of, and the store cannot tell that it has it.
+#: The timeout of plain producers. A message of an idempotent one must not time out: librdkafka then continues with the
+#: next epoch, in which it sends unacknowledged records again, and the store cannot see that it has them.
 _MESSAGE_TIMEOUT_MS: Final = 20_000
-#: At the end of a run the store is well.
+#: The store is healthy at the end of a run, so this is enough.
 _FLUSH_S: Final = 10.0
 _GIVEN_UP_S: Final = 30.0
 _POLL_S: Final = 0.05
@@ -37,7 +37,7 @@ COMMON: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ProducerKind:
-    """A plain producer sends a record once, so that it is there once or not at all."""
+    """A kind of producer. A plain one sends a record once, so that it is stored once or not at all."""
 
     name: str
     acks: str = "all"
@@ -53,7 +53,7 @@ class ProducerKind:
             "acks": self.acks,
             "compression.type": compression,
             "linger.ms": linger_ms,
-            # Small batches: several requests are under way.
+            # Small batches let several requests be under way.
             "batch.num.messages": 5,
             "max.in.flight.requests.per.connection": 5,
             "request.timeout.ms": 5_000,
@@ -69,7 +69,7 @@ LEADER_ALONE: Final = ProducerKind("leader-alone", acks="1")
 
 
 class KafkaProducer:
-    """``acknowledged`` is called with the topic and the partition of each record that was acknowledged."""
+    """A producer; ``acknowledged`` is called with the topic and the partition of each acknowledged record."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class KafkaProducer:
         self._acknowledged = acknowledged
         config = kind.config(compression, linger_ms)
         self._producer = Producer({"bootstrap.servers": bootstrap, "client.id": process, **config}, self._look_at)
-        #: By number, the call and its topic.
+        #: The call and its topic, by number.
         self._calls: dict[int, tuple[str, str]] = {}
 
     def send(self, topic: TopicSpec, partition: int | None, record: Record) -> None:
@@ -126,7 +126,7 @@ class KafkaProducer:
             self._take(self._producer.poll(min(left, _POLL_S)))
 
     def finish(self) -> None:
-        """Until all records are reported; at the end of a run those that are not soon are given up."""
+        """Wait until all records are reported; at the end of a run give up those that are not reported soon."""
         while self._producer.in_hand and not self._stop.is_set():
             self._take(self._producer.poll(_POLL_S))
         self._take_all(_FLUSH_S)

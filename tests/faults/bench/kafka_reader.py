@@ -1,7 +1,7 @@
 """A reader of assigned partitions with Kafka's protocol (librdkafka's), whose reads and commits are in the history.
 
-A fetch begins when the partition is assigned, and ends after what came from there: what a consumer has fetched ahead
-belongs to an assignment. Invariant: no call waits for the store without an end.
+A fetch begins when the partition is assigned, and ends after its last record has come: the records that a consumer has
+fetched ahead belong to an assignment. Invariant: no call waits for the store without an end.
 """
 
 import time
@@ -17,7 +17,7 @@ from tests.faults.bench.records import id_of, shown, text_of
 from tests.faults.bench.workload import TopicSpec
 
 _POLL_S: Final = 0.05
-#: A partition that gives nothing for so long counts as not answered if others do; if none does, all are asked anew.
+#: A partition that gives nothing for this long counts as not answered if others answer; otherwise all are asked again.
 _ANSWERED_S: Final = 5.0
 _ASKED_ANEW_S: Final = 45.0
 _ASK_S: Final = 5.0
@@ -25,8 +25,10 @@ _ASK_S: Final = 5.0
 
 @dataclass(slots=True)
 class _Read:
-    """What a reader was given of a partition by one assignment; ``end`` if it was told that there is no more. The
-    start and the high watermark are the last ones that it was told; an answer with an error has none.
+    """The records that a reader got from a partition by one assignment; ``end`` if the end of the partition was
+    reported.
+
+    The start and the high watermark are the last reported ones; an answer with an error has none.
     """
 
     number: str
@@ -53,7 +55,7 @@ class _Read:
 
 
 class KafkaReader:
-    """One consumer of librdkafka's; it is no member of its group."""
+    """One consumer of librdkafka; it is no member of its group."""
 
     def __init__(self, bootstrap: str, recorder: Recorder, name: str, group: str) -> None:
         self._recorder = recorder
@@ -78,8 +80,9 @@ class KafkaReader:
         self._consumer.close()
 
     def read(self, positions: dict[tuple[str, int], int], seconds: float, most: int) -> int:
-        """From all partitions at once, until each has answered, and the time is over or the records are enough; the
-        number of answers. ``positions`` move on.
+        """Read from all partitions at once, until each has answered and the time is over or there are enough records.
+
+        Return the number of answers. ``positions`` move on.
         """
         reads = {}
         for (topic, partition), offset in positions.items():
@@ -119,7 +122,7 @@ class KafkaReader:
         if error is not None:
             one.end = message.offset()
             return
-        if high_watermark < 0:  # an error was answered since, and the end of the record's answer is not known any more
+        if high_watermark < 0:  # an error was answered since, so the end in the record's answer is no longer known
             one.high_watermark = max(one.high_watermark, message.offset() + 1)
         _, timestamp_ms = message.timestamp()
         record_id, key, value = id_of(message.headers() or ()), text_of(message.key()), text_of(message.value())
@@ -139,9 +142,9 @@ class KafkaReader:
         self._recorder.complete(one.number, self._name, "fetch", "ok", **told)
 
     def _reset(self, at: TopicPartition, one: _Read) -> int:
-        """Retention was faster; an end below what was read is found in the history.
+        """Move on after retention was faster than the reader; the history shows an end below what was read.
 
-        librdkafka gives the error of an earlier assignment to this one, if it comes late: its offset tells.
+        librdkafka reports a late error of an earlier assignment to the current one: the offset shows which one it is.
         """
         try:
             log_start, end = self._consumer.get_watermark_offsets(at, timeout=_ASK_S, cached=False)
@@ -163,7 +166,7 @@ class KafkaReader:
         self._recorder.complete(call, self._name, "commit", phase, **said)
 
     def committed(self, topic: TopicSpec) -> Mapping[tuple[str, int], int]:
-        """None for a partition without an offset, or if there was no answer."""
+        """Return committed offsets; empty for partitions without one, or if there was no answer."""
         wanted = [TopicPartition(topic.name, partition) for partition in range(topic.partitions)]
         call = self._recorder.invoke(self._name, "committed", group=self._group, topic=topic.name)
         try:

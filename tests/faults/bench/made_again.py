@@ -1,9 +1,9 @@
-"""A topic that is deleted and made again under consumers that have positions in it: one reads, one is paused, two are
-members of their groups, of either protocol; and under a producer.
+"""A topic that is deleted and created again under consumers that have positions in it, and under a producer.
 
-The topic is in no history, because the checker knows a log by its name. So its guarantees are checked here: the new
-topic holds the records acknowledged for it, from offset 0 on; each consumer, by ``auto_offset_reset``, reads those and
-nothing else; no position in the old topic is committed to the new one.
+One consumer reads, one is paused, two are members of their groups, of either protocol. The topic is in no history,
+because the checker knows a log by its name. So its guarantees are checked here: the new topic holds the records
+acknowledged for it, from offset 0 on; each consumer, by ``auto_offset_reset``, reads those and nothing else; no
+position in the old topic is committed to the new one.
 """
 
 import contextlib
@@ -30,8 +30,9 @@ class _Reader:
 
 
 class MadeAgain:
-    """``with MadeAgain(url, name) as topic``: it is there and read to its end; then ``make_again``, and
-    ``contradictions``; LogStoreError of the producer.
+    """The topic: ``with MadeAgain(url, name) as topic`` creates it and reads it to its end.
+
+    ``make_again`` and ``contradictions`` come after that. Raises LogStoreError of the producer.
     """
 
     def __init__(self, url: str, name: str) -> None:
@@ -69,7 +70,7 @@ class MadeAgain:
             if before := self._committed(reader.group):
                 yield f"{reader.group} has committed {before} in a topic of which it has read nothing"
             if reader.paused:
-                # Refused, or it says that there is nothing to commit: the position is the old topic's.
+                # The commit is refused, or there is nothing to commit: the position is the old topic's.
                 with contextlib.suppress(LogStoreError):
                     reader.consumer.commit()
                 if old := self._committed(reader.group):
@@ -101,7 +102,7 @@ class MadeAgain:
         self._admin.create_topic(self._log.topic, partitions=1, configs={"segment.ms": "300"})
 
     def _produce(self, what: str, count: int) -> None:
-        """In several requests, so that they carry sequences that the old topic has seen."""
+        """Produce in several requests, so that they carry sequences that the old topic has seen."""
         for value in _values(what, count):
             self._producer.send(self._log.topic, value, partition=0)
             if value.endswith(b"0"):
@@ -117,7 +118,7 @@ class MadeAgain:
                 return
 
     def _committed(self, group: str) -> int:
-        """0 for nothing."""
+        """Return the committed offset, 0 if there is none."""
         for _ in self._tries():
             with contextlib.suppress(LogStoreError):
                 if group not in self._admin.groups():

@@ -1,8 +1,9 @@
-"""Faults by somebody beside the store, who copies a topic's directory, removes locks or the journal, or commits to a
-topic's table.
+"""Faults by another program beside the store, which copies a topic's directory, removes locks or the journal, or
+commits to a topic's table.
 
-Duties of the store that the checker cannot see are checked here: it refuses by the documented reason, and every other
-log goes on. When a fault is over the store has rolled the topic once more, so that no later fault prevents its undoing.
+The store's duties that the checker cannot see are checked here: it refuses with the documented reason, and every other
+log keeps working. When a fault is over the store has rolled the topic once more, so that no later fault prevents its
+undoing.
 """
 
 import contextlib
@@ -35,12 +36,12 @@ from tests.support import lost_journals
 from tests.support.lost_journals import durable_end, found_in, journal_of
 from tests.support.server_process import FaultyServerProcess, NotStartedError
 
-#: error_code: refused until it is mended; records are missing; the offset is not in the log.
+#: error_code values: refused until it is repaired, because records are missing; the offset is not in the log.
 _QUARANTINED, _OUT_OF_RANGE = 50303, 41601
 _ACCEPTED = 202
 _POLL_S = 0.1
 _TIMEOUT_S = 30.0
-#: What a store says of a journal that is not its own any more.
+#: The store's messages about a journal that is no longer its own.
 _NOT_THE_ONE, _REMOVED = "is not the one that stood here", "was removed or replaced while this process wrote to it"
 Log = tuple[TopicSpec, int]
 
@@ -60,9 +61,9 @@ class Meddler(Nemesis):
         super().__init__(server, recorder, topics, neighbours, jobs, streams=streams, patience_s=patience_s)
         self._logs: list[Log] = [(topic, p) for topic in self._loaded for p in range(topic.partitions)]
         self._client = Client(server.url, "meddler", recorder)
-        #: By topic, the version up to which the table was not the store's alone.
+        #: By topic, the version up to which other writers had also committed to the table.
         self._mended: dict[str, int] = {}
-        #: Topics of which a statement deleted or changed records.
+        #: Topics in which a statement deleted or changed records.
         self._stated: set[str] = set()
 
     def close(self) -> None:
@@ -71,7 +72,7 @@ class Meddler(Nemesis):
     # ---- directories and locks --------------------------------------------------------------------------------------
 
     def _copy(self, fault: Fault) -> None:
-        """``cp -r`` or ``ln -s`` beside the original while it is written to; then a start finds both."""
+        """Run ``cp -r`` or ``ln -s`` beside the original while it is written to; then a start finds both."""
         topic = self._chosen(fault)
         name = fault.settings["name"].format(f"{topic.name}.{next(self._numbers)}")
         original, copy = self._table(topic), self._server.data / "topics" / name
@@ -79,7 +80,7 @@ class Meddler(Nemesis):
         if fault.settings["how"] == "link":
             copy.symlink_to(original.name)
         else:
-            # Files that go away meanwhile are not copied.
+            # Files that disappear meanwhile are not copied.
             subprocess.run(["cp", "-r", original, copy], check=False, capture_output=True)
         try:
             self._restart("kill")
@@ -93,7 +94,7 @@ class Meddler(Nemesis):
             _remove(copy)
 
     def _recreate(self, fault: Fault) -> None:
-        """A topic is deleted and made again under consumers that have read the one before."""
+        """Delete a topic and create it again under consumers that have read the one before."""
         name = f"made.again.{next(self._numbers)}"
         self._told(fault, topic=name)
         try:
@@ -107,9 +108,9 @@ class Meddler(Nemesis):
             self.broken.append(f"{name}, deleted and made again: {error!r}")
 
     def _lock(self, fault: Fault) -> None:
-        """The locks are removed, and a second store is started on the directory: never do both acknowledge.
+        """Remove the locks and start a second store on the directory: the two never both acknowledge.
 
-        The first one may stand still meanwhile, in the middle of a write.
+        The first one may be stopped meanwhile, in the middle of a write.
         """
         both = fault.settings["locks"] == "both"
         self._told(fault)
@@ -155,11 +156,12 @@ class Meddler(Nemesis):
     # ---- the journal alone ------------------------------------------------------------------------------------------
 
     def _journal(self, fault: Fault) -> None:
-        """The journal is not the one that stood there: the start is refused by name, and changes nothing. With the
-        journal back, all is there.
+        """Replace or remove the journal: the start is refused by name, and changes nothing.
+
+        With the journal back, all records are served.
         """
         home, how = self._server.data / "brokers" / "0", fault.settings["how"]
-        # Beside the data directory: nothing is to find it.
+        # They lie beside the data directory, where nothing looks for them.
         aside, image = (self._server.data.parent / f"{name}-{next(self._numbers)}" for name in ("aside", "image"))
         self._told(fault)
         if how == "removed":
@@ -193,8 +195,10 @@ class Meddler(Nemesis):
         self.start()
 
     def _journal_removed(self, fault: Fault, home: Path, aside: Path) -> None:
-        """Under the running store, which acknowledges nothing from then on. A stop puts what it still reads into the
-        tables: a start goes on from there. After a kill the files have to come back.
+        """Remove the journal under the running store, which acknowledges nothing from then on.
+
+        A stop writes what the store can still read into the tables, and a start continues from there. After a kill the
+        files have to come back.
         """
         lost_journals.move_away(home, aside)
         for topic, partition in self._logs[:2]:
@@ -231,19 +235,19 @@ class Meddler(Nemesis):
     # ---- tables -----------------------------------------------------------------------------------------------------
 
     def _restore(self, fault: Fault) -> None:
-        """RESTORE, or an overwrite: sealed records are gone until the store commits the same files again."""
+        """RESTORE or overwrite the table: sealed records are gone until the store commits the same files again."""
         topic = self._chosen(fault, [topic for topic in self._loaded if not topic.compacted])
         table = self._table(topic)
         if not self._wait_until(lambda: foreign_commits.newest(table) > 1, self._patience_s):
             raise StoreBrokenError(f"{topic.name} is never rolled")
         self._told(fault, topic=topic.name)
         since = self._foreign(topic)
-        # What an overwrite takes of a statement's files is missing, as the documentation says.
+        # An overwrite removes a statement's files, and their records stay missing, as the documentation says.
         stated = topic.name in self._stated and not foreign_commits.is_all_ours(table)
         if fault.settings["how"] == "overwrite" and not stated:
             removal = foreign_commits.empty(table)
         else:
-            # A RESTORE to an earlier fault would bring that back.
+            # A RESTORE to the time of an earlier fault would bring that fault back.
             removal = foreign_commits.restore(table, fault.settings["back"], self._mended.get(topic.name, 0))
         try:
             if removal is None:
@@ -258,10 +262,10 @@ class Meddler(Nemesis):
         self._require_served(topic, range(topic.partitions))
 
     def _require_served_again(self, topic: TopicSpec, removal: Removal) -> None:
-        """Records that were taken away are in the table again, and readers get them, unless retention took them."""
+        """Require that removed records are in the table and served again, unless retention removed them."""
 
         def told() -> bool:
-            # Retention may have taken them since: the log start is read after the files, and it only grows.
+            # Retention may have removed them since: the log start is read after the files, and it only grows.
             gone = list(foreign_commits.missing(self._table(topic), removal))
             there = all(last < self._state(topic, partition).log_start for partition, last in gone)
             return there and self._refusal(topic, removal.partition, removal.offset) in {0, _OUT_OF_RANGE}
@@ -271,7 +275,7 @@ class Meddler(Nemesis):
             self.broken.append(f"records that version {removal.version} took away do not come back: {where}")
 
     def _rewrite(self, fault: Fault) -> None:
-        """OPTIMIZE, or Z-order: the same records in files that are not ours."""
+        """Run OPTIMIZE or Z-order: the same records are then in files of another writer."""
         topic = self._chosen(fault)
         table = self._table(topic)
         self._told(fault, topic=topic.name)
@@ -287,14 +291,15 @@ class Meddler(Nemesis):
         self._require_served(topic, range(topic.partitions))
 
     def _strange(self, fault: Fault) -> None:
-        """A row of a writer that knows nothing of offsets is told of and served by nobody, a property that cannot be
-        read keeps its topic from being served, and nobody else.
+        """Append a row of a writer that does not know offsets, or set a property that cannot be read.
+
+        Nobody sees or is served such a row. The property keeps its own topic from being served, and no other.
         """
         topic, what = self._chosen(fault), fault.settings["what"]
         partition = int(fault.settings["partition"] * topic.partitions)
         table = self._table(topic)
         in_row = isinstance(what, int)
-        # A row over ours has to be in a file that is there.
+        # A row over the store's rows has to overlap an existing file.
         if in_row and not self._wait_until(lambda: self._sealed(topic, partition) > 0, READY_S):
             raise StoreBrokenError(f"{topic.name}-{partition} is never rolled")
         touched = [partition] if in_row else range(topic.partitions)
@@ -318,19 +323,19 @@ class Meddler(Nemesis):
             foreign_commits.set_property(table, "logstore.partitions", str(topic.partitions))
         self._foreign(topic, since)
         if restart and not in_row:
-            # It was not opened at all.
+            # The topic was not opened at all.
             self._restart(restart)
         self._require_served(topic, touched)
 
     def _statement(self, fault: Fault) -> None:
-        """DELETE, UPDATE, or a MERGE that does both, of sealed records of one file; a RESTORE may take it back."""
+        """DELETE, UPDATE, or a MERGE that does both, of sealed records of one file; a RESTORE may undo it."""
         topic = self._chosen(fault)
         partition = int(fault.settings["partition"] * topic.partitions)
         table = self._table(topic)
         rows: list[list[Any]] = []
 
         def chosen() -> bool:
-            # Retention may take a file away meanwhile.
+            # Retention may remove a file meanwhile.
             with contextlib.suppress(FileNotFoundError):
                 start = self._state(topic, partition).log_start
                 rows[:] = foreign_commits.records(
@@ -371,7 +376,7 @@ class Meddler(Nemesis):
         self._require_served(topic, range(topic.partitions))
 
     def _erase(self, fault: Fault) -> None:
-        """Records of a key of their own are erased for good, perhaps with a kill at a step of it."""
+        """Erase all records of a key for good, perhaps with a kill at a step of the erasure."""
         topic = self._chosen(fault)
         partition = int(fault.settings["partition"] * topic.partitions)
         key = f"erased-{next(self._numbers)}"
@@ -429,14 +434,14 @@ class Meddler(Nemesis):
         left = [str(file) for file in files if words.encode() in _content(file)]
         if left:
             self.broken.append(f"erased records of {topic.name} are still in {left}")
-        # Without a version, another commit has removed the records before it: the newest version is without them.
+        # Without a version, another commit has removed the records before: the newest version does not have them.
         version = max(report["versions"], default=foreign_commits.newest(self._table(topic)))
         self._recorder.complete(number, "nemesis", "statement", "ok", **state, version=version)
         self._require_acknowledged(self._logs, f"after records of {topic.name} were erased")
         time.sleep(fault.seconds)
 
     def _take_back(self, topic: TopicSpec, version: int, told: Mapping[str, Any]) -> None:
-        """RESTORE to the version before a statement; ``told`` has the rows and their values from then on."""
+        """RESTORE the version before a statement; ``told`` has the rows and their values from then on."""
         told = {**told, "how": "restore"}
         number = self._recorder.invoke("nemesis", "statement", **told)
         since = self._foreign(topic)
@@ -450,7 +455,8 @@ class Meddler(Nemesis):
     def _require_as_stated(
         self, topic: TopicSpec, partition: int, offsets: Sequence[int], values: Mapping[int, str]
     ) -> None:
-        """Readers get records with these values, and no others of ``offsets``; fewer if a job took some.
+        """Require that readers get records with these values, and no others of ``offsets``; fewer if a job removed
+        some.
 
         The statement is one commit: the first and the last of its records show whether it is served.
         """
@@ -470,8 +476,10 @@ class Meddler(Nemesis):
                 self.broken.append(f"{where} is not served as a statement of another writer left it")
 
     def _append_to_the_log(self, topic: TopicSpec, partition: int, beyond: int) -> None:
-        """A row ``beyond`` sealed. One that retention has come before lies below the log start, where it harms nobody;
-        one that lies over ours keeps retention from going on.
+        """Append a row ``beyond`` the sealed offset.
+
+        A row that retention has passed lies below the log start and is harmless; one that overlaps the store's rows
+        stops retention.
         """
         offset = -1
         while offset < self._state(topic, partition).log_start:
@@ -485,7 +493,9 @@ class Meddler(Nemesis):
         return TopicTable.open(open_table(self._table(topic))).snapshot().partitions[partition]
 
     def _foreign(self, topic: TopicSpec, since: int | None = None) -> int:
-        """From now on, or up to now ``since`` a version, the table is not the store's alone; the first version."""
+        """Record that others commit to the table from now on, or did until now ``since`` a version; return the first
+        version.
+        """
         newest = foreign_commits.newest(self._table(topic))
         if since is None:
             self._recorder.tell("nemesis", "foreign", topic=topic.name, version=newest + 1)
@@ -497,7 +507,7 @@ class Meddler(Nemesis):
     # ---- what must hold meanwhile -----------------------------------------------------------------------------------
 
     def _require_named(self, topic: TopicSpec, partition: int) -> None:
-        """The file is a problem, and every log acknowledges."""
+        """Require that the file is reported as a problem, and that every log acknowledges."""
 
         def told() -> bool:
             return any(p["state"] == ProblemState.FOREIGN_FILE for p in self._problems(topic.name))
@@ -507,7 +517,7 @@ class Meddler(Nemesis):
         self._require_acknowledged(self._logs, f"beside a foreign file of {topic.name}")
 
     def _require_quarantined(self, topic: TopicSpec, partitions: Collection[int]) -> None:
-        """These are refused, and all other logs acknowledge."""
+        """Require that these partitions are refused, and that all other logs acknowledge."""
         for partition in partitions:
             self._require_refused(topic, partition)
         others = [log for log in self._logs if log[0] is not topic or log[1] not in partitions]
@@ -534,7 +544,9 @@ class Meddler(Nemesis):
                 self.broken.append(f"{topic.name}-{partition} does not acknowledge {when}")
 
     def _require_served(self, topic: TopicSpec, partitions: Collection[int]) -> None:
-        """Mended logs are served whole and take records; and the table has a commit of ours on top."""
+        """Require that repaired logs are served whole and take records, and that the table has a new commit of the
+        store.
+        """
         if not self._wait_until(lambda: not self._problems(topic.name), self._patience_s):
             raise StoreBrokenError(f"{topic.name} was mended, and is not served whole: {self._problems(topic.name)}")
         for partition in partitions:
@@ -545,7 +557,7 @@ class Meddler(Nemesis):
             raise StoreBrokenError(f"{topic.name} does not roll, though it was mended")
 
     def _refusal(self, topic: TopicSpec, partition: int, offset: int) -> int:
-        """The error_code that a reader is answered at an offset; 0 if it is given something."""
+        """Return the error_code that a reader gets at an offset; 0 if it is served."""
         answer, told = self._client.fetch(topic.name, partition, offset, form="arrow", max_bytes=10_000, max_wait_ms=0)
         time.sleep(0 if answer.ok else _POLL_S)
         return 0 if answer.ok else int(told.get("error_code", -1))
@@ -581,7 +593,7 @@ def _remove(copy: Path) -> None:
 
 
 def _content(file: Path) -> bytes:
-    """Files go away meanwhile."""
+    """Return the file's bytes; the file may disappear meanwhile."""
     with contextlib.suppress(OSError):
         return file.read_bytes()
     return b""

@@ -1,6 +1,6 @@
-"""A store of lists that writes the history of a right store: the checker must be silent on it.
+"""A store of lists that writes the history of a correct store: the checker must be silent on it.
 
-Every call has three moments, ``begin``, ``act`` and ``end``, which may be interleaved with those of others; ``do`` is
+Every call has three moments, ``begin``, ``act`` and ``end``, which may be interleaved with those of others; ``do`` runs
 all three. Events are plain JSON objects, so that a test can make one of them wrong.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 Told = dict[str, Any]
 SentRecord = tuple[str, str | None, str | None, int | None]
 _STEP_NS = 1_000_000
-#: What a row takes in the table.
+#: The bytes of a row in the table.
 _ROW_BYTES = 1_000
 
 
@@ -31,7 +31,7 @@ class Pending:
 
 @dataclass(slots=True)
 class ModelLog:
-    """``rows`` by rising offset: the remaining ones of [start, end)."""
+    """A log: ``rows`` by rising offset are the remaining ones of [start, end)."""
 
     rows: dict[int, list[Any]] = field(default_factory=dict)
     start: int = 0
@@ -54,7 +54,7 @@ class ModelTopic:
 
 @dataclass(slots=True)
 class ModelStream:
-    """The offsets that the last batch of a query began and ended with, by partition."""
+    """The offsets at which the last batch of a query began and ended, by partition."""
 
     batch: int = -1
     begins: list[int] = field(default_factory=list)
@@ -98,13 +98,16 @@ class ModelStore:
         return call
 
     def act(self, call: Pending) -> None:
-        """The call has its effect; its answer is ready."""
+        """Give the call its effect; its answer is ready then."""
         call.told, call.acted = call.act(), True
         if call.answered:
             self.pending.remove(call)
 
     def end(self, call: Pending, phase: str = "ok") -> Told:
-        """An answer, or word that none came (``info``): then a call may have its effect later, until a restart."""
+        """End the call with its answer, or with ``info`` if none came.
+
+        A call that ends with ``info`` may have its effect later, until a restart.
+        """
         if phase == "ok" and call.told is None:
             phase = "fail"
         call.answered = True
@@ -123,7 +126,7 @@ class ModelStore:
         return told
 
     def restart(self) -> None:
-        """Calls without an effect so far will have none."""
+        """Restart: calls without an effect so far will have none."""
         self.pending.clear()
         self.tell("nemesis", "fault", kind="kill")
         self.tell("nemesis", "start")
@@ -138,7 +141,7 @@ class ModelStore:
         return name
 
     def record(self, key: str | None = None, value: str | None = "", timestamp_ms: int | None = None) -> SentRecord:
-        """A new one; ``value`` "" is made up, None a tombstone."""
+        """Return a new record; ``value`` "" is replaced by a generated one, None is a tombstone."""
         number = next(self._records)
         return f"r{number}", key, f"v{number}" if value == "" else value, timestamp_ms
 
@@ -154,7 +157,7 @@ class ModelStore:
         process: str = "producer",
         acks: str = "all",
     ) -> Pending:
-        """Begun; ``records`` may be a number of them."""
+        """Begin a produce; ``records`` may be their number."""
         found = self.topics[topic]
         sent = self.records(records) if isinstance(records, int) else records
 
@@ -241,14 +244,14 @@ class ModelStore:
         self.tell(member, "assigned", group=group, partitions=[(topic, p) for p in partitions])
 
     def give_up(self, member: str, group: str, topic: str, *partitions: int, op: str = "revoked") -> None:
-        """``op``: "revoked", or "lost" of a member that was fenced."""
+        """Give up partitions; ``op`` is "revoked", or "lost" for a member that was fenced."""
         for partition in partitions:
             if self.owners[group, topic].get(partition) == member:
                 del self.owners[group, topic][partition]
         self.tell(member, op, group=group, partitions=[(topic, p) for p in partitions])
 
     def process(self, member: str, group: str, topic: str, partition: int, *, commits: bool = True) -> None:
-        """All that there is from the committed offset on."""
+        """Process all records from the committed offset on."""
         log = self.topics[topic].logs[partition]
         first = self.groups.get((group, topic), {}).get(str(partition), 0)
         rows = [(row[0], row[2]) for row in log.rows.values() if row[0] >= first]
@@ -279,7 +282,7 @@ class ModelStore:
         self._job("retention", topic, lambda log: self._cut(log, min(before_offset, log.sealed)), partition)
 
     def compact(self, topic: str, partition: int = 0) -> None:
-        """Tombstones go at once where ``delete.retention.ms`` is 0, else never."""
+        """Compact the log. Tombstones go at once where ``delete.retention.ms`` is 0, else never."""
 
         def clean(log: ModelLog) -> None:
             below = [row for row in log.rows.values() if row[0] < log.sealed]
@@ -293,7 +296,7 @@ class ModelStore:
         self._job("compact", topic, clean, partition)
 
     def statement(self, topic: str, values: Mapping[int, str | None], partition: int = 0) -> Pending:
-        """Of another writer: sealed records get these values; those without one are deleted."""
+        """Run a statement of another writer: sealed records get these values; those whose value is None are deleted."""
         found = self.topics[topic]
         log = found.logs[partition]
         rows = [list(log.rows[offset]) for offset in sorted(values.keys() & log.rows.keys()) if offset < log.sealed]
@@ -338,7 +341,7 @@ class ModelStore:
         self.tell("observer", op, topic=topic, **told)
 
     def stream(self, topic: str, query: str = "delta", *, again: bool = False) -> None:
-        """A batch of a streaming query with all that there is for it, or its last batch again."""
+        """Give a streaming query a batch with all new records, or its last batch again."""
         logs = self.topics[topic].logs
         stream = self.streams.setdefault((topic, query), ModelStream())
         if not again or stream.batch < 0:
@@ -374,7 +377,7 @@ class ModelStore:
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def finish(self) -> list[Told]:
-        """The last reads; all events."""
+        """Add the last reads; return all events."""
         self.pending.clear()
         self.tell("bench", "heal")
         for name, topic in self.topics.items():

@@ -1,7 +1,7 @@
 """Servers that are broken on purpose: each function, by its name in ``LOGSTORE_MUTANT``, breaks the process it runs in.
 
-Invariant: each breaks one rule and nothing else. A checker that is silent about one of these would be silent about a
-defect. ``EXPOSED_BY`` has the faults of a run that expose it.
+Invariant: each breaks one rule and nothing else. A checker that is silent about one of these would also be silent about
+a real defect. ``EXPOSED_BY`` has the faults of a run that expose it.
 """
 
 import asyncio
@@ -19,30 +19,30 @@ from tests.faults.bench.schedule import HOUR_MS, Fault
 
 _LATE_S, _LATE_MAX_S = 5.0, 12.0
 _WITHHELD_S, _WITHHELD_MAX_S = 15.0, 120.0
-#: Longer than a run.
+#: The delay is longer than a run.
 _RECORD_LATE_S = 600.0
-#: The groups of appends that become durable; then the answers with records that are not, before the power is cut.
+#: The number of groups of appends that become durable, then of answers with records that are not, before the power cut.
 _SYNCED, _SHOWN = 12, 4
 
-#: Until there is something acknowledged, read and committed to lose.
+#: The fault waits until there are acknowledged, read and committed records to lose.
 _UNDER_LOAD: Final = {"after": ("journal.synced", 30)}
 STRICT_POWER_CUT: Final = Fault("power_cut", 0, 0, {"seed": 1, "strict": True, **_UNDER_LOAD})
-#: The answers are with the readers a second later.
+#: Readers have the answers a second later.
 POWER_CUT_WHEN_SHOWN: Final = Fault(
     "power_cut", 0, 0, {"seed": 1, "strict": True, "after": ("mutant.shown", _SHOWN), "and_then": 1.0}
 )
-#: Journal files were freed: their records are in Delta alone.
+#: Journal files were freed, so their records are in Delta alone.
 STRICT_POWER_CUT_OF_HISTORY: Final = Fault(
     "power_cut", 0, 0, {"seed": 1, "strict": True, "after": ("journal.file_freed", 2)}
 )
 KILL: Final = Fault("kill", 0, 0, _UNDER_LOAD)
-#: The process dies when the journal has let go of a file.
+#: The process dies when the journal has freed a file.
 KILL_WHEN_FREED: Final = Fault("kill_at", 0, 0, {"point": "journal.file_freed"})
-#: Records that were made durable just then are not acknowledged.
+#: Records that have just become durable are not acknowledged yet.
 KILL_WHEN_SYNCED: Final = Fault("kill_at", 0.5, 0, {"point": "journal.synced"})
-#: Records that are written wait for their fsync, and then are lost.
+#: Written records wait for their fsync, and then are lost.
 POWER_CUT_BEFORE_THE_SYNC: Final = Fault("slow_fsync", 4, 0, {"seconds": 3.0, **_UNDER_LOAD}, inside=STRICT_POWER_CUT)
-#: Acknowledgements come later than producers wait for them: requests are repeated.
+#: Acknowledgements come later than producers wait for them, so requests are repeated.
 SLOWER_THAN_A_REQUEST: Final = Fault("slow_fsync", 10, 0, {"seconds": 6.0, **_UNDER_LOAD})
 CLOCK_SET_BACK: Final = Fault("clock", 0.5, 0, {"offset_ms": -HOUR_MS, "for": (("journal.synced", 30),), **_UNDER_LOAD})
 OVERWRITE: Final = Fault("overwrite_quietly", 0, 0)
@@ -58,7 +58,7 @@ TWO_STORES: Final = Fault(
 JOURNAL_LOST: Final = Fault("journal", 0.2, 0, {"how": "lost", "end": "kill", "then": "put back", **_UNDER_LOAD})
 RESTORE: Final = Fault("restore", 0.3, 0, {**_AT, "how": "restore", "back": 1, "restart": None})
 STRANGE_PROPERTY: Final = Fault("strange", 0.2, 0, {**_AT, "what": "abc", "restart": "kill", **_UNDER_LOAD})
-#: Time for a stream to begin, and for more small files than the store leaves alone.
+#: This leaves time for a stream to begin, and for more small files than the store leaves alone.
 STREAM_KILL: Final = Fault("stream_kill", 0, 25, {"and_then": 0})
 MEMBER_ADD: Final = Fault("member_add", 0, 1, {"which": 0.9})
 MEMBER_RESTART: Final = Fault("member_restart", 0, 1, {"which": 0.9})
@@ -74,11 +74,11 @@ FOREIGN_ROW: Final = Fault("strange", 0.2, 0, {**_AT, "what": -1, "restart": Non
 class Exposure:
     """The faults that expose a mutant, a pattern for the beginning of an anomaly, and further conditions.
 
-    ``readers``: how many are needed or in the way; ``rolled``: whether the load reaches Delta meanwhile; ``observed``:
-    whether a Delta reader has to look at every version; ``streamed``: whether streaming queries of Spark are needed;
-    ``kafka``: whether clients with Kafka's protocol are needed;
-    ``stuck``: a log may give nothing any more, which exposes it; ``sent_again``: whether producers may bring back what
-    was lost; ``grouped``: whether members of groups are needed.
+    ``readers``: how many are needed or in the way; ``rolled``: true if the load reaches Delta meanwhile; ``observed``:
+    true if a Delta reader has to look at every version; ``streamed``: true if streaming queries of Spark are needed;
+    ``kafka``: true if clients with Kafka's protocol are needed; ``stuck``: a log may serve nothing any more, which
+    exposes the mutant; ``sent_again``: true if producers may bring back lost records; ``grouped``: true if members of
+    groups are needed.
     """
 
     faults: tuple[Fault, ...]
@@ -97,12 +97,12 @@ class Exposure:
 
 
 def ack_before_fsync() -> None:
-    """An append is acknowledged when it is written; its fsync comes later."""
+    """Acknowledge an append when it is written; its fsync comes later."""
     _defer_syncs()
 
 
 def hw_is_leo() -> None:
-    """Producers' acknowledgements are true, but readers are shown records that are written and not yet durable.
+    """Acknowledge correctly, but show readers records that are written and not yet durable.
 
     After some groups of appends nothing becomes durable until seconds after readers were shown some of it.
     """
@@ -123,7 +123,7 @@ def hw_is_leo() -> None:
                 if response.error is None:
                     early.setdefault((topic.name, response.partition), response.base_offset)
         wanted = syncs.begun
-        # Commits of offsets do not wait: readers would stand still.
+        # Commits of offsets do not wait, because readers would be blocked.
         while syncs.done < wanted and context is not INTERNAL:  # noqa: ASYNC110 - a thread counts them
             await asyncio.sleep(0.01)
         return result
@@ -143,7 +143,7 @@ def hw_is_leo() -> None:
 
 
 def fsync_again() -> None:
-    """A failed fsync is tried again, and believed."""
+    """Try a failed fsync again, and believe it."""
     filesystem = _filesystem()
     sync = filesystem.fdatasync
 
@@ -157,14 +157,14 @@ def fsync_again() -> None:
 
 
 def no_directory_sync() -> None:
-    """Names of new journal files are never made durable."""
+    """Leave the names of new journal files without a sync, so that they never become durable."""
     filesystem = _filesystem()
     sync = filesystem.sync_directory
     filesystem.sync_directory = lambda path, fd=None: None if _is_journal(path) else sync(path, fd)
 
 
 def no_segment_sync() -> None:
-    """A segment is committed, and its journal range freed, without its bytes on the disk."""
+    """Commit a segment, and free its journal range, without its bytes on the disk."""
     filesystem = _filesystem()
     sync, sync_file = filesystem.fdatasync, filesystem.sync_file
 
@@ -180,11 +180,11 @@ def no_segment_sync() -> None:
 
 
 def no_entry_sync() -> None:
-    """A delete-records is answered when its entry is in the log of the table; the next commit makes that durable."""
+    """Answer a delete-records when its entry is in the table's log; only the next commit makes that durable."""
     from logstore.delta.committer import Committer
 
     class Careless:
-        """The files of a table, which writes entries without an fsync."""
+        """The files of a table; entries are written without an fsync."""
 
         def __init__(self, files: Any) -> None:
             self._files = files
@@ -217,7 +217,7 @@ def no_entry_sync() -> None:
 
 
 def free_journal_before_commit() -> None:
-    """The journal lets go of a range when its roll begins."""
+    """Free a range of the journal when its roll begins."""
     from logstore.log import roller
 
     write_new = roller.Roller._write_new
@@ -243,7 +243,7 @@ def free_journal_before_commit() -> None:
 
 
 def reuse_offsets_after_restart() -> None:
-    """A start goes on from what is in Delta, whatever the journal holds beyond."""
+    """Start from the end that is in Delta, whatever the journal holds beyond."""
     from logstore.log.partition_log import PartitionLog
 
     def forget_the_tail(self: PartitionLog) -> None:
@@ -255,21 +255,21 @@ def reuse_offsets_after_restart() -> None:
 
 
 def forget_sequences() -> None:
-    """A batch of an idempotent producer is stored whatever its sequence number says."""
+    """Store a batch of an idempotent producer whatever its sequence number is."""
     from logstore.log.producer_state import ProducerStates
 
     ProducerStates.check = lambda *_: None  # type: ignore[assignment, method-assign]
 
 
 def append_time_goes_back() -> None:
-    """LogAppendTime is the wall clock's time, also after a step back."""
+    """Take LogAppendTime from the wall clock, even after a step back."""
     from logstore.log.partition_frames import PartitionFrames
 
     PartitionFrames.next_append_time_ms = lambda self: self._clock.now_ms()  # type: ignore[method-assign]
 
 
 def forget_commits_at_start() -> None:
-    """Committed offsets are in memory alone."""
+    """Keep committed offsets in memory only."""
     from consumer_offsets.groups_machine import GroupsMachine
 
     def nothing(self: GroupsMachine, *_: Any) -> None:
@@ -282,7 +282,7 @@ def forget_commits_at_start() -> None:
 
 
 def acknowledge_batches_unsynced() -> None:
-    """Kafka's clients are answered with acks=1 and acks=all as with acks=0: when their batches are queued."""
+    """Answer Kafka's clients for acks=1 and acks=all as for acks=0: when their batches are queued."""
     from logstore.broker.batch_producing import BatchProducing
 
     produce_batches = BatchProducing.produce_batches
@@ -294,7 +294,7 @@ def acknowledge_batches_unsynced() -> None:
 
 
 def store_repeated_batches() -> None:
-    """The producer id and the sequence number of a record batch are not looked at."""
+    """Ignore the producer id and the sequence number of a record batch."""
     from logstore.broker import batch_producing
     from logstore.records.batch_identity import NO_IDENTITY
 
@@ -302,7 +302,7 @@ def store_repeated_batches() -> None:
 
 
 def serve_batches_without_their_place() -> None:
-    """A record batch is given out with the base offset that its producer wrote."""
+    """Serve a record batch with the base offset that its producer wrote."""
     from logstore.kafka_batches.header import BatchHeader, bytes_of
     from logstore.log import kafka_records
 
@@ -318,7 +318,7 @@ def serve_batches_without_their_place() -> None:
 
 
 def accept_commits_of_former_members() -> None:
-    """A commit is taken whoever sends it, of whatever generation."""
+    """Accept a commit from any sender, of any generation."""
     from consumer_offsets.groups.classic_group import ClassicGroup
     from consumer_offsets.groups.consumer_group import ConsumerGroup
 
@@ -327,7 +327,7 @@ def accept_commits_of_former_members() -> None:
 
 
 def assign_before_revocation() -> None:
-    """A partition goes to its next member when it is taken from the one before, who still has it."""
+    """Give a partition to its next member when it is taken from the one before, which still has it."""
     from consumer_offsets.groups import consumer_group
 
     reconcile = consumer_group.reconcile
@@ -339,7 +339,7 @@ def assign_before_revocation() -> None:
 
 
 def answer_before_the_group_is_recorded() -> None:
-    """Members are answered at once, and the group's record is appended much later."""
+    """Answer members at once, and append the group's record much later."""
     from consumer_offsets.coordinator_shard import CoordinatorShard
     from consumer_offsets.effects import AppendRecord
     from consumer_offsets.groups.group_record import GroupRecord
@@ -357,7 +357,7 @@ def answer_before_the_group_is_recorded() -> None:
 
 
 def forget_offsets_at_start() -> None:
-    """A restarted store knows the members of its groups, and not what they have committed."""
+    """Restart with the members of the groups, but without their committed offsets."""
     from consumer_offsets.committed_offsets import CommittedOffsets
     from consumer_offsets.groups_machine import GroupsMachine
 
@@ -374,7 +374,7 @@ def forget_offsets_at_start() -> None:
 
 
 def keep_silent_members() -> None:
-    """The session of a member never ends."""
+    """Keep the session of a member for ever."""
     from consumer_offsets.groups.classic_group import ClassicGroup
     from consumer_offsets.groups.consumer_group import ConsumerGroup
 
@@ -386,7 +386,7 @@ def keep_silent_members() -> None:
 
 
 def skip_seal_check() -> None:
-    """A roll is committed whatever the table is sealed up to."""
+    """Commit a roll whatever the table is sealed up to."""
     from logstore.delta import topic_table
     from logstore.errors import CommitRefusedError
 
@@ -402,7 +402,7 @@ def skip_seal_check() -> None:
 
 
 def merge_changes_data() -> None:
-    """The commit of a merge says of its files that their records are new."""
+    """Commit a merge as if the records of its files were new."""
     from logstore.delta.committer import Committer
     from logstore.log.merging import MERGE
 
@@ -422,7 +422,7 @@ def merge_changes_data() -> None:
 
 
 def take_a_copy_for_the_topic() -> None:
-    """A directory is the topic of its name, whatever its table says."""
+    """Take a directory as the topic of its name, whatever its table says."""
     from logstore.broker import topic_catalog
     from logstore.delta.topic_table import TopicTable
 
@@ -431,7 +431,7 @@ def take_a_copy_for_the_topic() -> None:
 
 
 def take_one_topic_for_another() -> None:
-    """The topic with the name serves every request, whatever topic id the request has."""
+    """Serve every request from the topic with that name, whatever topic id the request has."""
     import consumer_offsets.group_coordinator
     import ingest_api.routers.fetch
     import ingest_api.routers.produce
@@ -448,21 +448,21 @@ def take_one_topic_for_another() -> None:
 
 
 def ignore_lost_locks() -> None:
-    """The locks are taken at the start and never looked at again."""
+    """Take the locks at the start and never look at them again."""
     from logstore.lock_file import LockFile
 
     LockFile.held = True  # type: ignore[assignment, method-assign]
 
 
 def trust_what_stands_beside() -> None:
-    """The journal counts as the one that stood there, whatever the file beside it says (C12 in a cluster)."""
+    """Accept any journal as the expected one, whatever the file beside it says (C12 in a cluster)."""
     from logstore.journal.identity import ExpectedJournal
 
     ExpectedJournal.difference = lambda *_: None  # type: ignore[method-assign]
 
 
 def pass_over_missing_records() -> None:
-    """A range that is not in the table is a gap like those of compaction, and nobody commits its files again."""
+    """Treat a range that is missing in the table as a gap of compaction, and do not commit its files again."""
     from logstore.log import table_follower
     from logstore.log.partition_log import PartitionLog
 
@@ -471,7 +471,7 @@ def pass_over_missing_records() -> None:
 
 
 def start_whole_or_not_at_all() -> None:
-    """A topic that cannot be served keeps all others from being served."""
+    """Serve no topic while one topic cannot be served."""
     from logstore.broker.topic_catalog import TopicCatalog
 
     load = TopicCatalog.load
@@ -486,14 +486,14 @@ def start_whole_or_not_at_all() -> None:
 
 
 def serve_foreign_rows() -> None:
-    """Every file in the table counts as one of ours."""
+    """Treat every file in the table as the store's own."""
     from logstore.delta.snapshot import TopicSnapshot
 
     TopicSnapshot.check = lambda *_: None  # type: ignore[method-assign]
 
 
 def commit_deleted_segments_again() -> None:
-    """Whatever a statement of another writer takes out of the table counts as dropped by mistake."""
+    """Treat whatever a statement of another writer removes from the table as dropped by mistake."""
     from logstore.delta import file_history
 
     file_history._MEANT = frozenset()  # type: ignore[misc]
@@ -501,7 +501,7 @@ def commit_deleted_segments_again() -> None:
 
 
 def serve_own_files_after_a_statement() -> None:
-    """Readers are given the segments from before, until a start, where another writer has changed records."""
+    """Serve the segments from before another writer's change of records, until a start."""
     from logstore.log.log_segments import LogSegments
 
     follow = LogSegments.follow
@@ -518,7 +518,7 @@ def serve_own_files_after_a_statement() -> None:
 _LOST: Final = "(A1 acknowledged record is (lost|replaced)|B1 two acknowledged records at an offset)"
 EXPOSED_BY: Final[Mapping[Callable[[], None], Exposure]] = {
     ack_before_fsync: Exposure((STRICT_POWER_CUT,), _LOST, rolled=False),
-    # The record that was read is gone, another stands in its place, or its offset is above the end.
+    # The record that was read is gone, another one has its place, or its offset is above the end.
     hw_is_leo: Exposure(
         (POWER_CUT_WHEN_SHOWN,),
         "(D1 read record is lost|A4 two readers, two records|B4 high watermark fell)",
@@ -529,14 +529,14 @@ EXPOSED_BY: Final[Mapping[Callable[[], None], Exposure]] = {
     ),
     no_directory_sync: Exposure((STRICT_POWER_CUT,), _LOST, rolled=False),
     fsync_again: Exposure((FSYNC_ERROR,), "a failed fsync of the journal did not make the store refuse"),
-    # A damaged segment of the group offsets refuses the start, one of a topic its readers.
+    # A damaged segment of the group offsets prevents the start; one of a topic fails its readers.
     no_segment_sync: Exposure(
         (STRICT_POWER_CUT_OF_HISTORY,),
         "the run broke off: .*(parquet is damaged|takes or gives nothing)",
         stuck=True,
     ),
     no_entry_sync: Exposure((POWER_CUT_AFTER_DELETE,), "B4 log start fell", rolled=False),
-    # Commits of offsets hold the journal, too, and roll only every few seconds.
+    # Commits of offsets also hold the journal, and roll only every few seconds.
     free_journal_before_commit: Exposure(
         (KILL_WHEN_FREED,),
         # The partition lacks records, and is refused from the next start on.
@@ -566,7 +566,7 @@ EXPOSED_BY: Final[Mapping[Callable[[], None], Exposure]] = {
     ),
     keep_silent_members: Exposure((MEMBER_FENCE,), "G7 .* stands still, and its partitions", stuck=True, grouped=True),
     append_time_goes_back: Exposure((CLOCK_SET_BACK,), "B5 append time went back"),
-    # Now and then the store looks at its table between the overwriting and the next roll.
+    # Sometimes the store looks at its table between the overwriting and the next roll.
     skip_seal_check: Exposure((OVERWRITE,) * 3, "D2 rows are missing", observed=True),
     merge_changes_data: Exposure((STREAM_KILL,), "D4 table cannot be streamed", streamed=True),
     take_a_copy_for_the_topic: Exposure((COPY,), f"{_LOST}|the run broke off: .*takes or gives nothing", stuck=True),
@@ -581,7 +581,7 @@ EXPOSED_BY: Final[Mapping[Callable[[], None], Exposure]] = {
     start_whole_or_not_at_all: Exposure((STRANGE_PROPERTY,), "the run broke off: .*cannot start: .*is quarantined"),
     serve_foreign_rows: Exposure((FOREIGN_ROW,), ".* does not say that .* has a foreign file"),
     commit_deleted_segments_again: Exposure((DELETE,), "I5 deleted record is back", stuck=True),
-    # A merge may have made a segment of the changed records before the end.
+    # A merge may have replaced a segment with the changed records before the end.
     serve_own_files_after_a_statement: Exposure(
         (UPDATE,), "(I5 record is not as a statement left it|.* is not served as a statement)", stuck=True
     ),
@@ -611,10 +611,11 @@ def _is_journal(path: Path | None) -> bool:
 
 
 def _defer_syncs(late_s: float = _LATE_S, withhold: Callable[[], bool] = lambda: False) -> SimpleNamespace:
-    """The journal's fdatasync returns at once and is done for all together seconds later; counts of begun and done.
+    """Make the journal's fdatasync return at once and sync for all together seconds later; return counts of begun and
+    done.
 
-    Each time it is twice as late, up to a bound: a store makes its way at first, then there is time to be too early.
-    Once ``withhold`` says so, nothing is synced until seconds after ``shown`` is called; that comes once in a life.
+    The delay doubles each time, up to a bound: the store makes progress at first, then there is time to be too early.
+    Once ``withhold`` is true, nothing is synced until seconds after ``shown`` is called, which happens once in a life.
     """
     from logstore.cluster.log_directory import DirectoryRecord
 
@@ -623,7 +624,7 @@ def _defer_syncs(late_s: float = _LATE_S, withhold: Callable[[], bool] = lambda:
     waiting: set[int] = set()
     ended = threading.Event()
     record = DirectoryRecord.record
-    # Otherwise the next start would miss what was never durable, and refuse.
+    # Without this the next start would miss files that never became durable, and refuse.
     DirectoryRecord.record = lambda self, _: record(self, None)  # type: ignore[method-assign]
 
     def shown() -> None:

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-#: A reader of tables has every version still to read, a streaming reader its JVM to start, both beside all else.
+#: A reader of tables has every version still to read, a streaming reader its JVM to start, and other processes run
+#: beside them.
 _END_S = 1_200
 
 
 class Neighbour:
-    """``python -m module DATA HISTORY ...``, which ends when its input does."""
+    """A process ``python -m module DATA HISTORY ...`` that ends when its input does."""
 
     def __init__(self, module: str, data: Path, history: Path, arguments: Sequence[str] = ()) -> None:
         self._module = module
@@ -52,16 +53,16 @@ class Neighbour:
                 self.said(line)
 
     def said(self, line: str) -> None:
-        """The next line of its output."""
+        """Take the next line of its output."""
 
     def kill(self) -> None:
-        """kill -9."""
+        """Kill the process and its children with SIGKILL."""
         if self._process:
             self._signal(signal.SIGKILL)
             self._reap()
 
     def end(self) -> None:
-        """Let it come to its end. RuntimeError if it fails."""
+        """Wait for its end. Raises RuntimeError if it fails."""
         if self._process and (code := self._reap()):
             raise RuntimeError(f"{self._name} ended with {code}:\n{self.log[-3000:]}")
 
@@ -84,7 +85,7 @@ class Neighbour:
 
 
 class DeltaObserver(Neighbour):
-    """Reads from another machine: while this one is without power it stands still."""
+    """Reads from another machine: while this machine is without power it is stopped."""
 
     def __init__(self, data: Path, history: Path) -> None:
         super().__init__("tests.faults.bench.delta_observer", data, history)
@@ -104,7 +105,7 @@ class DeltaObserver(Neighbour):
 
 
 class JobLoop(Neighbour):
-    """``commits`` of each job to each topic, over all its lives."""
+    """The jobs; ``commits`` of each job to each topic, over all its lives."""
 
     def __init__(self, data: Path, history: Path, jobs: Sequence[str], *, pause_s: float) -> None:
         arguments = ["--pause", str(pause_s)]
@@ -124,7 +125,7 @@ class JobLoop(Neighbour):
 
     def said(self, line: str) -> None:
         if not line.startswith("{"):
-            return  # Spark's
+            return  # the line is Spark's
         told = json.loads(line)
         self._now = Counter(
             {(job, topic): commits for job, topics in told.items() for topic, commits in topics.items()}
@@ -132,7 +133,7 @@ class JobLoop(Neighbour):
 
 
 class StreamingReader(Neighbour):
-    """``batches`` since it was started last."""
+    """Streaming queries; ``batches`` since their last start."""
 
     def __init__(self, data: Path, history: Path, url: str, topics: Sequence[str]) -> None:
         arguments = ["--url", url]

@@ -1,7 +1,7 @@
 """Carries out the faults of a schedule on a server, its disk, its tables and the jobs beside it, and heals them.
 
 Every fault and every start is a line of the history before it can have an effect. Invariants: when ``strike`` returns,
-the server takes appends and no fault is ordered any more; a fault that the store must survive by itself is not helped
+the server takes appends and no fault is pending any more; a fault that the store must survive by itself is not helped
 by a restart. Effects that the checker does not see (exit code 0, no acknowledgement after a failed fsync, recovery
 without a restart) are checked here; contradictions are in ``broken``.
 """
@@ -26,11 +26,11 @@ from tests.faults.bench.table_entries import lost_entries, table_entries
 from tests.faults.bench.workload import Client, TopicSpec
 from tests.support.server_process import FaultyServerProcess
 
-#: A store that is healed or started takes appends again within this time, however busy the machine.
+#: A healed or started store takes appends again within this time, however busy the machine.
 READY_S = 90.0
-#: A store has noticed an error of its disk within this time.
+#: The store notices an error of its disk within this time.
 _NOTICED_S = 20.0
-#: A JVM has started beside all else, and each kind of query has made its first batch.
+#: Within this time a JVM has started beside all other work, and each kind of query has made its first batch.
 _STREAMS_S = 300.0
 _POLL_S = 0.02
 
@@ -43,7 +43,7 @@ class Neighbour(Protocol):
 
 
 class Streams(Neighbour, Protocol):
-    """Streaming queries; ``batches`` of each since they were started last."""
+    """Streaming queries; ``batches`` of each since their last start."""
 
     @property
     def batches(self) -> Mapping[str, int]: ...
@@ -83,7 +83,7 @@ class Nemesis:
         self._numbers = itertools.count()
 
     def strike(self, fault: Fault) -> None:
-        """One fault with the fault inside it, and the way back. StoreBrokenError."""
+        """Strike one fault with the fault inside it, and heal it. Raises StoreBrokenError."""
         if "after" in fault.settings:
             self._wait_for_hits(*fault.settings["after"])
             time.sleep(fault.settings.get("and_then", 0))
@@ -101,7 +101,7 @@ class Nemesis:
         self.start()
 
     def _kill_at(self, fault: Fault) -> None:
-        """The server dies in the middle of a protocol."""
+        """Kill the server in the middle of a protocol."""
         self._told(fault)
         self._server.control(f"point {fault.settings['point']} kill")
         if not self._wait_until(lambda: self._server.process.poll() is not None, READY_S):
@@ -130,7 +130,7 @@ class Nemesis:
             self._jobs.start()
 
     def _stream_kill(self, fault: Fault) -> None:
-        """A driver and its JVM die, in the middle of a batch or between two; the checkpoints stay."""
+        """Kill a driver and its JVM, in the middle of a batch or between two; the checkpoints stay."""
         if self._streams:
             self._require_streaming()
             time.sleep(fault.settings["and_then"])
@@ -152,7 +152,7 @@ class Nemesis:
         self._last(fault)
 
     def _descriptors(self, fault: Fault) -> None:
-        """EMFILE: no file or connection can be opened beyond a few."""
+        """Cause EMFILE: no file or connection can be opened beyond a few."""
         self._told(fault)
         pid = self._server.process.pid
         before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
@@ -165,7 +165,7 @@ class Nemesis:
     # ---- the disk ---------------------------------------------------------------------------------------------------
 
     def _power_cut(self, fault: Fault) -> None:
-        """The machine is gone, with all that runs on it."""
+        """Cut the power of the machine, and so end everything that runs on it."""
         self._told(fault)
         self._count_injected()
         for neighbour in self._neighbours:
@@ -174,14 +174,14 @@ class Nemesis:
         before = table_entries(self._server.data, topics)
         self._server.power_cut(fault.settings["seed"], strict=fault.settings["strict"])
         for topic, version, left in lost_entries(before, table_entries(self._server.data, topics)):
-            # The checker knows whether anybody was told of them.
+            # The checker knows whether any reader was shown them.
             self._tell("entry_lost", topic=topic, version=version, left=left)
         self.start()
         for neighbour in self._neighbours:
             neighbour.start()
 
     def _fsync_error(self, fault: Fault) -> None:
-        """EIO once on the journal's fsync: from then on nothing may be acknowledged until a restart."""
+        """Inject EIO once on the journal's fsync: from then on nothing may be acknowledged until a restart."""
         self._told(fault)
         self._server.control(f"fail journal.fdatasync EIO nth={fault.settings['nth']}")
         if not self._wait_until(lambda: any("fdatasync" in said for said in self._server.control("faults")), READY_S):
@@ -214,15 +214,16 @@ class Nemesis:
         self._last(fault)
         self._heal()
         if not self._is_ready():
-            # A failed write or fsync of the journal is final: only a restart reads what is there.
+            # A failed write or fsync of the journal is final: only a restart reads the actual content of the disk.
             faults = self._server.control("faults")[struck if self._server.process.pid == process else 0 :]
             if not any(text.startswith("journal.") for text in faults):
                 self.broken.append(f"a store stopped taking appends because of {faults or 'nothing'}")
             self._kill(Fault("kill", 0, 0))
 
     def _read_error(self, fault: Fault) -> None:
-        """Table reads fail, or are short. Whoever reads gets an error or is served right; appends go on meanwhile, and
-        nothing is helped by a restart.
+        """Let table reads fail or be short.
+
+        A reader gets an error or correct data; appends continue meanwhile, and a restart is not used to help.
         """
         self._told(fault)
         settings = fault.settings
@@ -251,10 +252,10 @@ class Nemesis:
     # ---- others' commits --------------------------------------------------------------------------------------------
 
     def _overwrite(self, fault: Fault) -> None:
-        """A commit as of delta-spark, which has looked before a commit of ours and renames after it."""
+        """Overwrite a commit as delta-spark might: it looks before a commit of the store and renames after it."""
         topic = self._loaded[int(fault.settings["which"] * len(self._loaded))].name
         table = self._server.data / "topics" / topic
-        # The first one makes the table, and no Delta writer takes another's table away.
+        # The first commit makes the table, and no Delta writer removes another one's table.
         if not self._wait_until(lambda: newest(table) > 0, READY_S):
             raise StoreBrokenError(f"{topic} is never rolled")
         version = newest(table)
@@ -262,7 +263,7 @@ class Nemesis:
         overwrite_entry(entry_path(table, version))
 
     def _overwrite_quietly(self, fault: Fault) -> None:
-        """As ``overwrite``, of a topic that rolls on request only, and then the next roll."""
+        """Overwrite a commit of a topic that rolls on request only, and then request the next roll."""
         (topic,) = self._by_hand
         client = Client(self._server.url, "by-hand", self._recorder)
         self._produce(client, topic)
@@ -275,7 +276,7 @@ class Nemesis:
         client.close()
 
     def _power_cut_after_delete(self, fault: Fault) -> None:
-        """At once when delete-records was answered, of a topic whose table nobody else commits to."""
+        """Cut the power as soon as delete-records is answered, for a topic to whose table nobody else commits."""
         (topic,) = self._by_hand
         client = Client(self._server.url, "by-hand", self._recorder)
         self._produce(client, topic)
@@ -285,7 +286,7 @@ class Nemesis:
         self._power_cut(fault)
 
     def write_by_hand(self) -> None:
-        """And read, the topics that the load leaves alone."""
+        """Write and read the topics that the load leaves alone."""
         client = Client(self._server.url, "by-hand", self._recorder)
         for topic in self._by_hand:
             self._produce(client, topic)
@@ -294,21 +295,21 @@ class Nemesis:
         client.close()
 
     def _produce(self, client: Client, topic: TopicSpec, partition: int = 0) -> bool:
-        """A few records of its own; whether they were acknowledged."""
+        """Produce a few records; return whether they were acknowledged."""
         prefix = f"{topic.name}-{next(self._numbers)}"
         key = "by-hand" if topic.compacted else None
         records = [Record(f"{prefix}-{n}", key, f"v-{prefix}-{n}", None) for n in range(3)]
         return client.produce(topic, partition, records, acks="all", form="json")[0].ok
 
     def _roll(self, topic: str) -> int:
-        """The version that a roll on request led to; -1 if it was refused."""
+        """Request a roll; return the version that it led to, -1 if it was refused."""
         answer = httpx.post(f"{self._server.url}/topics/{topic}/roll", timeout=READY_S)
         return int(answer.json()["version"]) if answer.is_success else -1
 
     # ---- the way back -----------------------------------------------------------------------------------------------
 
     def start(self, *options: str) -> None:
-        """``options`` are more of ``serve``."""
+        """Start the server; ``options`` are further options of ``serve``."""
         try:
             self._server.start(*options)
         except RuntimeError as error:
@@ -352,13 +353,13 @@ class Nemesis:
         return True
 
     def _wait_for_hits(self, point: str, times: int) -> None:
-        """Wait until the seam has seen so many more of them, as long as the load brings them about."""
+        """Wait until the seam has counted this many more hits, as long as the load causes them."""
         before = self._server.control("hits").get(point, 0)
         if not self._wait_until(lambda: self._server.control("hits").get(point, 0) >= before + times, READY_S):
             raise StoreBrokenError(f"the load does not lead to {times} times {point}")
 
     def _count_injected(self) -> None:
-        """Count the faults of the seam in this process so far, before the process ends or is healed."""
+        """Count the faults that the seam has injected in this process, before the process ends or is healed."""
         with contextlib.suppress(OSError, RuntimeError):
             injected = self._server.control("faults")
             self.injected.update(" ".join(text.split()[:2]) for text in injected[self._log_read :])

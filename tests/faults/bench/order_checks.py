@@ -1,5 +1,6 @@
-"""The order of batches in each log: B3 between requests, C1 between those of one producer, by real time; C1 of a
-producer that promises more, with several requests under way, by the order of its requests.
+"""The order of batches in each log: B3 between requests, C1 between those of one producer, by real time.
+
+For a producer that keeps several requests under way and promises their order, C1 goes by the order of its requests.
 """
 
 from collections import defaultdict
@@ -15,7 +16,7 @@ def check_order(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def _check_log(log: Log) -> Iterator[Anomaly]:
-    """A batch that was over before another was asked for is before it: one sweep, by the batches' beginnings."""
+    """Check that a batch that was over before another was requested precedes it: one sweep, by their beginnings."""
     ended = sorted(log.batches, key=lambda batch: batch.request.end)
     over = 0
     last: Batch | None = None

@@ -16,7 +16,7 @@ from tests.faults.bench.evidence import Anomaly, Call, Evidence, Log, LogName, r
 from tests.faults.bench.history import DeleteRecords, Fetch, Final, OffsetForTime, Registered, Row
 from tests.faults.bench.statements import Moment
 
-#: Names of readers with Kafka's protocol begin so.
+#: Names of readers with Kafka's protocol begin with this.
 KAFKA_READER: Constant = "kafka-reader-"
 
 Reading = Call[Fetch] | Call[Final] | Call[OffsetForTime]
@@ -24,7 +24,7 @@ Reading = Call[Fetch] | Call[Final] | Call[OffsetForTime]
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The bounds when a call began: an end ``acknowledged``, an end told to readers, and a log start."""
+    """The bounds when a call began: an end ``acknowledged``, an end shown to readers, and a log start."""
 
     acknowledged: int = 0
     end: int = 0
@@ -35,7 +35,7 @@ class Floor:
 class _Shown:
     t: int
     floor: Floor
-    #: Others wrote over an entry of the table: a log start that was in it is not known any more.
+    #: Another writer replaced an entry of the table: a log start that was in it is not known any more.
     forgets_start: bool = False
 
 
@@ -94,12 +94,12 @@ def _readings(evidence: Evidence) -> dict[LogName, list[Reading]]:
 
 
 def _leader_changes(evidence: Evidence) -> dict[LogName, list[Moment]]:
-    """Another leader, or another epoch, began within each of these times."""
+    """Return the times within which another leader, or another epoch, began."""
     known: dict[str, Registered] = {}
     changes: dict[LogName, list[Moment]] = defaultdict(list)
     for told in evidence.singles(Registered):
         before, known[told.topic] = known.get(told.topic), told
-        pairs = zip(before.partitions if before else (), told.partitions, strict=False)  # it may have grown
+        pairs = zip(before.partitions if before else (), told.partitions, strict=False)  # the number may have grown
         for partition, (one, other) in enumerate(pairs):
             if one[:2] != other[:2]:
                 changes[told.topic, partition].append(Moment(told.seen_until, told.t))
@@ -107,8 +107,10 @@ def _leader_changes(evidence: Evidence) -> dict[LogName, list[Moment]]:
 
 
 def _with_the_end_of_its_records(call: Reading, told: Fetch, changes: Sequence[Moment]) -> Fetch:
-    """librdkafka keeps the high watermark of the last answer, whoever gave it. A new leader that has no records for the
-    reader yet may tell a lower one, after the answer of the former leader that had them.
+    """Return the fetch with the end that belongs to its records.
+
+    librdkafka keeps the high watermark of the last answer, whichever broker sent it. A new leader that has no records
+    for the reader yet may send a lower one, after the answer of the former leader that had them.
     """
     if any(change.begin <= told.t and call.begin <= change.end for change in changes):
         return msgspec.structs.replace(told, high_watermark=max(told.high_watermark, told.next_offset))
@@ -164,7 +166,7 @@ def _check_fetch(log: Log, asked: Fetch, told: Fetch, floor: Floor) -> Iterator[
     if len(offsets) == told.next_offset - asked.offset:
         return
     if log.topic.compacted and log.topic.undone(asked.t):
-        # Commits of others undid a compaction: its removed records have come back.
+        # Commits of other writers undid a compaction: its removed records have come back.
         return
     given = set(offsets)
     if log.topic.compacted:
@@ -183,7 +185,9 @@ def _check_fetch(log: Log, asked: Fetch, told: Fetch, floor: Floor) -> Iterator[
 
 
 def _check_time(log: Log, asked: OffsetForTime, told: OffsetForTime, floor: Floor) -> Iterator[Anomaly]:
-    """The answer is the smallest offset with that timestamp or a later one, of all that was surely there."""
+    """Check that the answer is the smallest offset with that timestamp or a later one, of all records that surely
+    existed.
+    """
     timestamp = asked.timestamp
     if (log.topic.compacted or not log.topic.retained) and log.topic.undone(asked.t):
         return

@@ -1,7 +1,7 @@
-"""Faults of the members of consumer groups: they die, stand still, come and go, and their topics gain partitions.
+"""Faults of the members of consumer groups: they die, are stopped, join and leave, and their topics gain partitions.
 
-What the checker cannot see is checked here: a member that is silent for its session is out of its group, and its
-partitions are others'.
+What the checker cannot see is checked here: a member that is silent for its session is out of its group, and other
+members own its partitions.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ _PARTITIONS_MAX = 8
 
 
 class Rebalancer(Meddler):
-    """``groups`` are those of the run, ``grown`` is told of a shared topic with more partitions."""
+    """A meddler with the ``groups`` of the run; ``grown`` is called with a shared topic that has more partitions."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Rebalancer(Meddler):
     # ---- members ----------------------------------------------------------------------------------------------------
 
     def _member_kill(self, fault: Fault) -> None:
-        """kill -9; another one comes for it, and a static member comes back before its session has ended."""
+        """Kill a member by SIGKILL; another replaces it, and a static member comes back before its session ends."""
         member = self._chosen_member(fault)
         self._told(fault, member=member.name)
         self._groups.kill_one(member)
@@ -66,7 +66,7 @@ class Rebalancer(Meddler):
         self._told(fault, member=self._groups.add(spec).name)
 
     def _member_close(self, fault: Fault) -> None:
-        """One less, but never none."""
+        """Close one member, but never the last one."""
         member = self._chosen_member(fault)
         if len(self._groups.of(member.group)) == 1:
             self._groups.add(member.group)
@@ -74,7 +74,7 @@ class Rebalancer(Meddler):
         self._groups.close_one(member)
 
     def _member_pause(self, fault: Fault) -> None:
-        """For less than a session, as a rule."""
+        """Stop a member, usually for less than a session."""
         member = self._chosen_member(fault)
         self._told(fault, member=member.name)
         member.process.send_signal(signal.SIGSTOP)
@@ -82,8 +82,9 @@ class Rebalancer(Meddler):
         member.process.send_signal(signal.SIGCONT)
 
     def _member_fence(self, fault: Fault) -> None:
-        """A member stands still for longer than its session: its partitions become others', and its commit, which comes
-        after that, is refused (the checker judges it).
+        """Stop a member for longer than its session: other members get its partitions.
+
+        Its commit, which comes after that, is refused (the checker judges it).
         """
         member = self._chosen_member(fault)
         spec = member.group
@@ -108,8 +109,10 @@ class Rebalancer(Meddler):
             member.process.send_signal(signal.SIGCONT)
 
     def _has_begun(self, spec: GroupSpec) -> bool:
-        """Whether each partition has a committed offset. Where it has none librdkafka asks for the beginning; 2.16 goes
-        back to there later, if it stood still between the question and the answer.
+        """Return whether each partition has a committed offset.
+
+        Where one is missing librdkafka asks for the beginning; 2.16 returns to it later, if it was stopped between the
+        question and the answer.
         """
         partitions = {(topic, partition) for topic, count in self._groups.topics.items() for partition in range(count)}
         try:
@@ -123,9 +126,9 @@ class Rebalancer(Meddler):
         return found.owned.keys() == members and len(owned) == sum(self._groups.topics.values())
 
     def _commit_as(self, member: Member, fields: object, at: tuple[str, int]) -> None:
-        """The commit of the former owner of a partition, once the present one has told that it is that."""
+        """Commit as the former owner of a partition, once the present owner has reported that it owns the partition."""
         assert isinstance(fields, dict)
-        # The new owner tells of its partitions a moment after the store has them as its own.
+        # The new owner reports its partitions a moment after the store has assigned them.
         time.sleep(3.0)
         offset = self._groups.committed(member.group).get(at, 0)
         client = Client(self._server.url, member.name, self._recorder)
@@ -135,7 +138,7 @@ class Rebalancer(Meddler):
     # ---- the store, and topics --------------------------------------------------------------------------------------
 
     def _kill_when_settled(self, fault: Fault) -> None:
-        """The store dies under groups in which nothing happens: they go on as they were."""
+        """Kill the store under groups in which nothing happens: they continue as they were."""
         for spec in self._groups.specs:
             self._require_settled(spec)
         before = {spec.name: self._groups.describe(spec).generation for spec in self._groups.specs}
@@ -160,7 +163,7 @@ class Rebalancer(Meddler):
 
     @property
     def shared(self) -> list[TopicSpec]:
-        """The shared topics with the partitions that they have now."""
+        """The shared topics with their current partitions."""
         return self._shared
 
     def _require_settled(self, spec: GroupSpec) -> None:

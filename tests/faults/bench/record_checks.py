@@ -8,7 +8,7 @@ from tests.faults.bench.evidence import Anomaly, Evidence, Log, Sent, ranges
 from tests.faults.bench.history import Bumped, Look, Row
 from tests.faults.bench.statements import Moment
 
-# The reason of librdkafka's (rd_kafka_handle_idempotent_Produce_error).
+# The reason that librdkafka gives (rd_kafka_handle_idempotent_Produce_error).
 _SKIPPED = "skipped sequence numbers"
 
 
@@ -92,8 +92,10 @@ def _check_places(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def _sends_again(sent: Sent, bumped: Bumped) -> bool:
-    """librdkafka goes on in the next epoch when a batch is refused for its sequence, because one before it was not
-    stored. All that it knows no answer of is sent again there, also what the store has: no broker can tell.
+    """Return whether librdkafka sends the record again in the next epoch.
+
+    It enters that epoch when a batch is refused for its sequence, because one before it was not stored. It then sends
+    again all records without an answer, including those that the store has; no broker can see that.
     """
     moment = sent.request.call.moment
     return _SKIPPED in bumped.reason and moment.begin <= bumped.t <= moment.end
@@ -105,7 +107,7 @@ def _is_final(evidence: Evidence, sent: Sent) -> bool:
 
 
 def _check_routes(evidence: Evidence) -> Iterator[Anomaly]:
-    """Records that name no partition: of one key to one partition, of one request without keys too."""
+    """Check records that name no partition: one key goes to one partition, as do the keyless records of a request."""
     for request in evidence.requests:
         asked = request.asked
         topic = evidence.topic(asked.topic)
@@ -131,7 +133,7 @@ def _check_differing(evidence: Evidence, log: Log) -> Iterator[Anomaly]:
     for differing in log.differing:
         offset, row = differing.row[0], differing.row
         if isinstance(differing.event, Look):
-            # The table is looked at on its own.
+            # The table is judged separately.
             continue
         sent = evidence.sent.get(row[2]) if row[2] is not None else None
         known = log.seen[offset]
@@ -185,7 +187,7 @@ def _check_lost(evidence: Evidence, log: Log) -> Iterator[Anomaly]:
     for offset in missing:
         if log.topic.compacted and offset < end:
             if log.record_at(offset) is None and offset not in log.strange and offset < cleaned and unknown:
-                # A record that nobody was told of, and then a later one of its key.
+                # It may be an unacknowledged record that a later one with its key replaced.
                 unknown -= 1
                 continue
             reason = why_not_compacted(evidence, log, offset, cleaned, final.t)
@@ -214,7 +216,7 @@ def _check_lost(evidence: Evidence, log: Log) -> Iterator[Anomaly]:
 
 
 def _why_missing(evidence: Evidence, log: Log, offset: int) -> tuple[str, str] | None:
-    """The anomaly of a log without compaction that has no record at ``offset``; None: it was reported already."""
+    """Return the anomaly of a log without compaction that has no record at ``offset``; None if already reported."""
     if offset in log.strange:
         return None
     sent = log.acknowledged.get(offset)
@@ -238,7 +240,7 @@ def _why_missing(evidence: Evidence, log: Log, offset: int) -> tuple[str, str] |
 
 
 def cleaned_to(evidence: Evidence, log: Log) -> int:
-    """The offset below which compaction may have been, by the looks of foreign readers; otherwise the end."""
+    """Return the offset below which compaction may have been, by the looks of foreign readers; otherwise the end."""
     ends = []
     for look in evidence.looks:
         if look.topic == log.topic.name:
@@ -249,7 +251,10 @@ def cleaned_to(evidence: Evidence, log: Log) -> int:
 
 
 def why_not_compacted(evidence: Evidence, log: Log, offset: int, cleaned: int, now: int) -> tuple[str, str] | None:
-    """The anomaly of no record at ``offset`` at ``now``, with compaction up to ``cleaned``; None: it may be."""
+    """Return the anomaly of a missing record at ``offset`` at ``now``, with compaction up to ``cleaned``.
+
+    Return None if the record may be missing.
+    """
     record = log.record_at(offset)
     if record is None:
         return None if offset in log.strange else ("B2", "hole")

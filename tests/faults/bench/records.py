@@ -1,4 +1,4 @@
-"""Records of the bench: made, put on the wire as JSON or Arrow, and read back from there or from a Delta table.
+"""Records of the bench: created, put on the wire as JSON or Arrow, and read back from there or from a Delta table.
 
 Invariant: whichever way a record takes, the history has it in one form: key and value as text, a large value as its
 beginning and its digest. Everything stored is the JSON text of that, so that every reader can read every record.
@@ -25,7 +25,7 @@ _ID = "id"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """``value`` None is a tombstone, ``timestamp`` (ms) None is left to the store."""
+    """A record; ``value`` None is a tombstone, ``timestamp`` (ms) None is left to the store."""
 
     record_id: str
     key: str | None
@@ -37,20 +37,20 @@ class Record:
 
 
 def shown(value: str | None) -> str | None:
-    """A large value as its beginning and its digest: equal if and only if the values are."""
+    """Return a large value as its beginning and its digest: equal if and only if the values are."""
     if value is None or len(value) <= _SHOWN:
         return value
     return f"{value[:_SHOWN]}~{len(value)}~{hashlib.sha256(value.encode()).hexdigest()[:16]}"
 
 
 def make_value(record_id: str, size: int, chance: random.Random) -> str:
-    """A value that no other record has, of about ``size`` bytes that do not compress to nothing."""
+    """Return a value that no other record has, of about ``size`` bytes that remain large when compressed."""
     filler = base64.b64encode(chance.randbytes(max(0, size - len(record_id)) * 3 // 4)).decode()
     return f"v-{record_id}-{filler}" if filler else f"v-{record_id}"
 
 
 def stored(text: str | None) -> bytes | None:
-    """Key and value as the store holds them."""
+    """Return a key or a value as the store holds it."""
     return None if text is None else json.dumps(text).encode()
 
 
@@ -75,7 +75,7 @@ def arrow_body(records: Iterable[Record]) -> bytes:
 
 
 def rows_of_json(body: bytes) -> list[list[object]]:
-    """[offset, timestamp, id, key, value] of each record of a fetch."""
+    """Return [offset, timestamp, id, key, value] of each record of a fetch."""
     return [
         [
             row["offset"],
@@ -89,13 +89,13 @@ def rows_of_json(body: bytes) -> list[list[object]]:
 
 
 def rows_of_arrow(body: bytes) -> list[list[object]]:
-    """As ``rows_of_json``."""
+    """Return the records of a fetch in Arrow, in the form of ``rows_of_json``."""
     with pa.ipc.open_stream(body) as stream:
         return rows_of_table(stream.read_all())
 
 
 def rows_of_table(table: pa.Table) -> list[list[object]]:
-    """As ``rows_of_json``; with the partition before the offset if the table has it (a Delta table's rows)."""
+    """Return rows as ``rows_of_json`` does; a table with partitions (a Delta table) has them before the offsets."""
     columns = [
         table["offset"].to_pylist(),
         [None if at is None else at // 1000 for at in _micros(table["timestamp"])],

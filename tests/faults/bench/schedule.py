@@ -1,7 +1,7 @@
-"""The schedule of faults: made from a seed alone, before anything runs, so that a seed is a schedule.
+"""The schedule of faults, made from a seed alone before anything runs: one seed always gives the same schedule.
 
-Invariants: the kinds asked for come in rounds, each once a round, in an order of the round's own; a quarter of the time
-is free of faults, more if a restart takes long.
+Invariants: the requested kinds come in rounds, each once a round, in an order that differs from round to round; a
+quarter of the time is free of faults, more if a restart takes long.
 """
 
 import random
@@ -12,10 +12,10 @@ from typing import Any, Final
 #: Faults that are over in a moment; the first ones may also strike in the middle of a fault that lasts.
 ABRUPT: Final = ("kill", "terminate", "power_cut", "pause", "overwrite", "job_kill")
 LASTING: Final = ("fsync_error", "call_error", "read_error", "disk_full", "slow_fsync", "block", "clock", "descriptors")
-#: By somebody beside the store.
+#: Faults by another program beside the store.
 MEDDLING: Final = ("copy", "recreate", "lock", "journal", "restore", "rewrite", "strange", "statement", "erase")
 KINDS: Final = (*ABRUPT, *LASTING, *MEDDLING)
-#: Of the members of consumer groups, for runs that have some.
+#: Faults of the members of consumer groups, for runs that have some.
 GROUPED: Final = (
     "member_kill",
     "member_pause",
@@ -26,8 +26,8 @@ GROUPED: Final = (
     "grow",
     "kill_when_settled",
 )
-#: For runs with streaming queries of Spark on the tables, too. Left out are others' commits that a stream over a table
-#: cannot bear (docs/your-topic-as-a-table.md).
+#: Faults for runs that also have streaming queries of Spark on the tables. They leave out commits of other writers that
+#: a stream over a table cannot bear (docs/your-topic-as-a-table.md).
 STREAMED: Final = (
     "stream_kill",
     *(kind for kind in KINDS if kind not in {"overwrite", "restore", "strange", "statement", "erase"}),
@@ -79,13 +79,13 @@ ERASING: Final = (
     "erase.deleted",
     "erase.swept",
 )
-#: Before a group of the journal is written, and before it is synced.
+#: These points lie before a group of the journal is written, and before it is synced.
 _IN_A_WRITE: Final = ("journal.write_at", "journal.written")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """It comes after ``quiet`` seconds without one and lasts ``seconds``; ``inside`` strikes in the middle of that."""
+    """A fault: begins after ``quiet`` seconds without one and lasts ``seconds``; ``inside`` strikes in the middle."""
 
     kind: str
     seconds: float
@@ -95,7 +95,7 @@ class Fault:
 
 
 def faults(seed: int, kinds: Collection[str] = KINDS, *, pace: float = 1.0) -> Iterator[Fault]:
-    """Without an end; at a ``pace`` below 1 they are shorter and come faster."""
+    """Yield faults without an end; at a ``pace`` below 1 they are shorter and come faster."""
     chance = random.Random(f"schedule {seed}")
     known = [kind for kind in (*KINDS, *STREAMED[:1], *GROUPED) if kind in kinds]
     while known:
@@ -110,7 +110,7 @@ def faults(seed: int, kinds: Collection[str] = KINDS, *, pace: float = 1.0) -> I
 def _fault(chance: random.Random, kind: str, pace: float, inside: Fault | None = None) -> Fault:
     seconds = pace * chance.uniform(0.5, 4.0) if kind in LASTING or kind in {"pause", "member_pause"} else 0.0
     if kind in MEDDLING:
-        # Besides the time that the store takes to notice.
+        # The store needs further time to notice.
         seconds = pace * chance.uniform(0.2, 1.5)
     # A restart takes about a second.
     quiet = pace * chance.uniform(0.5, 1.5) + seconds / 3
@@ -160,7 +160,7 @@ def _settings(chance: random.Random, kind: str) -> dict[str, Any]:
 
 
 def _meddling(chance: random.Random, kind: str) -> dict[str, Any]:
-    # Whether and how the store is started again meanwhile.
+    # The way in which the store is restarted meanwhile, or None.
     restart = chance.choice([None, None, "kill", "terminate"])
     match kind:
         case "copy":
@@ -182,7 +182,7 @@ def _meddling(chance: random.Random, kind: str) -> dict[str, Any]:
         case "rewrite":
             return {"which": chance.random(), "how": chance.choice(["optimize", "z-order"]), "restart": restart}
         case "statement":
-            # Of one file, one record in so many: with 1 a DELETE takes the whole file away.
+            # A statement changes one record in ``every`` of one file: with 1 a DELETE removes the whole file.
             how, every = chance.choice(["delete", "delete", "update", "merge"]), chance.choice([1, 3, 20])
             at = {"which": chance.random(), "partition": chance.random(), "file": chance.random()}
             return {**at, "how": how, "every": every, "undone": chance.random() < 0.25, "restart": restart}
@@ -190,7 +190,8 @@ def _meddling(chance: random.Random, kind: str) -> dict[str, Any]:
             at = {"which": chance.random(), "partition": chance.random()}
             return {**at, "restart": restart, "point": chance.choice([None, *ERASING])}
         case _:
-            # A row over ours, one that the next roll meets, one far beyond; or a number of partitions that is none.
+            # A row over the store's rows, one that the next roll meets, one far beyond; or an invalid number of
+            # partitions.
             what = chance.choice([-1, 0, 1_000, "abc", "1000", ""])
             at = {"which": chance.random(), "partition": chance.random()}
             return {**at, "what": what, "restart": restart}

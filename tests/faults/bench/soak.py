@@ -40,7 +40,7 @@ TOPICS = {
     "events": {"retention.bytes": str(KEPT_BYTES)},
     "users": {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.5", "delete.retention.ms": "1000"},
 }
-#: Of both topics: rolls every second, and removed files go a few seconds later.
+#: Settings of both topics: rolls every second, and removed files go a few seconds later.
 COMMON = {"segment.ms": "1000", "file.delete.delay.ms": "5000"}
 JOURNAL_BYTES_MAX = 512 * MIB
 ENVIRONMENT = {
@@ -49,23 +49,25 @@ ENVIRONMENT = {
     "LOGSTORE_LOG_CLEANER_BACKOFF_MS": "1000",
     "LOGSTORE_JOURNAL_MAX_BYTES": str(JOURNAL_BYTES_MAX),
 }
-#: Data that may be on disk besides what the topics keep: written in this time, and not yet removed.
+#: The disk may hold more data than the topics keep: what was written in this time and is not yet removed.
 _BEHIND_S = 60
 #: Nothing is worth a merge, and nobody starts jobs.
 NO_MERGES = {"merge.target.bytes": "1"}
 NO_JOBS = {**ENVIRONMENT, "LOGSTORE_JOBS_ENABLE": "false"}
-#: The peak is measured for a sixtieth of the time, at least as long as here: an hour's load is held against a rate that
-#: rolls keep up with, not against what the journal takes for a moment.
+#: The peak is measured for a sixtieth of the time, and for at least this time: an hour's load is compared with a rate
+#: that rolls keep up with, not with what the journal takes for a moment.
 _PEAK_S_MIN = 3.0
 _P99_FACTOR = 1.5
 JOBS = ("retention", "compact", "vacuum")
-#: Jobs have so long behind the load.
+#: Jobs have this much time after the load.
 _JOBS_S = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Figures of one moment; memory and disk in bytes. ``jobs_*`` are of the process of jobs, 0 while there is none."""
+    """Figures of one moment; memory and disk in bytes. ``jobs_*`` are those of the jobs' process, 0 while there is
+    none.
+    """
 
     at: float
     store_rss: int
@@ -81,7 +83,7 @@ class Sample:
 @dataclass
 class SoakReport:
     seconds: float
-    #: Records a second, and the peak that it is a share of.
+    #: Records per second, and the peak of which it is a share.
     rate: float
     peak: float
     samples: list[Sample] = field(default_factory=list)
@@ -91,7 +93,7 @@ class SoakReport:
     faults: list[str] = field(default_factory=list)
 
     def between(self, begin: float, end: float, figure: Callable[[Sample], float]) -> list[float]:
-        """The figures of a part of the time, from 0 to 1."""
+        """Return the figures of a part of the time, from 0 to 1."""
         first = self.samples[0].at
         span = self.samples[-1].at - first
         return [figure(s) for s in self.samples if begin * span <= s.at - first <= end * span]
@@ -102,8 +104,9 @@ class SoakReport:
         return percentiles_ms([latency for due, latency in self.latencies if low <= due <= high])["p99_ms"]
 
     def judge(self, *, latencies: bool = True, jobs: Sequence[str] = JOBS) -> list[str]:
-        """What must not be, in words; nothing in a good run. ``jobs`` must have changed something. ``latencies`` count
-        on a machine that does nothing else.
+        """Return what is wrong, in words; nothing for a good run.
+
+        ``jobs`` must have changed something. ``latencies`` count on a machine that does nothing else.
         """
         found = list(self.faults)
         flat: tuple[tuple[str, Callable[[Sample], float], float, float], ...] = (
@@ -162,9 +165,10 @@ def soak(
     upkeep: bool = True,
     jobs: Sequence[str] = JOBS,
 ) -> SoakReport:
-    """Run on a new store in ``directory``, for ``seconds`` at ``share`` of the peak (records a second); it is measured
-    before if it is not given. Without ``upkeep`` there are rolls, but neither jobs nor merges. ``jobs``: those that
-    have time to change something behind the load, if a busy machine gave them none before.
+    """Run on a new store in ``directory``, for ``seconds`` at ``share`` of the peak (records per second).
+
+    The peak is measured before if it is not given. Without ``upkeep`` there are rolls, but neither jobs nor merges. The
+    ``jobs`` get time after the load to change something, if a busy machine gave them none before.
     """
     bodies = {topic: _bodies(directory, topic) for topic in TOPICS}
     common = COMMON if upkeep else {**COMMON, **NO_MERGES}
@@ -229,7 +233,7 @@ def _bodies(directory: Path, topic: str) -> list[str]:
 def _load(
     program: str, server: ServerProcess, topic: str, bodies: Sequence[str], **spec: object
 ) -> subprocess.Popen[str]:
-    """A load program of the benchmarks; one that a run ends by itself, after its ``seconds``."""
+    """Start a load program of the benchmarks, which ends by itself after its ``seconds``."""
     url = httpx.URL(server.url)
     process = subprocess.Popen(
         [sys.executable, "-m", f"benchmarks.load.{program}"],
@@ -250,7 +254,7 @@ def _load(
 
 
 def _result(load: subprocess.Popen[str], seconds: float, report: SoakReport) -> int:
-    """Requests that were sent and acknowledged."""
+    """Return the number of requests that were sent and acknowledged."""
     try:
         output, errors = load.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -263,7 +267,7 @@ def _result(load: subprocess.Popen[str], seconds: float, report: SoakReport) -> 
 
 
 def _peak(server: ServerProcess, bodies: Sequence[str], seconds: float) -> float:
-    """Records a second that one topic takes from connections that send as fast as they can."""
+    """Return the records per second that one topic takes from connections that send as fast as they can."""
     load = _load("http_produce", server, "events", bodies, records=RECORDS, seconds=seconds, limit=0)
     output, errors = load.communicate(timeout=seconds + 90)
     assert not load.returncode, errors
@@ -309,7 +313,7 @@ def _size(path: Path) -> int | None:
     try:
         return path.stat().st_size if path.is_file() else None
     except OSError:
-        return None  # deleted meanwhile
+        return None  # it was deleted meanwhile
 
 
 def _changed(job: str) -> str:
@@ -323,7 +327,9 @@ def _job_metrics(server: ServerProcess) -> dict[str, float]:
 
 
 def _count(server: ServerProcess, sent: dict[str, int], report: SoakReport) -> None:
-    """Every acknowledged request took its offsets, and no other did; the peak's requests are in ``events``, too."""
+    """Check that every acknowledged request took its offsets, and no other did; ``events`` also has the peak's
+    requests.
+    """
     with Admin(server.url) as admin:
         for topic, requests in sent.items():
             ends = sum(partition.high_watermark for partition in admin.describe_topic(topic).partitions)
@@ -333,7 +339,9 @@ def _count(server: ServerProcess, sent: dict[str, int], report: SoakReport) -> N
 
 
 def compare(pairs: int, seconds: float, share: float) -> None:
-    """Print p99 of acknowledgements beside jobs and merges by p99 without, a line a pair; the peak is the first's."""
+    """Print p99 of acknowledgements beside jobs and merges by p99 without them, one line per pair; the peak is the
+    first's.
+    """
     peak: float | None = None
     for _ in range(pairs):
         p99 = {}

@@ -12,7 +12,7 @@ from tests.faults.bench.history import Statement
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When a reader was told: between two times, or in a ``version`` of the table."""
+    """The moment of a read: between two times, or in a ``version`` of the table."""
 
     begin: int
     end: int
@@ -21,7 +21,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """``value`` None: the record is gone. ``begin``, ``served``, ``version``: of the statement that led to it."""
+    """A state; ``value`` None: the record is deleted. ``begin``, ``served``, ``version`` are those of its statement."""
 
     value: str | None
     begin: int
@@ -36,7 +36,10 @@ class Changes:
         self._states: dict[int, list[_State]] = defaultdict(list)
 
     def add(self, statement: Statement, served: int, version: int | None) -> None:
-        """``served``: readers that ask later are told of it. ``version`` None: nobody knows whether it was done."""
+        """Add a statement.
+
+        Readers that ask after ``served`` are shown it. ``version`` None: it is not known whether it was done.
+        """
         for offset, _, _, _, value in statement.rows:
             states = self._states[offset]
             if not states:
@@ -50,15 +53,15 @@ class Changes:
         return offset in self._states
 
     def before(self, offset: int) -> str | None:
-        """The value before the first statement."""
+        """Return the value before the first statement."""
         return self._states[offset][0].value
 
     def values(self, offset: int) -> set[str | None]:
-        """All that the record ever had."""
+        """Return all values that the record ever had."""
         return {state.value for state in self._states[offset]}
 
     def may_be(self, offset: int, moment: Moment) -> set[str | None]:
-        """The values that may be told at the moment, None for no record."""
+        """Return the values that may be shown at the moment, None for a missing record."""
         found: set[str | None] = set()
         for state in self._states[offset]:
             if moment.version is not None and state.version is not None:

@@ -1,7 +1,7 @@
 """Streaming queries of Spark: each record once, in order, over restarts, and none left out: C2, D4.
 
 A query's lineage is its checkpoint: the last attempt of each batch counts, as for any sink that knows the batch's
-number. What a stream was shown is compared with the log beside all other reads (``Log.take``).
+number. The records that a stream was shown are compared with the log beside all other reads (``Log.take``).
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ def check_streams(evidence: Evidence) -> Iterator[Anomaly]:
         lineage = [last[number] for number in sorted(last)]
         yield from _check_order(lineage)
         if query == DELTA and evidence.topic(topic).taken:
-            # The reader may have seen an entry that is gone, and believes that it has what came in its place.
+            # The reader may have seen an entry that is gone, and believes that it has already read its replacement.
             continue
         given = {(row[0], row[1]) for batch in lineage for row in batch.rows}
         for log in evidence.logs.values():
@@ -34,7 +34,7 @@ def check_streams(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def _check_repeated(evidence: Evidence, batches: Sequence[Stream]) -> Iterator[Anomaly]:
-    """A batch that is tried again has the same records; jobs may have removed some meanwhile."""
+    """Check that a repeated batch has the same records; jobs may have removed some meanwhile."""
     first: dict[int, Stream] = {}
     for batch in batches:
         known = first.setdefault(batch.batch, batch)
@@ -73,7 +73,7 @@ def _check_missing(query: str, log: Log, given: set[tuple[int, int]], last: Stre
 
 
 def _check_errors(evidence: Evidence) -> Iterator[Anomaly]:
-    """A table can be streamed whatever the store is doing; a query that asks the store may fail while that is away."""
+    """Check that tables can always be streamed; a query that asks the store may fail while the store is away."""
     for call in evidence.calls(Stream):
         event = call.told
         if event is None or event.phase != "info" or event.query != DELTA or evidence.topic(event.topic).taken:

@@ -3,7 +3,7 @@
 ``python -m tests.faults.bench.streaming_reader DATA HISTORY --url URL --topic NAME ...`` runs one query of
 ``format("logstore")`` on all topics and one of ``format("delta")`` on the table of each, until its standard input is
 closed and all have read to the end. Each batch is a line of the history for each of its topics; then a line with the
-query's name is printed. Checkpoints lie beside the history: a reader that is started again goes on with them.
+query's name is printed. Checkpoints lie beside the history: a reader that is started again continues from them.
 
 The Delta queries take ``ignoreDeletes`` alone: a commit that brings records again stops them.
 """
@@ -25,8 +25,8 @@ from logstore.spark import session
 from tests.faults.bench.history import Recorder
 from tests.faults.bench.records import rows_of_table
 
-#: Most of the time of small batches is compilation, and the load leaves little memory and little of the processors.
-#: Spark reads the error of a batch that is stopped with a regular expression that needs a deep stack.
+#: Small batches spend most of their time on compilation, and the load leaves little memory and processor time. Spark
+#: reads the error of a stopped batch with a regular expression that needs a deep stack.
 _SMALL = {
     "spark.driver.memory": "640m",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss8m",
@@ -38,13 +38,13 @@ _SMALL = {
 _COLUMNS = ("partition", "offset", "timestamp", "headers", "key", "value")
 _TRIGGER = "500 milliseconds"
 _LOOK_S = 0.5
-#: A query that has failed is started again after this time.
+#: A failed query is started again after this time.
 _AGAIN_S = 2.0
 _LAST_TRIES = 5
 
 
 class Stream:
-    """A query, and the history of its batches. ``name`` is that of the query: ``logstore`` or ``delta``."""
+    """A query, and the history of its batches. ``name`` is the query's: ``logstore`` or ``delta``."""
 
     def __init__(
         self, name: str, topics: Sequence[str], source: DataFrame, checkpoint: Path, recorder: Recorder
@@ -58,7 +58,7 @@ class Stream:
         self._query: StreamingQuery | None = None
 
     def look_after(self) -> None:
-        """Start it, if it does not run."""
+        """Start the query if it does not run."""
         if self._query is not None and self._query.isActive:
             return
         if self._query is not None:
@@ -69,7 +69,7 @@ class Stream:
             self._query = self._writer().trigger(processingTime=_TRIGGER).start()
 
     def finish(self) -> None:
-        """Read to the end. PySparkException if that fails again and again."""
+        """Read to the end. Raises PySparkException if that fails again and again."""
         if self._query is not None:
             self._query.stop()
         for left in reversed(range(_LAST_TRIES)):
@@ -87,7 +87,7 @@ class Stream:
         return self._source.writeStream.foreachBatch(self._keep).option("checkpointLocation", str(self._checkpoint))
 
     def _keep(self, batch: DataFrame, number: int) -> None:
-        # One job for all topics: a second look at the batch might be another one.
+        # One job reads the batch for all topics: a second look at the batch might see another one.
         table = batch.toArrow().sort_by([("partition", "ascending"), ("offset", "ascending")])
         rows = rows_of_table(table)
         named = table["topic"].to_pylist() if "topic" in table.column_names else [self._topics[0]] * len(rows)
@@ -109,7 +109,7 @@ def streams_of(
     spark: SparkSession, url: str, data: Path, topics: Sequence[str], checkpoints: Path, recorder: Recorder
 ) -> list[Stream]:
     source = spark.readStream.format("logstore").option("bootstrap.servers", url).option("subscribe", ",".join(topics))
-    # What retention took before it was read is missing; the checker knows which records that may be.
+    # Retention may remove records before they are read; the checker knows which ones may be missing.
     source = source.options(startingOffsets="earliest", includeHeaders="true", failOnDataLoss="false")
     make = functools.partial(Stream, recorder=recorder)
     found = [make("logstore", topics, source.load().select("topic", *_COLUMNS), checkpoints / "logstore")]

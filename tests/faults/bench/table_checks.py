@@ -1,4 +1,4 @@
-"""The Delta table as readers that are not ours saw it, by version: D2, D3, D4, I1 and I4, B4 of its log start."""
+"""The Delta table as independent readers saw it, by version: D2, D3, D4, I1 and I4, B4 of its log start."""
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
@@ -32,7 +32,7 @@ def check_tables(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def _is_erased(evidence: Evidence, look: Call[Any]) -> bool:
-    """Files of versions before an erasure go at once with it."""
+    """Return whether an erasure removed the files: those of earlier versions go at once with it."""
     return any(
         statement.asked.how == "erase"
         and statement.asked.topic == look.told.topic
@@ -69,14 +69,14 @@ def _check_entries(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def _check_facts(evidence: Evidence) -> Iterator[Anomaly]:
-    """From version to version ``sealed`` and the log start do not fall, but with an entry that was taken."""
+    """Check that ``sealed`` and the log start do not fall between versions, unless an entry was taken."""
     by_topic: dict[str, list[Look]] = defaultdict(list)
     for look in evidence.looks:
         by_topic[look.topic].append(look)
     for topic, looks in by_topic.items():
         facts = evidence.topic(topic)
         looks.sort(key=lambda look: (look.version, look.t))
-        # By partition and name the looks that showed more than all before them.
+        # By partition and name, the looks that showed more than all looks before them.
         highest: dict[tuple[int, str], list[tuple[int, Look]]] = defaultdict(list)
         for look in looks:
             for invariant, name, told in (("D2", "sealed", look.sealed), ("B4", "log start", look.log_start)):
@@ -95,7 +95,7 @@ def _check_facts(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def _bounds(log: Log) -> tuple[list[int], list[int]]:
-    """First offsets of batches, rising, and the ends of the same."""
+    """Return the first offsets of batches, rising, and the ends of the same batches."""
     found = sorted((batch.base, batch.base + batch.count) for batch in log.batches if batch.whole)
     return [base for base, _ in found], [end for _, end in found]
 
@@ -143,9 +143,10 @@ def _check_rows(evidence: Evidence, look: Look, log: Log, rows: Sequence[TableRo
 
 
 def _check_kept(look: Look, log: Log, before: dict[LogName, tuple[int, int]]) -> Iterator[Anomaly]:
-    """Retention by size leaves that size. Only its own version shows it: merges make the files smaller afterwards.
+    """Check that retention by size leaves that size.
 
-    ``before`` has version and log start of each log's last look.
+    Only the version of the retention shows it, because merges make the files smaller afterwards. ``before`` has version
+    and log start of each log's last look.
     """
     name = (look.topic, log.partition)
     start, least = look.log_start.get(log.partition, 0), log.topic.retention_bytes
@@ -164,7 +165,7 @@ def _check_kept(look: Look, log: Log, before: dict[LogName, tuple[int, int]]) ->
 def _check_missing(
     evidence: Evidence, look: Look, log: Log, given: set[int], begin: int, sealed: int
 ) -> Iterator[Anomaly]:
-    """Records that should be in [begin, sealed) and are not; rows below the log start may still be there."""
+    """Check for missing records in [begin, sealed); rows below the log start may still exist."""
     found: dict[tuple[str, str], list[int]] = defaultdict(list)
     cleaned = sealed if look.cleaned is None else look.cleaned.get(log.partition, 0)
     moment = Moment(look.t, look.t, look.version)
@@ -192,7 +193,7 @@ def _missing(log: Log, given: set[int], begin: int, sealed: int) -> list[int]:
 
 
 def _reported_by_final(evidence: Evidence, log: Log, offset: int) -> bool:
-    """An anomaly that stays is reported of the final read."""
+    """Return whether the final read reports the anomaly, because it lasts."""
     final = log.final
     if final is None or not final.log_start <= offset < final.high_watermark:
         return False
@@ -200,7 +201,7 @@ def _reported_by_final(evidence: Evidence, log: Log, offset: int) -> bool:
 
 
 def _name(evidence: Evidence, look: Look, log: Log, offset: int) -> tuple[str, str]:
-    """A job that takes away a row that a table had is another thing than a roll that left it out."""
+    """Return the invariant and the anomaly: a job that removes an existing row differs from a roll that left it out."""
     place = (log.partition, offset)
     earlier = [
         before

@@ -1,9 +1,9 @@
-"""The entries of topics' Delta logs, and those that a power cut took."""
+"""The entries of topics' Delta logs, and the entries that a power cut took."""
 
 from collections.abc import Iterable
 from pathlib import Path
 
-#: Contents by topic and version.
+#: The contents by topic and version.
 Entries = dict[tuple[str, int], bytes]
 
 
@@ -18,7 +18,7 @@ def table_entries(data: Path, topics: Iterable[str]) -> Entries:
 
 
 def lost_entries(before: Entries, after: Entries) -> list[tuple[str, int, str]]:
-    """Return topic, version and what is left of each entry that is another one now, or gone."""
+    """Return topic, version and remaining content of each entry that has changed or is gone."""
     return [
         (topic, version, _left(content, after.get((topic, version))))
         for (topic, version), content in sorted(before.items())

@@ -31,9 +31,9 @@ from tests.faults.bench.schedule import GROUPED, KINDS, STREAMED, faults
 from tests.faults.bench.workload import TopicSpec
 
 ROOT = Path(__file__).parents[3]
-#: More than that is more history than is checked in passing.
+#: A longer round makes more history than is checked in passing.
 _ROUND_S = 120
-#: Less leaves no time for a fault between the start and the end of a round.
+#: A shorter round leaves no time for a fault between its start and its end.
 _ROUND_LEAST_S = 20
 _BENCH_SHARE, _FAIL_POINTS_SHARE = 0.7, 0.15
 #: These take some minutes each, so they run only in a duration of which that is a small part.
@@ -49,22 +49,22 @@ _LONG_FORMS = (
     "tests/faults/test_long_life.py",
     "tests/stateful/test_group_state_model.py",
 )
-#: Of one test in its long form; others have ten minutes (pyproject.toml).
+#: The limit of one test in its long form; others have ten minutes (pyproject.toml).
 _TEST_MAX_S = 4_000
-#: Less leaves no time for a round with a few faults, its end, and a fail point of some kinds.
+#: A shorter time does not suffice for a round with a few faults, its end, and a fail point of some kinds.
 _LEAST_S = 120
 _LOAD = Load(topics=(*TOPICS, BOTH), jobs=("retention", "compact", "merge"), deletes=("plain",))
 #: Nobody deletes from ``plain``: every record of it comes to every stream. A second JVM leaves less for the load.
 _STREAMED_LOAD = replace(_LOAD, deletes=(), producers=2, pause_s=0.1, streamed=("plain", "bounded", "compacted"))
-#: A round with streams begins and ends a minute later than others.
+#: A round with streams needs a minute more than others to begin and end.
 _STREAMED_FROM_S = 600
 _STREAMED_EVERY = 4
-#: Members take the place of some producers.
+#: Members replace some producers.
 _GROUPED_LOAD = replace(
     _LOAD, topics=(*TOPICS, BOTH, *SHARED), groups=(RANGE, COOPERATIVE, CONSUMER), producers=2, pause_s=0.1
 )
 _GROUPED_EVERY = 4
-#: Clients with Kafka's protocol, which take the place of some producers; every other round has them.
+#: Clients with Kafka's protocol replace some producers; every other round has them.
 _WITH_KAFKA: dict[str, Any] = {
     "producers": 2,
     "pause_s": 0.1,
@@ -135,7 +135,7 @@ def main() -> int:
 
 
 def load_of(exposure: Exposure) -> Load:
-    """Of a run with these faults: a small one. A log that a mutant has stopped need not be waited for."""
+    """Return the small load of a run with these faults. A log that a mutant has stopped is not waited for."""
     segment_ms = "400" if exposure.rolled else "3600000"
     topics = (
         TopicSpec("plain", 2, {"segment.ms": segment_ms}),
@@ -169,9 +169,9 @@ def run_round(
     grouped: bool = False,
     kafka: bool = False,
 ) -> Report:
-    """One store from its beginning to its end; the report of its faults and anomalies.
+    """Run one store from its beginning to its end; return the report of its faults and anomalies.
 
-    Beside streaming queries, only the faults that these can bear; with groups, those of their members, too.
+    Beside streaming queries, only faults that these can bear strike; with groups, also those of their members.
     """
     again = f"--rounds 1 --seed {seed}"
     if streamed:
@@ -201,7 +201,7 @@ def run_round(
 
 
 def is_passed(report: Report) -> bool:
-    """Whether a fault struck and no anomaly was found."""
+    """Return whether a fault struck and no anomaly was found."""
     if not report.faults:
         print("NOT RUN: no fault struck in this round", flush=True)
     return bool(report.faults) and not report.anomalies

@@ -1,7 +1,7 @@
 """Clients of a store that may die under them, and the answers to them: producers, group readers, final reads.
 
 Every call is two lines of the history. A client's calls depend on its seed and on the answers alone. Invariants: a
-client has one request at a time; after an answer that leaves the outcome open it goes on under a new name, because
+client has one request at a time; after an answer that leaves the outcome open it continues under a new name, because
 its request may still take effect after its next one.
 """
 
@@ -37,14 +37,14 @@ KEYS = 30
 TOMBSTONES = 0.1
 _TIMEOUT_S = 15.0
 _DOWN_S = 0.2
-#: Of a request that is stored once however often it comes: for long enough that a killed store is there again.
+#: Tries of a request that is stored once however often it comes: enough for a killed store to come back.
 _TRIES = 50
 _READ_BYTES = (2_000, 20_000, 200_000)
 _FORMATS = {"json": JSON, "arrow": ARROW}
-#: Answers which say that a request has changed nothing (docs/http-api.md); every other 5xx leaves it open.
+#: These statuses mean that a request has changed nothing (docs/http-api.md); every other 5xx leaves it open.
 _REFUSED = {429, 503}
 _NO_SUCH_GROUP = 40405
-#: A sequence number is not the next: the store has lost what it acknowledged, or taken what it refused.
+#: A sequence number is not the next one: the store has lost an acknowledged batch, or taken one that it refused.
 _OUT_OF_STEP = 409
 
 
@@ -53,9 +53,9 @@ class TopicSpec:
     name: str
     partitions: int
     configs: Mapping[str, str] = field(default_factory=dict)
-    #: Nobody writes to it but a fault that has to know when it is rolled.
+    #: Nobody writes to it except a fault that has to know when it is rolled.
     by_hand: bool = False
-    #: Read by the members of consumer groups alone; it may gain partitions.
+    #: Only members of consumer groups read it; it may gain partitions.
     shared: bool = False
 
     @property
@@ -64,19 +64,19 @@ class TopicSpec:
 
 
 def tell_topic(recorder: Recorder, topic: TopicSpec) -> None:
-    """The topic was made, or has more partitions now."""
+    """Record that the topic was created, or has more partitions now."""
     made = {"partitions": topic.partitions, "configs": dict(topic.configs), "now_ms": time.time_ns() // 1_000_000}
     recorder.tell("bench", "topic", topic=topic.name, **made)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``phase`` as in the history; ``http`` is None if there was no answer."""
+    """An answer: ``phase`` as in the history; ``http`` is None if none came."""
 
     phase: str
     http: httpx.Response | None
     reason: str
-    #: Whether a try before was not answered: a refusal of a part then says nothing about that try.
+    #: True if an earlier try was not answered: a refusal of a part then does not decide the outcome of that try.
     is_repeated: bool = False
 
     @property
@@ -86,7 +86,7 @@ class Answer:
 
 @dataclass(slots=True)
 class ProducerIdentity:
-    """Of an idempotent producer; ``next_sequences`` by topic and partition."""
+    """The identity of an idempotent producer; ``next_sequences`` by topic and partition."""
 
     producer_id: int
     producer_epoch: int
@@ -101,12 +101,12 @@ class ProducerIdentity:
 
 
 class Client:
-    """One caller with one request at a time, whose calls are in the history."""
+    """A caller with one request at a time, whose calls are in the history."""
 
     def __init__(
         self, url: str | Sequence[str], name: str, recorder: Recorder, *, timeout_s: float = _TIMEOUT_S
     ) -> None:
-        """With several addresses each try of a request goes to one of them, as behind a load balancer."""
+        """Create a client; with several addresses each try goes to one of them, as behind a load balancer."""
         self._urls = [url] if isinstance(url, str) else list(url)
         self._chance = random.Random(name)
         self._name = name
@@ -157,11 +157,11 @@ class Client:
         return answer, told
 
     def begin_anew(self) -> None:
-        """Go on as another client."""
+        """Continue as another client."""
         self.process = f"{self._name}.{next(self._lives)}"
 
     def get(self, path: str, **params: Any) -> Any:
-        """A GET that is not part of the history."""
+        """Send a GET that is not part of the history."""
         return self._http.get(self._url + path, params=params).raise_for_status().json()
 
     def _send(self, method: str, path: str, **request: Any) -> Answer:
@@ -176,7 +176,7 @@ class Client:
         return Answer("fail" if _is_known(http.status_code) else "info", http, f"{http.status_code} {http.text[:300]}")
 
     def _send_again(self, answer: Answer, times: int, method: str, path: str, **request: Any) -> Answer:
-        """Until it is done. A refusal says nothing about the try before."""
+        """Send until it is done. A refusal does not decide the outcome of the try before."""
         for _ in range(times):
             time.sleep(_DOWN_S)
             again = self._send(method, path, **request)
@@ -199,8 +199,10 @@ class Client:
         idempotency_key: str | None = None,
         sequenced: bool = False,
     ) -> tuple[Answer, Mapping[str, Any]]:
-        """With an ``idempotency_key`` it is sent again while its outcome is open, and so it is with sequence numbers:
-        if ``sequenced``, there is a ``partition`` and the store has answered for an identity.
+        """Send a produce request and wait for its outcome.
+
+        It is sent again while its outcome is open if it has an ``idempotency_key`` or sequence numbers. If
+        ``sequenced``, ``partition`` is given and the store has assigned an identity.
         """
         asked = {
             "topic": topic.name,
@@ -244,12 +246,12 @@ class Client:
             if answer.ok:
                 identity.next_sequences[topic.name, partition] += len(records)
             elif answer.phase == "info":
-                # Whether it counts is open: a higher epoch counts anew.
+                # The outcome is open; a higher epoch begins new sequence numbers.
                 self._identity = self._new_identity(identity)
         return answer, told
 
     def _new_identity(self, old: ProducerIdentity | None) -> ProducerIdentity | None:
-        """With the next epoch of ``old`` if there was one; None if the store does not answer."""
+        """Return an identity with the next epoch of ``old`` if there was one; None if the store does not answer."""
         asked = None
         if old is not None:
             asked = {"producer_id": old.producer_id, "producer_epoch": old.producer_epoch}
@@ -280,7 +282,7 @@ class Client:
     def commit(
         self, group: str, topic: str, offsets: Mapping[int, int], member: Mapping[str, Any] | None = None
     ) -> Answer:
-        """``member``: the fields of the request by which a member of the group commits."""
+        """Commit offsets; ``member`` has the fields of the request by which a member of the group commits."""
         entries = [{"topic": topic, "partition": p, "offset": offset} for p, offset in offsets.items()]
         asked = {"group": group, "topic": topic, "offsets": {str(p): offset for p, offset in offsets.items()}}
         path = f"/groups/{group}/offsets"
@@ -292,7 +294,7 @@ class Client:
             return {"offsets": {str(row["partition"]): row["offset"] for row in rows}}
 
         def no_such_group(http: httpx.Response) -> bool:
-            """Which is an answer: it has committed nothing."""
+            """Return whether the group is unknown, which is an answer: it has committed nothing."""
             return http.status_code == 404 and http.json()["error_code"] == _NO_SUCH_GROUP
 
         return self.call(
@@ -325,7 +327,7 @@ class Client:
 
 
 def _error_of(http: httpx.Response | None) -> dict[str, int]:
-    """The status of an answer, and the error_code of its body if it has one."""
+    """Return the status of an answer, and the error_code of its body if it has one."""
     if http is None:
         return {}
     with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -334,7 +336,7 @@ def _error_of(http: httpx.Response | None) -> dict[str, int]:
 
 
 def _is_known(code: int | None) -> bool:
-    """Whether a status, or the error_code of a part of an answer, says what has become of the records."""
+    """Return whether a status, or the error_code of a part of an answer, decides the outcome of the records."""
     status = 200 if code is None else code // 100 if code > 999 else code
     return status in _REFUSED or (status < 500 and status != 408)
 
@@ -342,8 +344,9 @@ def _is_known(code: int | None) -> bool:
 def _places(
     ranges: Sequence[Mapping[str, Any]], topic: TopicSpec, partition: int | None, records: Sequence[Record]
 ) -> list[tuple[Mapping[str, Any], list[int]]]:
-    """The range of each record of a request whose answer tells ranges, and its place: in each partition in the
-    request's order. The place of a range with an error is none.
+    """Return the range of each record of a request whose answer has ranges, and its place.
+
+    The records are in the request's order in each partition. A range with an error gives no place.
     """
     told = {r["partition"]: r for r in ranges}
     offsets = {r["partition"]: iter(range(r["base_offset"] or 0, (r["base_offset"] or 0) + r["count"])) for r in ranges}
@@ -363,8 +366,8 @@ def _places(
 class Workload(BackgroundLoad):
     """Producers and group readers, each in a thread, on topics that exist; runs as long as its block.
 
-    ``acknowledged`` counts records, ``fetches`` answers, by topic and partition. A client that fails on an answer that
-    it cannot read ends the block with that.
+    ``acknowledged`` counts records, ``fetches`` answers, by topic and partition. A client that cannot read an answer
+    fails, and its error ends the block.
     """
 
     def __init__(
@@ -402,7 +405,7 @@ class Workload(BackgroundLoad):
         super().__init__(targets)
 
     def wait_for_an_acknowledgement(self, *, seconds: float) -> None:
-        """Until one record more is acknowledged, or the time is over."""
+        """Wait until one more record is acknowledged, or the time is over."""
         before, deadline = self._acknowledged_now(), time.monotonic() + seconds
         while self._acknowledged_now() == before and time.monotonic() < deadline and not self.errors:
             self._stop.wait(0.02)
@@ -412,7 +415,7 @@ class Workload(BackgroundLoad):
             return self.acknowledged.total()
 
     def wait_for_progress(self, *, seconds: float) -> list[tuple[str, int]]:
-        """Until each log has taken a record more, and given an answer to a fetch; those that have not in time."""
+        """Wait until each log has taken one more record and answered a fetch; return those that have not in time."""
         waiting = []
         with self._counting:
             for counter, topics in ((self.acknowledged, self._topics), (self.fetches, self._read_topics)):
@@ -425,7 +428,7 @@ class Workload(BackgroundLoad):
         return [log for _, log, _ in waiting]
 
     def grown(self, topic: TopicSpec) -> None:
-        """The shared topic has more partitions now: write to them, too."""
+        """Write also to the new partitions of the shared topic."""
         (at,) = (n for n, known in enumerate(self._topics) if known.name == topic.name)
         self._topics[at] = topic
 
@@ -449,7 +452,7 @@ class Workload(BackgroundLoad):
                     records = [Record(r.record_id, None, r.value, r.timestamp) for r in records]
                 acks = chance.choice(self._acks)
                 again = chance.choice(["no", "key", "sequences"]) if self._sent_again else "no"
-                # Records with acks=0 may be lost, and count all the same.
+                # Records with acks=0 may be lost, but they count in the sequence.
                 sequenced = again == "sequences" and named and acks != "0"
                 answer, told = client.produce(
                     topic,
@@ -464,7 +467,7 @@ class Workload(BackgroundLoad):
                     with self._counting:
                         self.acknowledged.update((topic.name, place[0]) for place in told.get("places", ()) if place)
                 else:
-                    # A topic whose making was answered is there.
+                    # A topic whose creation was answered exists.
                     assert answer.http is None or answer.http.status_code != 404, answer.reason
                     self._stop.wait(_DOWN_S)
         finally:
@@ -504,7 +507,7 @@ class Workload(BackgroundLoad):
 
     @staticmethod
     def _resume(client: Client, group: str, topic: TopicSpec, positions: dict[int, int]) -> bool:
-        """As a consumer that was started anew: from what its group has committed. Whether the store told that."""
+        """Continue from what the group has committed, as a restarted consumer; return whether the store reported it."""
         answer, told = client.committed(group, topic.name)
         if answer.ok:
             client.begin_anew()
@@ -521,7 +524,7 @@ class Workload(BackgroundLoad):
         form: str,
         chance: random.Random,
     ) -> bool:
-        """Fetch once and move on; whether the store could be reached."""
+        """Fetch once and move on; return whether the store could be reached."""
         answer, told = client.fetch(
             topic,
             partition,
@@ -538,7 +541,7 @@ class Workload(BackgroundLoad):
                 client.offset_for_time(topic, partition, chance.choice(told["records"])[1])
             return True
         if answer.http is not None and answer.http.status_code == 416:
-            # Retention was faster; an end below what was read is found in the history.
+            # Retention was faster; the history shows an end below what was read.
             start = int(answer.http.headers["Logstore-Log-Start-Offset"])
             end = int(answer.http.headers["Logstore-High-Watermark"])
             positions[partition] = start if positions[partition] < start else end
@@ -549,7 +552,7 @@ class Workload(BackgroundLoad):
 def some_records(
     prefix: str, topic: TopicSpec, *, keyed: bool, large: float, chance: random.Random
 ) -> Iterator[Record]:
-    """A request's records; with the odds of ``large`` they are few, of 2 to 20 KB."""
+    """Yield a request's records; with the odds of ``large`` they are few, of 2 to 20 KB."""
     is_large = chance.random() < large
     timed = chance.random() < 0.3
     for n in range(chance.randint(1, 4) if is_large else chance.randint(1, 12)):

@@ -1,8 +1,8 @@
 """A run on a cluster: brokers and a load on them, faults one after the other, then everything healed, read from every
 broker, and checked.
 
-``torture`` beside it runs one after the other. Producers ask for acks=all, and
-``min.insync.replicas`` is one less than the replicas: nothing that was acknowledged may be lost (``nemesis``).
+``torture`` beside it does one run after the other. Producers ask for acks=all, and ``min.insync.replicas`` is one less
+than the replicas, so no acknowledged record may be lost (``nemesis``).
 """
 
 import random
@@ -46,15 +46,16 @@ TOPICS = (
     TopicSpec("keyed", 2, {"segment.ms": "5000"}),
     TopicSpec("tail", 2),
 )
-#: Read by the members of groups.
+#: A topic that the members of groups read.
 SHARED = TopicSpec("shared", 3, {"segment.ms": "3000"}, shared=True)
-#: Written with acks=1, by one broker after the other; it promises nothing.
+#: A topic that is written with acks=1, by one broker after the other; it promises nothing.
 PROBED = TopicSpec("probed", 3, {"segment.ms": "60000"})
-#: Others double: librdkafka sends again, retries or not, what is under way to a broker that leaves the metadata.
+#: Other kinds of producers store records twice: with or without retries, librdkafka sends again what is under way to a
+#: broker that leaves the metadata.
 KAFKA = (IDEMPOTENT,) * 3
 GROUPS = (RANGE, COOPERATIVE, CONSUMER)
 KAFKA_GROUPS = (MIXED, KAFKA_COOPERATIVE, KAFKA_CONSUMER)
-#: Faults under which a broker does not learn that others lead.
+#: Faults during which a broker does not learn of other leaders.
 _ZOMBIES = {
     "cut_from_zookeeper",
     "one_way_to_zookeeper",
@@ -70,11 +71,11 @@ _ZOMBIES = {
     "zookeeper_majority_lost",
     "zookeeper_restarted",
 }
-#: After it goes on, such a broker learns of its successors within that time.
+#: After such a fault the broker learns of its successors within this time.
 _LEARNS_NS = 2 * 10**9
 #: acks=all without ZooKeeper: no log waits for longer than this.
 _GOES_ON_S = 60.0
-#: Anomalies in a report.
+#: Anomalies that a report shows.
 _SHOWN = 30
 
 
@@ -83,13 +84,13 @@ class Report:
     seed: int
     seconds: float = 0.0
     acknowledged: int = 0
-    #: Of these, by producers with Kafka's protocol.
+    #: Records among these by producers with Kafka's protocol.
     of_kafkas: int = 0
     faults: Counter[str] = field(default_factory=Counter)
-    #: Processes of brokers that were killed, terminated, stopped, cut from power.
+    #: Processes of brokers that were killed, terminated, stopped or cut from power.
     blows: Counter[str] = field(default_factory=Counter)
     points: Counter[str] = field(default_factory=Counter)
-    #: Members of groups were given so many partitions.
+    #: Partitions that members of groups were assigned.
     moves: int = 0
     anomalies: list[str] = field(default_factory=list)
 
@@ -114,15 +115,17 @@ def counts(counter: Counter[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """``kinds`` of faults, all if empty; ``faults``: how many, at most; ``long_s``: how long ZooKeeper is gone."""
+    """The load and its faults: ``kinds`` of faults, all if empty; at most ``faults``; ``long_s``: how long ZooKeeper is
+    gone.
+    """
 
     kinds: tuple[str, ...] = ()
     faults: int = 1 << 30
     groups: Sequence[GroupSpec] = ()
-    #: With Kafka's protocol, beside a reader of that kind.
+    #: Producers with Kafka's protocol, beside a reader with it.
     kafka: Sequence[ProducerKind] = ()
     producers: int = 4
-    #: Between two requests of a client, about.
+    #: The approximate pause between two requests of a client.
     pause_s: float = 0.1
     long_s: float = 6.0
     inside: bool = True
@@ -130,7 +133,7 @@ class Load:
 
 
 def run(directory: Path, seed: int, seconds: float, load: Load | None = None, *, mutant: str = "") -> Report:
-    """The outcome of a run; the history stays in ``directory``."""
+    """Return the outcome of a run; the history stays in ``directory``."""
     load = load or Load()
     directory.mkdir(parents=True, exist_ok=True)
     report = Report(seed)
@@ -149,7 +152,7 @@ def run(directory: Path, seed: int, seconds: float, load: Load | None = None, *,
 
 
 def judge(events: Sequence[AnyEvent]) -> list[str]:
-    """The anomalies of a history of a cluster."""
+    """Return the anomalies of a history of a cluster."""
     promised = [one for one in events if not isinstance(one, Probe) and getattr(one, "topic", None) != PROBED.name]
     found = [anomaly for anomaly in check(promised) if not _is_stale_read(anomaly, events)]
     found += check_cluster(Evidence(events), min_in_sync=MIN_IN_SYNC)
@@ -157,8 +160,10 @@ def judge(events: Sequence[AnyEvent]) -> list[str]:
 
 
 def _is_stale_read(anomaly: Anomaly, events: Sequence[AnyEvent]) -> bool:
-    """Whether a leader that ZooKeeper does not reach has told an end that was true before: as in Kafka, it serves reads
-    until it learns of its successor, and an end is promised not to fall on one leader (H4).
+    """Return whether the anomaly is a stale end from a leader that ZooKeeper does not reach.
+
+    As in Kafka, it serves reads until it learns of its successor; only on one leader the end is promised not to fall
+    (H4).
     """
     if anomaly.invariant != "B4" or not anomaly.events:
         return False
@@ -169,7 +174,7 @@ def _is_stale_read(anomaly: Anomaly, events: Sequence[AnyEvent]) -> bool:
 
 
 def _run(brokers: Brokers, recorder: Recorder, directory: Path, report: Report, seconds: float, load: Load) -> None:
-    """Strike for ``seconds``, however long the brokers took to start."""
+    """Strike for ``seconds``, which do not include the start of the brokers."""
     chance = random.Random(report.seed)
     recorder.tell("nemesis", "start")
     shared = [SHARED] if load.groups else []
@@ -251,7 +256,7 @@ def _run(brokers: Brokers, recorder: Recorder, directory: Path, report: Report, 
 
 
 def _drain(brokers: Brokers, groups: Groups, shared: Sequence[TopicSpec], report: Report) -> None:
-    """The members process what is left; then they are closed."""
+    """Let the members process the remaining records, then close them."""
     if not groups.specs:
         return
     ends = {}

@@ -1,4 +1,4 @@
-"""A ZooKeeper and brokers as processes of their own, whose disks, clocks and links take orders."""
+"""A ZooKeeper and brokers as separate processes, whose disks, clocks and links can be controlled."""
 
 import contextlib
 import logging
@@ -21,9 +21,9 @@ from tests.faults.cluster.links import Links
 from tests.support.server_process import FaultyServerProcess
 from tests.support.tcp_relay import PeerRelay, TcpRelay
 
-#: Beside other tests on two cores a broker's loop may be behind by two seconds: its lease is to outlast that.
+#: A broker's loop may be two seconds late beside other tests on two cores: its lease has to outlast that.
 SESSION_MS = 5_000
-#: Replicas that do not follow for so long leave the ISR.
+#: Replicas that do not follow for this long leave the ISR.
 LAG_MS = 4_000
 REPLICAS, MIN_IN_SYNC = 3, 2
 _TICK_MS = 500
@@ -41,19 +41,19 @@ _ENVIRONMENT = {
 }
 #: Each look is six requests.
 _POLL_S = 0.2
-#: Brokers that have started know each other within so many seconds.
+#: Brokers that have started know each other within this time.
 _KNOWN_S = 60.0
-#: A broker behind a link that is cut, or whose ZooKeeper is gone, has none.
+#: A broker behind a cut link, or without ZooKeeper, has no session.
 _SESSION_COMES_S = 10.0
-#: Lines of the brokers' log in an error.
+#: Lines of the brokers' log that an error shows.
 _LOG_LINES = 100
-#: kazoo tells of every connection that breaks, and here they are to.
+#: kazoo logs every broken connection, and here they are meant to break.
 QUIET = logging.getLogger("tests.kazoo")
 QUIET.setLevel(logging.CRITICAL)
 
 
 class BrokerProcess:
-    """A broker; its connections to ZooKeeper, and those of other brokers to it, go over links that can be cut."""
+    """A broker; its connections to ZooKeeper, and those of other brokers to it, use links that can be cut."""
 
     def __init__(self, data: Path, number: int, zookeepers: Iterable[str], links: Links, mutant: str) -> None:
         self.number = number
@@ -63,7 +63,7 @@ class BrokerProcess:
         self.log_directory = data / "brokers" / str(number)
         self._data = data
         self._port = free_port()
-        # Clients that are told of the broker go to the address that other brokers have of it.
+        # Clients that learn of the broker use the address that other brokers have for it.
         links.open(TcpRelay(f"127.0.0.1:{self._port}", (f"127.0.1.{number}", self._port)))
         self._mutant = mutant
         #: The address for Kafka's clients.
@@ -78,7 +78,7 @@ class BrokerProcess:
             "LOGSTORE_INSTALL": "tests.faults.cluster.fail_points.install",
         }
         self._server: FaultyServerProcess | None = None
-        #: What its processes have got so far.
+        #: The kinds of blows that its processes have received so far.
         self.blows: Counter[str] = Counter()
 
     @property
@@ -109,13 +109,13 @@ class BrokerProcess:
     # ---- blows, each counted ----------------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """kill -9, whatever it does; nothing if it does not run."""
+        """Kill the broker with kill -9; do nothing if it does not run."""
         if self.is_running:
             self.blows["kill"] += 1
         self.server.kill()
 
     def terminate(self) -> int:
-        """SIGTERM; the exit code."""
+        """Send SIGTERM; return the exit code."""
         self.blows["terminate"] += 1
         return self.server.stop()
 
@@ -131,8 +131,10 @@ class BrokerProcess:
         self.server.power_cut(seed)
 
     def end_session(self, zookeeper: str) -> None:
-        """Another client takes the broker's session over and ends it: it expires, and the broker does not stand still
-        for a moment. TimeoutError for a broker without a session.
+        """Let another client take over the broker's session and end it.
+
+        The session expires, and the broker is not stopped for a moment. Raises TimeoutError for a broker without a
+        session.
         """
         deadline = time.monotonic() + _SESSION_COMES_S
         while (session := self.server.control("session")) is None:
@@ -148,7 +150,7 @@ class BrokerProcess:
         client.close()
 
     def keep_image(self, image: Path) -> None:
-        """A copy of the disk as it is now; the broker does not run."""
+        """Copy the disk in its current state; the broker does not run."""
         shutil.rmtree(image, ignore_errors=True)
         shutil.copytree(self.log_directory, image)
 
@@ -161,7 +163,7 @@ class BrokerProcess:
 
 
 class Brokers:
-    """``with Brokers(directory) as brokers``: all of them run, and know each other."""
+    """All brokers: ``with Brokers(directory) as brokers`` starts them, and waits until they know each other."""
 
     def __init__(self, directory: Path, count: int = REPLICAS, *, zookeepers: int = 3, mutant: str = "") -> None:
         self.data = directory / "data"
@@ -183,13 +185,13 @@ class Brokers:
         return self
 
     def start(self) -> None:
-        """Those that do not run, all at once."""
+        """Start the brokers that do not run, all at once."""
         stopped = [broker for broker in self.all if not broker.is_running]
         with ThreadPoolExecutor(len(self.all)) as pool:
             list(pool.map(BrokerProcess.start, stopped))
 
     def kill(self) -> None:
-        """All brokers at once."""
+        """Kill all brokers at once."""
         for broker in self.all:
             if broker.is_running:
                 broker.blows["kill"] += 1
@@ -215,7 +217,7 @@ class Brokers:
     # ---- ZooKeeper --------------------------------------------------------------------------------------------------
 
     def cut_from_zookeeper(self, broker: BrokerProcess, cut: Any) -> None:
-        """``cut`` is a method of ``Links``, perhaps with more arguments."""
+        """Cut the broker from ZooKeeper; ``cut`` is a method of ``Links``, perhaps with more arguments."""
         for relay in broker.to_zookeeper:
             cut(relay)
 
@@ -229,7 +231,7 @@ class Brokers:
     # ---- what the cluster says --------------------------------------------------------------------------------------
 
     def partitions(self) -> list[Mapping[str, Any]]:
-        """Of all topics, as the first broker that answers has them. RuntimeError if none does."""
+        """Return the partitions of all topics from the first broker that answers. Raises RuntimeError if none does."""
         for url in self.urls:
             if (answer := self._get(f"{url}/cluster/partitions")) is not None:
                 return list(answer["partitions"])
@@ -251,8 +253,9 @@ class Brokers:
         return next((broker for broker in self.all if broker.number == number), None)
 
     def unhealed(self) -> list[str]:
-        """Brokers that know less than all brokers, and partitions without a leader or with fewer replicas in sync than
-        they have, as any broker knows them.
+        """Return brokers that do not know all brokers, and partitions that are not whole.
+
+        Such a partition has no leader or fewer in-sync replicas than replicas, in the metadata of any broker.
         """
         found = []
         views: set[tuple[tuple[str, int, int], ...]] = set()
@@ -276,7 +279,7 @@ class Brokers:
         return found
 
     def wait_until_known(self, topics: Sequence[str], seconds: float) -> None:
-        """Until each broker knows the topics. RuntimeError if one does not after that time."""
+        """Wait until each broker knows the topics. Raises RuntimeError if one does not within that time."""
         deadline = time.monotonic() + seconds
         for url in self.urls:
             for topic in topics:
@@ -286,17 +289,17 @@ class Brokers:
                     time.sleep(_POLL_S)
 
     def wait_until_healed(self, seconds: float) -> None:
-        """RuntimeError if the cluster is not whole after that time."""
+        """Wait until the cluster is whole. Raises RuntimeError if it is not within that time."""
         deadline = time.monotonic() + seconds
         while unhealed := self.unhealed():
             if time.monotonic() > deadline:
-                log = self.all[0].server.log  # all brokers write to one
+                log = self.all[0].server.log  # all brokers write to one log
                 said = [line for line in log.splitlines() if " http.answered " not in line][-_LOG_LINES:]
                 raise RuntimeError("\n".join(["not healed:", *unhealed, "the brokers said at last:", *said]))
             time.sleep(_POLL_S)
 
     def _get(self, url: str) -> Any:
-        """None for no answer or no good one."""
+        """Return the JSON of an answer, or None for an error or no answer."""
         with contextlib.suppress(httpx.HTTPError):
             answer = self._http.get(url)
             if answer.is_success:

@@ -1,7 +1,7 @@
-"""Judges what a history tells of a cluster: H1 to H8 of the guarantees (``docs/fault-tests.md``).
+"""Judges the history of a cluster: H1 to H8 of the guarantees (``docs/fault-tests.md``).
 
-Pure, as the checker that it stands beside. What ZooKeeper said is known for certain from when a document was told to
-the last read that showed it; between two documents nothing is known.
+It is pure, as the checker beside it. The state in ZooKeeper is certain from when a document was reported to the last
+read that showed it; between two documents nothing is known.
 """
 
 from bisect import bisect_right
@@ -14,15 +14,15 @@ from tests.faults.bench.history import Fetch, Final, Probe, Produce, Registered,
 from tests.faults.cluster.brokers import SESSION_MS
 from tests.faults.cluster.journals import rows_digest
 
-#: Between the history's line of a fault and the fault.
+#: The time between the history's line of a fault and the fault.
 _TOLD_NS = 10**9
-#: Between a change of the ISR and ZooKeeper's answer to the leader that has written it.
+#: The time between a change of the ISR and ZooKeeper's answer to the leader that has written it.
 _ANSWERED_NS = 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class Certain:
-    """A partition as ZooKeeper had it in all of [``begin``, ``end``]; ``mzxid`` orders them."""
+    """The certain state of a partition in ZooKeeper during [``begin``, ``end``]; ``mzxid`` orders the states."""
 
     begin: int
     end: int
@@ -94,7 +94,7 @@ def _check_leaders(name: LogName, known: list[Certain]) -> Iterator[Anomaly]:
 
 
 def _state_during(known: list[Certain], call: Call[Produce] | Call[Probe]) -> Certain | None:
-    """The state that was there while all of a call lasted; None if it is not known, or changed."""
+    """Return the state that lasted throughout a call; None if it is not known, or changed."""
     at = bisect_right(known, call.begin, key=lambda state: state.begin) - 1
     if at < 0 or call.told is None or known[at].end < call.told.t:
         return None
@@ -128,8 +128,10 @@ def _has_too_few(state: Certain, min_in_sync: int) -> bool:
 
 
 def _is_to_hear(state: Certain, known: list[Certain], call: Call[Produce], min_in_sync: int) -> bool:
-    """Whether the leader has taken a follower out of the ISR, and may not have ZooKeeper's answer yet. Until then it
-    counts the ISR before and the new one together (KIP-497), so that as many replicas as before have the records.
+    """Return whether the leader has removed a follower from the ISR, and may not have ZooKeeper's answer yet.
+
+    Until then it counts the ISR before and the new one together (KIP-497), so that as many replicas as before have the
+    records.
     """
     at = known.index(state)
     before = known[at - 1] if at else None
@@ -168,20 +170,22 @@ def _check_probes(evidence: Evidence, states: dict[LogName, list[Certain]]) -> I
 
 
 def _is_hearing(state: Certain, call: Call[Probe]) -> bool:
-    """Whether the broker's session holds, and it is about to hear that it was to lead no longer: an election of a
-    preferred leader takes the partition from a broker that stays in the ISR. The lease is for those that do not hear.
+    """Return whether the broker's session holds, and it will soon learn that it leads no longer.
+
+    An election of a preferred leader takes the partition from a broker that stays in the ISR. The lease is for brokers
+    that cannot be notified.
     """
     return call.asked.broker in state.in_sync and call.begin < state.begin + SESSION_MS * 1_000_000
 
 
 def _is_expired(evidence: Evidence, call: Call[Probe]) -> bool:
-    """Whether somebody else has ended a session before its time: the lease of its broker lasts a little longer."""
+    """Return whether another client has ended the session early: the lease of its broker lasts a little longer."""
     before = [fault.t for fault in evidence.faults if fault.kind == "session_expired" and fault.t <= call.begin]
     return bool(before) and call.begin < max(before) + SESSION_MS * 1_000_000 + _TOLD_NS
 
 
 class _Floors:
-    """The highest end that anybody was told before a time, by log."""
+    """The highest end that any reader was shown before a time, by log."""
 
     def __init__(self, evidence: Evidence) -> None:
         shown: dict[LogName, list[tuple[int, int]]] = defaultdict(list)
@@ -218,7 +222,7 @@ class _Floors:
 
 
 def _check_replicas(evidence: Evidence, states: dict[LogName, list[Certain]]) -> Iterator[Anomaly]:
-    """Replicas in sync have every record that anybody was told of, and all of them the same frames."""
+    """Check that in-sync replicas have every record that any client was shown, and all of them the same frames."""
     floors = _Floors(evidence)
     looks: dict[tuple[LogName, int], list[Replica]] = defaultdict(list)
     ends = [final.t for final in evidence.singles(Final)]
@@ -246,7 +250,7 @@ def _check_replicas(evidence: Evidence, states: dict[LogName, list[Certain]]) ->
 
 
 def _state_at(known: list[Certain], t: int) -> Certain | None:
-    """The last state before ``t``: no broker ran that could have changed it since."""
+    """Return the last state before ``t``: no broker ran that could have changed it since."""
     at = bisect_right(known, t, key=lambda state: state.begin) - 1
     return known[at] if at >= 0 else None
 
@@ -269,9 +273,11 @@ def _check_replica(log: Log, replica: Replica, floor: int) -> Iterator[Anomaly]:
 
 
 def _check_equal(log: Log, replicas: list[Replica], floor: int) -> Iterator[Anomaly]:
-    """Records below the sealed offset are read from the table. A replica that begins anew there, or starts with a table
-    that is further than its journal, may have frames of an older epoch below, which count for nothing: what is sealed
-    is the same in each epoch.
+    """Check that replicas have equal frames, apart from older epochs below the sealed offset.
+
+    Records below the sealed offset are read from the table. A replica that begins again there, or starts with a table
+    that is ahead of its journal, may have frames of an older epoch below, which do not count: the sealed records are
+    the same in each epoch.
     """
     frames: dict[tuple[int, int], tuple[int, ReplicaFrame]] = {}
     for replica in replicas:
@@ -288,8 +294,9 @@ def _check_equal(log: Log, replicas: list[Replica], floor: int) -> Iterator[Anom
 
 
 def _newest(frames: set[ReplicaFrame]) -> set[ReplicaFrame]:
-    """``frames`` without those that have offsets of a newer epoch: what an older leader never committed may lie below
-    the sealed offset (``_check_equal``).
+    """Return ``frames`` without those whose offsets exist in a newer epoch.
+
+    Records that an older leader never committed may lie below the sealed offset (``_check_equal``).
     """
     epochs: dict[int, int] = {}
     for base, count, epoch, _, _ in frames:
@@ -299,21 +306,21 @@ def _newest(frames: set[ReplicaFrame]) -> set[ReplicaFrame]:
 
 
 def _check_removed(evidence: Evidence, looked: list[list[Replica]]) -> Iterator[Anomaly]:
-    """A frame that was truncated is in no log any more: leaders order that by epochs alone."""
+    """Check that no log has a truncated frame any more: leaders decide that by epochs alone."""
     ends = [final.t for final in evidence.singles(Final)]
     if not ends or not looked or looked[-1][0].t < max(ends):
-        return  # the run broke off: replicas that are down may still have what they will truncate
+        return  # the run broke off: replicas that are down may not have truncated yet
     kept: dict[LogName, set[ReplicaFrame]] = defaultdict(set)
     for replica in looked[-1]:
         kept[replica.topic, replica.partition].update(replica.frames)
     kept = {name: _newest(frames) for name, frames in kept.items()}
-    # Replicas that go and come back within a moment may be in no document that was read.
+    # A document that was read may lack replicas that leave and return within a moment.
     moved = {(fault.topic, fault.moved) for fault in evidence.faults if fault.kind == "move"}
     for look in looked:
         for replica in look:
             name = replica.topic, replica.partition
             if name in moved:
-                continue  # what a broker has of a partition that went to others is dropped whole
+                continue  # a broker drops all frames of a partition that moves to other brokers
             for frame in replica.removed:
                 if frame in kept.get(name, ()):
                     where = f"{name[0]}-{name[1]}: {frame} was truncated on broker {replica.broker}"

@@ -1,7 +1,7 @@
 """Points in the work of a broker of a cluster at which a fault may strike, beside those that the store itself names.
 
-``install`` runs in the process of a broker; then ``point isr.written kill`` is a command to it as ``point
-journal.synced kill`` is. Invariant: a point changes nothing by itself.
+``install`` runs in the process of a broker; then it accepts a command ``point isr.written kill`` just as ``point
+journal.synced kill``. Invariant: a point changes nothing by itself.
 """
 
 import functools
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from tests.support.faulty_server import Controls
 
-#: What a broker does again and again, or at each change of a role.
+#: Steps that a broker repeats, or takes at each change of a role.
 AT_WORK: Final = (
     "produce.parsed",
     "produce.claimed",
@@ -38,7 +38,7 @@ AT_WORK: Final = (
     "group.appended",
     "group.before_answer",
 )
-#: Those that another broker's end or return leads to.
+#: Steps that the end or return of another broker causes.
 AT_A_CHANGE: Final = (
     "isr.proposed",
     "isr.written",
@@ -47,7 +47,7 @@ AT_A_CHANGE: Final = (
     "leader.before",
     "leader.after",
 )
-#: Those of a start.
+#: Steps of a start.
 AT_START: Final = (
     "recovery.half",
     "registration.incarnation_on_disk",
@@ -60,14 +60,14 @@ AT_START: Final = (
     "journal.snapshotted",
     "pid.block_allocated",
 )
-#: Those of a topic's end.
+#: Steps of a topic's end.
 AT_ITS_END: Final = ("topic.marked_deleting", "topic.removed", "topic.purge_half")
-#: Those of its controller, which makes and deletes topics.
+#: Steps of the controller, which creates and deletes topics.
 AT_A_TOPIC: Final = ("delta.staged", "topic.created", "election.before_cas", "election.cas_done", *AT_ITS_END)
 
 
 def install(controls: "Controls") -> None:
-    """Before the broker starts."""
+    """Install the points, before the broker starts."""
     from consumer_offsets.coordinator_shard import CoordinatorShard
     from logstore.broker import producing
     from logstore.broker.replicas import Replicas

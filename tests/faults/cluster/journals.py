@@ -1,4 +1,4 @@
-"""What the journals of stopped brokers hold of each partition, frame by frame, read from their disks."""
+"""The frames of each partition in the journals of stopped brokers, read from their disks."""
 
 import hashlib
 import time
@@ -21,7 +21,7 @@ from tests.faults.bench.records import rows_of_table
 
 _Found = tuple[FrameHeader, FrameLocation]
 _DIGEST: Final = 16
-#: No topic of the bench has so many.
+#: No topic of the bench has this many partitions.
 _PARTITIONS_MAX: Final = 16
 
 
@@ -32,7 +32,7 @@ def rows_digest(rows: Sequence[Row] | Sequence[list[object]]) -> str:
 def tell_replicas(
     log_directories: dict[int, Path], topics: dict[UUID, str], sealed: dict[tuple[str, int], int], recorder: Recorder
 ) -> None:
-    """Of all partitions of the topics, as they are on the disks of brokers that do not run."""
+    """Record all partitions of the topics as they are on the disks of brokers that do not run."""
     look = time.monotonic_ns()
     for broker, directory in log_directories.items():
         journal = directory / "journal" / "0"
@@ -53,10 +53,10 @@ def tell_replicas(
 def _partitions(
     directory: Path, topics: dict[UUID, str]
 ) -> dict[tuple[str, int], tuple[list[ReplicaFrame], list[ReplicaFrame]]]:
-    """The frames of each log, and those that were truncated. LogStoreError for a damaged journal.
+    """Return the frames of each log, and the truncated ones. Raises LogStoreError for a damaged journal.
 
-    A log that begins anew at the end of the table has a truncation, and right behind it a snapshot from there: its
-    frames below are in the table, and count as none that was truncated.
+    A log that begins again at the end of the table has a truncation, followed by a snapshot from there: its frames
+    below are in the table, and do not count as truncated.
     """
     kept: dict[tuple[str, int], dict[int, _Found]] = {}
     removed: dict[tuple[str, int], list[_Found]] = {}
@@ -100,7 +100,7 @@ class _Reader:
     def told(self, header: FrameHeader, location: FrameLocation) -> ReplicaFrame:
         start = max(start for start in self._files if start <= location.position)
         payload = self._files[start].read(location.position + HEADER_BYTES, location.length - HEADER_BYTES)
-        # What is the same on all replicas (C15).
+        # These fields are the same on all replicas (C15).
         logical = header._replace(flags=header.flags & ~FrameFlags.RELOCATED)
         text = f"{logical.type.value} {logical.flags.value} {logical[4:]}".encode()
         digest = _digest(text + bytes(payload))
@@ -118,7 +118,7 @@ def _digest(data: bytes) -> str:
 
 
 def topic_facts(data: Path, names: Sequence[str]) -> tuple[dict[UUID, str], dict[tuple[str, int], int]]:
-    """Names by topic id, and how far each partition is sealed, as the tables say."""
+    """Return names by topic id, and the sealed offset of each partition, as the tables have them."""
     from deltalake import DeltaTable
 
     ids: dict[UUID, str] = {}

@@ -1,4 +1,4 @@
-"""Links that can be cut, on an event loop of a thread of its own: for a bench that does not run on a loop itself."""
+"""Links that can be cut, on an event loop in a separate thread, because the bench itself runs on no loop."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ Relay = TypeVar("Relay", bound=TcpRelay)
 
 
 class Links:
-    """Relays; ``close`` ends them all."""
+    """The relays; ``close`` ends them all."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()

@@ -1,8 +1,9 @@
 """Brokers that are broken on purpose, one rule each: functions named in ``LOGSTORE_MUTANT`` that break the process they
 run in. ``EXPOSED_BY`` has the faults that expose each of them.
 
-The rules C1 to C19 are those of the cluster's design. Left out are rules that need an order of steps which processes
-come to once in a blue moon; the model of replication breaks those (``tests/stateful/test_replication_model.py``).
+The rules C1 to C19 are those of the cluster's design. Rules are left out if breaking them shows only after an order of
+steps that processes hardly ever reach; the model of replication breaks those
+(``tests/stateful/test_replication_model.py``).
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +15,9 @@ from tests.faults.bench.mutants import ack_before_fsync, trust_what_stands_besid
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """Kinds of faults, each once a round in some order, ``faults`` in all; and how an anomaly begins, as a pattern."""
+    """Kinds of faults, each once a round in some order, ``faults`` in all; ``told``: a pattern for how an anomaly
+    begins.
+    """
 
     kinds: tuple[str, ...]
     faults: int
@@ -25,7 +28,7 @@ _LOST: Final = "(A1|D1|D3|B4|H3|H4|H6|A3|A4)"
 
 
 def elect_without_an_epoch() -> None:
-    """C1: a new leader goes on in the epoch of the one before."""
+    """C1: a new leader continues in the epoch of its predecessor."""
     from msgspec.structs import replace
 
     from logstore.cluster import reconcile
@@ -34,14 +37,14 @@ def elect_without_an_epoch() -> None:
 
 
 def count_the_leader_alone() -> None:
-    """C3: the high watermark is the leader's end, whoever has that."""
+    """C3: the high watermark is the leader's end, whichever replicas have it."""
     from logstore.log.in_sync_replicas import InSyncReplicas
 
     InSyncReplicas.high_watermark = lambda _, log_end_offset: log_end_offset  # type: ignore[method-assign]
 
 
 def join_wherever_it_is() -> None:
-    """C4: a follower joins the ISR as soon as it has fetched, and is not counted until it has caught up."""
+    """C4: a follower joins the ISR at its first fetch, and is not counted until it has caught up."""
     from logstore.log.in_sync_replicas import InSyncReplicas
 
     def may_join(self: InSyncReplicas, broker: int, *_: int) -> bool:
@@ -59,7 +62,7 @@ def join_wherever_it_is() -> None:
 
 
 def compare_no_positions() -> None:
-    """C7: a follower's position is believed whatever it holds below."""
+    """C7: a follower's position is accepted whatever records it has below."""
     from logstore.log.partition_log import PartitionLog
     from logstore.replication import fetch_session
 
@@ -70,7 +73,7 @@ def compare_no_positions() -> None:
 
 
 def bring_back_what_was_truncated() -> None:
-    """C8: a start passes over truncations."""
+    """C8: a start ignores truncations."""
     from logstore.log.journal_tail import JournalTail
 
     settle = JournalTail.settle
@@ -83,14 +86,14 @@ def bring_back_what_was_truncated() -> None:
 
 
 def tell_the_end_at_once() -> None:
-    """C9: a new leader tells the end that it knows as a follower."""
+    """C9: a new leader shows the end that it knew as a follower."""
     from logstore.log.leadership import Leadership
 
     Leadership.require_settled = lambda _: None  # type: ignore[method-assign]
 
 
 def roll_all_there_is() -> None:
-    """C10: a leader puts records into the table that are on no other replica yet."""
+    """C10: a leader writes records into the table that no other replica has yet."""
     from logstore.log.partition_log import PartitionLog
 
     def rollable_end(self: PartitionLog) -> int:
@@ -100,28 +103,28 @@ def roll_all_there_is() -> None:
 
 
 def stay_in_the_isr() -> None:
-    """C12: a broker with another journal than the one registered last stays in its ISRs."""
+    """C12: a broker stays in its ISRs although its journal is not the one registered last."""
     from logstore.cluster.registration import Registration
 
     Registration._leave = Registration._resign  # type: ignore[method-assign]
 
 
 def acknowledge_with_too_few() -> None:
-    """C13: min.insync.replicas is not looked at."""
+    """C13: min.insync.replicas is ignored."""
     from logstore.log.in_sync_replicas import InSyncReplicas
 
     InSyncReplicas.has_enough = property(lambda _: True)  # type: ignore[assignment, method-assign]
 
 
 def hold_the_lease_for_ever() -> None:
-    """C14: a leader that ZooKeeper does not reach goes on with acks=1."""
+    """C14: a leader that ZooKeeper does not reach continues with acks=1."""
     from logstore.cluster.lease import Lease
 
     Lease.is_held = property(lambda _: True)  # type: ignore[assignment, method-assign]
 
 
 def append_times_of_its_own() -> None:
-    """C15: a follower's headers are not the leader's."""
+    """C15: a follower's headers differ from the leader's."""
     from logstore.journal.frame import Frame
     from logstore.replication import replica_fetcher
 
@@ -156,7 +159,7 @@ def lead_without_producers() -> None:
 
 
 def count_producers_alone() -> None:
-    """C17: each broker gives out ids from its own beginning."""
+    """C17: each broker assigns ids from its own beginning."""
     from logstore.cluster.producer_ids import BLOCK, ProducerIdBlocks
 
     async def untaken(self: ProducerIdBlocks) -> range:
@@ -168,7 +171,7 @@ def count_producers_alone() -> None:
 
 
 def forward_what_is_not_to_be() -> None:
-    """C18: a request goes on to another broker, whatever it says."""
+    """C18: a request is forwarded to another broker, whatever it contains."""
     from ingest_api import guard
     from logstore.broker.context import Forwarding
 
@@ -176,7 +179,7 @@ def forward_what_is_not_to_be() -> None:
 
 
 def start_on_any_disk() -> None:
-    """C19: a broker takes the log directory of another one, or of another cluster."""
+    """C19: a broker accepts the log directory of another broker or another cluster."""
     from dataclasses import replace
     from pathlib import Path
 

@@ -1,9 +1,9 @@
 """Faults of a cluster, one after the other; each ends with all brokers whole again.
 
-A budget: while nothing acknowledged may be lost, one broker at a time loses its disk or part of it, and only out of a
-whole cluster, because ``min.insync.replicas`` is one less than the replicas. All other faults may strike any number of
-brokers: what was acknowledged is durable on those that are down. Within a fault of a broker others may strike that
-broker, another one, or ZooKeeper.
+There is a budget, because no acknowledged record may be lost: one broker at a time loses its disk or part of it, and
+only while the cluster is whole, because ``min.insync.replicas`` is one less than the replicas. All other faults may
+strike any number of brokers: acknowledged records are durable on those that are down. Within a fault of a broker others
+may strike that broker, another one, or ZooKeeper.
 """
 
 import contextlib
@@ -39,9 +39,9 @@ from tests.support.tcp_relay import EVERYBODY, Direction
 
 HEALED_S: Final = 120.0
 HOUR_MS: Final = 3_600_000
-#: How many faults strike within another one.
+#: Numbers of faults that strike within another one; one of them is drawn.
 _WITHIN: Final = (0, 1, 1, 2, 2, 3)
-#: How long each of them lasts, at most.
+#: The longest time that each of them lasts.
 _WITHIN_S: Final = 1.0
 _SESSION_S, _LAG_S = SESSION_MS / 1000, LAG_MS / 1000
 _POINT_S: Final = 6.0
@@ -55,7 +55,7 @@ OF_DISKS: Final = (
     *("fsync_fails", "disk_full", "slow_disk", "slow_follower", "clock"),
     *("old_image", "lost_disk", "kill_all_and_lose_a_disk", "foreign_disk"),
 )
-#: Of the journal alone: ``meta.json`` beside it stays.
+#: Faults of the journal alone: ``meta.json`` beside it stays.
 OF_JOURNALS: Final = ("journal_lost", "journal_older", "journal_repaired", "journal_replaced", "journal_removed")
 OF_ZOOKEEPER: Final = (
     *("cut_from_zookeeper", "one_way_to_zookeeper", "half_open_to_zookeeper", "flapping_to_zookeeper"),
@@ -67,25 +67,25 @@ OF_LINKS: Final = (
 )
 OF_ADMINISTRATION: Final = ("reassign", "elect_leaders")
 KINDS: Final = (*OF_PROCESSES, *OF_DISKS, *OF_JOURNALS, *OF_ZOOKEEPER, *OF_LINKS, *OF_ADMINISTRATION)
-#: They may strike within another fault: the same broker, or any other one.
+#: These may strike within another fault: the same broker, or any other one.
 _ONES_WITHIN: Final = (
     *("kill", "kill", "power_cut", "blink", "blink", "clock", "slow_disk", "session_expired", "zookeeper_killed"),
     *("flapping_to_zookeeper", "one_way_between_brokers", "slow_link", "late_messages", "repeated_messages"),
 )
-#: They lose a disk, or wait for the whole cluster: meanwhile no other broker is struck.
+#: These lose a disk, or wait for the whole cluster: meanwhile no other broker is struck.
 _ALONE: Final = frozenset(
     (
         *("old_image", "lost_disk", "kill_all_and_lose_a_disk", *OF_JOURNALS),
         *("reassign", "rolling_restart", "elect_leaders", "fail_point_at_a_topic"),
     )
 )
-#: Which brokers are down while one has lost its journal, and when that one starts.
+#: The brokers that are down while one has lost its journal, and the turn in which that one starts.
 _ORDERS: Final = ("all, it starts first", "all, it starts last", "all, it starts in any place", "it alone")
 _WITHIN_THESE: Final = ("kill", "blink", "flapping_to_zookeeper", "zookeeper_killed", "session_expired", "clock")
 
 
 class Nemesis:
-    """``topics``: by name, how many replicas each has."""
+    """Strikes faults; ``topics`` have the number of replicas by name."""
 
     def __init__(
         self,
@@ -108,11 +108,11 @@ class Nemesis:
         self.faults: Counter[str] = Counter()
         self.points: Counter[str] = Counter()
         self.broken: list[str] = []
-        #: Looks whether acks=all goes on; set by the run.
+        #: Checks that acks=all continues; the run sets it.
         self.require_progress: Callable[[str], None] = lambda _: None
         clusters = httpx.get(f"{brokers.urls[0]}/v3/clusters", timeout=60).raise_for_status().json()["data"]
         self._cluster = f"/v3/clusters/{clusters[0]['cluster_id']}"
-        #: Kinds that are to strike within the fault that lasts now.
+        #: Kinds that will strike within the current fault.
         self._inside: list[str] = []
         self._is_inside = False
         self._is_alone = False
@@ -121,7 +121,9 @@ class Nemesis:
         self.kinds: dict[str, Callable[[BrokerProcess], None]] = {kind: getattr(self, f"_{kind}") for kind in KINDS}
 
     def strike(self, kind: str, inside: bool = True) -> BrokerProcess:
-        """One fault on a leader, a follower or the controller, and the way back. RuntimeError if it does not heal."""
+        """Strike one fault at a leader, a follower or the controller, and heal it. Raises RuntimeError if it does not
+        heal.
+        """
         victim = self._victim()
         self._one(kind, victim, inside=inside)
         self._heal()
@@ -161,7 +163,10 @@ class Nemesis:
         self._brokers.wait_until_healed(HEALED_S)
 
     def _heal_process(self, broker: BrokerProcess) -> None:
-        """It may come to a point and stand still at any time before. RuntimeError, OSError."""
+        """Resume and start the broker until it accepts commands, because it may stop at a point at any time before.
+
+        Raises RuntimeError or OSError.
+        """
         deadline = time.monotonic() + HEALED_S
         while True:
             broker.resume()
@@ -177,7 +182,7 @@ class Nemesis:
                 return
 
     def _last(self, victim: BrokerProcess, least: float, most: float) -> None:
-        """For some seconds; in the middle others may strike, one after the other."""
+        """Let the fault last for some seconds; in the middle others may strike, one after the other."""
         seconds = self._chance.uniform(least, most)
         if self._is_inside:
             time.sleep(min(seconds, _WITHIN_S))
@@ -194,7 +199,10 @@ class Nemesis:
         time.sleep(seconds / (len(inside) + 1))
 
     def _struck_too(self, kind: str, victim: BrokerProcess, *, alone: bool) -> BrokerProcess | None:
-        """None if none is left that the fault could harm. One that stands still can be killed, but takes no orders."""
+        """Return a broker that the further fault can harm; None if there is none.
+
+        A stopped broker can be killed, but takes no commands.
+        """
         brokers = [victim] if alone else self._brokers.all
         harmed = [one for one in brokers if one.is_running and (kind == "kill" or not _is_dead_or_stopped(one))]
         return self._chance.choice(harmed) if harmed else None
@@ -214,7 +222,7 @@ class Nemesis:
         self._last(victim, 0, 1.5)
 
     def _kill_again_and_again(self, victim: BrokerProcess) -> None:
-        """A broker that comes up and dies at once; the next one may be another."""
+        """Kill a broker as soon as it is up, again and again, and sometimes change to another broker."""
         for _ in range(self._chance.randint(2, 4)):
             victim.kill()
             self._start(victim)
@@ -242,12 +250,12 @@ class Nemesis:
             self._brokers.wait_until_healed(HEALED_S)
 
     def _kill_all(self, victim: BrokerProcess) -> None:
-        """At once; then they come in any order, and some come late."""
+        """Kill all at once; then they start in any order, and some start late."""
         self._brokers.kill()
         self._all_down()
 
     def _kill_all_and_lose_a_disk(self, victim: BrokerProcess) -> None:
-        """All were in sync to the end: the others have what the lost disk had."""
+        """Kill all and lose one disk: all were in sync to the end, so the others have its records."""
         image = self._directory / f"image-{next(self._numbers)}"
         if old := self._chance.random() < 0.5:
             victim.kill()
@@ -261,12 +269,12 @@ class Nemesis:
         if old:
             shutil.copytree(image, victim.log_directory)
             shutil.rmtree(image)
-        self._start(victim)  # alone for a while
+        self._start(victim)  # it runs alone for a while
         time.sleep(self._chance.uniform(0, _SESSION_S))
         self._brokers.start()
 
     def _kill_all_behind_a_slow_follower(self, victim: BrokerProcess) -> None:
-        """A replica that has left the ISR, or comes back into it just now, is no replica in sync."""
+        """Kill all while a replica has left the ISR or is just returning, and so is not in sync."""
         victim.server.control(f"slow journal.fdatasync {_LAG_S + 0.5:.2f}")
         time.sleep(self._chance.uniform(_LAG_S, _LAG_S + 4))
         if self._chance.random() < 0.5:
@@ -275,14 +283,14 @@ class Nemesis:
         self._kill_all(victim)
 
     def _kill_two(self, victim: BrokerProcess) -> None:
-        """Below min.insync.replicas nothing is acknowledged."""
+        """Kill two: below min.insync.replicas nothing is acknowledged."""
         for broker in self._chance.sample(self._brokers.all, 2):
             broker.kill()
         self._inside = []
         self._last(victim, _SESSION_S + 2, _SESSION_S + 4)
 
     def _isolated_then_killed(self, victim: BrokerProcess) -> None:
-        """What only the leader has is not acknowledged, and goes when it comes back."""
+        """Isolate the leader, then kill it: records that it alone has are not acknowledged, and go when it returns."""
         self._links.cut(victim.from_brokers)
         for other in self._others(victim):
             self._links.cut(other.from_brokers, client=victim.number)
@@ -295,14 +303,15 @@ class Nemesis:
         self._last(victim, 0, _SESSION_S + 1.5)
 
     def _power_cut_all(self, victim: BrokerProcess) -> None:
-        """One after the other: tables of a cut machine are looked after by another."""
+        """Cut the power of all, one after the other: another broker maintains the tables of a machine without power."""
         for broker in self._chance.sample(self._brokers.all, len(self._brokers.all)):
             self._cut_power(broker)
         self._all_down()
 
     def _cut_power(self, victim: BrokerProcess) -> None:
-        """Cut the power of one broker, and report the entries of tables that go with it: Delta readers see an entry
-        before it is durable, and another leader then writes another one of that version.
+        """Cut the power of one broker, and record the entries of tables that go with it.
+
+        Delta readers see an entry before it is durable, and another leader then writes another entry of that version.
         """
         topics = [topic.name for topic in self._topics]
         before = table_entries(self._brokers.data, topics)
@@ -311,15 +320,15 @@ class Nemesis:
             self._tell("entry_lost", victim, topic=topic, version=version, left=left)
 
     def _all_down(self) -> None:
-        """Look at the disks, and start all again."""
+        """Read the disks, and start all brokers again."""
         self.tell_replicas()
         for broker in self._chance.sample(self._brokers.all, self._chance.choice([0, 0, 1])):
-            self._start(broker)  # alone for a while
+            self._start(broker)  # it runs alone for a while
             time.sleep(self._chance.uniform(0, _SESSION_S))
         self._brokers.start()
 
     def tell_replicas(self) -> None:
-        """No broker runs."""
+        """Record the replicas, while no broker runs."""
         ids, sealed = topic_facts(self._brokers.data, [topic.name for topic in self._topics])
         directories = {broker.number: broker.log_directory for broker in self._brokers.all}
         tell_replicas(directories, ids, sealed, self._recorder)
@@ -345,8 +354,8 @@ class Nemesis:
         self._reach(victim, next(self._points[AT_A_CHANGE]), self._chance.choice([1, 1, 2]), change)
 
     def _fail_point_at_a_topic(self, victim: BrokerProcess) -> None:
-        """The controller dies while it makes or deletes a topic; whoever follows it does so, too."""
-        # The reader of tables, which would ask why one is gone, does not follow names with a dot.
+        """Kill the controller while it creates or deletes a topic; its successor has to do so as well."""
+        # The reader of tables, which would report a missing one, does not follow names with a dot.
         topic = f"passing.{next(self._numbers)}"
         point = next(self._points[AT_A_TOPIC])
         change = self._delete if point in AT_ITS_END else self._make
@@ -370,7 +379,7 @@ class Nemesis:
             time.sleep(0.3)
 
     def _make(self, topic: str, url: str) -> bool:
-        """Whether it is there now."""
+        """Create the topic; return whether it exists now."""
         with contextlib.suppress(httpx.HTTPError):
             asked = {"topic_name": topic, "partitions_count": 2}
             httpx.post(f"{url}{self._cluster}/topics", json=asked, timeout=10)
@@ -385,14 +394,14 @@ class Nemesis:
         return False
 
     def _delete(self, topic: str, url: str) -> bool:
-        """Whether no broker has it any more."""
+        """Delete the topic; return whether no broker has it any more."""
         with contextlib.suppress(httpx.HTTPError):
             httpx.delete(f"{url}{self._cluster}/topics/{topic}", timeout=10)
             return all(httpx.get(f"{url}/topics/{topic}", timeout=10).status_code == 404 for url in self._brokers.urls)
         return False
 
     def _reach(self, victim: BrokerProcess, point: str, nth: int, change: Callable[[], object]) -> None:
-        """Let the victim die or stand still when it comes to a point the nth time, which ``change`` leads to."""
+        """Let the victim die or stop when it comes to a point the nth time, which ``change`` leads to."""
         how = self._chance.choice(["kill", "kill", "stop"])
         inside, self._inside = self._inside, []
         self._tell("fail_point", victim, point=point, how=how)
@@ -409,7 +418,7 @@ class Nemesis:
         victim.resume()
 
     def _fail_point_at_start(self, victim: BrokerProcess) -> None:
-        """A broker dies while it starts, or takes up its followers' work; perhaps twice."""
+        """Kill a broker while it starts, or resumes its work as a follower; perhaps twice."""
         victim.kill()
         self._last(victim, 0, _SESSION_S + 1)
         for _ in range(self._chance.randint(1, 2)):
@@ -441,7 +450,7 @@ class Nemesis:
         self._last(victim, 1, 4)
 
     def _slow_follower(self, victim: BrokerProcess) -> None:
-        """So slow that it leaves the ISR, and comes back."""
+        """Slow a follower until it leaves the ISR, and let it return."""
         victim.server.control(f"slow journal.fdatasync {_LAG_S + 0.5:.2f}")
         self._last(victim, _LAG_S + 1, _LAG_S + 4)
 
@@ -450,12 +459,12 @@ class Nemesis:
             return
         offset_ms = self._chance.choice([-1, 1]) * HOUR_MS
         self._tell("clock_step", victim, offset_ms=offset_ms)
-        with contextlib.suppress(OSError):  # it may be down or stand still
+        with contextlib.suppress(OSError):  # it may be down or stopped
             victim.server.control(f"clock {offset_ms}", seconds=2)
         self._last(victim, 0.5, 2)
 
     def _old_image(self, victim: BrokerProcess) -> None:
-        """A backup of the disk is put back: records that were acknowledged since are not on it."""
+        """Restore a backup of the disk: it lacks the records that were acknowledged since."""
         image = self._directory / f"image-{next(self._numbers)}"
         self._chance.choice([victim.kill, victim.terminate])()
         victim.keep_image(image)
@@ -477,7 +486,7 @@ class Nemesis:
         self._start(victim)
 
     def _foreign_disk(self, victim: BrokerProcess) -> None:
-        """The directory of another broker, or of a broker of another cluster, is refused."""
+        """Check that the directory of another broker, or of a broker of another cluster, is refused."""
         victim.kill()
         self._last(victim, 0, _SESSION_S + 1)
         victim.kill()
@@ -498,7 +507,7 @@ class Nemesis:
         self._without_its_journal(victim, "journal_lost", lambda: lose(victim.log_directory))
 
     def _journal_older(self, victim: BrokerProcess) -> None:
-        """An image of the journal from earlier is put back. It lacks more than a second, or a start cannot know."""
+        """Restore an earlier image of the journal. It lacks more than a second, because a start cannot notice less."""
         image = self._directory / f"image-{next(self._numbers)}"
         self._chance.choice([victim.kill, victim.terminate])()
         shutil.copytree(journal_of(victim.log_directory), image)
@@ -517,7 +526,9 @@ class Nemesis:
         shutil.rmtree(image)
 
     def _journal_repaired(self, victim: BrokerProcess) -> None:
-        """Damage refuses the start. A repair takes out acknowledged records; it wants all brokers to be down."""
+        """Damage the journal, which prevents the start. A repair removes acknowledged records; it needs all brokers
+        down.
+        """
 
         def repair() -> None:
             lost_journals.damage(victim.log_directory, self._chance)
@@ -534,7 +545,7 @@ class Nemesis:
         self._without_its_journal(victim, "journal_repaired", repair)
 
     def _journal_replaced(self, victim: BrokerProcess) -> None:
-        """The journal of another broker of the cluster, or of a store that nobody knows, in the place of its own."""
+        """Replace the journal by that of another broker of the cluster, or of an unknown store."""
         other = self._chance.choice(self._others(victim))
 
         def replace() -> None:
@@ -546,15 +557,18 @@ class Nemesis:
         self._without_its_journal(victim, "journal_replaced", replace)
 
     def _journal_removed(self, victim: BrokerProcess) -> None:
-        """Under the running broker, which acknowledges nothing from then on, and whose process ends some time later."""
+        """Remove the journal under the running broker, which acknowledges nothing from then on and ends some time
+        later.
+        """
         aside = self._directory / f"image-{next(self._numbers)}"
         lost_journals.move_away(victim.log_directory, aside)
         self._last(victim, 0, _LAG_S)
         self._without_its_journal(victim, "journal_removed", lambda: shutil.rmtree(aside))
 
     def _without_its_journal(self, victim: BrokerProcess, kind: str, change: Callable[[], None]) -> None:
-        """Kill the victim, or all; then ``change`` its journal, and start them in some order. All were in sync to the
-        end, so the others have what it lacks.
+        """Kill the victim, or all; then ``change`` its journal, and start them in some order.
+
+        All were in sync to the end, so the others have the records that it lacks.
         """
         order = next(order for order in self._orders[kind] if kind != "journal_repaired" or order != "it alone")
         self._tell("journal_order", victim, order=order)
@@ -602,7 +616,7 @@ class Nemesis:
         self._last(victim, 0, 2)
 
     def _zookeeper_killed(self, victim: BrokerProcess) -> None:
-        """One server of the ensemble, perhaps its leader."""
+        """Kill one server of the ensemble, perhaps its leader."""
         servers = self._brokers.zookeeper.servers
         server = self._chance.choice([self._brokers.zookeeper.leader, *servers]) or servers[0]
         server.kill()
@@ -610,7 +624,7 @@ class Nemesis:
         self._brokers.start_zookeeper([server])
 
     def _zookeeper_majority_lost(self, victim: BrokerProcess) -> None:
-        """acks=all goes on meanwhile, as long as all replicas are in sync."""
+        """Stop a majority of ZooKeeper: acks=all continues meanwhile, as long as all replicas are in sync."""
         servers = self._brokers.zookeeper.servers
         lost = self._chance.sample(servers, len(servers) // 2 + 1)
         for server in lost:
@@ -631,12 +645,12 @@ class Nemesis:
     # ---- between brokers --------------------------------------------------------------------------------------------
 
     def _cut_from_brokers(self, victim: BrokerProcess) -> None:
-        """The others do not reach it; it reaches them."""
+        """Cut the connections of other brokers to the victim; it still reaches them."""
         self._links.cut(victim.from_brokers)
         self._last(victim, 0.5, _LAG_S + 3)
 
     def _one_way_between_brokers(self, victim: BrokerProcess) -> None:
-        """What the victim sends, or what it is sent, waits; of one other broker or of all."""
+        """Hold back the bytes from the victim, or those to it; between it and one other broker or all."""
         way = frozenset({self._chance.choice(list(Direction))})
         other = self._chance.choice([EVERYBODY, *(broker.number for broker in self._others(victim))])
         self._links.cut(victim.from_brokers, way, other)
@@ -647,14 +661,14 @@ class Nemesis:
         self._last(victim, 0.5, _LAG_S + 3)
 
     def _isolated(self, victim: BrokerProcess) -> None:
-        """From the other brokers, both ways; clients and ZooKeeper reach it."""
+        """Cut the victim from the other brokers, both ways; clients and ZooKeeper reach it."""
         self._links.cut(victim.from_brokers)
         for other in self._others(victim):
             self._links.cut(other.from_brokers, client=victim.number)
         self._last(victim, 0.5, _LAG_S + 4)
 
     def _bridge(self, victim: BrokerProcess) -> None:
-        """Two brokers do not reach each other; a third reaches both."""
+        """Cut two brokers from each other; a third reaches both."""
         other = self._chance.choice(self._others(victim))
         self._links.cut(victim.from_brokers, client=other.number)
         self._links.cut(other.from_brokers, client=victim.number)
@@ -665,7 +679,7 @@ class Nemesis:
         self._last(victim, 1, _LAG_S + 3)
 
     def _late_messages(self, victim: BrokerProcess) -> None:
-        """Bytes that are under way stay so, while both sides go on over new connections; then they arrive."""
+        """Hold back bytes that are under way while both sides continue over new connections; then deliver them."""
         for broker in self._brokers.all:
             self._links.strand(broker.from_brokers)
         self._last(victim, 3, 7)
@@ -680,7 +694,7 @@ class Nemesis:
     # ---- administration ---------------------------------------------------------------------------------------------
 
     def _reassign(self, victim: BrokerProcess) -> None:
-        """Replicas of a partition go elsewhere and come back, while the victim dies."""
+        """Move replicas of a partition to other brokers and back, while the victim dies."""
         topic = self._chance.choice(self._topics)
         partition = self._chance.randrange(topic.partitions)
         before = self._replicas_of(topic.name, partition)
@@ -710,7 +724,7 @@ class Nemesis:
             httpx.put(path, json={"replicas": list(target)}, timeout=10)
 
     def _replicas_of(self, topic: str, partition: int, *, moved: bool = False) -> list[int] | None:
-        """None while no broker answers, or (``moved``) replicas come and go."""
+        """Return the replicas; None while no broker answers, or (``moved``) a reassignment is under way."""
         with contextlib.suppress(RuntimeError):
             for row in self._brokers.partitions():
                 if (row["topic"], row["partition"]) == (topic, partition):
@@ -719,7 +733,7 @@ class Nemesis:
         return None
 
     def _elect_leaders(self, victim: BrokerProcess) -> None:
-        """Leadership goes away from the victim, and back again under load."""
+        """Move leadership away from the victim, and back again under load."""
         if code := victim.terminate():
             self.broken.append(f"SIGTERM ended broker {victim.number} with {code}")
         self._start(victim)
@@ -740,6 +754,6 @@ def _is_dead_or_stopped(broker: BrokerProcess) -> bool:
 
 
 def rounds(chance: random.Random, kinds: Sequence[str]) -> Iterator[str]:
-    """Each kind once a round, in an order of the round's own, without an end."""
+    """Yield each kind once a round, in an order that differs from round to round, without an end."""
     while True:
         yield from chance.sample(list(kinds), len(kinds))

@@ -1,4 +1,4 @@
-"""Requests to each broker that are not sent on: which broker answers, and what, tells who leads by its own account."""
+"""Requests to each broker that are not forwarded: its answers show which broker leads by its own account."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ _NEVER: Final = {"Logstore-Forward": "never"}
 
 
 class Probes(BackgroundLoad):
-    """A thread for each broker: records with acks=1 to ``written``, and end offsets of all topics."""
+    """A thread for each broker: it sends records with acks=1 to ``written``, and asks for end offsets of all topics."""
 
     def __init__(self, brokers: Brokers, recorder: Recorder, topics: list[TopicSpec], written: TopicSpec) -> None:
         self._recorder = recorder

@@ -1,7 +1,7 @@
 """A pulse of the machine: a small write with its fsync, again and again.
 
-Brokers hold leases and sessions by their clocks. While the machine stands still, as a busy disk makes it, a broker may
-rightly say that it no longer leads. Such a time is a ``Stall`` in the history.
+Brokers hold leases and sessions by their clocks. While the machine stalls, as under a busy disk, a broker may rightly
+say that it no longer leads. Such a time is a ``Stall`` in the history.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Tells the history what ZooKeeper says of all topics, read from ZooKeeper itself and not from a broker."""
+"""Records what ZooKeeper holds for all topics, read from ZooKeeper itself and not from a broker."""
 
 import contextlib
 import threading
@@ -22,14 +22,16 @@ _UNREACHABLE: Final = (KazooException, KazooTimeoutError, OSError)
 
 
 class Registrations(BackgroundLoad):
-    """Runs as long as its block. Invariant: a document is told when it was read after a ``sync``, so a later
-    ``seen_until`` proves that it was the newest then.
+    """Records documents as long as its block runs.
+
+    Invariant: a document is recorded when it was read after a ``sync``, so a later ``seen_until`` proves that it was
+    the newest then.
     """
 
     def __init__(self, zookeeper: str, recorder: Recorder) -> None:
         self._zookeeper = zookeeper
         self._recorder = recorder
-        #: By topic: the document's mzxid and content, and when the read that showed it last was begun.
+        #: By topic: the document's mzxid and content, and when the last read that showed it began.
         self._known: dict[str, tuple[int, list[RegisteredPartition], int]] = {}
         self._polling = threading.Lock()
         #: By broker: the epoch of its registration.
@@ -37,7 +39,7 @@ class Registrations(BackgroundLoad):
         super().__init__([self._poll_for_ever])
 
     def in_sync_replicas(self) -> dict[tuple[str, int], list[int]]:
-        """As they were told last."""
+        """Return the in-sync replicas that were recorded last."""
         return {
             (topic, number): isr
             for topic, (_, partitions, _) in list(self._known.items())
@@ -64,7 +66,7 @@ class Registrations(BackgroundLoad):
         self._tell_lost_sessions(client, begun)
         for topic, data, mzxid in _documents(client):
             document = znodes.decode(topic, data, TopicRegistration)
-            if "." in topic:  # it comes and goes, with another id each time
+            if "." in topic:  # the topic is created and deleted again, with another id each time
                 topic = f"{topic} {document.topic_id}"  # noqa: PLW2901
             known = self._known.get(topic)
             if known is not None and known[0] == mzxid:
@@ -77,7 +79,9 @@ class Registrations(BackgroundLoad):
             self._known[topic] = mzxid, partitions, begun
 
     def _tell_lost_sessions(self, client: Any, begun: int) -> None:
-        """A machine that is too busy may stop one broker for longer than its session: a ``Stall``, as for all."""
+        """Record a ``Stall`` of all if a session was lost: a very busy machine may stop one broker for longer than
+        that.
+        """
         found = {}
         for broker in client.get_children(znodes.BROKER_IDS):
             if (status := client.exists(znodes.broker_path(int(broker)))) is not None:

@@ -26,10 +26,10 @@ from tests.faults.cluster.brokers import SESSION_MS
 from tests.faults.cluster.nemesis import KINDS
 
 _ROUND_S = 240
-#: A round without groups whose ZooKeeper is gone for a minute, now and then.
+#: Sometimes ZooKeeper is gone for a minute, in a round without groups.
 _LONG_EVERY, _LONG_S = 6, 60.0
 _OF_FOUR_WITH_KAFKA = 2
-#: Kinds of a round: about as many as it has time for.
+#: The number of kinds in a round, about as many as it has time for.
 _KINDS = 14
 
 
@@ -45,7 +45,7 @@ def main() -> int:
     parser.add_argument("--zookeepers", type=int, default=3, help="servers of the ensemble")
     parser.add_argument("--record", type=Path, help="a file that gets a line for each round")
     given = parser.parse_args()
-    # Whoever ends the run ends its brokers.
+    # A signal that ends the run also ends its brokers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     print(f"seed {given.seed}", flush=True)
     seed, seeds = given.seed, random.Random(given.seed)
@@ -118,7 +118,7 @@ def _record(path: Path, report: Report, load: Load) -> None:
 
 
 def _version() -> str:
-    """The commit that ran; "" outside of a repository."""
+    """Return the commit that ran; "" outside of a repository."""
     asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
 

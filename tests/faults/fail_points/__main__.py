@@ -1,6 +1,7 @@
-"""Every fault at every point of every act, and recovery killed at every point: ``python -m tests.faults.fail_points``.
+"""Strikes every fault at every point of every act, and kills recovery at every point: ``python -m
+tests.faults.fail_points``.
 
-``--only ACT FAULT ...`` repeats one run, as its failure tells. Prints how many faults struck; exits with 1 after a
+``--only ACT FAULT ...`` repeats one run, as its failure reports. Prints how many faults struck; exits with 1 after a
 failure, and when none struck: then nothing was tried.
 """
 
@@ -20,18 +21,18 @@ from tests.faults.fail_points.loop import EACH, FailPointLoop, every_fault
 from tests.faults.fail_points.script import ACTS
 from tests.faults.fail_points.zygote import Zygote
 
-#: A start that is killed late leaves the next one more to do: without an end it would not come to its end.
+#: A start that is killed late leaves the next one more to do: without a bound the run might not end.
 _STARTS_MAX = 150
-#: So many kills of each act are recovered from in all these ways.
+#: This many kills of each act are recovered from in all these ways.
 _IMAGES = 8
 
 
-#: A point and what happens there.
+#: A point and the action there.
 Kind = tuple[str, str]
 
 
 def _runs(loop: FailPointLoop, rng: random.Random, *, jobs: bool) -> list[tuple[Kind, Callable[[], object]]]:
-    """All of them; the first ones see something of everything, for when the time is short."""
+    """Return all runs; the first ones cover some of every kind, in case the time is short."""
     kinds: dict[Kind, list[Callable[[], object]]] = {}
     kinds["jobs", "kill"] = [partial(loop.kill_jobs, STEPS)]
     if jobs:
@@ -72,7 +73,7 @@ def main() -> int:
             return 0
         runs = _runs(loop, rng, jobs=asked.jobs)
         left = {kind for kind, _ in runs}
-        # What leads to the first fault does not count: the acts are played once to learn which points they reach.
+        # The time before the first fault does not count: the acts are played once to learn which points they reach.
         deadline = time.monotonic() + asked.duration
         for kind, run in runs:
             if time.monotonic() > deadline:

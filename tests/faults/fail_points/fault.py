@@ -3,13 +3,13 @@
 A point is a step that the store names (``delta.committed``) or a call on one kind of file (``journal.write_at``). The
 faults of a point:
 
-* ``kill``: the process dies there, of SIGKILL, before the call;
+* ``kill``: SIGKILL ends the process there, before the call;
 * ``power``: the machine dies there, and all unsynced bytes are gone;
-* ``torn``: the process dies in the middle of a write: the beginning is there;
-* ``short``: the beginning of a write is there, then the disk is full;
+* ``torn``: the process dies in the middle of a write, whose beginning is stored;
+* ``short``: the beginning of a write is stored, then the disk is full;
 * ``EIO``, ``ENOSPC``: the call fails and has done nothing. A failed sync has not synced.
 
-``each:1:EIO`` is a fault of every operation at each of its calls in turn, but those that would stop the journal.
+``each:1:EIO`` is a fault of every operation at each of its calls in turn, except those that would stop the journal.
 """
 
 import errno
@@ -21,7 +21,7 @@ from typing import Final, Self
 
 from tests.support.faulty_filesystem import FaultyFileSystem, kill
 
-#: Calls that a full disk fails. A sync can fail so too, but the result is the same as with EIO.
+#: Calls that fail on a full disk. A sync can also fail so, but the result is the same as with EIO.
 _TAKES_SPACE: Final = frozenset({"create", "allocate", "write_at", "make_directory", "rename", "link"})
 _CALLS: Final = _TAKES_SPACE | {
     "open_read",
@@ -38,15 +38,15 @@ _CALLS: Final = _TAKES_SPACE | {
     "sync_directory",
     "unlink",
 }
-#: So many bytes of a torn or short write are there: a frame's header and some of its payload.
+#: This many bytes of a torn or short write are stored: a frame's header and some of its payload.
 _WRITTEN: Final = 300
 
 
 class FailPoints(FaultyFileSystem):
-    """Calls every point ``any``, too: for death at the n-th of all of them.
+    """A file system that also counts every point as ``any``, for death at the n-th of all of them.
 
-    After ``fail_each`` an operation that is tried again and again fails at its first call, then at its second, and so
-    on; whoever tries says so with ``attempt``, and twice each: an attempt may leave the next one less to do.
+    After ``fail_each`` a repeated operation fails at its first call, then at its second, and so on; the caller
+    announces each try with ``attempt``, with each number twice: an attempt may leave the next one less to do.
     """
 
     def __init__(self, root: Path | None = None) -> None:
@@ -56,21 +56,21 @@ class FailPoints(FaultyFileSystem):
 
     @classmethod
     def under(cls, data: Path, faults: "Sequence[Fault]") -> Self:
-        """The disk below ``data``, which is remembered where a power cut needs that."""
+        """Return the disk below ``data``, which is kept for a power cut if one of the faults needs that."""
         return cls(data if any(fault.action == "power" for fault in faults) else None)
 
     def fail_each(self, action: str) -> None:
         self._each = action
 
     def attempt(self, number: int) -> None:
-        """The ``number``-th call from here on fails."""
+        """Let the ``number``-th call from here on fail."""
         self._until_failure = number
 
     def _strike(self, names: set[str]) -> None:
         self.hits["any"] += 1
         for name in names if self._each else ():
             fault = Fault(name, 1, self._each)
-            # A file is written in many small pieces: some of them.
+            # A file is written in many small pieces, of which only some fail.
             often = name == "segment.write_at" and self.hits[name] % 9 != 1
             if self._each in actions_at(name) and not fault.is_final and not often:
                 self._until_failure -= 1
@@ -99,12 +99,12 @@ class Fault:
 
     @property
     def is_final(self) -> bool:
-        """Whether it ends the process, or its journal until a restart, as a lock that cannot be seen does."""
+        """True if it ends the process, or stops its journal until a restart, as a lock that cannot be checked does."""
         stops_journal = self.point.startswith("journal.") or self.point == "lock.stat"
         return self.kills or (stops_journal and self.action == "EIO")
 
     def order(self, filesystem: FailPoints) -> None:
-        """Order the faults from now on: earlier calls do not count."""
+        """Activate the fault from now on: earlier calls do not count."""
         if self.point == "each":
             filesystem.fail_each(self.action)
             return
@@ -127,10 +127,10 @@ class Fault:
 
 
 def actions_at(point: str) -> tuple[str, ...]:
-    """The faults that are possible at a point; none for a name that is no point."""
+    """Return the faults that are possible at a point; none for a name that is no point."""
     _, dot, call = point.rpartition(".")
     if not dot:
-        return ()  # a call on whatever file: it is counted by its kind, too
+        return ()  # a call on any file: it is also counted by its kind
     if call not in _CALLS:
         return ("kill", "power")
     actions = ["kill", "EIO"]
@@ -142,6 +142,6 @@ def actions_at(point: str) -> tuple[str, ...]:
 
 
 def is_named(point: str) -> bool:
-    """Whether a point is a step that the store names."""
+    """Return whether a point is a step that the store names."""
     _, dot, call = point.rpartition(".")
     return bool(dot) and call not in _CALLS

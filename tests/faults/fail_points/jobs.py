@@ -1,6 +1,6 @@
 """Key compaction and vacuum, killed at each of their steps; key compaction by a real Spark, killed while it writes.
 
-The table is then as before the job or as after it; the last record of each key is there in any case (I1). A store
+The table is then as before the job or as after it; in both cases it has the last record of each key (I1). A store
 starts on it, and the next run of the job does the rest.
 """
 
@@ -19,7 +19,7 @@ from tests.faults.fail_points.zygote import ROOT, Zygote
 from tests.support.keyed_topics import KeyedTopic, Record
 from tests.support.table_paths import path_of
 
-#: Spark is killed with all of its processes as soon as a file is begun: no step of the driver is there.
+#: Spark is killed with all of its processes as soon as it begins a file, because the driver has no step there.
 WRITING: Final = "writing"
 VACUUMED: Final = "vacuum.deleted"
 STEPS: Final = (
@@ -39,7 +39,10 @@ _RECORDS: Final = 50
 
 
 def kill_jobs(directory: Path, zygote: Zygote, points: Sequence[str]) -> Iterator[Fault]:
-    """Kill a job at one of ``points`` after another of one topic's life; each fault that struck. AssertionError."""
+    """Kill a job at one of ``points`` after another of one topic's life; yield each fault that struck.
+
+    Raises AssertionError if the table is wrong.
+    """
     config = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": 0, "file_delete_delay_ms": 0}
     topic = KeyedTopic.create(directory / "data", "t", **config)
     for point in points:
@@ -80,7 +83,7 @@ def _files(topic: KeyedTopic) -> set[Path]:
 
 
 def _run(topic: KeyedTopic, name: str, point: str = "") -> int:
-    """The exit code of the job, killed at ``point``."""
+    """Run the job, killed at ``point``; return its exit code."""
     from_outside = point == WRITING
     options = ["--spark-above", "0"] if from_outside else []
     command = [sys.executable, "-m", "tests.support.faulty_server", "job", name, "--topic", topic.name, *options]
@@ -105,7 +108,7 @@ def _run(topic: KeyedTopic, name: str, point: str = "") -> int:
 
 
 def _check_store(directory: Path, zygote: Zygote, records: dict[int, Record]) -> None:
-    """A store on the table says what a Delta reader does."""
+    """Check that a store on the table serves the same records as a Delta reader."""
     ended = zygote.run("recover", directory, faults=["none:1:kill"])
     assert ended.code == 0, ended.said
     found = json.loads((directory / "history.jsonl").read_text().splitlines()[-1])

@@ -1,8 +1,8 @@
 """One run of an act with its faults, in processes that really die, and everything that must hold afterwards.
 
-In a run an act is played, and a fault may end it. The store is started on the remains. With ``recovery`` that start is
-killed at one point after the other, until no point is left. The start that comes through reports its content, and once
-more after new work. Then the model of the history, the store's own report and the Delta tables, read by Polars, have to
+A run plays an act, and a fault may end it. The store is started on the remains. With ``recovery`` that start is killed
+at one point after the other, until no point is left. The start that completes reports its content, and reports it again
+after new work. Then the model of the history, the store's own report and the Delta tables, read by Polars, have to
 agree.
 """
 
@@ -31,11 +31,11 @@ from tests.faults.fail_points.zygote import Zygote
 
 @dataclass(slots=True)
 class Tally:
-    """Counts: the faults of each action at each kind of point; CPU seconds of the children."""
+    """Counts of the faults of each action at each kind of point, and the CPU seconds of the children."""
 
     faults: Counter[tuple[str, str]] = field(default_factory=Counter)
     runs: int = 0
-    #: Runs whose faults did not strike: how often a point is reached depends on when files are freed and rolls begin.
+    #: Runs whose faults did not strike: the visits to a point depend on when files are freed and rolls begin.
     missed: int = 0
     seconds: float = 0.0
 
@@ -54,7 +54,7 @@ class Tally:
 
 
 class FailPointLoop:
-    """Runs on one zygote, in directories below ``directory``; ``tally`` counts."""
+    """Runs acts on one zygote, in directories below ``directory``; ``tally`` counts."""
 
     def __init__(self, zygote: Zygote, directory: Path) -> None:
         self._zygote = zygote
@@ -63,7 +63,7 @@ class FailPointLoop:
         self.tally = Tally()
 
     def hits(self, act: str) -> dict[str, int]:
-        """How often the act reaches each point when nothing happens to it."""
+        """Return how often the act reaches each point without a fault."""
         if act not in self._known:
             with self._run(act, []) as run:
                 self._play(run, [])
@@ -72,7 +72,10 @@ class FailPointLoop:
         return self._known[act]
 
     def run(self, act: str, faults: Sequence[Fault], *, in_recovery: Callable[[Path], None] = lambda _: None) -> bool:
-        """Whether all ``faults`` struck. AssertionError with the command that repeats the run if anything is wrong."""
+        """Run the act; return whether all ``faults`` struck.
+
+        Raises AssertionError with the command that repeats the run if anything is wrong.
+        """
         with self._run(act, faults) as run:
             struck = self._play(run, faults)
             in_recovery(run)
@@ -80,7 +83,7 @@ class FailPointLoop:
             return struck
 
     def kill_recovery(self, act: str, fault: Fault, points: Iterable[int]) -> None:
-        """After a fault kill a start at each of these points, counted from its beginning, until one has fewer."""
+        """Kill a start after a fault at each of these points, counted from its beginning, until it has fewer points."""
 
         def in_recovery(run: Path) -> None:
             for nth in points:
@@ -90,7 +93,7 @@ class FailPointLoop:
         self.run(act, [fault], in_recovery=in_recovery)
 
     def fail_recovery(self, act: str, fault: Fault, choose: Callable[[list[Fault]], list[Fault]]) -> None:
-        """After a fault let starts fail at the calls that are chosen of all that one makes."""
+        """Let starts after a fault fail at calls that ``choose`` selects from all calls of a start."""
 
         def in_recovery(run: Path) -> None:
             image = run.with_name(f"{run.name}-image")
@@ -104,7 +107,7 @@ class FailPointLoop:
         self.run(act, [fault], in_recovery=in_recovery)
 
     def kill_jobs(self, points: Sequence[str]) -> None:
-        """Key compaction and vacuum, at each of ``points``."""
+        """Kill key compaction and vacuum at each of ``points``."""
         with self._run("jobs", []) as run:
             for fault in kill_jobs(run, self._zygote, points):
                 self.tally.add(fault, " in a job")
@@ -140,7 +143,7 @@ class FailPointLoop:
         return len(points) == len(faults)
 
     def _recover_with(self, run: Path, fault: Fault) -> bool:
-        """Start it with a fault; whether that struck."""
+        """Start the run's remains with a fault; return whether it struck."""
         ended = self._zygote.run("recover", run, faults=[str(fault)])
         self.tally.seconds += ended.seconds
         killed = ended.code == -signal.SIGKILL and fault.kills
@@ -165,12 +168,12 @@ class FailPointLoop:
 
 
 def _entries(data: Path) -> dict[Path, str]:
-    """Digests of the Delta log entries."""
+    """Return digests of the Delta log entries."""
     return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in data.glob("topics/*/_delta_log/*.json")}
 
 
 def _check_tables(data: Path, found: dict[str, Any]) -> None:
-    """A reader that is not ours sees the content that the store reported last, and all is sealed (D2, D3, D4)."""
+    """Check that an independent reader sees the content last reported by the store, and all is sealed (D2, D3, D4)."""
     for name, topic in found["topics"].items():
         path = str(data / "topics" / name)
         rows: dict[int, list[tuple[int, str]]] = {partition: [] for partition in range(len(topic["partitions"]))}
@@ -195,7 +198,7 @@ def _hits(run: Path) -> dict[str, int]:
 
 
 def every_fault(hits: dict[str, int]) -> Iterator[Fault]:
-    """All that can happen, each on its own, in a run that reached the points so often."""
+    """Yield each possible fault alone, for a run that reached the points this often."""
     for point, count in sorted(hits.items()):
         for nth in range(1, count + 1):
             for action in actions_at(point):
@@ -203,12 +206,12 @@ def every_fault(hits: dict[str, int]) -> Iterator[Fault]:
 
 
 def named_kills(hits: dict[str, int]) -> list[Fault]:
-    """Death at every named point, every time that it is reached."""
+    """Return deaths at every named point, every time that it is reached."""
     return [fault for fault in every_fault(hits) if is_named(fault.point) and fault.action == "kill"]
 
 
 def named_power_cuts(hits: Mapping[str, dict[str, int]], rng: random.Random) -> list[tuple[str, Fault]]:
-    """One at every named point: in one of the acts that come there, one of the times."""
+    """Return a power cut at every named point: in one of the acts that reach it, at one of the visits."""
     found = []
     for point in sorted({point for reached in hits.values() for point in reached if is_named(point)}):
         act = rng.choice([act for act, reached in hits.items() if point in reached])
@@ -216,12 +219,14 @@ def named_power_cuts(hits: Mapping[str, dict[str, int]], rng: random.Random) -> 
     return found
 
 
-#: Faults that operations which are tried again have to get over.
+#: Faults that an operation must overcome by trying again.
 EACH = tuple(Fault("each", 1, action) for action in ("EIO", "ENOSPC", "short"))
 
 
 def sample_of_final(hits: Mapping[str, dict[str, int]], rng: random.Random) -> list[tuple[str, Fault]]:
-    """For each call of the seam and each final fault at it one act and hit: the first, the last or a random one."""
+    """Return, for each call of the seam and each final fault at it, one act and hit: the first, the last or a random
+    one.
+    """
     places: dict[tuple[str, str], list[tuple[str, Fault]]] = {}
     for act, reached in hits.items():
         for fault in every_fault(reached):

@@ -1,11 +1,11 @@
 """The content that a store may have after a history of operations, some of which were cut short or failed.
 
-One client does one thing after the other (but for requests of ``together``), so that little is ever in doubt. Each
+One client does one thing after the other (except for requests of ``together``), so that little is ever in doubt. Each
 operation is an ``invoke`` and then ``ok`` (done, acknowledged), ``fail`` (not done: the store said so) or ``info``
-(unknown); one that nothing follows is unknown, too. The rules:
+(unknown); an operation without a completion is also unknown. The rules:
 
-* an acknowledged request's records are at their places; one in doubt is there whole, in one piece, or not at all; one
-  that failed is not there; nothing else is there, and nothing twice; offsets have no gaps (A1-A5, B1, B2);
+* an acknowledged request's records are at their places; a request in doubt is stored whole, in one piece, or not at
+  all; a failed one is not stored; nothing else is stored, and nothing twice; offsets have no gaps (A1-A5, B1, B2);
 * a topic, its partitions, its configuration, its log starts and a group's offsets are as the last acknowledged
   operation left them, or as one in doubt after it would: each as a whole (G3).
 """
@@ -21,7 +21,7 @@ Offsets = dict[tuple[str, int], int]
 
 @dataclass(slots=True)
 class Batch:
-    """One request's records of one partition."""
+    """One request's records in one partition."""
 
     values: list[str]
     outcome: str = "info"
@@ -34,14 +34,14 @@ class TopicModel:
     partitions: set[int] = field(default_factory=set)
     configs: dict[str, set[str | None]] = field(default_factory=dict)
     batches: dict[int, list[Batch]] = field(default_factory=dict)
-    #: By partition: what may be the log start.
+    #: The possible log starts, by partition.
     starts: dict[int, set[int]] = field(default_factory=dict)
 
 
 class Model:
     def __init__(self, history: Iterable[Line]) -> None:
         self.topics: dict[str, TopicModel] = {}
-        #: By group: the states that are possible.
+        #: The possible states, by group.
         self.groups: dict[str, list[Offsets]] = {}
         self._before: dict[str, list[Offsets]] = {}
         self.founds = 0
@@ -124,7 +124,10 @@ class Model:
     # ---- what is found ----------------------------------------------------------------------------------------------
 
     def check(self, found: Line) -> None:
-        """AssertionError naming each contradiction. Outcomes that were in doubt are decided from here on."""
+        """Check the content; from here on the outcomes that were in doubt are decided.
+
+        Raises AssertionError that names each contradiction.
+        """
         for name in {*self.topics, *found["topics"]}:
             topic = self._topic(name)
             there = name in found["topics"]
@@ -148,7 +151,7 @@ def without_topic(state: Offsets, name: str) -> Offsets:
 
 
 def _settle(possible: set[Any], phase: str, value: Any) -> None:
-    """A value in doubt becomes possible, an acknowledged one the only one."""
+    """Add a value in doubt to the possible ones, or make an acknowledged one the only one."""
     if phase == "invoke":
         possible.add(value)
     elif phase == "ok":
@@ -191,7 +194,7 @@ def _check_log(name: str, batches: list[Batch], log: Line) -> None:
 
 
 def _base(batch: Batch, found: list[int | None]) -> int:
-    """Where the batch must begin, or -1 if it is nowhere."""
+    """Return where the batch must begin, or -1 if it is nowhere."""
     if batch.outcome == "ok":
         return batch.base_offset
     return next((offset - at for at, offset in enumerate(found) if offset is not None), -1)

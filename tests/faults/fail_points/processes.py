@@ -1,4 +1,4 @@
-"""The tasks of the zygote's children: play an act until a fault ends it, or recover the remains and go on with them."""
+"""The tasks of the zygote's children: play an act until a fault ends it, or recover the remains and continue."""
 
 import asyncio
 import contextlib
@@ -21,16 +21,16 @@ from tests.faults.fail_points.fault import FailPoints, Fault
 from tests.faults.fail_points.script import ACTS, History, Script, StoppedError
 from tests.support.running_broker import read_all
 
-#: So small that a few records go through all that takes days in life.
+#: The size is so small that a few records cause everything that takes days in production.
 _JOURNAL_FILE_BYTES: Final = 8 * 1024
 _CHECKPOINT_INTERVAL: Final = 3
 _JOURNAL_FILES: Final = 1
-#: Work of every few seconds happens when the script says so, however slow the machine is.
+#: Work of every few seconds happens when the script requests it, however slow the machine is.
 _NEVER_S: Final = 3600.0
 
 
 def play(directory: Path, *, act: str, faults: Sequence[str] = ()) -> None:
-    """Play an act; ``hits.json`` tells which points it reached, ``struck.json`` which faults (other than death)."""
+    """Play an act; ``hits.json`` has the points that it reached, ``struck.json`` the faults (other than death)."""
     ordered = [Fault.parse(fault) for fault in faults]
     filesystem = FailPoints.under(directory / "data", ordered)
 
@@ -56,7 +56,7 @@ def play(directory: Path, *, act: str, faults: Sequence[str] = ()) -> None:
 def recover(directory: Path, *, faults: Sequence[str] = ()) -> None:
     """Start a store on the remains, report its content, prove that it works, stop; with ``faults`` only start it.
 
-    Exits with an error if it does not start, unless a fault kept it from that.
+    Exits with an error if it does not start, unless a fault prevented that.
     """
     ordered = [Fault.parse(fault) for fault in faults]
     filesystem = FailPoints.under(directory / "data", ordered)
@@ -83,7 +83,7 @@ def recover(directory: Path, *, faults: Sequence[str] = ()) -> None:
 
 
 async def _work(script: Script) -> None:
-    """Every topic takes records, a group takes offsets, and a topic can be made; the stop rolls all of it."""
+    """Give every topic records and a group offsets, and create a topic; the stop rolls all of it."""
     for topic in script.broker.topics(INTERNAL):
         await script.produce(topic.name, dict.fromkeys(range(len(topic.partitions)), 1))
         if script.groups.groups(INTERNAL):
@@ -92,7 +92,7 @@ async def _work(script: Script) -> None:
 
 
 async def _state(script: Script) -> dict[str, Any]:
-    """The content of the store, as it tells its users."""
+    """Return the content of the store, as users see it."""
     topics = {}
     for topic in script.broker.topics(INTERNAL):
         logs = []

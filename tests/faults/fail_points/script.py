@@ -60,7 +60,7 @@ class StoppedError(Exception):
 
 
 class History:
-    """Lines in a file, written at once: they outlast the process."""
+    """Lines in a file, written at once, so that they outlast the process."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -70,7 +70,7 @@ class History:
 
 
 class Script:
-    """``arm`` begins to count what the faults are ordered for; ``end`` ends the process as it is."""
+    """The operations of an act. ``arm`` begins to count for the faults; ``end`` ends the process as it is."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Script:
 
     @contextlib.asynccontextmanager
     async def store(self):
-        """A running store; one that cannot start because of a fault is started again."""
+        """Yield a running store; start it again if a fault prevented its start."""
         self._settings = settings = Settings(data=self.data, offsets_topic_num_partitions=2)
         self.broker: Broker = await self._insist(lambda: start_broker(settings, filesystem=self._filesystem))
         try:
@@ -148,7 +148,7 @@ class Script:
         )
 
     async def produce(self, name: str, counts: Mapping[int, int], *, value_bytes: int = 20) -> None:
-        """So many records to each of these partitions in one request."""
+        """Send one request with the given number of records for each partition."""
 
         def fields() -> dict[str, Any]:
             parts = {
@@ -166,7 +166,7 @@ class Script:
         await self._do("produce", work, fields)
 
     async def post_records(self, name: str, partition: int, count: int) -> None:
-        """A produce over HTTP, whose answer may be cut."""
+        """Produce over HTTP; the answer may be cut."""
 
         def fields() -> dict[str, Any]:
             return {"topic": name, "parts": {str(partition): [f"{next(self._values)}" for _ in range(count)]}}
@@ -189,7 +189,7 @@ class Script:
 
     @functools.cached_property
     def _app(self) -> FastAPI:
-        """Of the store that runs when it is first needed."""
+        """The application of the store that runs when it is first needed."""
         app = create_app(self._settings, self.broker.authorizer, self.broker.quotas)
         app.open(ApiState(self._settings, self.broker, self.groups))
         return app
@@ -216,7 +216,7 @@ class Script:
         raise (StorageFullError if told["error_code"] == _FULL else StorageError)(told["message"])
 
     async def together(self, *operations: Awaitable[None]) -> None:
-        """Requests of several clients at once: the journal's group commit."""
+        """Send requests of several clients at once, for the journal's group commit."""
         outcomes = await asyncio.gather(*operations, return_exceptions=True)
         for outcome in outcomes:
             if outcome is not None:
@@ -237,18 +237,18 @@ class Script:
         await self._do("roll", lambda: self.broker.roll(INTERNAL, self.topic(name)), topic=name)
 
     async def look_at_table(self, name: str) -> None:
-        """The work of every few seconds: follow the table, write a checkpoint when it is time, clean up."""
+        """Do the table's periodic work: follow the table, write a checkpoint when it is due, clean up."""
         log = self.data / "topics" / name / "_delta_log"
         for entry in log.iterdir():
-            os.utime(entry, (1, 1))  # long expired
+            os.utime(entry, (1, 1))  # it has expired long ago
         await self._do("refresh", lambda: self.broker._roller.refresh(self.topic(name)), topic=name)
 
     async def unpin_journal(self) -> None:
-        """The work of every few seconds: copy the frames that pin an old file forward, and free the file."""
+        """Do the journal's periodic work: copy the frames that pin an old file forward, and free the file."""
         await self._do("unpin", self.broker._schedule._unpin_journal)
 
     async def run_job(self, job: str, name: str) -> None:
-        """A process of its own in life; here its commits and deletions go through the same seam."""
+        """Run a job, which is a separate process in production; its commits and deletions use the same seam here."""
 
         def run() -> None:
             topic = JobTopic(
@@ -306,12 +306,12 @@ class Script:
 
     @property
     def _struck(self) -> int:
-        """How many faults there were."""
+        """The number of faults that struck."""
         return len(self._filesystem.injected)
 
 
 def _nothing_was_done(error: LogStoreError) -> bool:
-    """The store is held to its word."""
+    """Return whether the error promises that nothing was done, to which the store is held."""
     return isinstance(error, StorageFullError) or "nothing was changed" in str(error)
 
 
@@ -319,7 +319,7 @@ def _nothing_was_done(error: LogStoreError) -> bool:
 
 
 async def start_and_stop(script: Script) -> None:
-    """From an empty directory to a topic, a clean stop that rolls, and a start on what it left."""
+    """Go from an empty directory to a topic, a clean stop that rolls, and a start on the result."""
     script.arm()
     async with script.store():
         await script.create("a", 1)
@@ -330,7 +330,7 @@ async def start_and_stop(script: Script) -> None:
 
 
 async def journal(script: Script) -> None:
-    """Group commit, file after file, relocation of pinned frames, a roll of more than one file, which frees them."""
+    """Cover group commit, file after file, relocation of pinned frames, and a roll of several files that frees them."""
     async with script.store():
         await script.create("a", 2)
         await script.create("pin", 1)
@@ -347,9 +347,7 @@ async def journal(script: Script) -> None:
 
 
 async def history(script: Script) -> None:
-    """The table: delete-records inside and beyond what is sealed, a checkpoint, retention, vacuum, a roll of two
-    partitions.
-    """
+    """Cover the table: delete-records inside and beyond the sealed part, a checkpoint, retention, vacuum, and rolls."""
     async with script.store():
         await script.create("a", 2, file_delete_delay_ms="0")
         await script.produce("a", {0: 2, 1: 2})
@@ -366,7 +364,7 @@ async def history(script: Script) -> None:
 
 
 async def topics(script: Script) -> None:
-    """The catalogue: create, alter, grow, delete, make again."""
+    """Cover the catalogue: create, alter, add partitions, delete, create again."""
     async with script.store():
         await script.create("a", 1)
         await script.produce("a", {0: 2})
@@ -382,7 +380,7 @@ async def topics(script: Script) -> None:
 
 
 async def groups(script: Script) -> None:
-    """Group offsets: the first commit makes their topic; several partitions as one; rolled; deleted; made again."""
+    """Cover group offsets: the first commit creates their topic; several partitions as one; rolled; deleted; again."""
     async with script.store():
         await script.create("a", 2)
         await script.produce("a", {0: 5, 1: 5})
@@ -395,7 +393,7 @@ async def groups(script: Script) -> None:
 
 
 async def answers(script: Script) -> None:
-    """The last step of a request: the answer, which goes out in two parts."""
+    """Cover the last step of a request: the answer, which is sent in two parts."""
     async with script.store():
         await script.create("a", 1)
         await script.produce("a", {0: 2})

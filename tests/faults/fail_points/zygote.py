@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 ROOT: Final = Path(__file__).parents[3]
-#: A child that takes longer says where it stands, and ends.
+#: A child that takes longer reports its stack, and ends.
 _HANGS_S: Final = 480
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The end of a child: ``code`` as ``subprocess`` tells it, its stderr, CPU seconds."""
+    """The end of a child: ``code`` as ``subprocess`` gives it, its stderr, CPU seconds."""
 
     code: int
     said: str
@@ -31,7 +31,7 @@ class Ended:
 
 
 class Zygote:
-    """``with Zygote() as zygote: zygote.run("act", directory, ...)``, from one thread at a time."""
+    """The handle: ``with Zygote() as zygote: zygote.run("act", directory, ...)``, from one thread at a time."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -64,7 +64,7 @@ class Zygote:
 
 
 def serve(tasks: dict[str, Callable[..., None]]) -> None:
-    """Fork a child for each order on stdin, until there are no more."""
+    """Fork a child for each request on stdin, until there are no more."""
     # Memory that the children do not touch is not copied.
     gc.freeze()
     gc.disable()
@@ -93,7 +93,7 @@ def _be_child(stderr: Path, task: Callable[..., None], directory: Path, argument
         traceback.print_exc(file=sys.stderr)
     finally:
         sys.stderr.flush()
-        # Nothing of the zygote's is to be cleaned up here.
+        # The zygote has nothing to clean up here.
         os._exit(code)
 
 
