@@ -42,6 +42,7 @@ PLAIN = (
     "tests/install",
     "tests/kafka_clients",
     "tests/spark",
+    "tests/stateful",
     "tests/support",
     "tests/unit",
 )
