@@ -41,6 +41,7 @@ PLAIN = (
     "tests/golden",
     "tests/install",
     "tests/kafka_clients",
+    "tests/simulation",
     "tests/spark",
     "tests/stateful",
     "tests/support",
