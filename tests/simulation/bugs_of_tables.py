@@ -229,7 +229,7 @@ def give_no_new_epoch() -> None:
 
 
 def give_ids_twice() -> None:
-    """Begin again with the first producer id at each start."""
+    """Give out producer ids from the first one again after each start."""
     from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
 
     async def from_one(self: Any) -> int:

@@ -259,7 +259,7 @@ class Nemesis:
         self._history.tell("nemesis", "fault", kind=kind, **fields)
 
     def _ordered(self, kind: str, injected: str) -> Callable[[], None]:
-        """Note a fault that a call will meet in the history. ``injected`` is the start of its name in the disk's list.
+        """Note in the history a fault that a later call will meet. The disk lists it by a text with ``injected``.
 
         The returned function counts the fault if it has struck by then.
         """

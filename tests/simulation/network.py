@@ -361,7 +361,7 @@ class PlayedTransport(asyncio.Transport):
             self.peer._taken(self._feed(chunk))
 
     def _feed(self, chunk: bytes) -> int:
-        """Pass the chunk to the protocol, and return the number of bytes taken; the rest is passed first next time."""
+        """Pass the chunk to the protocol, and return how many bytes it takes; the rest stays first in the inbox."""
         protocol = self._protocol
         if not isinstance(protocol, asyncio.BufferedProtocol):
             assert isinstance(protocol, asyncio.Protocol)

@@ -39,7 +39,7 @@ class NoConnectionError(Exception):
 
 
 class ConnectionLostError(Exception):
-    """The node ended before it answered, so the outcome of the request is open."""
+    """No response came, so the outcome of the request is open."""
 
 
 class PlayedClock:
@@ -94,7 +94,7 @@ class Node:
         self.clock = PlayedClock(loop, rng.uniform(1 - _RATE, 1 + _RATE))
         self.name = directory.name if member is None else str(member.broker_id)
         self.disk = FaultyFileSystem(directory, "" if member is None else self.name)
-        #: The name of its directory among those of brokers.
+        #: The name of its directory below ``brokers``.
         self.broker = "0" if member is None else self.name
         if member is not None:
             own = self.data / "brokers" / self.name

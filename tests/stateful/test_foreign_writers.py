@@ -143,7 +143,7 @@ class Run:
             self.model.served = {o: value for o, value in self.model.served.items() if o >= before_offset}
 
     async def _overwrite_entry(self, then: str | None) -> None:
-        """Overwrite the newest entry if it is a roll or a merge; a log start that no other entry has would be lost."""
+        """Overwrite the newest entry if it is a roll or a merge: another one may be the only one with a log start."""
         version = others.version(self.table)
         entry = entry_path(self.table, version)
         if re.search(r'"logstore.operation": ?"(roll|merge)"', entry.read_text()):
